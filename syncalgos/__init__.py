@@ -1,7 +1,8 @@
 """Pluggable synchronization algorithms for data-parallel training in JAX.
 
-The public names are those of `_public.py`, which the first use of one imports: jax
-takes most of a second to import, and a command line can refuse a flag without it.
+The public names are defined in `_public.py`, which is imported when one of them is
+first used: importing jax takes most of a second, and a command line can refuse a flag
+without it.
 """
 
 from importlib import import_module
@@ -25,7 +26,7 @@ else:
         globals().update(public)
         if name == "mean":
             warn(
-                "syncalgos.mean ends with 0.4: write syncalgos.reducers.mean",
+                "syncalgos.mean will be removed in 0.4: use syncalgos.reducers.mean",
                 DeprecationWarning,
                 stacklevel=2,
             )

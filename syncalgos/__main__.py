@@ -5,13 +5,13 @@ import inspect
 from syncalgos import ALGORITHMS, __version__
 
 CHECKOUT = """\
-The command line lies beside the library, in a checkout of the project:
-  python -m experiments.run --algo bmuf     trains a task by one of them
+The command line is not part of the library; it needs a checkout of the project:
+  python -m experiments.run --algo bmuf     trains a task with one algorithm
   python -m experiments.compare             compares several on the same batches"""
 
 
 def main() -> None:
-    """Prints them, an algorithm a line, and where they can be tried."""
+    """Prints the version, one algorithm per line, and the commands to try them."""
     print(f"syncalgos {__version__}")
     width = max(map(len, ALGORITHMS))
     for name, factory in ALGORITHMS.items():

@@ -1,4 +1,4 @@
-"""The public names, which `syncalgos` imports at the first use of one."""
+"""The public names; `syncalgos` imports this module when one is first used."""
 
 from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers

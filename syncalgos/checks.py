@@ -1,8 +1,8 @@
 """Checks of arguments: an error is one line that says what is possible instead.
 
-Numbers may be traced, as arguments of a program: these pass unchecked. What decides the
-program itself is a Python value, and a traced one is refused. Importing this file
-imports no jax, which the command line need not wait for.
+A number may be traced, as an argument of a compiled program; it then passes unchecked.
+An argument that decides the program itself must be a Python value: a traced one is
+refused. Importing this file does not import jax, so the command line starts quickly.
 """
 
 import difflib
@@ -20,16 +20,16 @@ _Mutual = Literal["ring", "torus", "hypercube", "star", "complete", "erdos_renyi
 _OneWay = Literal["exponential", "static_exponential"]
 
 Topology = Literal[_OneWay, _Mutual] | Any
-"""A graph of workers: its name, or what else `syncalgos.graph` takes from Python."""
+"""A graph of workers: its name, or another form that `syncalgos.graph` takes."""
 
 Symmetric = _Mutual | Any
-"""A graph whose workers hear each other with the same weights."""
+"""A graph with a symmetric matrix of weights."""
 
-MOST_LISTED = 12  # names beside one that is close
+MOST_LISTED = 12  # names to list although a close one is suggested
 
 
 def shown(value: Any) -> str:
-    """Returns the value as an error shows it: its repr, 60 characters of one line."""
+    """Returns the value as errors show it: its repr on one line, 60 characters long."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -38,8 +38,8 @@ def misfit(function: Any, names: Sequence[str]) -> str:
     """Returns why a function cannot be called with these arguments; "" if it can.
 
     Args:
-        function: one that tells no signature, as some builtins, is taken as it is.
-        names: of the arguments, which are positional.
+        function: the function; one without a signature, as some builtins, passes.
+        names: the names of its positional arguments.
     """
     try:
         inspect.signature(function).bind(*names)
@@ -55,11 +55,11 @@ def called_with(label: str, function: Any, names: Sequence[str]) -> None:
 
     Args:
         label: the function's name, for the message.
-        function: what was given.
-        names: of the arguments, which are positional.
+        function: the value that was given.
+        names: the names of its positional arguments.
 
     Raises:
-        ValueError: no function, or one of other arguments.
+        ValueError: it is not a function, or it takes other arguments.
     """
     call = ", ".join(names)
     if not callable(function):
@@ -72,14 +72,14 @@ def called_with(label: str, function: Any, names: Sequence[str]) -> None:
 
 
 def is_traced(value: Any) -> bool:
-    """Whether a value is known only when the program runs, to jax."""
+    """Whether a value is a jax tracer, known only when the program runs."""
     # Without jax nothing is traced.
     jax = sys.modules.get("jax")
     return jax is not None and isinstance(value, jax.core.Tracer)
 
 
 def untraced(label: str, value: Any) -> None:
-    """Raises a ValueError for a traced value, where a program must know it."""
+    """Raises a ValueError for a traced value, where tracing needs its number."""
     if is_traced(value):
         raise ValueError(
             f"{label} decides the program, such as its shapes or steps: it must be a "
@@ -92,19 +92,19 @@ def whole(label: str, value: Any, least: int) -> int:
 
     Args:
         label: the argument's name, for the message.
-        value: anything with `__index__`, but no bool.
-        least: the least value.
+        value: anything with `__index__` except a bool.
+        least: the least value allowed.
 
     Returns:
         The value as an int.
 
     Raises:
-        ValueError: another value than a whole number from `least` to 2³¹ - 1.
+        ValueError: the value is not a whole number from `least` to 2³¹ - 1.
     """
     untraced(label, value)
     try:
         number = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:  # of an array, too, unless it holds one integer
+    except TypeError:  # also for an array, unless it holds one integer
         number = None
     if number is None or number < least:
         raise ValueError(
@@ -133,16 +133,16 @@ def real(
 
     Args:
         label: the argument's name, for the message.
-        value: anything that float takes, but no bool and no string; or a traced scalar.
-        least: the least value; None: no bound.
-        above: the value must be above.
-        below: the value must be below.
+        value: anything that float takes except a bool or a string; or a traced scalar.
+        least: the least value allowed; None: no such bound.
+        above: a bound that the value must exceed; None: no such bound.
+        below: a bound that the value must stay below; None: no such bound.
 
     Returns:
-        The value as a float; a traced one unchecked, weakly typed as a float is.
+        The value as a float. A traced value is not checked, and returned weakly typed.
 
     Raises:
-        ValueError: another value than a finite number inside the bounds.
+        ValueError: the value is not a finite number within the bounds.
     """
     if is_traced(value):
         from syncalgos.dtypes import weak
@@ -175,7 +175,7 @@ def share(label: str, value: Any) -> float:
 
 
 def density(where: str, value: Any) -> float:
-    """Returns a share of the entries that are sent, which decides shapes, as a float.
+    """Returns the share of entries to send as a float; it decides shapes.
 
     Args:
         where: the function that was called, for the message.
@@ -196,7 +196,7 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
         The learning rate as a schedule.
 
     Raises:
-        ValueError: no finite number above 0.
+        ValueError: the value is neither a schedule nor a finite number above 0.
     """
     if callable(value):
         return value
@@ -207,7 +207,7 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
 
 
 def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
-    """Refuses a global batch that workers, and then microbatches, do not divide.
+    """Refuses a global batch that does not divide over workers and microbatches.
 
     Args:
         batch: examples in the global batch.
@@ -215,7 +215,7 @@ def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
         accumulate: microbatches of each worker.
 
     Raises:
-        ValueError: naming all three and two batches that fit.
+        ValueError: it does not divide; the message suggests batches that do.
     """
     unit, use = workers, "a multiple"
     refused = f"global batch of {batch} does not divide over {workers} workers"
@@ -235,14 +235,14 @@ def nearest(name: str, names: Iterable[str]) -> str:
     """Suggests the closest of some names.
 
     Args:
-        name: what the user wrote.
-        names: what is possible.
+        name: the name that the user wrote.
+        names: the possible names.
 
     Returns:
         "; did you mean 'x'?", or "" if no name is close. A name that begins with the
-        written one is close.
+        written one counts as close.
     """
-    # Without dashes, by which alone any two flags would be alike, and in lower case.
+    # Compared in lower case and without the leading dashes that all flags share.
     written = name.casefold().lstrip("-")
     known = {other.casefold().lstrip("-"): other for other in names if other != name}
     close = difflib.get_close_matches(written, known, n=1, cutoff=0.66)
@@ -255,8 +255,8 @@ def one_of(kind: str, name: str, names: Iterable[str]) -> str:
     """Returns `name` if it is one of `names`.
 
     Raises:
-        ValueError: another name; it suggests the closest, and lists names that are few,
-            or of which none is close.
+        ValueError: another name. The message suggests the closest one, and lists the
+            names if they are few or none is close.
     """
     names = list(names)
     if name not in names:
@@ -273,15 +273,15 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
 
     Args:
         what: the argument's name, for the message.
-        tree: labels, a tree like params or one for whole subtrees; or params -> such a
-            tree.
+        tree: a tree of labels like params, in which one label may stand for a whole
+            subtree; or a function, params -> such a tree.
         params: the model.
 
     Returns:
         The labels, in the order of the leaves of params.
 
     Raises:
-        ValueError: a tree of another form.
+        ValueError: the tree has another structure.
     """
     import jax
 
@@ -294,16 +294,16 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
 
 
 def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
-    """Names the first node by which the structures of two trees differ.
+    """Names the first node at which the structures of two trees differ.
 
     Args:
         what: the name of `after`, for the message.
-        before: the tree as it should be.
-        after: the tree as it is.
+        before: the expected tree.
+        after: the tree to compare with it.
         prefix: whether a leaf of `after` may stand for a whole subtree.
 
     Returns:
-        Such as "buffers['dropout'] is missing"; "" where the structures are the same.
+        A text such as "buffers['dropout'] is missing"; "" if the structures agree.
     """
     import jax
 
@@ -329,7 +329,7 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
     for path in now:
         if path not in was:
             return f"{what}{jax.tree_util.keystr(path)} is new"
-    # What a node holds beside its leaves, such as a module's settings: the innermost.
+    # Static fields of a node, such as a module's settings; the innermost node first.
     for path, node in reversed(() if prefix else was.items()):
         if jax.tree.structure(node) != jax.tree.structure(now[path]):
             name = what + jax.tree_util.keystr(path)
@@ -338,7 +338,7 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
 
 
 def _nodes(tree: Any) -> dict[tuple[Any, ...], Any]:
-    """Returns all nodes of a tree by their paths, the outer before the inner."""
+    """Returns all nodes of a tree by their paths, outer nodes before inner ones."""
     import jax
 
     found: dict[tuple[Any, ...], Any] = {}

@@ -12,8 +12,8 @@ PyTree = Any
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """Returns the dtype to accumulate values of this one in: at least float32."""
-    # jax promotes 8-bit floats to none else.
+    """Returns the dtype in which to accumulate values of a dtype: at least float32."""
+    # jax does not promote 8-bit floats to any other dtype.
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
         return jnp.dtype(jnp.float32)
     return jnp.promote_types(dtype, jnp.float32)
@@ -23,9 +23,9 @@ def widen(tree: PyTree) -> PyTree:
     """Casts floats to at least float32, for anchors, velocities and residuals.
 
     Args:
-        tree: arrays; leaves that are no floats are kept.
+        tree: arrays; leaves that are not floats are kept.
     """
-    # Steps of a bfloat16 model below its 8 bits would be lost in bfloat16 state.
+    # bfloat16 state would lose steps that are smaller than its precision of 8 bits.
     return on_floats(lambda xs: [x.astype(wide_dtype(x.dtype)) for x in xs], tree)
 
 
@@ -47,10 +47,10 @@ def narrow(tree: PyTree, like: PyTree) -> PyTree:
 def on_floats(
     change: Callable[[list[jax.Array]], Sequence[jax.Array]], tree: PyTree
 ) -> PyTree:
-    """Changes the leaves of a tree that are floats, all at once, and keeps the others.
+    """Changes all float leaves of a tree in one call, and keeps the other leaves.
 
     Args:
-        change: leaves -> as many new ones.
+        change: a list of leaves -> a list of as many new leaves.
         tree: arrays.
     """
     leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
@@ -59,21 +59,21 @@ def on_floats(
 
 
 def weak(label: str, number: Any) -> Any:
-    """Returns a traced number as a weakly typed one: like a float, it widens no array.
+    """Makes a traced number weakly typed: like a Python float, it widens no array.
 
     Args:
         label: its name, for the message.
         number: a real scalar.
 
     Raises:
-        ValueError: another array.
+        ValueError: it is not a real scalar.
     """
     kind = jax.typeof(number)
     is_real = any(jnp.issubdtype(kind.dtype, x) for x in (jnp.floating, jnp.integer))
     if kind.shape or not is_real:
         raise ValueError(f"{label} must be a number, got {kind.str_short()}")
-    # What is set takes the place's type, and a Python number's is weak. XLA sees that
-    # nothing is left to do.
+    # A value that is set takes the type of its place, which is weak for a Python
+    # number. XLA removes the operation.
     return jnp.asarray(0.0).at[()].set(number)
 
 
@@ -87,7 +87,7 @@ def weak_floats(tree: PyTree) -> PyTree:
 
 
 def rounded(number: Any, least: int) -> Any:
-    """The nearest whole number, at least `least`: a Python one of a Python number."""
+    """The nearest whole number, at least `least`; a Python int for a Python number."""
     if isinstance(number, int | float):
         return max(least, round(number))
     return jnp.maximum(least, jnp.round(number).astype(jnp.int32))
@@ -99,7 +99,7 @@ def norm(tree: PyTree) -> jax.Array:
 
 
 def root(x: jax.Array) -> jax.Array:
-    """The square root, whose gradient at 0 is 0: the true one, infinity, makes NaN."""
+    """The square root, with gradient 0 at 0: the true one, infinity, leads to NaN."""
     return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
@@ -109,19 +109,19 @@ def select(condition: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 
 def if_finite(combined: PyTree, new: PyTree, old: PyTree) -> PyTree:
-    """Returns the new state, or the old one if what was combined is not finite.
+    """Returns the new state, or the old one if the combined arrays are not finite.
 
     Args:
-        combined: arrays that are the same on all workers, which thus decide alike.
-        new: the state after them.
+        combined: arrays that are the same on all workers, so that all decide alike.
+        new: the state after the arrays were applied.
         old: the state before, of the same structure.
     """
-    # Else one batch with a NaN would stay in a residual for good.
+    # Otherwise a NaN from one batch would stay in a residual for good.
     leaves = [x for x in jax.tree.leaves(combined) if _is_float(x)]
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves] or [True]))
     return select(finite, new, old)
 
 
 def _is_float(x: Any) -> bool:
-    """Whether a leaf holds floats, as counts and keys do not."""
+    """Whether a leaf holds floats; counts and keys do not."""
     return jnp.issubdtype(jnp.result_type(x), jnp.inexact)

@@ -1,4 +1,4 @@
-"""Calls as of 0.2: they work until 0.4, with a warning that shows the new call."""
+"""Support for the calls of 0.2: until 0.4 they work, and warn with the new call."""
 
 import functools
 import inspect
@@ -18,15 +18,15 @@ def accepts_former(
     changed: Callable[[Arguments], Arguments] | None = None,
     swaps: bool = False,
 ) -> Callable[[Function], Function]:
-    """Lets a function be called as in 0.2 as well, as a decorator.
+    """Makes a decorator that lets a function be called as in 0.2, too.
 
-    Its signature stays that of the new call, for type checkers too.
+    The function's signature stays that of the new call, for type checkers too.
 
     Args:
-        order: the names of the positional arguments in 0.2; today's by default.
-        renamed: names in 0.2 -> names of today.
-        changed: arguments by name, some of 0.2 -> those of today.
-        swaps: whether a Strategy in the second place shows a call of 0.2.
+        order: the names of the positional arguments in 0.2; default: today's.
+        renamed: names in 0.2 -> today's names.
+        changed: arguments by name, some from 0.2 -> today's arguments.
+        swaps: whether a Strategy as the second argument shows a call of 0.2.
     """
 
     def decorate(function: Function) -> Function:
@@ -44,33 +44,33 @@ def accepts_former(
             given = {(renamed or {}).get(k, k): v for k, v in (given | kwargs).items()}
             given = changed(given) if changed else given
             if not given.keys() <= today.keys():
-                return function(*args, **kwargs)  # which says what is wrong
+                return function(*args, **kwargs)  # its error says what is wrong
             made = function(**given)
             shown = [_shown(given.pop(n), n) for n in placed if n in given]
             shown += [f"{name}={_shown(x, name)}" for name, x in given.items()]
             name = function.__qualname__.removesuffix(".__init__")
             call = f"{name}({', '.join(x for x in shown if x != 'self')})"
             warnings.warn(
-                f"{name} is called as in syncalgos 0.2, which ends with 0.4: write "
-                f"{call}",
+                f"{name} is called as in syncalgos 0.2; this stops working in 0.4: "
+                f"write {call}",
                 DeprecationWarning,
                 stacklevel=2,
             )
             return made
 
-        return called  # type: ignore[return-value]  # the same, to those who call it
+        return called  # type: ignore[return-value]  # the same type for its callers
 
     return decorate
 
 
 def _is_second(args: tuple[Any, ...]) -> bool:
-    """Whether a Strategy comes second, behind what it is combined with."""
+    """Whether the second argument is a Strategy and the first one is not."""
     kinds = [isinstance(x, Strategy) for x in args[:2]]
     return kinds == [False, True]
 
 
 def axis_of_member(given: Arguments) -> Arguments:
-    """Declares an axis on the strategy that a combinator is given, as its own."""
+    """Moves the argument `axis` of a combinator into the strategy it was given."""
     axis, strategy = given.pop("axis", None), given.get("strategy")
     if axis is not None and isinstance(strategy, Strategy):
         given["strategy"] = strategy._replace(axis=axis)
@@ -78,7 +78,7 @@ def axis_of_member(given: Arguments) -> Arguments:
 
 
 def _shown(value: Any, name: str) -> str:
-    """Returns a short value as it is written, and any other by its name."""
+    """Returns a short value as Python writes it, and any other as its name."""
     if name == "placement":
         fields = value._asdict().items()
         parts = [f"{k}={_shown(x, k)}" for k, x in fields if x is not None]

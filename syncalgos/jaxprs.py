@@ -1,4 +1,4 @@
-"""Walks through jaxprs, of which nothing is computed."""
+"""Walks through jaxprs without computing anything."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,13 +7,13 @@ from jax.extend import core
 
 
 def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations of a jaxpr and of those in it."""
+    """Yields all equations of a jaxpr, and those of the jaxprs inside it."""
     for equation in jaxpr.eqns:
         yield from within(equation)
 
 
 def within(equation: Any) -> Iterator[Any]:
-    """An equation, and after it those of the jaxprs that it holds."""
+    """Yields an equation, then the equations of the jaxprs inside it."""
     yield equation
     for inner in core.jaxprs_in_params(equation.params):
         yield from equations(inner)

@@ -11,7 +11,7 @@ from syncalgos.collectives import Axis, PyTree
 
 
 def common_key(seed: int, step: Any) -> jax.Array:
-    """Returns the key of a step's draws on which all workers agree.
+    """Returns the key for a step's draws that are the same on all workers.
 
     Args:
         seed: at least 0.
@@ -21,7 +21,7 @@ def common_key(seed: int, step: Any) -> jax.Array:
 
 
 def own_key(seed: int, step: Any, axis: Axis) -> jax.Array:
-    """Returns the key of a step's draws of this worker alone.
+    """Returns the key for a step's draws that differ between workers.
 
     Args:
         seed: at least 0.
@@ -39,21 +39,21 @@ def own_keys(tree: PyTree, worker: Any) -> PyTree:
         worker: the worker's number, from 0.
 
     Raises:
-        ValueError: a leaf that looks like an untyped key; it names the leaf.
+        ValueError: a leaf looks like an untyped key; the message names it.
     """
-    # A module that holds its random state, as those of flax.nnx do, would else give all
+    # Otherwise a module that holds its random state, as in flax.nnx, would give all
     # workers the same dropout masks.
     untyped = jax.eval_shape(jax.random.PRNGKey, 0)
 
     def leaf(path, x):
         name = jax.tree_util.keystr(path)
         is_like = x.dtype == untyped.dtype and x.shape == untyped.shape
-        # Modules of flax.nnx that are stacked count their draws in such arrays.
+        # Stacked modules of flax.nnx count their draws in arrays of this form.
         if is_like and "count" not in name:
             raise ValueError(
-                f"buffers{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey, by "
-                "which all workers would draw the same: give a typed key by "
-                "jax.random.wrap_key_data (what is no key: as int32)"
+                f"buffers{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: all "
+                "workers would draw the same numbers; make a typed key of it by "
+                "jax.random.wrap_key_data, or int32 if it is not a key"
             )
         if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             return x
@@ -64,14 +64,14 @@ def own_keys(tree: PyTree, worker: Any) -> PyTree:
 
 
 def uniform(key: jax.Array, count: int) -> jax.Array:
-    """Returns `jax.random.uniform(key, (count,))`, the same bits; on CPUs sooner.
+    """Returns the bits of `jax.random.uniform(key, (count,))`, faster on CPUs.
 
     Args:
         key: a typed key.
         count: how many numbers, in [0, 1).
     """
-    # jax's own rounds are a loop on CPUs, each pass of which reads and writes all
-    # words: of 1.2 million numbers it takes 3.5 ms, all rounds in one pass 1.0.
+    # On CPUs jax computes the rounds in a loop, and each pass reads and writes all
+    # words: 1.2 million numbers take 3.5 ms. All rounds in one pass take 1.0 ms.
     usual = jax.random.key_impl(key) == "threefry2x32" and count < 2**32
     usual = usual and jax.config.jax_threefry_partitionable  # pyright: ignore
     if (
@@ -85,7 +85,7 @@ def uniform(key: jax.Array, count: int) -> jax.Array:
 
 
 def _threefry(key: jax.Array, count: int) -> jax.Array:
-    """Returns a key's random words: those of Threefry-2x32 at 0, 1, … made one.
+    """Returns a key's random words: both words of Threefry-2x32 at 0, 1, … xor-ed.
 
     Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
     """

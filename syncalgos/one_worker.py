@@ -1,4 +1,4 @@
-"""The outer loop of a strategy for a single worker, as an optimizer of optax."""
+"""The outer loop of a strategy for a single worker, as an optax optimizer."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,8 +26,8 @@ class OptimizerState(NamedTuple):
     """State of `as_optimizer`.
 
     Attributes:
-        inner: the inner optimizer's.
-        sync: the strategy's.
+        inner: the inner optimizer's state.
+        sync: the strategy's state.
         step: the local step, an int32 scalar.
     """
 
@@ -42,30 +42,32 @@ def as_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the outer loop of a strategy an optimizer, for training without workers.
 
-    A single worker has nobody to agree with, and yet an outer step along its own
-    displacement may help: Nesterov momentum every few steps of a fast inner optimizer
-    (`diloco`), or an average of its path (`lookahead`). So any loop with an optimizer
-    of optax can have it:
+    A single worker has nobody to agree with, but an outer step along its own
+    displacement may still help: Nesterov momentum every few steps of a fast inner
+    optimizer (`diloco`), or an average of its path (`lookahead`). Any loop with an
+    optax optimizer can use it:
 
         optimizer = as_optimizer(syncalgos.diloco(period=30), optax.adamw(1e-3))
 
-    An update is reduce, the inner step and sync. In a loop that averages gradients over
-    devices by itself, every device takes the same outer step, and nothing more is sent.
+    An update calls reduce, takes the inner step and calls sync. In a loop that averages
+    gradients over devices by itself, every device takes the same outer step, and
+    nothing more is sent.
 
     Args:
-        strategy: what a worker does; it sees one worker along its axis.
+        strategy: the strategy, which sees one worker along its axis.
         inner: the inner optimizer; it gets the update's extra arguments. A strategy
-            that `sees_loss` sees the one that is named `value`.
+            that `sees_loss` gets its loss from the extra argument `value`.
 
     Returns:
-        A GradientTransformation that needs params. State: the inner optimizer's, the
-        strategy's, and the local step. After a sync of diloco, slowmo, lookahead or
-        classical bmuf params are the center, the model to evaluate; between syncs they
-        are the worker's own. `center_of` returns it at any step, for any strategy.
+        A GradientTransformation that needs params. Its state holds the states of the
+        inner optimizer and the strategy, and the local step. After a sync of diloco,
+        slowmo, lookahead or classical bmuf, params are the center, the model to
+        evaluate; between syncs they are the worker's own. `center_of` returns the
+        center at any step, for any strategy.
 
     Raises:
-        ValueError: no Strategy, no optimizer, params that cannot be trained, or an
-            update without params.
+        ValueError: an argument that is not a Strategy or not an optimizer, params that
+            cannot be trained, or an update without params.
 
     Example:
         >>> import jax
@@ -98,10 +100,10 @@ def as_optimizer(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, OptimizerState]:
         if params is None:
-            raise ValueError("as_optimizer: say update(grads, state, params)")
+            raise ValueError("as_optimizer: call update(grads, state, params)")
         if strategy.sees_loss and "value" not in extra:
             raise ValueError(
-                "as_optimizer: this strategy sees the loss: say update(grads, state, "
+                "as_optimizer: this strategy needs the loss: call update(grads, state, "
                 "params, value=loss)"
             )
 
@@ -126,15 +128,16 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
     """Returns the center, the model to evaluate, of a loop with `as_optimizer`.
 
     Args:
-        strategy: the one that `as_optimizer` was given.
-        state: the optimizer's, also one of `optax.chain` around it.
-        params: those that the loop trains.
+        strategy: the strategy that `as_optimizer` was given.
+        state: the optimizer's state; `optax.chain` may be around the optimizer.
+        params: the params that the loop trains.
 
     Returns:
         A model, shaped like params.
 
     Raises:
-        ValueError: no Strategy, or a state without that of one `as_optimizer`.
+        ValueError: `strategy` is not a Strategy, or the state does not hold the state
+            of exactly one `as_optimizer`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -157,14 +160,14 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
     own = [x for x in jax.tree.leaves(state, is_leaf=is_own) if is_own(x)]
     if len(own) != 1:
         raise ValueError(
-            "center_of: state must hold that of one as_optimizer, got that of "
-            f"{len(own)}"
+            "center_of: state must hold the state of one as_optimizer, got the states "
+            f"of {len(own)}"
         )
     return alone(lambda: strategy.center(params, own[0].sync), axis_of(strategy))
 
 
 def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
-    """Returns the function's result where one worker lies along the axis."""
+    """Returns the function's result with a single worker along the axis."""
     for name in (axis,) if isinstance(axis, str) else axis:
         function = _along(name, function)
     return function()
@@ -174,7 +177,7 @@ def _along(name: str, function: Callable[[], PyTree]) -> Callable[[], PyTree]:
     """Returns the function with an axis of size 1 mapped around it."""
 
     def mapped() -> PyTree:
-        # What is closed over is not batched, and a sync's lax.cond stays one.
+        # Closed-over values are not batched, so that a sync's lax.cond stays one.
         found = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
         return jax.tree.map(lambda x: x[0], found)
 

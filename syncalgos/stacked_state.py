@@ -1,4 +1,4 @@
-"""Strategies for loops whose replicas are stacked along an axis of a mesh."""
+"""Strategies for loops that stack their replicas along an axis of a mesh."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,35 +28,39 @@ class Reduced(NamedTuple):
 
 
 def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
-    """The strategy for a loop that stacks its replicas: (workers, …) in every leaf.
+    """Makes a strategy for a loop that stacks its replicas: (workers, …) in each leaf.
 
-    Frameworks that train several replicas in one program hold params, optimizer state
-    and batches with a first axis of workers, which is an axis of their mesh. Their step
-    goes on as it is, mapped by them; the four functions returned here are called on the
-    stacked arrays, between and after its parts:
+    Some frameworks train several replicas in one program. Their params, optimizer state
+    and batches have a first axis of workers, which is an axis of their mesh. The
+    framework keeps its own mapped step, and calls the functions of the returned
+    strategy on the stacked arrays, before and after the optimizer's step:
 
         grads, state = strategy.reduce(grads, replica, state, step)
         …                                         the optimizer's step
         replica, state = strategy.sync(replica, state, step)
 
     Args:
-        strategy: any whose axis is one name, such as diloco(axis="diloco"); with a mesh
-            the axis of the workers, of which each position holds one.
-        mesh: that of the arrays: each worker sends to its peers as under `DataParallel`
-            (jax.shard_map over the axis alone, so that XLA goes on to cut each replica
-            over the other axes). None maps by jax.vmap: on one device, or over sharded
-            arrays, where XLA turns what is sent to a single peer into an all-gather.
+        strategy: any strategy with a single axis name, such as diloco(axis="diloco").
+            With a mesh, it must be the mesh axis of the workers; each position along it
+            holds one worker.
+        mesh: the mesh of the arrays. Each worker then sends to its peers as under
+            `DataParallel`: jax.shard_map maps this axis alone, and XLA still shards
+            each replica over the other axes. None: jax.vmap maps the workers, on one
+            device or over sharded arrays, where XLA turns a message to a single peer
+            into an all-gather.
 
     Returns:
-        A Strategy of stacked arrays. Its init copies what it keeps of params, cut as
-        they are, and is called on arrays, not while jax traces; params and state may
-        then be donated both. Its center is one plain model; where only some workers
-        take part in a round, take it at the end of one. buffers stay each worker's own.
+        A Strategy of stacked arrays. Its init copies what it keeps of params, with
+        their sharding. Call it on arrays, not while jax traces; params and state may
+        then both be donated. Its center is one plain model; if only some workers take
+        part in a round, ask for it at the end of a round. Each worker keeps its own
+        buffers.
 
     Raises:
-        ValueError: no Strategy, several axes, another number of workers than the mesh
-            has, a sync without the reduce of a strategy that changes gradients, or no
-            loss, (workers,), in a replica for one that `sees_loss`.
+        ValueError: the argument is not a Strategy or has several axes; the arrays hold
+            another number of workers than the mesh; sync is called without reduce
+            although the strategy changes gradients; or a strategy `sees_loss` and the
+            replica holds no losses, (workers,).
 
     Example:
         >>> import jax
@@ -74,8 +78,8 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     axis = axis_of(strategy)
     if not isinstance(axis, str):
         raise ValueError(
-            f"stacked: the workers lie along one axis: give it to the algorithm, "
-            f'axis="diloco" for example (axis is {axis})'
+            f"stacked: the workers must lie along one axis: give the algorithm its "
+            f'name, such as axis="diloco" (axis is {axis})'
         )
     if mesh is not None:
         checks.one_of("stacked: axis of the strategy", axis, mesh.axis_names)
@@ -97,7 +101,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         return apply_sync(strategy, replica, state, step)
 
     def common(own, _):
-        # As the engine does: workers' centers differ in a phase that waits.
+        # As in the engine: workers' centers differ in a phase that is not active.
         return collectives.agreed(strategy.center(*own), axis)
 
     each_made, each_reduced, each_synced = (
@@ -114,7 +118,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         grads: PyTree, replica: Replica, state: PyTree, step: Any
     ) -> tuple[PyTree, PyTree]:
         if isinstance(state, Reduced):
-            raise ValueError("stacked: reduce is called once in a step, before sync")
+            raise ValueError("stacked: call reduce only once in a step, before sync")
         if not reduces(strategy):
             return grads, state
         grads, state = each_reduced((grads, seen(replica), state), step)
@@ -124,7 +128,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         if reduces(strategy) != isinstance(state, Reduced):
             raise ValueError(
                 "stacked: this strategy changes gradients: call reduce(grads, replica, "
-                "state, step) before the optimizer's step, sync with its state after it"
+                "state, step) before the optimizer's step, sync with that state after"
             )
         state = state.state if isinstance(state, Reduced) else state
         replica, state = each_synced((seen(replica), state), step)
@@ -133,8 +137,8 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     def seen(replica: Replica) -> Replica:
         if strategy.sees_loss and isinstance(replica.loss, tuple):
             raise ValueError(
-                "stacked: this strategy sees the loss: replica._replace(loss=losses), "
-                "one of each worker"
+                "stacked: this strategy sees the loss: pass "
+                "replica._replace(loss=losses), with one loss for each worker"
             )
         return seeing(strategy, replica, replica.loss)
 
@@ -152,7 +156,7 @@ def _mapped(
 ) -> Callable[[Any, Any], PyTree]:
     """Maps one worker's (own, step) -> result over stacked arrays.
 
-    A common result is the same of all workers, and returned once.
+    A common result is the same for all workers, and returned once.
     """
     if mesh is None:
         along: Any = {"axis_name": axis, "spmd_axis_name": axis}
@@ -168,8 +172,8 @@ def _mapped(
         for path, x in leaves:
             if np.shape(x)[:1] != (workers,):
                 raise ValueError(
-                    f"stacked: there are {workers} workers along {axis!r}, and "
-                    f"{jax.tree_util.keystr(path)} is of shape {np.shape(x)}"
+                    f"stacked: there are {workers} workers along {axis!r}, but "
+                    f"{jax.tree_util.keystr(path)} has shape {np.shape(x)}"
                 )
         return program(own, step)
 
@@ -197,9 +201,10 @@ def _over(
 
 
 def _lying_as(params: PyTree, state: PyTree, mesh: Mesh | None, axis: str) -> PyTree:
-    """The shardings of a state: a leaf lies as that of params whose path it ends in.
+    """The shardings of a state: a leaf that belongs to a leaf of params has the same.
 
-    Left to itself XLA would put zeros, such as a momentum's, whole on each device.
+    Its path in the state ends in the path of the leaf of params. Without these
+    shardings XLA would put zeros, such as a momentum, whole on each device.
     """
     like = jax.tree_util.tree_leaves_with_path(params)
     like.sort(key=lambda leaf: -len(leaf[0]))  # one path may end in another

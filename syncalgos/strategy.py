@@ -1,4 +1,4 @@
-"""The interface: a strategy is four pure functions, and what they must return.
+"""The interface: a strategy is four pure functions, whose results are checked here.
 
 The functions run inside a mapped function (pmap, shard_map, vmap). Each sees one
 worker's view and communicates only through collectives over named axes.
@@ -46,20 +46,20 @@ class Replica(NamedTuple):
     if not TYPE_CHECKING:
 
         def __getitem__(self, place):
-            """Says where the params are, for one who took it for them."""
+            """Points to `params` where a Replica is indexed by a name."""
             if isinstance(place, str):
-                raise TypeError(f"a Replica has params: write .params[{place!r}]")
+                raise TypeError(f"a Replica is not its params: use .params[{place!r}]")
             return tuple.__getitem__(self, place)
 
 
 class MeanCenter(NamedTuple):
-    """The default center: the mean of the replicas, or of those leaves without another.
+    """The default center: the mean of the replicas, for all leaves or for some.
 
     Attributes:
         axis: the mapped axis or axes over which the workers lie.
-        over: (mean, params, state) -> the center, for a strategy with a center for
-            some leaves alone: it replaces these in the mean of the others. None: the
-            mean is the center.
+        over: (mean, params, state) -> the center, for a strategy that defines a center
+            for some leaves only: the function replaces these leaves in the mean. None:
+            the mean is the center.
 
     Example:
         >>> import jax
@@ -82,7 +82,8 @@ class MeanCenter(NamedTuple):
 class MeanOfGrads(NamedTuple):
     """A reduce that is declared to return the plain mean over all workers.
 
-    The engine then computes one gradient over the merged batches of a device's lanes.
+    The engine may then compute one gradient over the merged batches of a device's
+    lanes.
 
     Attributes:
         call: (grads, replica, state, step) -> (grads, state).
@@ -109,12 +110,12 @@ class MeanOfGrads(NamedTuple):
 def keep_grads(
     grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:
-    """The default reduce: returns the gradients and the state as they are."""
+    """The default reduce: returns the gradients and the state unchanged."""
     return grads, state
 
 
 def keep_replica(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
-    """The default sync: returns the replica and the state as they are."""
+    """The default sync: returns the replica and the state unchanged."""
     return replica, state
 
 
@@ -124,39 +125,42 @@ def _no_state(params: PyTree) -> PyTree:
 
 
 class Strategy(NamedTuple):
-    """Four functions by which the workers' replicas agree, and what they declare.
+    """Four functions that bring the workers' replicas into agreement.
 
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
 
-    The fields from `acts` on are declarations: what the functions do, and nobody can
-    see without running them. Each may be left out, and combinators hand them on.
+    The fields from `acts` on are declarations: they tell what the functions do, which
+    cannot be seen without running them. All are optional, and combinators pass them on.
     `reduce=MeanOfGrads(…)` and `center=MeanCenter(…)` declare a function to be a mean.
 
     Attributes:
-        init: params -> state; default: none.
-        reduce: (grads, replica, state, step) -> (grads, state), before the inner
-            optimizer; default: keep.
-        sync: (replica, state, step) -> (replica, state), after it; default: keep.
+        init: params -> state; default: an empty state.
+        reduce: (grads, replica, state, step) -> (grads, state), called before the inner
+            optimizer; default: changes nothing.
+        sync: (replica, state, step) -> (replica, state), called after the inner
+            optimizer; default: changes nothing.
         center: (params, state) -> params, the model to evaluate and ship; default: the
             mean of the replicas.
-        acts: step -> whether sync may do anything then, a scalar boolean found by jax
-            operations from the step alone; None: it may at every step. At any other
-            step sync must return exactly what it was given, and send nothing.
-        sees_loss: whether it reads `replica.loss`.
+        acts: step -> whether sync may do anything at this step, a scalar boolean
+            computed by jax operations from the step alone; None: it may act at every
+            step. At any other step sync must return exactly its inputs, and send
+            nothing.
+        sees_loss: whether the strategy reads `replica.loss`.
         axis: the mapped axis or axes over which the workers lie, for the combinators
-            around it; None: those of a MeanCenter, else WORKERS.
+            around the strategy; None: the axis of a MeanCenter, else WORKERS.
         late: local steps until a message is used; 0: the workers wait for it.
         unit_steps: whether entries move by about the learning rate, whatever the
             gradient, as with Adam.
-        own_momentum: whether a momentum of its own takes the place of the inner
-            optimizer's.
+        own_momentum: whether the strategy's own momentum replaces that of the inner
+            optimizer.
 
-    `acts` is a promise, which sync keeps by itself: `every` and `when` make a sync that
-    does, and declare it. Replace both together: `_replace(sync=…, acts=…)`. Where it is
-    declared, `at_syncs` and `delayed` know the steps of the syncs, and the engine may
-    run several local steps of one worker, then those of the next. The last three change
-    no step: they are for those who choose rates, or model the time of a network.
+    `acts` is a promise that sync itself must keep. `every` and `when` make such a sync
+    and declare its steps. Replace both fields together: `_replace(sync=…, acts=…)`.
+    With the declaration, `at_syncs` and `delayed` know the steps of the syncs, and the
+    engine may run several local steps of one worker before those of the next. The last
+    three fields change no step: they help to choose learning rates and to model the
+    time on a network.
 
     Example:
         >>> import jax.numpy as jnp
@@ -187,14 +191,14 @@ class Strategy(NamedTuple):
 
 
 def check_strategy(where: str, strategy: Any) -> None:
-    """Refuses what is no Strategy.
+    """Refuses an argument that is not a Strategy.
 
     Args:
         where: the function that was called, for the message.
-        strategy: what it was given.
+        strategy: the argument that it was given.
 
     Raises:
-        ValueError: no Strategy, or one of other functions than those that it describes.
+        ValueError: it is not a Strategy, or one of its functions takes other arguments.
     """
     if not isinstance(strategy, Strategy):
         called = callable(strategy) and getattr(strategy, "__name__", None)
@@ -223,7 +227,7 @@ def check_params(params: PyTree) -> None:
         params: a pytree, arrays or their shapes.
 
     Raises:
-        ValueError: no leaves at all, or one that is no float array, by its name.
+        ValueError: there are no leaves, or one is not a float array; it is named.
     """
     leaves = jax.tree_util.tree_leaves_with_path(params)
     if not leaves:
@@ -240,12 +244,12 @@ def check_params(params: PyTree) -> None:
 
 
 def _check_trained(params: PyTree) -> None:
-    """Raises a ValueError for statistics of flax among the params."""
-    # They are float arrays: trained, they would stay 0 and 1 without a word.
+    """Raises a ValueError for flax's batch statistics among the params."""
+    # They are float arrays: as params they would stay 0 and 1 without an error.
     if isinstance(params, Mapping) and {"params", "batch_stats"} <= {*params}:
         raise ValueError(
-            "params['batch_stats'] is not trained: give a model's variables to init in "
-            "two parts, params = variables.pop('params') and variables"
+            "params['batch_stats'] is not trained: give init the model's variables in "
+            "two parts, params = variables.pop('params') and the remaining variables"
         )
 
     def is_statistic(node: Any) -> bool:
@@ -257,11 +261,11 @@ def _check_trained(params: PyTree) -> None:
         if is_statistic(node):
             raise ValueError(
                 f"params{jax.tree_util.keystr(path)} is a {type(node).__name__}, which "
-                f"is not trained: a module is taken apart by {_SPLITS['flax']}"
+                f"is not trained: split the module by {_SPLITS['flax']}"
             )
 
 
-# Modules that are pytrees: the library, and what takes their trained arrays out.
+# Libraries whose modules are pytrees, and the call that takes out the trained arrays.
 _SPLITS = {
     "equinox": "eqx.partition(model, eqx.is_inexact_array)",
     "flax": "nnx.split(model, nnx.Param, ...)",
@@ -269,13 +273,13 @@ _SPLITS = {
 
 
 def _way_out(params: PyTree, leaf: Any) -> str:
-    """Suggests a remedy for a leaf of params that is no float array."""
+    """Suggests a remedy for a leaf of params that is not a float array."""
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
     if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
-        return f"a module is taken apart by {split}"
+        return f"split the module by {split}"
     if isinstance(leaf, float):
-        return f"say jnp.asarray({leaf})"
-    return "what is not trained belongs in buffers"
+        return f"use jnp.asarray({leaf})"
+    return "an array that is not trained belongs in buffers"
 
 
 def apply_reduce(
@@ -284,17 +288,17 @@ def apply_reduce(
     """Calls `strategy.reduce`, and checks its result while it is traced.
 
     Args:
-        strategy: whose reduce is called.
+        strategy: the strategy.
         grads: gradients, shaped like params.
-        replica: this worker's.
-        state: the strategy's.
+        replica: this worker's replica.
+        state: the strategy's state.
         step: the local step, an int32 scalar.
 
     Returns:
         (grads, state), without weak types.
 
     Raises:
-        ValueError: a result of another form; it names the first leaf that differs.
+        ValueError: the result has another form; the first differing leaf is named.
     """
     with _seeing(strategy):
         pair = strategy.reduce(grads, replica, state, step)
@@ -307,16 +311,16 @@ def apply_sync(
     """Calls `strategy.sync`, and checks its result while it is traced.
 
     Args:
-        strategy: whose sync is called.
-        replica: this worker's.
-        state: the strategy's.
+        strategy: the strategy.
+        replica: this worker's replica.
+        state: the strategy's state.
         step: the local step, an int32 scalar.
 
     Returns:
         (replica, state), without weak types.
 
     Raises:
-        ValueError: a result of another form; it names the first leaf that differs.
+        ValueError: the result has another form; the first differing leaf is named.
     """
     with _seeing(strategy):
         pair = strategy.sync(replica, state, step)
@@ -325,7 +329,7 @@ def apply_sync(
 
 @contextmanager
 def _seeing(strategy: Strategy) -> Iterator[None]:
-    """Adds to an error that a strategy may have taken a loss which it is not shown."""
+    """Adds a note to an error of a strategy that may lack `sees_loss`."""
     try:
         yield
     except TypeError as error:
@@ -337,8 +341,8 @@ def _seeing(strategy: Strategy) -> Iterator[None]:
 def _checked(
     changer: str, what: str, first: Any, state: PyTree, pair: Any
 ) -> tuple[Any, PyTree]:
-    """The pair that reduce or sync returned, each part as it was before."""
-    # A pair in a list is a pytree as well, and would fail far from here.
+    """Returns the pair from reduce or sync, whose parts must keep their form."""
+    # A list of two is a pytree as well, but would fail far from here.
     is_pair = type(pair) is tuple and len(pair) == 2
     if not is_pair or (what == "replica" and not isinstance(pair[0], type(first))):
         kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
@@ -349,12 +353,12 @@ def _checked(
 
 
 def loss_dtype(params: PyTree) -> Any:
-    """The dtype in which a strategy and an optimizer get the loss of such params."""
+    """The dtype of the loss for a strategy and an optimizer, given these params."""
     return jnp.result_type(*(wide_dtype(x.dtype) for x in jax.tree.leaves(params)))
 
 
 def seeing(strategy: Strategy, replica: Replica, loss: Any = 0.0) -> Replica:
-    """Returns the replica with the loss of its step, where the strategy sees it."""
+    """Returns the replica, with its step's loss if the strategy sees the loss."""
     if not strategy.sees_loss:
         return replica
     return replica._replace(loss=jnp.asarray(loss, loss_dtype(replica.params)))
@@ -363,16 +367,16 @@ def seeing(strategy: Strategy, replica: Replica, loss: Any = 0.0) -> Replica:
 def changes_params(
     strategy: Strategy, replica: Replica, state: PyTree, step: Any
 ) -> list[bool]:
-    """Whether a sync may change each leaf of params, found by tracing it.
+    """Traces a sync, and tells which leaves of params it may change.
 
     Args:
-        strategy: whose sync is traced.
-        replica: this worker's.
-        state: the strategy's.
+        strategy: the strategy.
+        replica: this worker's replica.
+        state: the strategy's state.
         step: the local step.
 
     Returns:
-        One boolean a leaf: False if the sync returns the very array that it was given.
+        One boolean per leaf: False if the sync returns the very array it was given.
     """
     changed: list[bool] = []
 
@@ -398,7 +402,7 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
         `after`, without weak types.
 
     Raises:
-        ValueError: naming the first leaf that differs.
+        ValueError: the tree changed; the first leaf that differs is named.
     """
     if jax.tree.structure(after) != jax.tree.structure(before):
         why = checks.unlike(what, before, after)
@@ -421,7 +425,7 @@ def strong(tree: PyTree) -> PyTree:
 
     def leaf(x):
         kind = jax.typeof(x)
-        # State that returns with a weaker type would compile the next dispatch anew.
+        # State that returns with a weak type would make the next call compile again.
         return jnp.asarray(x, kind.dtype) if kind.weak_type else x
 
     return jax.tree.map(leaf, tree)

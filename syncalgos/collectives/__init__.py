@@ -1,8 +1,8 @@
-"""Collectives over the workers: the only folder that calls those of jax.lax.
+"""Collectives over the workers: the only folder that calls the collectives of jax.lax.
 
 Each takes a tree and the axis over which the workers lie, and works alike on virtual
-workers, devices and processes. `communication` counts what they send from the program
-that they trace to. A strategy that sends by them alone runs on every backend.
+workers, devices and processes. `communication` counts their bytes from the traced
+program. A strategy that communicates only through them runs on every backend.
 """
 
 from syncalgos.collectives.axes import WORKERS as WORKERS

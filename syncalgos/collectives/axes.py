@@ -16,7 +16,7 @@ WORKERS: tuple[str, str] = ("devices", "lanes")
 def size(axis: Axis = WORKERS) -> int:
     """Returns the number of workers along the axis, a Python int.
 
-    It can also be asked outside a trace, wherever the axis is known.
+    It can also be called outside a trace, wherever the axis is known.
 
     Raises:
         NameError: no axis of that name is mapped.
@@ -34,25 +34,25 @@ def size(axis: Axis = WORKERS) -> int:
 
 
 def names_of(axis: Axis) -> tuple[str, ...]:
-    """Returns the names of an axis, each of which is mapped here, and usable.
+    """Returns the names of an axis, after checking that each is mapped and usable.
 
     Raises:
         NameError: no axis of that name is mapped.
-        ValueError: a shard_map that was called without check_vma=False.
+        ValueError: shard_map was called without check_vma=False.
     """
     size(axis)
     names = (axis,) if isinstance(axis, str) else tuple(axis)
     if any(jax.typeof(lax.axis_index(name)).mat.varying for name in names):
         raise ValueError(
-            "give jax.shard_map check_vma=False: with its check on, jax.grad adds "
-            "the gradients of all devices by itself, and no step is local"
+            "call jax.shard_map with check_vma=False: with its check on, jax.grad adds "
+            "up the gradients of all devices, and no step is local"
         )
     return names
 
 
 def several(names: tuple[str, ...]) -> tuple[str, ...]:
     """Returns the names of axes with more than one worker."""
-    # XLA leaves an all-reduce over one worker in the program, and copies all for it.
+    # XLA keeps an all-reduce over a single worker, and copies the arrays for it.
     return tuple(name for name in names if lax.axis_size(name) > 1)
 
 
@@ -65,9 +65,9 @@ def index(axis: Axis = WORKERS) -> jax.Array:
 def platform() -> str:
     """Returns the platform of the devices for which a program is traced.
 
-    It is "cpu", "gpu" or "tpu": what is fast on one is slow on another, such as sums
-    over a leading axis, or draws in a loop.
+    It is "cpu", "gpu" or "tpu". Some operations are fast on one and slow on another,
+    such as sums over a leading axis, or draws in a loop.
     """
-    # A compiler may be elsewhere than its devices.
+    # A program may be compiled on a machine without its devices.
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()

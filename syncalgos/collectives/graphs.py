@@ -1,7 +1,7 @@
-"""Graphs of workers: their weights from names, edges or matrices, and their gaps.
+"""Graphs of workers: weights from names, edges or matrices, and spectral gaps.
 
-Weights are (period, N, N): of the step t, W[t % period, i, j] is what worker i takes of
-worker j's values.
+Weights are (period, N, N): at step t, W[t % period, i, j] is the weight that worker i
+gives to worker j's values.
 """
 
 import math
@@ -16,21 +16,21 @@ NAMES = get_args(get_args(checks.Topology)[0])
 SYMMETRIC = get_args(get_args(checks.Symmetric)[0])
 
 OFF = 1e-5
-"""Distance from 1 that the sums of weights may have: those of float32 are rounded."""
+"""The largest error of a sum of weights, which should be 1: float32 rounds."""
 
 LONGEST = 64
-"""Steps within which the weights of a function must repeat: each step is compiled."""
+"""Steps within which a function's weights must repeat: each step is compiled."""
 
 
 class Graph(NamedTuple):
     """A graph of workers.
 
     Attributes:
-        weights: W, (N, N), or (period, N, N) of a graph that changes; worker i takes
-            W[i, j] of worker j's values.
-        gap: 1 - the second-largest absolute eigenvalue of W, or of the product of a
-            whole period.
-        degree: how many peers the busiest worker sends to, at most, in a step.
+        weights: W, (N, N), or (period, N, N) for a graph that changes; worker i gives
+            worker j's values the weight W[i, j].
+        gap: 1 minus the second-largest absolute eigenvalue of W, or of the product of
+            its matrices over a period.
+        degree: the most peers that any worker sends to in a step.
     """
 
     weights: np.ndarray
@@ -42,22 +42,23 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     """Returns the weights, the spectral gap and the degree of a graph of workers.
 
     Args:
-        topology: what algorithms take: a name, a matrix of weights, edges, a sequence
-            of matrices, or a function from the step to its matrix.
-        workers: N, at least 1.
-        seed: of the edges of erdos_renyi.
+        topology: the graph, as algorithms take it: a name, a matrix of weights, edges,
+            a sequence of matrices, or a function from the step to its matrix.
+        workers: N, the number of workers, at least 1.
+        seed: the seed of the edges of erdos_renyi.
 
     Returns:
-        A Graph: `weights`, (N, N), or (period, N, N) of a graph that changes; `gap`, 1
-        minus the second-largest absolute eigenvalue of the weights, or of the product
-        of a whole period; `degree`, the most peers that a worker sends to in a step.
+        A Graph: `weights`, (N, N), or (period, N, N) for a graph that changes; `gap`, 1
+        minus the second-largest absolute eigenvalue of the weights, or of their product
+        over a period; `degree`, the most peers that any worker sends to in a step.
 
     Raises:
-        ValueError: an unknown name, weights whose columns do not add up to 1, or
-            another number of workers.
+        ValueError: an unknown name, weights whose columns do not add up to 1, or a
+            graph for another number of workers.
 
-    With each mixing the distance of the workers from their mean falls to 1 - gap times,
-    in the long run: a gap of 1 is the exact mean, and of 0 some never hear of others.
+    In the long run each mixing multiplies the workers' distance from their mean by
+    1 - gap. With a gap of 1 all workers get the exact mean; with a gap of 0 some never
+    hear from others.
 
     Example:
         >>> from syncalgos import graph
@@ -92,23 +93,23 @@ def check(
     columns: bool = False,
     keeps: bool = False,
 ) -> str | np.ndarray:
-    """Checks a graph, as far as that needs no number of workers.
+    """Checks a graph as far as possible without the number of workers.
 
     Args:
         where: the function that was called, for the message.
         topology: a name; a matrix of weights, (N, N); edges, (E, 2) whole numbers; a
             sequence of matrices, (period, N, N); or a function from the step to a
             matrix, which repeats.
-        fixed: refuse graphs that change.
-        symmetric: refuse weights that are not the same both ways.
-        columns: let rows have any sum.
-        keeps: refuse a worker that takes nothing of its own values.
+        fixed: whether to refuse graphs that change.
+        symmetric: whether to refuse weights that are not symmetric.
+        columns: whether only columns, and not rows, must add up to 1.
+        keeps: whether to refuse a weight of 0 for a worker's own values.
 
     Returns:
         The name, edges (E, 2), or weights (period, N, N).
 
     Raises:
-        ValueError: a graph that cannot be used.
+        ValueError: the graph cannot be used.
     """
     if isinstance(topology, str):
         return checks.one_of("topology", topology, SYMMETRIC if symmetric else NAMES)
@@ -149,14 +150,14 @@ def check(
 
 
 def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
-    """Returns the weights of a function of the step until they repeat."""
+    """Returns the matrices of a function of the step until they repeat."""
     seen = [np.asarray(weights_at(step)) for step in range(2 * LONGEST)]
     for period in range(1, LONGEST + 1):
         if all(map(np.array_equal, seen, seen[period:])):
             return seen[:period]
     raise ValueError(
-        f"{label}: weights by the step must repeat within {LONGEST} steps: give a "
-        "sequence of those to take in turn"
+        f"{label}: weights by the step must repeat within {LONGEST} steps: give the "
+        "matrices to take in turn as a sequence"
     )
 
 
@@ -170,7 +171,7 @@ def _edges(label: str, edges: np.ndarray) -> np.ndarray:
 
 
 def _stochastic(label: str, weights: np.ndarray, columns: bool) -> None:
-    """Refuses weights below 0, and sums other than 1, of columns and of rows."""
+    """Refuses weights below 0, and columns or rows that do not add up to 1."""
 
     def place(of_matrix: Any) -> str:
         step, *rest = of_matrix
@@ -181,7 +182,7 @@ def _stochastic(label: str, weights: np.ndarray, columns: bool) -> None:
     if len(bad):
         value = weights[tuple(bad[0])]
         raise ValueError(
-            f"{label}: weight {place(bad[0])} is {value:g}, not at least 0"
+            f"{label}: weight {place(bad[0])} must be at least 0, got {value:g}"
         )
     sums = {"column": weights.sum(1)} if columns else {}
     sums |= {} if columns else {"row": weights.sum(2), "column": weights.sum(1)}
@@ -206,21 +207,21 @@ def _both_ways(label: str, weights: np.ndarray) -> None:
 
 
 def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarray:
-    """Returns the weights of so many workers, (period, N, N).
+    """Returns the weights of a graph of N workers, (period, N, N).
 
     Args:
-        given: what `check` returned.
+        given: the graph, as `check` returned it.
         workers: N.
-        seed: of the edges of erdos_renyi.
+        seed: the seed of the edges of erdos_renyi.
 
     Raises:
-        ValueError: a graph of another number of workers.
+        ValueError: the graph is for another number of workers.
     """
     if not isinstance(given, str) and given.ndim == 3:
         if given.shape[1] != workers:
             raise ValueError(
-                f"topology: the weights are of {given.shape[1]} workers, but there are "
-                f"{workers}"
+                f"topology: the weights are for {given.shape[1]} workers, but there "
+                f"are {workers}"
             )
         return given
     if not isinstance(given, str):
@@ -247,7 +248,7 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
 
 
 def named(given: str | np.ndarray, name: str) -> bool:
-    """Whether a graph, as `check` returned it, is the one of this name."""
+    """Whether a graph, as `check` returned it, was given by this name."""
     return isinstance(given, str) and given == name
 
 
@@ -261,7 +262,7 @@ def _powers(workers: int) -> list[int]:
 
 
 def _hearing(shifts: list[int], workers: int) -> np.ndarray:
-    """The weights where each worker hears those ahead of it, all weighing the same."""
+    """The weights if each worker hears those ahead by `shifts`, all weighing alike."""
     one = np.eye(workers)
     return sum((np.roll(one, by, 1) for by in shifts), one) / (1 + len(shifts))
 
@@ -271,7 +272,7 @@ def _ring(workers: int) -> list[tuple[int, int]]:
 
 
 def _torus(workers: int) -> list[tuple[int, int]]:
-    """The edges of a grid, as near to a square as may be, whose ends are joined."""
+    """The edges of a grid, as square as possible, with opposite ends joined."""
     rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
     length = workers // rows
     along = [
@@ -293,14 +294,14 @@ EDGES = {
 
 
 def _among(edges: np.ndarray, workers: int) -> np.ndarray:
-    """Pairs of neighbours, (N, N) booleans; nobody is its own neighbour."""
+    """Pairs of neighbours, (N, N) booleans; no worker is its own neighbour."""
     joined = np.zeros((workers, workers), bool)
     joined[edges[:, 0], edges[:, 1]] = joined[edges[:, 1], edges[:, 0]] = True
     return joined & ~np.eye(workers, dtype=bool)
 
 
 def _erdos_renyi(workers: int, seed: int) -> np.ndarray:
-    """Neighbours with chance 2 ln N / N, drawn until all workers are connected."""
+    """Neighbours by chance, 2 ln N / N each, drawn until all workers are connected."""
     chance = min(1.0, 2 * math.log(workers) / workers)
     attempt = 0
     while True:

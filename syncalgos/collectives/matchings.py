@@ -1,4 +1,4 @@
-"""The permutations by which workers hear their peers: as few as the largest degree."""
+"""Permutations by which workers hear their peers: as few as the largest degree."""
 
 from typing import NamedTuple
 
@@ -8,12 +8,12 @@ from syncalgos.collectives.graphs import named, weights_of
 
 
 class Link(NamedTuple):
-    """A permutation of the workers, in which each hears one.
+    """A permutation of the workers, in which each worker hears one other.
 
     Attributes:
-        sources: (N,) whom worker i hears; itself where it hears nobody.
-        weights: (N,) what it takes of that worker's values; 0 where of none.
-        constant: whether programs have the weights as constants, as those of a ring.
+        sources: the worker that each worker hears, (N,); itself if it hears nobody.
+        weights: the weight of that worker's values, (N,); 0 if it hears nobody.
+        constant: whether the weights are constants in programs, as those of a ring.
     """
 
     sources: np.ndarray
@@ -25,28 +25,28 @@ def links_of(given: str | np.ndarray, workers: int) -> list[list[Link]]:
     """Returns the links of each step of a period.
 
     Args:
-        given: what `graphs.check` returned.
-        workers: N.
+        given: the graph, as `graphs.check` returned it.
+        workers: N, the number of workers.
 
     Raises:
-        ValueError: a graph of another number of workers.
+        ValueError: the graph is for another number of workers.
     """
     found = [_links(weights) for weights in weights_of(given, workers)]
     if not named(given, "ring"):
         return found
-    if workers == 2:  # each is both neighbours of the other
+    if workers == 2:  # both neighbours of a worker are the other worker
         found = [[Link(np.array([1, 0]), np.full(2, 1 / 3))] * 2]
     return [[link._replace(constant=True) for link in found[0]]]
 
 
 def _links(weights: np.ndarray) -> list[Link]:
-    """Cuts the weights of other workers into links, as many as the largest degree."""
+    """Splits the weights of other workers into links, as many as the largest degree."""
     workers = len(weights)
     everyone = np.arange(workers)
     left = weights.copy()
     np.fill_diagonal(left, 0)
-    # Shifts first: over several lanes of several devices other permutations gather all.
-    # Each takes one from the degree of every worker.
+    # Shifts first: over several lanes on several devices, other permutations gather
+    # from all workers. Each shift reduces the degree of every worker by one.
     permutations = []
     for by in range(1, workers):
         sources = (everyone - by) % workers
@@ -59,19 +59,19 @@ def _links(weights: np.ndarray) -> list[Link]:
     found = []
     for sources in permutations:
         found.append(Link(sources, left[everyone, sources]))
-        left[everyone, sources] = 0  # what only fills a permutation up weighs nothing
+        left[everyone, sources] = 0  # a pair that only completes a permutation: 0
     return found
 
 
 def _colored(heard: np.ndarray) -> list[np.ndarray]:
-    """Cuts pairs (hearer, source) into as few permutations as the largest degree.
+    """Splits pairs (hearer, source) into as few permutations as the largest degree.
 
     Args:
         heard: (N, N) booleans.
 
-    A bipartite graph has an edge coloring of as many colors as its largest degree
-    (König). Each pair takes a color that is free at both its ends; where none is, two
-    colors change places on a path from one end, which never reaches the other.
+    A bipartite graph has an edge coloring with as many colors as its largest degree
+    (König). Each pair takes a color that is free at both ends. If there is none, two
+    colors are exchanged on a path from one end; the path never reaches the other end.
     """
     workers = len(heard)
     ins, outs = heard.sum(1), heard.sum(0)

@@ -21,20 +21,20 @@ from syncalgos.collectives.shares import no_mean
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 SUMMED = 2**18
-"""Numbers in all lanes from which a sum over lanes is worth a loop."""
+"""The total of numbers in all lanes above which a loop sums lanes faster."""
 
 
 def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Returns the mean over the workers of every leaf: one all-reduce of each.
+    """Returns the mean over the workers of every leaf, by one all-reduce per leaf.
 
     Args:
-        tree: arrays. Leaves that are no floats, such as counts and random keys, have
+        tree: arrays. Leaves that are not floats, such as counts and random keys, have
             no mean: each worker keeps its own.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A tree of the same shapes and dtypes. Short floats are added in float32 over
-        the lanes of a device.
+        A tree of the same shapes and dtypes. Floats of less than 32 bits are added in
+        float32 over the lanes of a device.
     """
     names = names_of(axis)
     return on_floats(lambda xs: [x / size(axis) for x in _total(xs, names)], tree)
@@ -48,8 +48,8 @@ def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
     elif outer and any(widen(x).dtype != x.dtype for x in leaves):
         leaves, names = [_lane_sum(x, lane) for x in leaves], outer
     elif outer and crosses(outer):
-        # Before they are joined: XLA makes of a leaf's own sum and that over lanes one,
-        # whose order is then that of one process.
+        # Before they are joined: XLA merges a leaf's sum over lanes with its all-reduce
+        # into one sum, which then has the order of a single process.
         leaves, names = [lax.psum(x, lane) for x in leaves], outer
     names = several(names)
     return summed(leaves, names) if names else leaves
@@ -57,8 +57,8 @@ def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
 
 def _lane_sum(x: jax.Array, lane: str) -> jax.Array:
     """Returns the sum over lanes, which sends nothing."""
-    # Wide: vmap would round every sum of two short floats, where an all-reduce of XLA
-    # on CPU rounds the last one alone.
+    # In float32: vmap would round each sum of two short floats, but an all-reduce of
+    # XLA on CPU rounds only the final one.
     return narrow(lax.psum(widen(x), lane), x)
 
 
@@ -71,11 +71,12 @@ def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _sum_over_lanes(lane: str, leaves: list[jax.Array]) -> list[jax.Array]:
     """Returns psum over lanes, computed by additions in a loop."""
-    # XLA on CPU makes of psum under vmap a reduction over the leading axis. Of 269,322
-    # floats it takes 5.5, 46 and 231 ms at 4, 32 and 128 lanes; the loop 0.4, 3.5, 20.
+    # XLA on CPU turns psum under vmap into a reduction over the leading axis. For
+    # 269,322 floats and 4, 32 and 128 lanes it takes 5.5, 46 and 231 ms; the loop
+    # takes 0.4, 3.5 and 20 ms.
     every = [lax.all_gather(x, lane) for x in leaves]
 
-    def of_lane(i):  # wide: in bfloat16 a sum stops at 256 times the same number
+    def of_lane(i):  # in float32: a bfloat16 sum of ones would stop at 256
         return widen([x[i] for x in every])
 
     def add(i, sums):
@@ -97,14 +98,14 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 
     Args:
         tree: arrays.
-        groups: the number of groups, each of as many consecutive workers.
+        groups: the number of groups; each holds equally many consecutive workers.
         axis: the mapped axis or axes over which the workers lie.
 
-    Lanes of a device are averaged there; devices communicate within their group. Along
-    a single axis, with more than one group, every worker gathers from all.
+    A device averages its own lanes, and communicates with the devices of its group.
+    Along a single axis, with more than one group, every worker gathers from all.
 
     Raises:
-        ValueError: a number of groups that does not divide the workers.
+        ValueError: the workers do not divide into that many groups.
     """
     workers = size(axis)
     if workers % groups:
@@ -135,7 +136,7 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
         return gather(x, axis).reshape(groups, members, *x.shape).mean(1)[mine]
 
     def along_axes(x: jax.Array) -> jax.Array:
-        # Consecutive workers, and not the lanes of a device, are a group: else the
+        # A group is consecutive workers, not the lanes of a device: otherwise the
         # numbers would depend on the layout.
         if members % lanes == 0:  # a group is some whole devices
             total = _sum_over_lanes(lane, [x])[0] if looped else _lane_sum(x, lane)
@@ -150,17 +151,17 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 
 
 def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Returns the mean over the workers: bit for bit the common value if they agree.
+    """Returns the mean over the workers; if they agree, exactly the common value.
 
     Args:
         tree: arrays of floats.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A tree of the same shapes. It takes two all-reduces of each leaf.
+        A tree of the same shapes. Each leaf takes two all-reduces.
     """
     # A plain mean of 3, 5 or 7 equal float32 numbers is an ulp off in 15-50 % of
-    # entries: hence the first worker's value plus the mean difference from it.
+    # entries. This adds the mean difference from the first worker to its value.
     form = jax.tree.structure(tree)
     is_other = index(axis) != 0
     only = [jnp.where(is_other, 0, x) for x in jax.tree.leaves(tree)]

@@ -1,10 +1,10 @@
-"""Messages between processes: arrays joined, or cut.
+"""Messages between processes: small arrays are joined, and large ones are cut.
 
-XLA joins the all-reduces of a program by itself, but not those by gloo between
-processes, and no other collectives: each array would cost a round trip. And all but
-all-reduces leave one direction of a link idle: gloo posts a send before its receive, so
-the other's leave to send waits behind this process's own data. Messages that fit a
-socket's buffer do not wait: docs/results.md, "A real slow link".
+XLA joins all-reduces by itself, but not those that gloo makes between processes, and no
+other collectives: without joining, each array would cost a round trip. All collectives
+but all-reduces also leave one direction of a link idle: gloo posts a send before its
+receive, so the peer's permission to send waits behind this process's own data. Messages
+that fit into a socket's buffer do not wait: docs/results.md, "A real slow link".
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,23 @@ from jax import lax
 from syncalgos.collectives.axes import platform
 
 BUCKET = 2**23
-"""Bytes that one all-reduce joins at most; longer arrays go alone, and uncopied.
+"""The most bytes that one all-reduce joins; longer arrays go alone, without a copy.
 
-On 100 Mbit/s, 4.5 MB take 388 ms by 1 MB, 385 in one piece; on 1000, 43 and 40.
+4.5 MB take 388 ms in pieces of 1 MB and 385 ms in one at 100 Mbit/s; 43, 40 at 1000.
 """
 
 MESSAGE = 40_000
-"""Bytes of a message to one peer at most, where a collective is cut."""
+"""The most bytes of a message to one peer, where a collective is cut."""
 
 
 def crosses(names: Sequence[str]) -> bool:
-    """Whether a collective over axes goes by gloo from process to process.
+    """Whether gloo carries a collective over these axes between processes.
 
     Args:
         names: the axes. A collective along an axis of one worker sends nothing.
 
-    Workers that are meshes send their arrays one by one: joined, the shards of a
-    worker would have to change places on its devices.
+    It is False for workers that are meshes, which send their arrays one by one: to join
+    arrays, a worker would have to move their shards between its devices.
     """
     several = any(lax.axis_size(name) > 1 for name in names)
     gloo = platform() == "cpu" and jax.process_count() > 1
@@ -41,26 +41,26 @@ def crosses(names: Sequence[str]) -> bool:
 
 
 def _meshed() -> bool:
-    """Whether workers are several devices, whose arrays lie over these in shards."""
+    """Whether each worker is several devices that hold its arrays in shards."""
     mesh = jax.sharding.get_abstract_mesh()
     free = set(mesh.axis_names) - set(mesh.manual_axes)
     return any(mesh.shape[name] > 1 for name in free)
 
 
 def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
-    """Returns psum of every leaf: one all-reduce of each, or of several joined.
+    """Returns psum of every leaf, by one all-reduce per leaf or per joined leaves.
 
     Args:
         leaves: arrays.
         names: the axes over which to sum, each of several workers.
 
     Returns:
-        The sums, of the same shapes and dtypes. Between three processes or more gloo
-        adds an array's parts in an order that goes by their place in the message.
+        The sums, with the same shapes and dtypes. Between three or more processes the
+        order in which gloo adds depends on the place of a number in the message.
     """
     if not crosses(names):
         return [lax.psum(x, names) for x in leaves]
-    # Joined in one program: the sum of each number is that of its own leaf.
+    # Joined in one program, each number is still summed as in its own leaf.
     found = [*leaves]
     for bucket in _buckets(leaves):
         joined = [leaves[i].reshape(-1) for i in bucket]
@@ -72,11 +72,11 @@ def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Arra
 
 
 def _joined(flat: Sequence[jax.Array]) -> jax.Array:
-    """Concatenates flat arrays of one dtype; an array alone is not copied."""
+    """Concatenates flat arrays of one dtype; a single array is not copied."""
     if not flat[1:]:
         return flat[0]
-    # What XLA on CPU fuses into a concatenation it computes for each entry of all, such
-    # as the sum of a bias: 1.1 MB of an MLP's gradients took 80 ms.
+    # XLA on CPU fuses operands, such as the sum of a bias, into a concatenation and
+    # computes them for each of its entries: 1.1 MB of an MLP's gradients took 80 ms.
     *starts, length = np.cumsum([0, *(x.size for x in flat)])
     whole = jnp.zeros(length, flat[0].dtype)
     for x, start in zip(flat, starts, strict=True):
@@ -85,7 +85,7 @@ def _joined(flat: Sequence[jax.Array]) -> jax.Array:
 
 
 def _buckets(leaves: Sequence[jax.Array]) -> list[list[int]]:
-    """Groups the numbers of leaves of one dtype that BUCKET holds, in order."""
+    """Groups leaf numbers in order: leaves of one dtype, at most BUCKET bytes."""
     buckets: list[list[int]] = []
     room: dict[np.dtype, int] = {}  # in the last bucket of a dtype
     last: dict[np.dtype, list[int]] = {}
@@ -104,16 +104,16 @@ def moved(
     names: Sequence[str],
     rows: int = 0,
 ) -> list[jax.Array]:
-    """Moves leaves by a collective that changes no byte: joined, and cut.
+    """Moves leaves by a collective that changes no byte, joining and cutting them.
 
     Args:
         leaves: arrays.
-        send: a collective of one array, which it may give further leading axes.
+        send: a collective of one array; it may add leading axes to it.
         names: the axes over which it sends.
-        rows: 0, or so many lanes that each send arrays of one row a peer.
+        rows: 0, or the number of lanes, if each sends arrays with a row for each peer.
 
     Returns:
-        What arrived of each leaf.
+        The leaves that arrived.
     """
     whole = [crosses(names) and _has_bytes(x) for x in leaves]
     found = [x if joined else send(x) for x, joined in zip(leaves, whole, strict=True)]
@@ -129,7 +129,7 @@ def moved(
 
 
 def _has_bytes(x: jax.Array) -> bool:
-    """Whether XLA knows an array as bytes, as not complex numbers, keys and int4."""
+    """Whether XLA can cast an array to bytes; not complex numbers, keys and int4."""
     if jnp.issubdtype(x.dtype, jnp.floating):
         return jnp.finfo(x.dtype).bits >= 8
     return isinstance(x.dtype, np.dtype) and x.dtype.kind in "iub"
@@ -138,17 +138,17 @@ def _has_bytes(x: jax.Array) -> bool:
 def _cut(
     x: jax.Array, send: Callable[[jax.Array], jax.Array], longest: int
 ) -> jax.Array:
-    """Sends an array of bytes, (…, n), in equal messages and what is left over.
+    """Sends an array of bytes, (…, n), in equal messages and one for the rest.
 
     Args:
         x: the bytes.
         send: a collective of an array of the same leading axes.
-        longest: bytes of a message along the last axis, at most.
+        longest: the most bytes of a message along the last axis.
     """
     length = x.shape[-1]
     count = max(1, -(-length // longest))
     size = length // count
-    # Nothing is filled up: what is sent stays what the ledger counts.
+    # No message is padded, so that the ledger's count stays exact.
     whole, rest = x[..., : count * size], x[..., count * size :]
     pieces = jnp.moveaxis(whole.reshape(*x.shape[:-1], count, size), -2, 0)
     arrived = lax.map(send, pieces) if count > 1 else send(pieces[0])[None]
@@ -160,14 +160,14 @@ def _cut(
 
 
 def _to_bytes(x: jax.Array, lead: int) -> jax.Array:
-    """Returns an array's bytes, flat behind its leading axes."""
+    """Returns an array's bytes, flattened after its leading axes."""
     if x.dtype.kind == "b":
         x = x.astype(jnp.uint8)
     return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:lead], -1)
 
 
 def _from_bytes(x: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Returns the array of the bytes of `_to_bytes`, behind further leading axes."""
+    """Inverts `_to_bytes`; further leading axes are kept."""
     of_entry = () if dtype.itemsize == 1 else (dtype.itemsize,)
     x = x.reshape(*x.shape[:-1], *shape, *of_entry)
     if dtype.kind == "b":

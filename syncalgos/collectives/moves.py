@@ -1,10 +1,10 @@
-"""Moves of arrays as they are: gathered by all, shifted, exchanged, transposed.
+"""Moves of unchanged arrays: gathered, shifted, exchanged and transposed.
 
-No number is computed here, so what arrives is bit for bit what was sent.
+No number is computed here, so values arrive bit for bit as they were sent.
 """
 
-# Under pmap or shard_map around vmap, psum and axis_index take a tuple of names;
-# all_gather, ppermute and psum_scatter fail on it: those go axis by axis here.
+# Under pmap or shard_map around vmap, psum and axis_index take a tuple of names, but
+# all_gather, ppermute and psum_scatter fail on it: they go axis by axis here.
 
 import functools
 import math
@@ -29,15 +29,15 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A tree of arrays (workers, *S), identical on all workers, in the order of their
-        numbers. Each worker sends its leaves N - 1 times.
+        A tree of arrays (workers, *S) in the order of the workers' numbers, identical
+        on all workers. Each of N workers sends its leaves N - 1 times.
     """
 
     names = names_of(axis)
     leaves, form = jax.tree.flatten(tree)
 
     def rows_of(x: Any) -> jax.Array:
-        # XLA for TPUs makes of a gather of flat arrays that do not fill tiles an
+        # XLA for TPUs turns a gather of flat arrays that do not fill tiles into an
         # all-reduce, which sends twice as much (libtpu 0.0.52).
         flat = len(x.shape) == 1
         rows = next((n for n in range(2, 64) if flat and x.size % n == 0), 1)
@@ -47,7 +47,7 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     first, inner = names[0], names[1:]
     for name in reversed(inner):  # (lanes, *S)
         found = [lax.all_gather(x, name) for x in found]
-    # (devices, lanes, *S): along the first axis alone arrays leave a process.
+    # (devices, lanes, *S): arrays leave a process along the first axis only.
     found = moved(found, lambda x: lax.all_gather(x, first), [first])
     pairs = zip(found, leaves, strict=True)
     return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
@@ -58,11 +58,11 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
 
     Args:
         tree: arrays.
-        by: workers, modulo their number; known when the program is traced.
+        by: the distance in workers, modulo their number; a Python int.
         axis: the mapped axis or axes over which the workers lie.
     """
-    no_mean("what single workers exchange")
-    # Axes of one worker would have XLA for TPUs all-reduce gradients within workers.
+    no_mean("an exchange between single workers")
+    # With axes of one worker XLA for TPUs would all-reduce gradients within workers.
     by, names = by % size(axis), several(names_of(axis))
     leaves, form = jax.tree.flatten(tree)
     return (
@@ -77,8 +77,8 @@ def _shift(leaves: list[jax.Array], by: int, names: tuple[str, ...]) -> list[jax
     if not outer:
         to_and_from = [((i + by) % n, i) for i in range(n)]
         return _permuted(leaves, name, to_and_from) if by % n else leaves
-    # Lane l of device d reads lane l + rest of device d + hops, or of the one after it
-    # where that passes the last lane: each device sends each of its lanes once.
+    # Lane l of device d reads lane l + rest of device d + hops; past the last lane, it
+    # reads from the device after that. So each device sends each of its lanes once.
     hops, rest = divmod(by, n)
     lanes = [lax.all_gather(x, name) for x in leaves]  # (lanes, *shape), all alike
     arrived = _shift([x[rest:] for x in lanes], hops, outer)
@@ -105,16 +105,16 @@ def exchange(
 
     Args:
         tree: arrays.
-        sources: permutations of the workers' numbers, known when the program is traced.
-        chosen: the number of one of them, the same on all workers.
+        sources: permutations of the workers' numbers, as Python ints.
+        chosen: the index of one of them, the same on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A tree of the same shapes. Over several lanes on several devices each worker
+        A tree of the same shapes. With several lanes on several devices, each worker
         gathers from all.
     """
-    no_mean("what single workers exchange")
-    # Over two axes a permutation of pairs has no shorter way than to gather all.
+    no_mean("an exchange between single workers")
+    # Over two axes, a permutation of workers takes a gather from all.
     names = [*several(names_of(axis))]
     if len(names) > 1:
         mine = jnp.asarray(sources)[chosen, index(axis)]
@@ -137,11 +137,11 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j.
 
     Args:
-        tree: arrays, each of which leads with a row for every worker.
+        tree: arrays, each with a row for every worker along the first axis.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A tree of the same shapes. Each worker sends all its rows but its own.
+        A tree of the same shapes. Each worker sends all its rows except its own.
     """
     names = names_of(axis)
     sizes = [lax.axis_size(name) for name in names]
@@ -150,11 +150,11 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     for i, name in enumerate(names):
 
         def send(x, i=i, name=name):
-            # vmap's rule fails on an array that is not mapped: this choice maps it.
+            # vmap's rule fails on an array that is not mapped; jnp.where maps it.
             mapped = jnp.where(lax.axis_index(name) >= 0, x, x)
             return lax.all_to_all(mapped, name, i, i, tiled=True)
 
-        # Cut into messages along the first axis alone.
+        # Messages are cut along the first axis only.
         if i == 0:
             found = moved(found, send, [name], math.prod(sizes[1:]))
         else:

@@ -1,7 +1,7 @@
-"""The worker's share in means, where `participating` weighs the workers.
+"""The worker's share in means when `participating` weighs the workers.
 
-It is noted while a strategy is traced: what it hands in is weighted already, but for
-what only its own code knows of.
+It is noted while a strategy is traced. `participating` weighs gradients and params
+itself; code that averages anything else asks for the share here.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ def counting(share: jax.Array | None) -> Iterator[None]:
 
 
 def takes_part() -> jax.Array | bool:
-    """Whether this worker takes part; True where nobody is weighted."""
+    """Whether this worker takes part; True if workers are not weighted."""
     share = _OWN.get()
     return True if share is None else share > 0
 
@@ -40,30 +40,30 @@ def weighted(tree: PyTree) -> PyTree:
     """Multiplies floats by the worker's share, so that their mean is the weighted one.
 
     Args:
-        tree: arrays. Where nobody is weighted, it is returned as it is.
+        tree: arrays; returned unchanged if workers are not weighted.
     """
     share = _OWN.get()
     if share is None:
         return tree
 
     def leaves(xs):
-        # 0 times NaN would be NaN, and reach those who take part.
+        # 0 times NaN would be NaN, and reach the workers that take part.
         return narrow([jnp.where(share > 0, share * x, 0) for x in widen(xs)], xs)
 
     return on_floats(leaves, tree)
 
 
 def no_mean(what: str) -> None:
-    """Refuses weights for what is no mean over the workers.
+    """Declares that the calling code takes no mean, and so allows no weights.
 
     Args:
-        what: its name, for the message.
+        what: the name of what it computes, for the message.
 
     Raises:
         ValueError: the workers are weighted.
     """
     if _OWN.get() is not None:
         raise ValueError(
-            f"participating: {what} is no mean over the workers, so that those who "
+            f"participating: {what} is not a mean over the workers, so workers that "
             "skip cannot be left out of it"
         )

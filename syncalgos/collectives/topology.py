@@ -1,4 +1,4 @@
-"""Peers that exchange at a step, in methods without a global mean."""
+"""Exchanges with peers at a step, for methods without a global mean."""
 
 import math
 from collections.abc import Callable
@@ -21,11 +21,11 @@ Topology = str | np.ndarray
 """A graph as `check` returns it."""
 
 MATCHINGS = 16
-"""Random pairings to draw from, each of which is compiled."""
+"""The number of random pairings to draw from; each is compiled."""
 
 
 def of_exponential_graph(tree: PyTree, step: Any, axis: Axis) -> PyTree:
-    """Returns what worker i + 2^(step mod ⌈log₂ N⌉), modulo N, holds, at worker i.
+    """Returns, at worker i, the tree of worker i + 2^(step mod ⌈log₂ N⌉), modulo N.
 
     Args:
         tree: arrays.
@@ -40,15 +40,15 @@ def of_exponential_graph(tree: PyTree, step: Any, axis: Axis) -> PyTree:
 
 
 def of_random_pair(tree: PyTree, step: Any, seed: int, axis: Axis) -> PyTree:
-    """Returns what the worker's partner of this step holds; without one, its own.
+    """Returns the tree of the worker's partner at this step; its own without one.
 
     Args:
         tree: arrays.
-        step: the local step, at which one of MATCHINGS random matchings is drawn.
+        step: the local step; at each, one of MATCHINGS random matchings is drawn.
         seed: the seed of the matchings and of the draws.
         axis: the mapped axis or axes over which the workers lie.
     """
-    # A permutation must be known when the program is compiled: hence so few of them.
+    # A permutation must be known when the program is compiled, so there are only a few.
     workers = collectives.size(axis)
     matchings = sorted({_matching(workers, seed, i) for i in range(MATCHINGS)})
     drawn = jax.random.randint(common_key(seed, step), (), 0, len(matchings))
@@ -59,17 +59,17 @@ def links(topology: Topology, axis: Axis) -> list[list[Link]]:
     """Returns the links of each step of a period.
 
     Args:
-        topology: what `check` returned.
+        topology: the graph, as `check` returned it.
         axis: the mapped axis or axes over which the workers lie.
 
     Raises:
-        ValueError: a graph of another number of workers.
+        ValueError: the graph is for another number of workers.
     """
     return links_of(topology, collectives.size(axis))
 
 
 def hear(tree: PyTree, link: Link, axis: Axis) -> PyTree:
-    """Returns what this worker's peer of a link holds."""
+    """Returns the tree of the peer that this worker hears by a link."""
     workers = len(link.sources)
     ahead = (link.sources - np.arange(workers)) % workers
     if (ahead == ahead[0]).all():
@@ -79,9 +79,9 @@ def hear(tree: PyTree, link: Link, axis: Axis) -> PyTree:
 
 def weigh(link: Link, axis: Axis) -> Callable[[jax.Array], jax.Array]:
     """Returns a function: values of a link -> these times this worker's weight."""
-    # Quotients by a number that XLA does not know: of others it makes products, joins
-    # them with the addition behind (fma), and rounds otherwise where that is not fused.
-    # It knows those of a ring, so that its runs go on as they began.
+    # Divides by a number that XLA does not know: a known one XLA turns into a product,
+    # which it may join with the next addition (fma), so that the rounding depends on
+    # fusion. A ring keeps known numbers, so that older runs continue unchanged.
     if link.constant:
         return lambda x: x / float(1 / link.weights[0])
     heard, least = link.weights > 0, np.where(link.weights > 0, link.weights, 1)
@@ -94,7 +94,7 @@ def weigh(link: Link, axis: Axis) -> Callable[[jax.Array], jax.Array]:
 def pull(
     own: jax.Array, others: list[jax.Array], links: list[Link], axis: Axis
 ) -> jax.Array:
-    """Returns W x - x of one array, for what this worker and its peers hold."""
+    """Returns W x - x for one array, from the values of this worker and its peers."""
     parts, weights = [y - own for y in others], np.array([x.weights for x in links])
     if weights.size and (weights == weights.flat[0]).all():
         return weigh(links[0], axis)(sum(parts[1:], parts[0]))
@@ -103,17 +103,17 @@ def pull(
 
 
 def moves(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
-    """Returns the move of each leaf to its average with those of the worker's peers.
+    """Returns the move of each leaf to its average with the peers' leaves.
 
     Args:
         tree: arrays of floats.
-        topology: what `check` returned.
+        topology: the graph, as `check` returned it.
         step: the local step, which chooses the weights of a graph that changes.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        W x - x, at least in float32, for the weights W. It is exactly 0 where all hold
-        the same.
+        W x - x for the weights W, at least float32. It is exactly 0 where all workers
+        hold the same values.
     """
 
     def along(chosen, tree):
@@ -130,23 +130,23 @@ def moves(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
 def push(
     tree: PyTree, sends: jax.Array | bool, topology: Topology, step: Any, axis: Axis
 ) -> PyTree:
-    """Gives shares of sums to the worker's peers, and takes those that they give.
+    """Gives shares of sums to the worker's peers, and takes the shares they give.
 
     Args:
         tree: sums, arrays of floats.
-        sends: whether this worker gives any; else it keeps its whole sums.
-        topology: what `check` returned; only columns need add up to 1.
+        sends: whether this worker gives shares; otherwise it keeps its whole sums.
+        topology: the graph, as `check` returned it; only columns must add up to 1.
         step: the local step, which chooses the weights of a graph that changes.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        W x for the weights W. Over the workers the total of each sum stays.
+        W x for the weights W. The total of each sum over the workers stays the same.
     """
 
     def along(chosen, tree):
         total = tree
         for link in chosen:
-            # Weights of those who hear: source j gives to worker order[j].
+            # The link's weights belong to hearers; source j gives to worker order[j].
             order = np.argsort(link.sources)
             part = weigh(Link(link.sources, link.weights[order]), axis)
             gives = jax.tree.map(
@@ -157,8 +157,8 @@ def push(
         return total
 
     def take(total, gives, gets):
-        # Half of a sum leaves exactly the other half. Where all hold and give the same,
-        # the difference is exactly 0.
+        # Taking away half of a sum leaves exactly the other half. Otherwise, where all
+        # workers hold and give the same, the difference is exactly 0.
         halves = named(topology, "exponential")
         return total - gives + gets if halves else total + (gets - gives)
 
@@ -166,11 +166,11 @@ def push(
 
 
 def mix(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
-    """Averages a tree with those of the worker's peers at a step.
+    """Averages a tree with the trees of the worker's peers at a step.
 
     Args:
-        tree: arrays; leaves that are no floats, such as counts, are kept.
-        topology: what `check` returned.
+        tree: arrays; leaves that are not floats, such as counts, are kept.
+        topology: the graph, as `check` returned it.
         step: the local step.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -205,7 +205,7 @@ def _at_step(
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:
-    """Returns each worker's partner, (workers,); an odd one out is its own."""
+    """Returns each worker's partner, (workers,); a worker left over is its own."""
     order = np.random.default_rng([seed, number]).permutation(workers)
     half, partner = workers // 2, np.arange(workers)
     partner[order[:half]] = order[half : 2 * half]

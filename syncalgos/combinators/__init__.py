@@ -1,1 +1,1 @@
-"""Strategies made of strategies."""
+"""Combinators: strategies made from other strategies."""

@@ -1,4 +1,4 @@
-"""Simulated workers that do not wait for each other, around a server."""
+"""Simulated workers around a server, which do not wait for each other."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -17,18 +17,18 @@ from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import Axis, PyTree, Strategy, apply_sync
 
 UNIT = 1024
-"""The speed of the fastest worker: others are whole numbers below."""
+"""The speed of the fastest worker; other speeds are smaller whole numbers."""
 
 
 class Clock(NamedTuple):
-    """The steps of a common clock at which workers train, and end their rounds.
+    """A common clock, which tells at which steps each worker trains or ends a round.
 
-    At each step of the clock the fastest worker makes a local step, and a worker of
-    speed s makes one at a share s of these steps.
+    The fastest worker makes a local step at each step of the clock. A worker of speed s
+    makes one at a share s of these steps.
 
     Attributes:
         speeds: each worker's speed, in parts of UNIT.
-        periods: each worker's own local steps in a round.
+        periods: the number of local steps in a round of each worker.
     """
 
     speeds: tuple[int | jax.Array, ...]
@@ -36,8 +36,8 @@ class Clock(NamedTuple):
 
     def done(self, step: jax.Array) -> jax.Array:
         """Each worker's local steps before this step of the clock, (workers,)."""
-        # From the step alone, and so the same on all workers, after a resume, and in
-        # the ledger. Integers in two parts: a product of both overflows after 2^21.
+        # Follows from the step alone, so it is the same on all workers, after a resume
+        # and in the ledger. In two parts: step * speeds would overflow after 2^21.
         speeds = jnp.array(self.speeds, jnp.int32)
         return step // UNIT * speeds + step % UNIT * speeds // UNIT
 
@@ -51,22 +51,22 @@ class Clock(NamedTuple):
         return self.moves(step) & ends
 
     def waits(self, step: jax.Array) -> jax.Array:
-        """Steps from this one until each worker makes a local step; 0: at this one."""
+        """Steps until each worker makes its next local step; 0: at this step."""
         speeds, rest = jnp.array(self.speeds, jnp.int32), step % UNIT
-        # After the ⌈UNIT k / speed⌉-th step of a unit a worker has made k of its own.
+        # In UNIT steps of the clock, the ⌈UNIT k / speed⌉-th has a worker's k-th one.
         following = rest * speeds // UNIT + 1
         return (following * UNIT + speeds - 1) // speeds - 1 - rest
 
 
 def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
-    """Makes a clock on which speeds fall evenly, from 1 to that of the slowest worker.
+    """Makes a clock whose speeds fall evenly from 1 to that of the slowest worker.
 
     Args:
         workers: the number of workers, at least 1.
         slowest: the slowest worker's speed, above 0 and at most 1. A single worker has
             speed 1.
         period: the fastest worker's local steps in a round, at least 1.
-        paced: whether slower workers take fewer steps in a round, in proportion.
+        paced: whether slower workers make proportionally fewer steps in a round.
     """
 
     def of_period(speed):  # ⌊speed · period / UNIT⌋, in int32 too
@@ -81,11 +81,11 @@ def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock
 def even_clocks(
     where: str, period: int, slowest: float, paced: bool = False
 ) -> Callable[[int], Clock]:
-    """Returns workers -> the clock of `even_speeds`, or raises a ValueError.
+    """Returns a function, workers -> the clock of `even_speeds`, after checks.
 
     Args:
-        where: the algorithm, for the message.
-        period: as for `even_speeds`, like all others.
+        where: the algorithm, for error messages.
+        period: as for `even_speeds`, like the other arguments.
     """
     period = checks.whole(f"{where}: period", period, least=1)
     slowest = checks.share(f"{where}: slowest", slowest)
@@ -96,12 +96,12 @@ class AsyncState(NamedTuple):
     """State of `asynchronous` and `at_own_speeds`.
 
     Attributes:
-        server: the server, identical on all workers; of `at_own_speeds` the state of
+        server: the server, identical on all workers; for `at_own_speeds` the state of
             the strategy inside.
-        start: this worker's params at the start of its round, at least float32; of
-            `at_own_speeds` ().
-        held: its params and opt_state as of the last step.
-        began: whether opt_state in it is that of a step; `init` sees params alone.
+        start: this worker's params at the start of its round, at least float32; () for
+            `at_own_speeds`.
+        held: the worker's params and opt_state after the last step.
+        began: whether `held` comes from a step; `init` knows params, but no opt_state.
     """
 
     server: Any
@@ -124,29 +124,29 @@ def asynchronous(
     axis: Axis,
     model_of: Callable[[Any, jax.Array], PyTree] = lambda server, _: server.params,
 ) -> Strategy:
-    """Sends each worker's update to a server as its round ends.
+    """Sends each worker's update to a server at the end of the worker's round.
 
-    The worker then starts its next round from the model that it gets.
+    The worker then starts its next round from the model that the server returns.
 
     Args:
         where: the algorithm, for error messages.
         serve: params -> the server, whose attribute `params` is the model.
-        push: (server, update, worker) -> the server after a worker's start - end has
-            arrived; the worker is an index.
+        push: (server, update, worker) -> the server after an update, start - end of a
+            round, has arrived from the worker with this index.
         clock_of: workers -> the clock of their local steps and rounds.
-        optimizer: the inner optimizer: its state rests while its worker does; None: it
-            goes on changing.
+        optimizer: the inner optimizer; its state stays the same while its worker rests.
+            None: the state keeps changing.
         axis: the mapped axis or axes over which the workers lie.
         model_of: (server, worker) -> the model that this worker gets, at least float32.
 
     Returns:
         A Strategy. State: the server, identical on all workers, and the worker's own
-        params at the start of its round. Where workers arrive, all gather the updates
-        of all; those that have arrived count, in the workers' order. The center is the
-        server's model.
+        params at the start of its round. When any worker ends a round, all workers
+        gather all updates; those that arrived are applied in the workers' order. The
+        center is the server's model.
 
     Raises:
-        ValueError: an optimizer of another kind.
+        ValueError: `optimizer` is not an optax optimizer.
     """
 
     def lands(step):
@@ -179,20 +179,20 @@ def at_own_speeds(
     clock_of: Callable[[int], Clock],
     optimizer: optax.GradientTransformation | None,
 ) -> Strategy:
-    """Lets each worker make the local steps of its own speed alone.
+    """Lets each worker make local steps at its own speed.
 
     Args:
         where: the algorithm, for error messages.
-        strategy: one that syncs replicas, at steps of the common clock.
+        strategy: a strategy that syncs replicas at steps of the common clock.
         clock_of: workers -> the clock of their local steps.
         optimizer: as for `asynchronous`.
 
     Returns:
-        A Strategy. State: the strategy's, and what a resting worker holds. It sends
-        what the strategy sends, and has its center.
+        A Strategy. State: the strategy's, and params and opt_state for resting workers.
+        It sends the same as the strategy, and has the same center.
 
     Raises:
-        ValueError: an optimizer of another kind.
+        ValueError: `optimizer` is not an optax optimizer.
     """
 
     def act(replica, state, step):
@@ -213,9 +213,10 @@ def at_own_speeds(
 
 
 def _resting(where, strategy, clock_of, optimizer):
-    """A strategy whose workers rest at the steps of the clock that are not theirs.
+    """Makes workers rest at the steps of the clock at which they make no local step.
 
-    Its init makes the first two fields of AsyncState, which its sync gets whole.
+    The strategy's init returns the first two fields of AsyncState; its sync takes and
+    returns the whole state.
     """
     if optimizer is not None:
         check_optimizer(f"{where}: optimizer", optimizer)
@@ -235,25 +236,25 @@ def _resting(where, strategy, clock_of, optimizer):
         held = widen(replica.params), opt_state
         return replica, state._replace(held=held, began=jnp.array(True))
 
-    # It acts at every step, to hold slower workers back; only arrivals land.
+    # It acts at every step to hold slower workers back; results land only on arrivals.
     resting = Combination(sync, lands=strategy.sync.lands, steady=True)
     return strategy._replace(init=init, sync=resting)
 
 
 def _rested(replica, state, step, moves, with_opt_state):
-    """The replica, or its last state where the worker makes no local step now."""
+    """The replica, or its last state if the worker makes no local step now."""
     params, opt_state = state.held
     params = select(moves, replica.params, narrow(params, replica.params))
     if not with_opt_state:
         return replica._replace(params=params)
-    # Behind another phase of training, opt_state has changed since `init`.
+    # After another phase of training, opt_state has changed since `init`.
     goes_on = moves | ~(state.began | (step == 0))
     opt_state = select(goes_on, replica.opt_state, opt_state)
     return replica._replace(params=params, opt_state=opt_state)
 
 
 def _arrived(replica, state, arrived, push, model_of, axis):
-    """The replica and the state after the updates of all that end a round now."""
+    """The replica and the state after the updates of workers that end a round now."""
     me, own = collectives.index(axis), widen(replica.params)
     update = jax.tree.map(jnp.subtract, state.start, own)
 
@@ -263,7 +264,7 @@ def _arrived(replica, state, arrived, push, model_of, axis):
         own = select(counts & (number == me), model_of(server, number), own)
         return (server, own), None
 
-    # (workers, ...): one by one, as each meets another model at the server.
+    # (workers, ...): one by one, as each update changes the server's model.
     of_all = shards.gathered(update, axis)
     each = jnp.arange(len(arrived)), arrived, of_all
     (server, own), _ = lax.scan(come, (state.server, own), each)

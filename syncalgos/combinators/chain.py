@@ -12,16 +12,17 @@ def chain(*strategies: Strategy) -> Strategy:
     """Applies strategies one after the other, in reduce and in sync.
 
     Args:
-        *strategies: what to apply, in this order.
+        *strategies: the members, in the order in which to apply them.
 
     Returns:
-        A Strategy. State: the tuple of theirs. Its center is that of the last one that
-        defines its own, else the mean of the replicas: leaf by leaf, where members are
-        `masked`. It acts at each step at which a member does, declares what any of them
-        does, and is `late` by the least of theirs.
+        A Strategy. State: the tuple of the members' states. Its center is that of the
+        last member that defines its own, else the mean of the replicas; with `masked`
+        members this holds leaf by leaf. It acts at each step at which a member acts. A
+        declaration that any member makes holds for the chain, too; its `late` is the
+        members' smallest.
 
     Raises:
-        ValueError: an argument that is no Strategy.
+        ValueError: an argument is not a Strategy.
 
     Example:
         >>> import optax
@@ -70,9 +71,9 @@ def chain(*strategies: Strategy) -> Strategy:
 def _chained_center(
     strategies: tuple[Strategy, ...],
 ) -> Callable[[PyTree, PyTree], PyTree]:
-    """The center of the last strategy with its own, else the mean over their axis."""
+    """The center of the last strategy that has its own, else the mean of replicas."""
     means = [introspection.mean_center(strategy) for strategy in strategies]
-    # Nothing is left of a center before the last one that is of all leaves.
+    # A center of all leaves replaces all centers before it.
     first = max((i for i, mean in enumerate(means) if mean is None), default=0)
 
     def over(rest, params, state):

@@ -1,4 +1,4 @@
-"""Means of the entries that each worker chooses, in messages as long as needed."""
+"""Means of entries that each worker chooses, in messages of the length needed."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ from syncalgos.reducers.hops import index_dtype
 from syncalgos.reducers.stacking import shards
 
 UNITS = 1024
-"""Messages are so many parts of a vector long, rounded up."""
+"""The number of units in a vector; the length of a message is rounded up to units."""
 
 
 def undecided(size: int) -> tuple[Decision, ...]:
-    """Returns the first decisions of `mean_of_chosen`, for so many entries at most."""
+    """Returns the first decisions of `mean_of_chosen`, for at most `size` entries."""
     return (Decision(jnp.int32(-1)),) * (1 + min(size, UNITS).bit_length())
 
 
@@ -31,21 +31,22 @@ def mean_of_chosen(
 ) -> tuple[PyTree, tuple[Decision, ...]]:
     """Returns the mean over the workers of a tree's chosen entries; others are 0.
 
-    Every worker gathers how many entries the others chose. All send as many as the
-    worker with most of them, rounded up to units, as values and indices. Where these
-    take more bytes than an all-reduce of all entries, that is made instead. If a worker
-    is several devices, each sends what it holds, and the device with most decides.
+    Every worker first gathers how many entries the others chose. All then send values
+    and indices of as many entries as the worker that chose most, rounded up to units.
+    If that takes more bytes than an all-reduce of all entries, they all-reduce instead.
+    If a worker is several devices, each sends the entries that it holds, and the device
+    that holds most decides.
 
     Args:
         tree: this worker's arrays; all leaves count as one vector.
-        chosen: its entries to send, booleans of the same shapes.
-        decisions: those of the last step; see `undecided`.
+        chosen: the entries to send, booleans of the same shapes.
+        decisions: the decisions of the last step; see `undecided`.
         step: the local step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The mean, identical on all workers; and the decisions: whether the vector is
-        sent whole, and the binary digits of the number of units, from the lowest.
+        The mean, identical on all workers, and the decisions: whether the whole vector
+        is sent, and the binary digits of the number of units, the lowest first.
     """
 
     def mean(within, tree, chosen, decisions, step):
@@ -83,13 +84,13 @@ def _mean(
         lambda: collectives.mean(jnp.where(chosen, x, 0), axis),
         lambda: jnp.zeros_like(x),
     )
-    # Shapes must be known: hence a branch for each digit, which takes its share of the
-    # places. Those behind the last are beyond the vector, and dropped.
+    # Shapes must be known, so each binary digit has a branch that sends its share of
+    # the places. Places after the last chosen one lie outside the vector: dropped.
     size = unit * -(-x.size // unit)
     [places] = jnp.nonzero(chosen, size=size, fill_value=x.size)
     decided, begin = [first], jnp.int32(0)
     for digit, decision in enumerate(decisions[1:]):
-        length = min(unit << digit, size)  # only what is never asked is shorter
+        length = min(unit << digit, size)  # shorter only in branches never taken
 
         def add(mean=mean, begin=begin, length=length):
             own = lax.dynamic_slice(places, [begin], [length])

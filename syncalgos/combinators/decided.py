@@ -1,4 +1,4 @@
-"""Syncs that the workers' data decide on, recorded so that they can be counted."""
+"""Syncs decided by the workers' data; decisions are recorded to count the bytes."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -29,9 +29,9 @@ class DecidedState(NamedTuple):
     """State of `decided`.
 
     Attributes:
-        strategy: the strategy's own.
-        then: that of the strategy behind it; see `at_syncs`.
-        decision: the last one.
+        strategy: the strategy's state.
+        then: the state of the strategy applied after it; see `at_syncs`.
+        decision: the last decision.
     """
 
     strategy: PyTree
@@ -41,27 +41,28 @@ class DecidedState(NamedTuple):
 
 @accepts_former("vote strategy axis", changed=axis_of_member, swaps=True)
 def decided(strategy: Strategy, vote: Vote) -> Strategy:
-    """Applies a sync only where a worker asks for it, by its own data.
+    """Applies a sync only when a worker's own data ask for it.
 
     At every step each worker votes, and one number is all-reduced. If any worker asks
-    for a sync, all sync, so that none waits for the others; else nothing more is sent.
-    `every` belongs around it: `every(decided(…), 16)` votes after every 16 local steps.
+    for a sync, all workers sync, so none waits for the others; otherwise nothing more
+    is sent. Put `every` around it: `every(decided(…), 16)` votes after every 16 local
+    steps.
 
     Args:
-        strategy: what to apply; it must sync, and reduce no gradients.
+        strategy: the strategy to apply; it must sync, and not reduce gradients.
         vote: (replica, state, step) -> whether this worker asks for a sync: a scalar
-            boolean, which may differ between workers. The state is the strategy's. For
-            a vote that reads `replica.loss` the strategy must declare `sees_loss`.
+            boolean, which may differ between workers. `state` is the strategy's state.
+            If the vote reads `replica.loss`, the strategy must declare `sees_loss`.
 
     Returns:
         A Strategy. State: the strategy's, and the step of the last decision.
         `DataParallel.run` reports for each step whether the workers decided to sync, as
-        metrics["decided"]; `communication` counts the bytes from that.
+        metrics["decided"]; `communication` counts the bytes from these decisions.
 
     Raises:
-        ValueError: no Strategy, one that reduces gradients, never syncs, or acts at
-            every step (`delayed`, `paced`, `async_diloco`), or a vote that is no
-            function.
+        ValueError: the vote is not a function, or the strategy is not a Strategy,
+            reduces gradients, never syncs, or acts at every step (`delayed`, `paced`,
+            `async_diloco`).
 
     Example:
         >>> import numpy as np
@@ -79,8 +80,8 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
-            "decided: a strategy that syncs and does not reduce gradients is needed; "
-            "chain others beside it"
+            "decided: the strategy must sync replicas and not reduce gradients; put "
+            "other strategies beside it with chain"
         )
     introspection.check_not_steady("decided", strategy)
     if introspection.is_clocked(strategy):
@@ -91,7 +92,7 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
 
 
 def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
-    """`decided`, with a strategy that is applied behind it at the same steps."""
+    """`decided`, with a strategy `then` that is applied after it at the same steps."""
     axis = introspection.axis_of(strategy)
 
     def init(params):
@@ -105,11 +106,11 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
 
     def sync(replica, state, step):
         asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
-        # A branch on what differs between workers would let some wait for ever, and
-        # under vmap compute both arms. Sums of ones are exact in any order: so all
+        # A branch on a value that differs between workers would let some wait for ever,
+        # and under vmap compute both arms. Sums of ones are exact in any order, so all
         # devices decide alike, and vmap sees that the result is not mapped.
-        # Any worker decides, as in Kamp's protocol. For a criterion of all, such as a
-        # mean distance, `vote` all-reduces a number of its own: 4 bytes more.
+        # Any worker can ask, as in Kamp's protocol. For a criterion over all workers,
+        # such as a mean distance, `vote` all-reduces its own number: 4 bytes more.
         now = collectives.mean(asks, axis) > 0
         (replica, state), decision = branch(
             now,
@@ -120,7 +121,7 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         )
         return replica, state._replace(decision=decision)
 
-    # A whole, as the vote reads the state of the strategy inside.
+    # A whole without members, as the vote reads the state of the strategy inside.
     whole = introspection.Combination(
         sync,
         lands=partial(introspection.lands, strategy),
@@ -145,12 +146,12 @@ def branch(
     """Takes one of two branches by data, and notes it for the ledger.
 
     Args:
-        asked: whether to act, a scalar boolean. It must be the same on all workers, as
-            what a collective returns is.
+        asked: whether to act, a scalar boolean. It must be the same on all workers,
+            like the result of an all-reduce.
         last: the decision before this one.
         step: the local step.
-        act: what to return then.
-        rest: what to return else; it sends nothing.
+        act: a function that returns the result of acting.
+        rest: a function that returns the result otherwise; it sends nothing.
 
     Returns:
         (the result, the decision).
@@ -161,9 +162,9 @@ def branch(
 
 @jax.jit
 def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
-    """Returns `now`; the ledger, which cannot know it, takes what was recorded."""
-    # The ledger looks for a call of this name. jax leaves no call in the program for a
-    # function that returns its argument: hence an equation that changes nothing.
+    """Returns `now`; the ledger, which cannot know it, takes the recorded `noted`."""
+    # The ledger looks for a call of this name. jax would drop the call of a function
+    # that just returns its argument, so the function holds an equation without effect.
     return jnp.logical_or(now, False)
 
 
@@ -172,7 +173,7 @@ BY_DATA = "_by_data"
 
 def found(state: PyTree) -> dict[int, Decision]:
     """Returns the decisions in a strategy's state, by the numbers of their leaves."""
-    leaves = jax.tree.leaves(state, is_leaf=_is_one)  # a decision has but one leaf
+    leaves = jax.tree.leaves(state, is_leaf=_is_one)  # a decision has a single leaf
     return {i: x for i, x in enumerate(leaves) if _is_one(x)}
 
 
@@ -188,15 +189,15 @@ def noted(state: PyTree, step: Any) -> dict[str, jax.Array]:
     """Returns the decisions of a step, as metrics.
 
     Args:
-        state: a strategy's; leaves may lead with lanes, which hold the same.
+        state: a strategy's state; leaves may have a first axis of identical lanes.
         step: the local step.
 
     Returns:
         {"decided": whether each decision was to act, (decisions,) booleans}; {} for a
         strategy without decisions.
     """
-    # A flag in the state would not do: `when` keeps the state at steps that it skips,
-    # and the flag would be that of another step.
+    # A flag in the state would be wrong: `when` keeps the state at steps that it skips,
+    # so the flag would belong to an earlier step.
     acts = [jnp.ravel(decision.at)[0] == step for decision in found(state).values()]
     return {METRIC: jnp.stack(acts)} if acts else {}
 

@@ -1,4 +1,4 @@
-"""Delayed communication: a result arrives some local steps after it was sent."""
+"""Delayed communication: results arrive some local steps after they were sent."""
 
 import functools
 from collections.abc import Callable
@@ -25,17 +25,17 @@ from syncalgos.strategy import (
 )
 
 LOOKED_UP = 2**14
-"""Local steps in which syncs are looked for that overtake one another."""
+"""Local steps in which to look for results that arrive after the next was sent."""
 
 
 class DelayedState(NamedTuple):
     """State of `delayed`.
 
     Attributes:
-        strategy: the strategy's own, as of the last step at which it sent.
-        center: its center, as of the last arrival; () without a center of its own.
-        grads: reduced gradients on their way, (delay, *S) each.
-        syncs: params, or their gains, and centers on their way, (slots, *S) each.
+        strategy: the strategy's state after the last step at which it sent.
+        center: the strategy's own center at the last arrival; () if it has none.
+        grads: reduced gradients on the way, (delay, *S) for each leaf of shape S.
+        syncs: params (or their changes) and centers on the way, (slots, *S) each.
         sent_at: the local step at which each slot was sent, (slots,); -1 for none.
     """
 
@@ -61,35 +61,36 @@ def delayed(
         replace: θ ← (1 - α) · arrived + α · θ
         add:     θ ← θ + (1 - α) · (arrived - θₜ)
 
-    Replacing gives up (1 - α) of the local steps since t; adding keeps them, as methods
-    do that overlap a whole round. With a reduction, step t + delay uses the gradients
-    reduced at t; before the first arrival they are zero. A delay of 0 is the strategy
-    itself, but for α.
+    Replacing discards a share 1 - α of the local steps since t. Adding keeps them, as
+    methods that overlap a whole round do. For a strategy that reduces gradients, step
+    t + delay uses the gradients reduced at t; before the first arrival they are zero. A
+    delay of 0 returns the strategy itself, apart from the mixing by α.
 
     Args:
-        strategy: the sender. In a `chain`, every member is delayed on its own.
-        delay: local steps on the way, at least 0.
+        strategy: the strategy to delay. In a `chain`, each member is delayed on its
+            own.
+        delay: local steps from sending to arrival, at least 0.
         alpha: α, the weight of the local value when a result arrives, at least 0 and at
             most 1.
-        arrival: replace or add. To replace, a result must arrive before the next is
+        arrival: replace or add. With replace, a result must arrive before the next is
             sent; otherwise no local step is ever kept.
 
     Returns:
-        A Strategy. State: the strategy's, and what is on its way: one copy of params
-        for each sync that overlaps, and `delay` gradients of a reduction. Changes to
-        opt_state and buffers take effect at once. The center is as of the last arrival.
-        `communication` counts bytes at the step that sends them.
+        A Strategy. State: the strategy's, and the results on the way: one copy of
+        params for each sync that overlaps, and `delay` copies of reduced gradients.
+        Changes to opt_state and buffers take effect at once. The center is that of the
+        last arrival. `communication` counts bytes at the step that sends them.
 
     Raises:
-        ValueError: no Strategy, one that is `decided` or must act at every step, as
-            `async_diloco`, or a parameter outside its range; when its state is made,
-            results that would arrive after the next was sent.
+        ValueError: the strategy is not a Strategy, is `decided`, or must act at every
+            step, as `async_diloco`; or a parameter is outside its range. Also, when the
+            state is made, if results would arrive after the next was sent.
 
-    Collectives are not overlapped with computation: a delay simulates the numbers of
-    an overlap. A result that takes more than a round is not yet in the next one sent,
-    which then corrects the same difference again. With m results on their way, averaged
-    replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one result,
-    0.62 for two.
+    The delay simulates the numbers of an overlap; collectives do not really run during
+    computation. A result that takes longer than a round is not yet part of the next one
+    sent, which then corrects the same difference again. With m results on the way,
+    averaged replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one
+    result, 0.62 for two.
 
     Example:
         >>> import numpy as np
@@ -98,7 +99,7 @@ def delayed(
         >>> strategy.late
         3
         >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=16)
-        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1  # as it is sent
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1  # steps that send
         array([ 8, 16])
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
@@ -162,20 +163,20 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
 
 
 def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
-    """Refuses results that would arrive when the next has been sent."""
-    # Looked up, as neither a schedule nor a condition shows how far apart its steps
-    # are. Where each result replaces all local steps, training stands still.
+    """Refuses results that would arrive after the next was sent."""
+    # The steps are looked up, as a schedule or a condition does not tell how far apart
+    # they are. If each result replaced all local steps, training would stand still.
     with jax.ensure_compile_time_eval():
         steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
         sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
-    if checks.is_traced(sends):  # by a number that is known in the program alone
+    if checks.is_traced(sends):  # depends on a number that only the program knows
         return
     apart = np.diff(np.flatnonzero(np.asarray(sends)))
     if apart.size and delay >= apart.min():
         raise ValueError(
             f"delayed: a result would arrive {delay} local steps after it was sent, "
-            f"the next is sent after {apart.min()}: so no local step would be kept; "
-            "say arrival='add'"
+            f"but the next is sent after {apart.min()}, so no local step would be "
+            "kept: use arrival='add'"
         )
 
 
@@ -183,9 +184,9 @@ class _Delay(NamedTuple):
     """The four functions of `delayed`, for a whole with nothing but `when` around it.
 
     Attributes:
-        strategy: what is delayed.
-        sender: the whole inside of `when`.
-        delay: local steps on the way.
+        strategy: the strategy to delay, with any `when` around it.
+        sender: the whole inside `when`.
+        delay: local steps from sending to arrival.
         alpha: the weight of the local value when a result arrives.
         arrival: replace or add.
         apart: the fewest local steps between two syncs.
@@ -207,7 +208,7 @@ class _Delay(NamedTuple):
         return jnp.logical_and(step >= self.delay, self.is_sent(step - self.delay))
 
     def init(self, params):
-        """Makes the state, with no results on their way."""
+        """Makes the state, with no results on the way."""
         syncs = introspection.ever_syncs(self.sender)
         if syncs and self.arrival == "replace":
             _check_apart(self.is_sent, self.delay)
@@ -225,7 +226,7 @@ class _Delay(NamedTuple):
         )
 
     def reduce(self, grads, replica, state, step):
-        """Sends these gradients, and returns those that arrive."""
+        """Sends these gradients, and returns the gradients that arrive."""
         new, own = self.strategy.reduce(grads, replica, state.strategy, step)
         slot = step % self.delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
@@ -233,13 +234,13 @@ class _Delay(NamedTuple):
 
     def sync(self, replica, state, step):
         """Receives the result that arrives, then sends the next."""
-        # What arrives comes first: a sync sees the params that it left behind.
+        # In this order, so that a sync sees the params after the arrival.
         receiver = when(Strategy(sync=self.receive), self.arrives)
         replica, state = receiver.sync(replica, state, step)
         return when(Strategy(sync=self.send), self.is_sent).sync(replica, state, step)
 
     def receive(self, replica, state, step):
-        """Takes the result of its slot into the params."""
+        """Applies the result that arrives to the params."""
         slot = (step - self.delay) // self.apart % len(state.sent_at)
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
         local, kept = replica.params, self.alpha
@@ -248,10 +249,10 @@ class _Delay(NamedTuple):
             total = jax.tree.map(lambda x, d: x + (1 - kept) * d, wide, result)
             params = narrow(total, local)
         else:
-            # Leaves that the strategy leaves alone have trained on meanwhile, and stay.
+            # Leaves that the strategy does not change keep their local steps.
             changed = changes_params(self.sender, replica, state.strategy, step)
             params = _mix(kept, changed, result, local)
-        # Nothing was sent then if the phase around this one began since.
+        # Nothing was sent then if the phase around this strategy began later.
         was_sent = state.sent_at[slot] == step - self.delay
         params, center = select(was_sent, (params, center), (local, state.center))
         return replica._replace(params=params), state._replace(center=center)
@@ -274,7 +275,7 @@ class _Delay(NamedTuple):
         return self.strategy.center(params, state) if centered else ()
 
     def on_the_way(self, new, old):
-        """The params that are sent, or their gain where that will be added."""
+        """The params to send, or with arrival="add" their change by the sync."""
         if self.arrival == "replace":
             return new
         return jax.tree.map(jnp.subtract, widen(new), widen(old))
@@ -307,7 +308,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
 
 
 def _rows(tree: PyTree, count: int) -> PyTree:
-    """Zeros for so many trees: (count, *S) for each leaf of shape S."""
+    """Zeros for `count` trees: (count, *S) for each leaf of shape S."""
     return jax.tree.map(lambda x: jnp.zeros((count, *jnp.shape(x)), x.dtype), tree)
 
 

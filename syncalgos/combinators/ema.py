@@ -1,4 +1,4 @@
-"""A center that averages over time."""
+"""A center that is an average over time."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ class EmaState(NamedTuple):
     """State of `ema`.
 
     Attributes:
-        strategy: the strategy's own.
+        strategy: the strategy's state.
         average: c, the average of this worker's params, at least float32.
     """
 
@@ -27,25 +27,26 @@ class EmaState(NamedTuple):
 def ema(strategy: Strategy, decay: float) -> Strategy:
     """Makes an exponential moving average of the replicas the center of a strategy.
 
-    After every local step, and after its sync, for a worker's params θ and its average
-    c, which starts from its first params:
+    Each worker keeps an average c of its params θ, starting from its first params.
+    After every local step, and after that step's sync:
 
         c ← c + (1 - d) (θ - c)
 
     Args:
-        strategy: any. Its training is not changed.
-        decay: d, at least 0 and below 1: 1 / (1 - d) is how many steps it looks back.
+        strategy: any strategy; its training does not change.
+        decay: d, at least 0 and below 1; the average covers about the last 1 / (1 - d)
+            steps.
 
     Returns:
-        A Strategy. State: the strategy's, and c, shaped like params, at least float32,
-        the worker's own. Nothing more is sent at any step: the center is the mean of
-        all c, which is the moving average of the replicas' mean.
+        A Strategy. State: the strategy's, and the worker's own c, shaped like params,
+        at least float32. No step sends more than before. The center is the mean of all
+        c, which is the moving average of the replicas' mean.
 
     Raises:
-        ValueError: no Strategy, or a decay outside its range.
+        ValueError: the argument is not a Strategy, or the decay is outside its range.
 
-    The clock is the local step, also inside `every`: one decay looks back as far for
-    every algorithm and period. The strategy's own center is not used. Where params
+    The decay counts local steps, also inside `every`, so one decay covers as many steps
+    for every algorithm and period. The strategy's own center is not used. If params
     drift steadily, c is d / (1 - d) steps behind.
 
     Example:
@@ -70,9 +71,9 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
         return EmaState(strategy.init(params), widen(params))
 
     # Averaging is linear: the mean of the workers' averages is the average of their
-    # mean, so nothing is sent. To average the strategy's own center would not do: that
-    # may be a mean that has to be sent at every step (noloco, eager_diloco). The price
-    # is to act at every step: lanes of a CPU no longer run one after the other.
+    # mean, so nothing is sent. The strategy's own center is not averaged, as it may be
+    # a mean that must be sent at every step (noloco, eager_diloco). The cost is that
+    # sync acts at every step, so the lanes of a CPU no longer run one after the other.
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
         params = widen(replica.params)

@@ -16,11 +16,11 @@ from syncalgos.reducers.stacking import Stacked, shards
 CUTS = ("leaves", "bytes", "layers")
 
 Cut = str | Callable[[PyTree], PyTree]
-"""One of CUTS, or params -> the number of each leaf's fragment, from 0: a tree like
-params, or one for whole subtrees."""
+"""One of CUTS, or a function, params -> the number of each leaf's fragment, from 0: a
+tree like params, in which one number may stand for a whole subtree."""
 
 Owners = list[np.ndarray]
-"""The fragments of each leaf's rows along the first axis; one alone: its own."""
+"""For each leaf the fragments of its rows along the first axis, or its one fragment."""
 
 
 def check(cut: Cut) -> Cut:
@@ -38,15 +38,15 @@ def steps_between(period: int, fragments: int, delay: int) -> int:
     Args:
         period: local steps between two syncs of a fragment.
         fragments: the number of fragments.
-        delay: local steps until what was sent arrives.
+        delay: local steps from sending to arrival.
 
     Raises:
-        ValueError: fragments that do not divide the period, or a delay that reaches the
-            next fragment's sync.
+        ValueError: the period does not divide into the fragments, or the delay reaches
+            the next fragment's sync.
     """
     if period % fragments:
         raise ValueError(
-            f"fragments must be a divisor of the period {period}, got {fragments}"
+            f"fragments must divide the period of {period}, got {fragments}"
         )
     apart = period // fragments
     if delay >= apart:
@@ -62,20 +62,21 @@ def mask(
     """Returns the mask of a fragment, for `masked`.
 
     Args:
-        number: the fragment's, from 0.
+        number: the fragment's number, from 0.
         fragments: the number of fragments.
         cut: how to cut. leaves: consecutive leaves, about as many in each fragment.
             bytes: consecutive bytes, about as many in each; a leaf may be cut between
             rows of its first axis. layers: layer l of stacked leaves goes to fragment l
-            modulo `fragments`; other leaves, the largest first, to the smallest.
+            modulo `fragments`; the other leaves, largest first, each go to the fragment
+            that is smallest so far.
         stacked: which leaves hold several layers.
         params: the model.
 
     Returns:
-        A tree like params: True, False, or the slice of its rows for each leaf.
+        A tree like params: for each leaf True, False, or the slice of its rows.
 
     Raises:
-        ValueError: a function that returns no numbers of fragments.
+        ValueError: a function that does not return numbers of fragments.
     """
     params = shards.whole_shapes(params)
     leaves, form = jax.tree.flatten(params)
@@ -94,7 +95,7 @@ def _part(mine: np.ndarray) -> bool | slice:
     """The fragment's rows of a leaf."""
     if mine.all() or not mine.any():
         return bool(mine.all())
-    # Evenly apart by all three cuts, so a slice has them.
+    # All three cuts choose evenly spaced rows, which a slice can express.
     rows = np.flatnonzero(mine)
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     return slice(int(rows[0]), int(rows[-1]) + 1, int(step))
@@ -132,7 +133,7 @@ def _by_bytes(fragments: int, leaves: list[Any]) -> Owners:
 
 
 def _by_layers(fragments: int, leaves: list[Any], counts: list[int]) -> Owners:
-    """The layers of stacks in turn; other leaves where the fewest bytes are."""
+    """Layers of stacks in turn; each other leaf goes where the fewest bytes are."""
     owners: Owners = [np.array([])] * len(leaves)
     load = np.zeros(fragments)
     cut = [i for i, count in enumerate(counts) if count and len(leaves[i])]
@@ -147,5 +148,5 @@ def _by_layers(fragments: int, leaves: list[Any], counts: list[int]) -> Owners:
 
 
 def _bytes(x: Any) -> int:
-    """The size of an array, or of the shape of one."""
+    """The bytes of an array, also if only its shape is given."""
     return math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize

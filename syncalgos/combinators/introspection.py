@@ -1,9 +1,9 @@
 """Questions about a strategy: when it acts, and what it was made of.
 
-The steps at which a sync acts are declared by `Strategy.acts`, which every user may
-give. `Combination` is private to the combinators: it lists what is inside a strategy,
-so that a delay, a weight or a condition can go to the members of a chain. Defaults and
-declared forms are recognised here alone.
+`Strategy.acts` declares the steps at which a sync acts; every user may set it.
+`Combination` is private to the combinators: it lists the strategies inside a strategy,
+so that a delay, a weight or a condition can be applied to the members of a chain. Only
+this module recognises defaults and declared forms.
 """
 
 import functools
@@ -27,7 +27,7 @@ class Rounds(NamedTuple):
 
     Attributes:
         schedule: (step, workers) -> weights, (workers,), at the end of a round.
-        lands: step -> whether it ends a round; None: every step is one.
+        lands: step -> whether it ends a round; None: each step is a round.
     """
 
     schedule: Callable[[Any, int], Any]
@@ -39,24 +39,25 @@ class Combination(NamedTuple):
 
     Attributes:
         call: (replica, state, step) -> (replica, state), the sync itself.
-        members: the strategies inside; () for a whole that others must not change.
+        members: the strategies inside; () for a whole, which combinators must not take
+            apart.
         rebuild: f -> the same combinator around f(member), for each of its members.
-        lands: step -> whether the replica takes on a result then; None: whenever a
-            member's does, or without members whenever it acts.
-        condition: step -> whether `when` calls its member then; else None.
+        lands: step -> whether the replica receives a result at this step; None:
+            whenever a member's lands, or without members whenever the sync acts.
+        condition: step -> whether `when` calls its member; None for other combinators.
         clocked: whether it works at every local step, as a delay and a moving average
-            do, so that `when` belongs inside.
+            do, so that `when` must be applied inside it.
         delays: whether results land later than they are sent.
         steady: whether the sync must be called at every local step, so that `when`
-            refuses it; a phase, `until` or `after`, may lie around it.
-        behind: extra -> the same strategy with another behind it, wherever the data
-            decide to act; None where the step alone decides.
-        rounds: by the product of whose weights the workers count in what the strategy
-            combines; none of them: all alike.
+            refuses it; `until` or `after` may be around it.
+        behind: extra -> the same strategy, with `extra` applied after it whenever the
+            data decide to act; None if the step alone decides.
+        rounds: the schedules of the workers' weights, which are multiplied; (): all
+            workers weigh the same.
     """
 
-    # It is the sync, and not a field beside it: `_replace(sync=…)` then replaces the
-    # description together with the function that it describes.
+    # This object is the sync itself, not a field beside it: `_replace(sync=…)` then
+    # replaces the description together with the function that it describes.
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[[Change], Strategy] | None = None
@@ -75,13 +76,13 @@ class Combination(NamedTuple):
 
 
 def combination(strategy: Strategy) -> Combination:
-    """The structure of a strategy; a sync that no combinator made is a whole."""
+    """The structure of a strategy; a sync not made by a combinator is a whole."""
     sync = strategy.sync
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
 def inside(strategy: Strategy) -> Iterator[Combination]:
-    """The structure of a strategy, and of all that are inside."""
+    """The structure of a strategy, and those of all strategies inside it."""
     made = combination(strategy)
     yield made
     for member in made.members:
@@ -95,14 +96,14 @@ def rebuilt(strategy: Strategy, change: Change) -> Strategy:
 
 
 def innermost(change: Change, strategy: Strategy) -> Strategy:
-    """Changes the wholes inside a strategy, below all combinators."""
+    """Changes the wholes inside a strategy, below all its combinators."""
     if combination(strategy).members:
         change = functools.partial(innermost, change)
     return rebuilt(strategy, change)
 
 
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
-    """The conditions of `when` around a strategy, outermost first, and itself."""
+    """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates = []
     while (made := combination(strategy)).condition is not None:
         gates.append(made.condition)
@@ -122,8 +123,8 @@ def acting_steps(strategy: Strategy) -> Steps | None:
 
 def at_any(*steps: Steps | None) -> Steps | None:
     """The union of sets of steps; None stands for every step."""
-    # Nothing is declared where one of them may act at every step: so the engine need
-    # not look for rounds, which would all be a step long.
+    # Nothing is declared if one of them may act at every step: the engine then does not
+    # look for rounds, which would all be one step long.
     known = [each for each in steps if each is not None]
     if len(known) < len(steps):
         return None
@@ -133,7 +134,7 @@ def at_any(*steps: Steps | None) -> Steps | None:
 
 
 def at_both(condition: Steps, steps: Steps | None) -> Steps:
-    """The steps at which a condition holds, too; None stands for every step."""
+    """The steps in a set at which a condition holds, too; None means every step."""
     if steps is None or steps is never:
         return condition if steps is None else never
     return lambda step: jnp.logical_and(condition(step), steps(step))
@@ -143,11 +144,11 @@ def acts(strategy: Strategy, step: Any) -> Any:
     """Whether a sync may do anything at this step, to the replica or to its state.
 
     Args:
-        strategy: any.
+        strategy: any strategy.
         step: the local step, an integer or an int32 scalar.
 
     Returns:
-        A boolean, or a scalar array of one. It is True wherever nothing is declared.
+        A boolean, or a boolean scalar array. It is True if nothing is declared.
     """
     steps = acting_steps(strategy)
     return True if steps is None else steps(step)
@@ -164,10 +165,11 @@ def rests(strategy: Strategy) -> bool:
 
 
 def lands(strategy: Strategy, step: Any) -> Any:
-    """Whether the replica takes on the result of a sync at this step.
+    """Whether the replica receives the result of a sync at this step.
 
-    Of a delayed strategy these are the steps at which results arrive, of workers that
-    do not wait those at which any of them ends a round; of others, where it acts.
+    For a delayed strategy these are the steps at which results arrive. For workers that
+    do not wait they are the steps at which any worker ends a round, and for other
+    strategies the steps at which they act.
     """
     made = combination(strategy)
     if made.lands is not None:
@@ -182,43 +184,43 @@ def lands(strategy: Strategy, step: Any) -> Any:
 
 
 def ever_syncs(strategy: Strategy) -> bool:
-    """Whether the strategy changes replicas at any step, and not gradients alone."""
+    """Whether the strategy ever changes replicas, and not only gradients."""
     wholes = [x for x in inside(strategy) if not x.members]
     return any(x.call is not keep_replica for x in wholes)
 
 
 def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
-    """The weights of workers in a strategy, each schedule's once."""
+    """The weights of workers in a strategy, once for each schedule."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
-    if made.condition is not None:  # the member knows nothing of it
+    if made.condition is not None:  # the member does not know the condition
         ends = functools.partial(lands, strategy)
         inside = [x if x.lands is None else x._replace(lands=ends) for x in inside]
     return tuple({each.schedule: each for each in [*made.rounds, *inside]}.values())
 
 
 def is_clocked(strategy: Strategy) -> bool:
-    """Whether a combinator that works at every local step is in this strategy."""
+    """Whether this strategy contains a combinator that works at every local step."""
     return any(x.clocked for x in inside(strategy))
 
 
 def decides(strategy: Strategy) -> bool:
-    """Whether the workers' data decide on when the strategy acts; see `decided`."""
+    """Whether the workers' data decide when the strategy acts; see `decided`."""
     return any(x.behind is not None for x in inside(strategy))
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:
-    """Refuses a strategy whose data decide on when it acts.
+    """Refuses a strategy if the workers' data decide when it acts.
 
     Raises:
-        ValueError: such a strategy.
+        ValueError: it is such a strategy.
     """
-    # A delay and a partial participation look up the steps that send: no data is known
-    # then.
+    # Delays and partial participation look up the steps that send before any data is
+    # known.
     if decides(strategy):
         raise ValueError(
-            f"{where}: the data decide on when this strategy syncs (see `decided`): "
-            "that must follow from the step alone here"
+            f"{where}: the data decide when this strategy syncs (see `decided`), but "
+            "here the step alone must decide"
         )
 
 
@@ -227,15 +229,15 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
 
     Args:
         where: the combinator's name, for the message.
-        strategy: any.
+        strategy: any strategy.
 
     Raises:
-        ValueError: such a strategy.
+        ValueError: it is such a strategy.
     """
     if any(x.steady for x in inside(strategy)):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
-            "hold slower workers back: give it a period of its own instead"
+            "hold slower workers back: set its own period instead"
         )
 
 
@@ -245,17 +247,17 @@ def reduces(strategy: Strategy) -> bool:
 
 
 def takes_mean(strategy: Strategy) -> bool:
-    """Whether the gradients become their plain mean over all workers."""
+    """Whether the strategy replaces gradients by their plain mean over all workers."""
     return isinstance(strategy.reduce, MeanOfGrads)
 
 
 def mean_center(strategy: Strategy) -> MeanCenter | None:
-    """The strategy's center, if that is the mean of the replicas for some leaves."""
+    """The strategy's center, if it is the mean of replicas for some leaves at least."""
     return strategy.center if isinstance(strategy.center, MeanCenter) else None
 
 
 def axis_of(*strategies: Strategy) -> Axis:
-    """The axis or axes of strategies: the last that are not WORKERS, if any are."""
+    """The axis of strategies: the last one that is not WORKERS, else WORKERS."""
     for strategy in reversed(strategies):
         mean = mean_center(strategy)
         axis = strategy.axis or (mean.axis if mean else WORKERS)
@@ -265,7 +267,7 @@ def axis_of(*strategies: Strategy) -> Axis:
 
 
 def has_center(strategy: Strategy) -> bool:
-    """Whether the strategy has a center of its own, for some leaves at least."""
+    """Whether the strategy has its own center, for some leaves at least."""
     mean = mean_center(strategy)
     return mean is None or mean.over is not None
 
@@ -273,13 +275,13 @@ def has_center(strategy: Strategy) -> bool:
 def center_over(
     strategy: Strategy, rest: PyTree, params: PyTree, state: PyTree
 ) -> PyTree:
-    """Lays the strategy's center over another, on the leaves where it has one.
+    """Replaces a center by the strategy's, on the leaves for which it has its own.
 
     Args:
-        strategy: whose center is laid over.
-        rest: a center, shaped like params.
-        params: this worker's.
-        state: the strategy's.
+        strategy: the strategy.
+        rest: a center for the other leaves, shaped like params.
+        params: this worker's params.
+        state: the strategy's state.
 
     Returns:
         The center, shaped like params.
@@ -291,7 +293,7 @@ def center_over(
 
 
 def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
-    """The strategy's center, of a state that holds the strategy's as `.strategy`."""
+    """The strategy's center, for a state that holds the strategy's as `.strategy`."""
 
     def over(rest, params, state):
         return center_over(strategy, rest, params, state.strategy)
@@ -299,14 +301,14 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     mean = mean_center(strategy)
     if mean is None:
         return functools.partial(over, None)
-    # A mean stays a MeanCenter: that is how others see that it is only a mean.
+    # A mean stays a MeanCenter, by which combinators recognise it.
     return mean._replace(over=over) if has_center(strategy) else mean
 
 
 def inner_reduce(
     strategy: Strategy,
 ) -> Callable[[PyTree, Replica, PyTree, Any], tuple[Any, Any]]:
-    """The strategy's reduce, of a state that holds the strategy's as `.strategy`."""
+    """The strategy's reduce, for a state that holds the strategy's as `.strategy`."""
     if not reduces(strategy):
         return keep_grads
 
@@ -314,5 +316,5 @@ def inner_reduce(
         grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
-    # A reduce that was declared a mean stays one: lanes may still be merged.
+    # A reduce that was declared a mean stays one, so that lanes may be merged.
     return MeanOfGrads(reduce) if takes_mean(strategy) else reduce

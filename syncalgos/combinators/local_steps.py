@@ -1,4 +1,4 @@
-"""Local steps that a strategy changes once the inner optimizer has made them."""
+"""Changes of local steps after the inner optimizer has made them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ class ChangedState(NamedTuple):
     """State of `changed_steps`.
 
     Attributes:
-        strategy: the strategy's own.
+        strategy: the strategy's state.
         before: params, at least float32, and opt_state before the local step.
     """
 
@@ -28,19 +28,19 @@ def changed_steps(
     change: Callable[[Replica, Replica, PyTree, Any], Replica],
     optimizer: optax.GradientTransformation | None,
 ) -> Strategy:
-    """Changes every local step before the strategy's sync, by where it began.
+    """Changes every local step, given its start, before the strategy's sync.
 
     Args:
-        strategy: what follows at its syncs; it must reduce no gradients, and have a
-            center that needs nothing sent.
-        change: (before, after, center, step) -> the replica. `before` has params, at
-            least float32, and opt_state as the local step found them.
-        optimizer: the inner one; None: its state is not held, and `before` has that
-            after the step.
+        strategy: the strategy that syncs afterwards; it must not reduce gradients, and
+            its center must be computed without sending anything.
+        change: (before, after, center, step) -> the replica. `before` holds params, at
+            least float32, and opt_state before the local step.
+        optimizer: the inner optimizer; None: its state is not kept, and `before` holds
+            opt_state after the step.
 
     Returns:
         A Strategy. State: the strategy's, and params and opt_state before the step. It
-        acts at every local step, and sends what the strategy sends.
+        acts at every local step, and sends the same as the strategy.
     """
 
     def held(params, opt_state):

@@ -1,4 +1,4 @@
-"""Strategies for a part of the parameters."""
+"""Strategies for a part of the params."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,24 +20,24 @@ from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Strategy:
     """Applies a strategy to a part of the params and their gradients.
 
-    The other leaves are neither sent nor changed: personal layers, tables that are not
-    trained in parallel, the fragments of other members of a chain. The strategy sees
-    all of opt_state and buffers.
+    The other leaves are neither sent nor changed. They may be personal layers, tables
+    that are not trained in parallel, or the fragments of other members of a chain. The
+    strategy sees all of opt_state and buffers.
 
     Args:
-        strategy: what to apply.
-        mask: True for the leaves it applies to, or a slice of the rows along the first
-            axis, such as some of a stack of layers: a tree like params, or one for
-            whole subtrees; or params -> such a tree.
+        strategy: the strategy to apply.
+        mask: a tree like params, in which one value may stand for a whole subtree; or
+            params -> such a tree. True selects a leaf; a slice selects rows along its
+            first axis, such as some layers of a stack.
 
     Returns:
-        A Strategy. State: the strategy's, for its part of the params. Its own center
-        holds for its part; the center of the other leaves is that of other members in a
-        `chain`, or else their mean.
+        A Strategy. State: the strategy's, for its part of the params. The strategy's
+        own center covers its part. For the other leaves the center is that of other
+        members of a `chain`, or else the mean of the replicas.
 
     Raises:
-        ValueError: no Strategy; when its state is made, a mask that is no tree of
-            booleans and slices for these params.
+        ValueError: the argument is not a Strategy; or, when the state is made, the mask
+            is not a tree of booleans and slices for these params.
 
     Example:
         >>> import numpy as np
@@ -49,8 +49,8 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
     """
     check_strategy("masked", strategy)
 
-    # Other leaves become nodes without leaves, MaskedNode: what the strategy keeps of
-    # its params then has none of them either.
+    # Other leaves become MaskedNode, a node without leaves, so that the strategy's
+    # state does not hold them either.
     def part(tree, whole):
         leaves, form = jax.tree.flatten(tree)
         pairs = zip(_chosen(mask, whole), leaves, strict=True)
@@ -86,7 +86,7 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
         sync=introspection.Combination(
             sync, (strategy,), lambda change: masked(change(strategy), mask)
         ),
-        # In a chain such centers are laid over one another, leaf by leaf.
+        # In a chain such centers are combined leaf by leaf.
         center=MeanCenter(introspection.axis_of(strategy), over)
         if introspection.has_center(strategy)
         else strategy.center,
@@ -95,7 +95,7 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
 
 
 def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
-    """Whether each leaf of params is masked, or the slice of its rows that are."""
+    """For each leaf of params whether it is selected, or the slice of its rows."""
     leaves, cuts = checks.labels("masked: mask", mask, params), shards.cuts(params)
     for leaf, x, cut in zip(leaves, jax.tree.leaves(params), cuts, strict=True):
         if isinstance(leaf, slice) and not jnp.ndim(x):
@@ -104,28 +104,26 @@ def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
             )
         if isinstance(leaf, slice) and cut is not None and cut.names[0]:
             raise ValueError(
-                f"masked: the mask takes rows of a leaf of shape {jnp.shape(x)}, whose "
-                f"first axis the mesh cuts over {', '.join(cut.names[0])}: take whole "
-                "leaves, or cut another axis"
+                f"masked: the mask takes rows of a leaf of shape {jnp.shape(x)}, but "
+                f"the mesh shards its first axis over {', '.join(cut.names[0])}: take "
+                "whole leaves, or shard another axis"
             )
         if not isinstance(leaf, bool | np.bool_ | slice):
-            raise ValueError(
-                f"masked: mask must hold booleans, got {leaf!r} (or slices)"
-            )
+            raise ValueError(f"masked: mask must hold booleans or slices, got {leaf!r}")
     return leaves
 
 
 def _rows(x: jax.Array, mine: bool | slice) -> Any:
-    """Takes the masked rows of a leaf."""
-    # A slice keeps a leaf one array. Taken apart into its rows, a stack of 12 layers
-    # would be 12 times as many collectives.
+    """Takes the selected rows of a leaf."""
+    # A slice keeps a leaf in one array. Split into rows, a stack of 12 layers would
+    # take 12 times as many collectives.
     if isinstance(mine, slice):
         return x[mine]
     return x if mine else optax.MaskedNode()
 
 
 def _put(x: jax.Array, mine: bool | slice, rows: Iterator[jax.Array]) -> jax.Array:
-    """Replaces the masked rows of a leaf by the next of `rows`."""
+    """Replaces the selected rows of a leaf by the next item of `rows`."""
     if isinstance(mine, slice):
         return jnp.asarray(x).at[mine].set(next(rows))
     return next(rows) if mine else x

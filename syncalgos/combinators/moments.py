@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 
-# For each class of state the fields of its first and of its second moments. A field's
-# name alone is not enough: mu of SM3 is the nu of others, and params may have a mu.
+# Maps a class of state to the fields of its first and second moments. A field's name
+# alone is not enough: SM3's mu is what others call nu, and params may have a mu.
 MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "TraceState": (("trace",), ()),
     "EmaState": (("ema",), ()),
@@ -47,10 +47,10 @@ def map_moments(
         opt_state: the state of any optax optimizer.
 
     Returns:
-        opt_state with these moments changed; as it is where it holds no floats at all.
+        opt_state with these moments changed; unchanged if it holds no arrays of floats.
 
     Raises:
-        ValueError: a state that holds floats, but none of the states above.
+        ValueError: opt_state holds arrays of floats, but no state from MOMENTS.
     """
     found = []
 
@@ -65,8 +65,8 @@ def map_moments(
     if not found and any(map(_is_array_of_floats, jax.tree.leaves(opt_state))):
         names = ", ".join(sorted(_names(opt_state)))
         raise ValueError(
-            f"the optimizer's state ({names}) has no moments that are known here: they "
-            "would not be averaged; take adam, sgd with momentum, or another of optax"
+            f"the optimizer's state ({names}) has no known moments, so they would not "
+            "be averaged: use adam, sgd with momentum, or another optimizer of optax"
         )
     return changed
 
@@ -77,12 +77,12 @@ def _is_known(state: Any) -> bool:
 
 
 def _is_array_of_floats(x: Any) -> bool:
-    """Whether a leaf holds floats along axes, unlike counts and hyperparameters."""
+    """Whether a leaf is an array of floats, unlike counts and hyperparameters."""
     return jnp.ndim(x) > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _names(state: Any) -> set[str]:
-    """The classes of the states in a chain that hold arrays of floats."""
+    """The names of the classes of states in a chain that hold arrays of floats."""
     if type(state) is tuple:
         return set().union(*map(_names, state))
     holds = any(map(_is_array_of_floats, jax.tree.leaves(state)))
@@ -90,13 +90,14 @@ def _names(state: Any) -> set[str]:
 
 
 def largest_step(b1: Any, b2: Any) -> Any:
-    """The largest |m| / √v of Adam's moments, if there is one, else infinity.
+    """The upper bound of |m| / √v for Adam's moments; infinity if there is none.
 
     Args:
         b1: the decay of m, at least 0 and below 1.
-        b2: that of v.
+        b2: the decay of v.
     """
-    # By Cauchy and Schwarz. Unbounded, 1-bit Adam on digits diverged within 13 steps.
+    # By the Cauchy-Schwarz inequality. Without a bound, 1-bit Adam on digits diverged
+    # within 13 steps.
     bounded = b1**2 < b2
     if not checks.is_traced(bounded):
         return (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if bounded else jnp.inf

@@ -35,12 +35,14 @@ def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     """Draws a share of the workers at each sync, as a schedule of `participating`.
 
     Args:
-        fraction: the share, rounded to whole workers; above 0, at most 1.
+        fraction: the share, above 0 and at most 1; it is rounded to whole workers.
         seed: the seed of the draws, the same on all workers.
-        least: the fewest workers to draw, at least 1; with fewer workers, all.
+        least: the fewest workers to draw, at least 1; if there are fewer, all take
+            part.
 
     Returns:
-        (step, workers) -> weights, (workers,) booleans, the same on all workers.
+        A function, (step, workers) -> weights: (workers,) booleans, the same on all
+        workers.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -56,7 +58,7 @@ def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     least = checks.whole("sampled: least", least, least=1)
 
     def weights(step, workers):
-        chosen = rounded(fraction * workers, least)  # of fewer workers, all
+        chosen = rounded(fraction * workers, least)  # with fewer workers, all
         return jax.random.permutation(common_key(seed, step), workers) < chosen
 
     return weights
@@ -66,9 +68,9 @@ class ParticipatingState(NamedTuple):
     """State of `participating`.
 
     Attributes:
-        common: the common model c as of the last sync, at least float32.
-        start: this worker's start s; () unless stale, as it then is c.
-        strategy: the strategy's own.
+        common: the common model c after the last sync, at least float32.
+        start: this worker's start s if stale; otherwise (), as s is c.
+        strategy: the strategy's state.
     """
 
     common: PyTree
@@ -82,38 +84,40 @@ def participating(
 ) -> Strategy:
     """Simulates workers that skip rounds, and combines the others by weighted means.
 
-    With w the schedule's weights at a sync, N workers, the common model c and the
-    worker's own start s, each worker hands in
+    Let w be a worker's weight at a sync, N the number of workers, c the common model,
+    and s and θ the worker's params at the start and the end of its round. In place of
+    θ each worker then contributes
 
         c + N w / Σw · (θ - s)
 
-    in place of θ: the mean over all workers is then the weighted mean over those who
-    take part. Gradients are multiplied by N w / Σw at each step. Where nobody takes
-    part, nothing is sent: gradients are zero, and the round lasts to the next sync.
-    Optimizer state and buffers that are averaged (see `average`) are weighted alike.
-    The weights of the round also weight a center that is the mean of replicas and, in
-    `DataParallel`, the center's buffers and the metrics.
+    so that the mean over all workers is the weighted mean over those that take part.
+    Gradients are multiplied by N w / Σw at each step. If no worker takes part, nothing
+    is sent: gradients are zero, and the round continues to the next sync. Optimizer
+    state and buffers that are averaged (see `average`) are weighted likewise. So are a
+    center that is the mean of replicas and, in `DataParallel`, the center's buffers and
+    the metrics.
 
     Args:
-        strategy: one that combines replicas or gradients by a mean. In a `chain`, every
-            member is weighted on its own.
-        schedule: (step, workers) -> their weights, (workers,), finite and at least 0,
-            the same on all workers: 0 for one that skips. See `sampled`.
-        stale: whether a worker that skips keeps its model, and hands in all its steps
-            when it next takes part, as a slow worker does. Otherwise it starts from the
-            new model together with the others.
+        strategy: a strategy that combines replicas or gradients by a mean. In a
+            `chain`, each member is weighted on its own.
+        schedule: (step, workers) -> weights, (workers,), finite and at least 0, the
+            same on all workers; a worker of weight 0 skips. See `sampled`.
+        stale: whether a worker that skips keeps its model, and contributes all its
+            steps when it next takes part, as a slow worker does. Otherwise it starts
+            from the new model, like the others.
 
     Returns:
         A Strategy. State: the strategy's, c, and s if stale, shaped like params. A
-        worker that skips sends zeros, which count as sent: this is a simulation. Its
-        residual of error feedback stays as it is.
+        worker that skips sends zeros, which count as sent, as this is a simulation. Its
+        residual of error feedback does not change.
 
     Raises:
-        ValueError: no Strategy, one that both reduces and syncs, is `decided` or must
-            act at every step, as `async_diloco`, or a schedule that is no function.
-            When its state is made, a bad weight in the first 1,024 local steps; when it
-            is traced, a strategy of the library's that combines by no mean, as votes,
-            medians and gossip do, or sends its own momentum. One of your own says so by
+        ValueError: the strategy is not a Strategy, both reduces and syncs, is `decided`
+            or must act at every step, as `async_diloco`; or the schedule is not a
+            function. When the state is made: a bad weight in the first 1,024 local
+            steps. When it is traced: a strategy of this library that does not combine
+            by a mean, such as votes, medians and gossip, or that sends its own
+            momentum. Your own strategy declares this by
             `syncalgos.collectives.no_mean`.
 
     Example:
@@ -149,11 +153,11 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     syncs = introspection.ever_syncs(strategy)
     if syncs and introspection.reduces(strategy):
         raise ValueError(
-            "participating: a strategy that both reduces gradients and syncs replicas, "
-            "as easgd and scaffold do, is more than a mean to be weighted"
+            "participating: this strategy both reduces gradients and syncs replicas, "
+            "as easgd and scaffold do, so weighting one mean is not enough"
         )
 
-    # Once: a program that is traced later makes the strategy's state again.
+    # Cached: a program that is traced later makes the strategy's state again.
     check = cache(partial(_check_weights, schedule))
 
     def init(params):
@@ -176,7 +180,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         weighted = partial(_weighted_sync, strategy, stale, replica, state, step)
         return _among(schedule, step, axis, weighted, (replica, state))
 
-    # A whole, as its state is one: others must not take its members apart.
+    # A whole, as its state is one: combinators must not take it apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(Strategy(sync=sync), landing)).call
     return strategy._replace(
@@ -195,22 +199,22 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
 
 LOOKED_AT = 1024
-"""Local steps whose weights are looked at before training."""
+"""The number of local steps whose weights are checked before training."""
 
 
 def _check_weights(schedule: Schedule, workers: int) -> None:
-    """Refuses a schedule that returns something else than weights."""
+    """Refuses a schedule that returns anything but weights."""
     with while_tracing():
         steps = jnp.arange(LOOKED_AT)
         found = jax.vmap(lambda step: _weights(schedule, step, workers))(steps)
-    if checks.is_traced(found):  # by a number that is known in the program alone
+    if checks.is_traced(found):  # depends on a number that only the program knows
         return
     found = np.asarray(found)
     wrong = np.argwhere(~(np.isfinite(found) & (found >= 0)))
     for step, worker in wrong[:1]:
         raise ValueError(
             "participating: a weight must be finite and at least 0, got "
-            f"{found[step, worker]} of worker {worker} at local step {step}"
+            f"{found[step, worker]} for worker {worker} at local step {step}"
         )
 
 
@@ -228,7 +232,7 @@ def _weights(schedule: Schedule, step: Any, workers: int) -> jax.Array:
 def _among(
     schedule: Schedule, step: Any, axis: Axis, weighted: Callable, otherwise: PyTree
 ) -> PyTree:
-    """Calls `weighted` with this worker's N w / Σw, where anybody takes part."""
+    """Calls `weighted` with this worker's N w / Σw, if any worker takes part."""
     weights = _weights(schedule, step, collectives.size(axis))
     total = jnp.sum(weights)
 
@@ -243,16 +247,16 @@ def _among(
 def share_in(
     rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
 ) -> jax.Array | None:
-    """A worker's N w / Σw in a step's round, by the product of all weights.
+    """Computes a worker's N w / Σw in a step's round, with w the product of weights.
 
     Args:
-        rounds: the weights; without any, the result is None.
+        rounds: the schedules of weights; if there are none, the result is None.
         step: the local step.
-        workers: their number.
-        me: the worker's.
+        workers: the number of workers.
+        me: the worker's number.
 
     Returns:
-        1 where nobody takes part.
+        The share; 1 if no worker takes part.
     """
     if not rounds:
         return None
@@ -263,12 +267,12 @@ def share_in(
     return workers * weights[me] / jnp.sum(weights)
 
 
-# Steps that are looked at together, and how often.
+# How many steps to look ahead at once, and how often.
 AHEAD, TIMES = 64, 256
 
 
 def _end_of_round(each: introspection.Rounds, step: Any) -> Any:
-    """The next step that ends a round; `step` if none does for long."""
+    """The next step that ends a round; `step` itself if none is found."""
     if each.lands is None:
         return step
     lands = jax.vmap(each.lands)
@@ -285,14 +289,14 @@ def _end_of_round(each: introspection.Rounds, step: Any) -> Any:
 
 
 def _weighted_sync(strategy, stale, replica, state, step, own):
-    """A sync to which the worker hands in its share `own` of its moves."""
+    """A sync to which the worker contributes its moves times its share `own`."""
     if not any(changes_params(strategy, replica, state.strategy, step)):
         replica, inner = apply_sync(strategy, replica, state.strategy, step)
         return replica, state._replace(strategy=inner)
 
     kept, began = replica.params, state.start if stale else state.common
-    # Moves are weighted, not models: so any strategy's mean becomes the weighted
-    # one, also of moves that are compressed, and none needs to know of weights.
+    # Weights apply to moves, not models: so any strategy's mean becomes the weighted
+    # mean, also for compressed moves, and no strategy needs to know the weights.
     moved = collectives.weighted(jax.tree.map(lambda s, x: x - s, began, kept))
     handed_in = jax.tree.map(jnp.add, state.common, moved)
     replica = replica._replace(params=narrow(handed_in, kept))
@@ -308,9 +312,9 @@ class PacedState(NamedTuple):
     """State of `paced`.
 
     Attributes:
-        strategy: the strategy's own.
+        strategy: the strategy's state.
         done: local steps since the last sync, an int32 scalar.
-        params: this worker's, as of the last step.
+        params: this worker's params after the last step.
     """
 
     strategy: PyTree
@@ -320,23 +324,24 @@ class PacedState(NamedTuple):
 
 @accepts_former("strategy local_steps axis", changed=axis_of_member)
 def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
-    """Simulates workers of different speeds, by fewer local steps in a round.
+    """Simulates slower workers, which make fewer local steps in a round.
 
-    A worker that has done its steps keeps its params until the next sync. Its optimizer
-    state and its buffers go on changing (compose `reset` or `average("buffers")` where
-    that matters). One without any steps is left out of the engine's means of buffers
-    and metrics; at a sync its model counts as it stands.
+    A worker that has made its steps keeps its params until the next sync. Its optimizer
+    state and buffers keep changing; add `reset` or `average("buffers")` if that
+    matters. A worker with 0 steps is left out of the engine's means of buffers and
+    metrics, but at a sync its model counts like any other.
 
     Args:
-        strategy: any that syncs.
-        local_steps: each worker's steps between two syncs, at least 0.
+        strategy: any strategy that syncs.
+        local_steps: each worker's local steps between two syncs, at least 0.
 
     Returns:
         A Strategy. State: the strategy's, a copy of params, and a count.
 
     Raises:
-        ValueError: no Strategy, one that never syncs, or counts that are no whole
-            numbers; when its state is made, another number of counts than workers.
+        ValueError: the strategy is not a Strategy or never syncs, or the counts are not
+            whole numbers; or, when the state is made, there is not one count for each
+            worker.
 
     Example:
         >>> import jax.numpy as jnp
@@ -354,7 +359,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         raise ValueError("paced: this strategy reduces gradients and never syncs")
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
-        raise ValueError(f"paced: local_steps must be one for each worker, got {got}")
+        raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
     axis = introspection.axis_of(strategy)

@@ -1,7 +1,7 @@
-"""Small strategies to compose, each on gradients or on one field of the replica.
+"""Small strategies to compose; each acts on gradients or on one field of the replica.
 
-The treatment of optimizer state and batch statistics at a sync is composed by the user,
-`every(chain(average(), reset(optimizer)), 16)`, and is no flag of each algorithm.
+Algorithms have no flags for optimizer state and batch statistics at a sync. Users
+compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
 from functools import partial
@@ -36,16 +36,16 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
 
     Args:
         transformation: an optax GradientTransformation, which may use collectives (see
-            `syncalgos.reducers`); or its factory, which is then called with `axis`; or
-            the name of a reducer.
+            `syncalgos.reducers`); or its factory, which is called with `axis`; or the
+            name of a reducer.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the transformation's, each worker's own. A step sends what
-        the transformation sends, for gradients shaped like params.
+        A Strategy. State: the transformation's, separate on each worker. A step sends
+        what the transformation sends for gradients shaped like params.
 
     Raises:
-        ValueError: an unknown name, or an argument of another kind.
+        ValueError: the name is unknown, or the argument is of another kind.
 
     Example:
         >>> import numpy as np
@@ -63,7 +63,7 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
     def reduce(grads, replica, state, step):
         return reducer.update(grads, state, replica.params, step=step)
 
-    # A mean written by hand is not seen to be one: only a reducer that declares it.
+    # Only a reducer that declares it is known to be a mean; one written by hand is not.
     is_mean = getattr(reducer, "mean_over", None) == WORKERS
     return Strategy(
         init=reducer.init,
@@ -83,18 +83,20 @@ def average(
 
     Args:
         field: params, opt_state or buffers.
-        reduce: a reducer, or its factory, which is then called with `axis`. Under the
-            mean, leaves that are no floats (counts, keys) keep each worker's value.
+        reduce: a reducer, its factory, which is called with `axis`, or its name. With
+            the mean, leaves that are not floats (counts, keys) keep each worker's
+            value.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the reducer's, each worker's own. A sync sends what the
-        reducer sends, for the field's leaves. The center is the mean of the replicas.
-        Params stay in their dtype: in bfloat16 a mean forgets moves below half a unit
-        in the last place, which `outer_step(optax.sgd(1.0))` keeps in float32.
+        A Strategy. State: the reducer's, separate on each worker. A sync sends what the
+        reducer sends for the field's leaves. The center is the mean of the replicas.
+        Params keep their dtype: a mean in bfloat16 loses moves below half a unit in the
+        last place. `outer_step(optax.sgd(1.0))` keeps them in float32.
 
     Raises:
-        ValueError: an unknown field, or a reducer with state on another than params.
+        ValueError: the field is unknown, or a reducer with state is given for another
+            field than params.
 
     Example:
         >>> import numpy as np
@@ -116,7 +118,7 @@ def average(
 
     def sync(replica, state, step):
         value = getattr(replica, field)
-        # What is handed in of params, and only of these, is weighted already.
+        # `participating` has weighted the params already, and only these.
         value = value if field == "params" else collectives.weighted(value)
         value, state = reducer.update(value, state, replica.params, step=step)
         return replica._replace(**{field: value}), state
@@ -125,19 +127,19 @@ def average(
 
 
 def reset(optimizer: optax.GradientTransformation) -> Strategy:
-    """Resets the inner optimizer's state at each sync; schedules go on counting.
+    """Resets the inner optimizer's state at each sync; schedules continue to count.
 
     Args:
-        optimizer: the inner optimizer, as the training loop has it. Hyperparameters of
-            `optax.inject_hyperparams` are kept, as are the count of its schedules and
-            the gradients that `optax.MultiSteps` and `apply_every` have accumulated.
+        optimizer: the same inner optimizer as in the training loop. The reset keeps
+            hyperparameters of `optax.inject_hyperparams`, the counts of schedules, and
+            gradients that `optax.MultiSteps` and `apply_every` have accumulated.
 
     Returns:
         A Strategy without state, which sends nothing.
 
     Raises:
-        ValueError: no optimizer; when it is traced, another optimizer than that of
-            opt_state.
+        ValueError: the argument is not an optimizer; or, when it is traced, opt_state
+            belongs to another optimizer.
 
     Example:
         >>> import jax
@@ -160,8 +162,8 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     return Strategy(sync=sync)
 
 
-# By name, as optax exports not all of them: schedules of rates and of weight decay, a
-# plateau's memory, the count and key of noise, and gradients that `apply_every` holds.
+# By name, as optax does not export all of them: schedules of learning rates and weight
+# decay, a plateau's memory, noise's count and key, and gradients in `apply_every`.
 _CLOCKS = (
     "AddNoiseState",
     "ApplyEvery",
@@ -175,26 +177,26 @@ _AROUND = (
     optax.InjectHyperparamsState,
     optax.InjectStatefulHyperparamsState,
 )
-"""States of steps or hyperparameters around that of an optimizer, `inner_state`."""
+"""States that hold steps or hyperparameters, and an optimizer's as `inner_state`."""
 
 
 def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
-    """Applies `extra` behind a strategy, at each of its syncs.
+    """Applies `extra` after a strategy, at each of its syncs.
 
     So `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
 
     Args:
-        strategy: any that syncs. Its syncs are the steps at which it acts
-            (`Strategy.acts`, as declared by `every`, `when`, `after`, … and by hand);
-            with a delay they are the steps at which results arrive.
-        extra: the strategy to apply then, such as `reset(optimizer)`,
+        strategy: any strategy that syncs. Its syncs are the steps at which it acts:
+            `Strategy.acts`, declared by `every`, `when`, `after`, … or by hand. With a
+            delay they are the steps at which results arrive.
+        extra: the strategy to apply at the syncs, such as `reset(optimizer)`,
             `average("opt_state")` or `average("buffers")`.
 
     Returns:
-        A Strategy. State: that of both.
+        A Strategy. State: the states of both.
 
     Raises:
-        ValueError: a strategy that never syncs, but reduces gradients.
+        ValueError: an argument is not a Strategy, or `strategy` never syncs.
 
     Example:
         >>> import optax
@@ -216,7 +218,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
-    # Where the data decide, only the inside of the branch knows of a sync.
+    # If the data decide, only the code inside the branch knows of a sync.
     if not introspection.decides(strategy):
         return chain(strategy, when(extra, partial(introspection.lands, strategy)))
     behind = introspection.combination(strategy).behind
@@ -230,7 +232,7 @@ def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
 
 
 def restart(new: PyTree, old: PyTree) -> PyTree:
-    """Replaces an optimizer state by a new one, but for the counts of schedules.
+    """Replaces an optimizer state by a new one, except for the counts of schedules.
 
     Args:
         new: the optimizer's first state for the current params.
@@ -241,13 +243,13 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         accumulated gradients of `old`.
 
     Raises:
-        ValueError: states of two optimizers, or of other params.
+        ValueError: the states belong to different optimizers or params.
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
-            "reset: the replica's opt_state is not of this optimizer for these params; "
-            "give reset the very inner optimizer, outside of masked, and communication "
-            "a Replica with its opt_state"
+            "reset: the replica's opt_state is not of this optimizer for these params: "
+            "pass reset the same inner optimizer, keep reset outside of masked, and "
+            "pass communication a Replica with its opt_state"
         )
 
     def node(new, old):
@@ -256,7 +258,7 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
             return old
         if isinstance(new, _AROUND):
             return old._replace(inner_state=restart(new.inner_state, old.inner_state))
-        # Else, where a sync comes before an update, params would never move.
+        # Otherwise, with a sync before each update, params would never move.
         if isinstance(new, optax.MultiStepsState):
             inner = restart(new.inner_opt_state, old.inner_opt_state)
             return old._replace(inner_opt_state=inner)
@@ -274,9 +276,9 @@ class OuterState(NamedTuple):
     """State of `outer_step`.
 
     Attributes:
-        anchor: the params of the last sync, at least float32.
+        anchor: the params at the last sync, at least float32.
         outer: the outer optimizer's state.
-        reducer: the reducer's state, each worker's own.
+        reducer: the reducer's state, separate on each worker.
     """
 
     anchor: PyTree
@@ -291,26 +293,26 @@ def outer_step(
     *,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Takes a step of an outer optimizer on the pseudo-gradient, at each sync.
+    """Takes a step of an outer optimizer on the pseudo-gradient at each sync.
 
-    For workers' params θ that started from the anchor:
+    For the params θ of workers that started from the anchor:
 
         g ← reduce(anchor - θ);   anchor ← anchor + outer(g);   θ ← anchor
 
     Args:
         outer: any optax optimizer.
-        reduce: how the pseudo-gradients are combined: a reducer (it may compress them),
-            its factory, which is then called with `axis`, or its name.
+        reduce: the reducer that combines pseudo-gradients, and may compress them; or
+            its factory, which is called with `axis`; or its name.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and the outer optimizer's state, shaped like
-        params, at least float32 and identical on all workers, and the reducer's, each
-        worker's own. A sync sends what the reducer sends, for leaves of at least
-        float32. The center is the anchor. opt_state and buffers stay local.
+        A Strategy. State: the anchor and the outer optimizer's state, which are shaped
+        like params, at least float32 and identical on all workers; and the reducer's
+        state, separate on each worker. A sync sends what the reducer sends for leaves
+        of at least float32. The center is the anchor. opt_state and buffers stay local.
 
     Raises:
-        ValueError: an outer optimizer or a reducer of another kind.
+        ValueError: `outer` is not an optax optimizer, or `reduce` is not a reducer.
 
     Example:
         >>> import numpy as np
@@ -337,8 +339,8 @@ def outer_step(
         return OuterState(wide, outer.init(wide), reducer.init(wide))
 
     def sync(replica, state, step):
-        # Moves are measured from the start as the workers had it, in their dtype: else
-        # the anchor's own rounding would be taken for a move.
+        # Moves are measured from the anchor in the workers' dtype, from which they
+        # started: otherwise the anchor's rounding would count as a move.
         start = narrow(state.anchor, replica.params)
         pseudo_gradient = jax.tree.map(jnp.subtract, widen(start), replica.params)
         grads, reducer_state = reducer.update(

@@ -1,4 +1,4 @@
-"""A syncer that merges what workers have once enough of them have answered."""
+"""A syncer that merges the workers' updates once enough workers have answered."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,16 +16,17 @@ from syncalgos.strategy import Axis, PyTree
 class Syncer(NamedTuple):
     """The steps at which a syncer merges, and the weights of the workers.
 
-    It asks all workers at a step of the clock, and every `period` steps from then on.
-    Each answers as it next ends a local step. After `quorum` answers the syncer waits
-    `grace` steps more, or until all have answered, or it has to ask again.
+    The syncer asks all workers at one step of the clock, and again every `period`
+    steps. Each worker answers when it next ends a local step. After `quorum` answers
+    the syncer waits for `grace` further steps, but no longer than until all workers
+    have answered, or until it has to ask again.
 
     Attributes:
         clock_of: workers -> the clock of their local steps.
-        first: the step, from 0, at which it asks first; below the period.
-        period: steps from one question to the next.
-        quorum: the number of answers, at least 1; with fewer workers, all of them.
-        grace: steps, at least 0.
+        first: the step, from 0, at which it first asks; below the period.
+        period: steps of the clock from one question to the next.
+        quorum: the number of answers needed, at least 1; with fewer workers, all.
+        grace: steps of the clock to wait for more answers, at least 0.
         axis: the mapped axis or axes over which the workers lie.
     """
 
@@ -44,8 +45,8 @@ class Syncer(NamedTuple):
     def weights(self, step: Any) -> jax.Array:
         """Each worker's share in the merge at this step, (workers,).
 
-        It is in proportion to the worker's own local steps since the last merge, and 0
-        where the worker has not answered.
+        It is proportional to the worker's own local steps since the last merge, and 0
+        if the worker has not answered.
         """
         clock = self._clock()
         asked = step - (step - self.first) % self.period
@@ -66,12 +67,13 @@ class Syncer(NamedTuple):
 
 
 def merged(syncer: Syncer, radial: bool) -> Reducer:
-    """A reducer: the mean of the workers' updates, weighted by a syncer.
+    """Makes a reducer: the mean of the workers' updates, weighted by a syncer.
 
     Args:
-        syncer: whose weights count.
-        radial: whether a leaf's mean is the mean of norms along the mean of directions:
-            updates that are nearly orthogonal then add up to none that is shorter.
+        syncer: the syncer that determines the weights.
+        radial: whether a leaf's mean has the mean of the norms as its length, and the
+            mean of the directions as its direction. The mean of nearly orthogonal
+            updates is then not shorter than they are.
     """
 
     def mean(tree: PyTree, step: Any) -> PyTree:
@@ -96,5 +98,5 @@ def merged(syncer: Syncer, radial: bool) -> Reducer:
 
 
 def _along(x: jax.Array, size: jax.Array) -> jax.Array:
-    """The direction of a leaf of this norm; 0 has none."""
+    """The direction of a leaf of this norm; 0 for a norm of 0."""
     return x / jnp.where(size > 0, size, 1)

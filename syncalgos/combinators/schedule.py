@@ -1,4 +1,4 @@
-"""Strategies that act at some steps only."""
+"""Strategies that act only at some steps."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ from syncalgos.strategy import (
 )
 
 TABLED = 2**16
-"""Local steps whose rounds are looked up; later ones are walked to."""
+"""Local steps whose rounds are in a table; later rounds are found one by one."""
 
 LONGEST = 2**30
-"""Local steps in a round that has no end."""
+"""The length of a round without an end, in local steps."""
 
 
 @accepts_former("active strategy", swaps=True)
@@ -38,16 +38,16 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
     Args:
-        strategy: what to apply. `delayed`, `paced` and `ema` go on at every step: the
-            condition applies to the strategy inside of them.
+        strategy: the strategy to apply. `delayed`, `paced` and `ema` keep working at
+            every step: the condition applies to the strategy inside them.
         active: local step -> whether to act: a scalar boolean, the same on all workers.
 
     Returns:
-        A Strategy. State: the strategy's. It acts where `active` holds and the
-        strategy acts.
+        A Strategy. State: the strategy's. It acts at steps where `active` is true and
+        the strategy acts.
 
     Raises:
-        ValueError: an argument of another kind, or a strategy that must act at every
+        ValueError: an argument is of another kind, or the strategy must act at every
             step, as `async_diloco`.
 
     Example:
@@ -68,7 +68,7 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
     if introspection.is_clocked(strategy):
-        # Around it, a delayed result would wait for the next period.
+        # With the condition around it, a delayed result would wait for the next period.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
 
     def reduce(grads, replica, state, step):
@@ -100,11 +100,11 @@ def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 
 class Period(NamedTuple):
-    """step -> whether it is one of offset, offset + period, …, counted from 1.
+    """A function: step -> whether it is offset, offset + period, …, counted from 1.
 
     Attributes:
-        period: local steps, at least 1.
-        offset: local steps, below the period.
+        period: local steps between syncs, at least 1.
+        offset: local steps, at least 0 and below the period.
     """
 
     period: int
@@ -115,7 +115,7 @@ class Period(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """step -> whether it is the last of a round; see `scheduled`."""
+    """A function: step -> whether it is the last of a round; see `scheduled`."""
 
     ends: introspection.Steps
 
@@ -124,7 +124,7 @@ class Schedule(NamedTuple):
 
 
 class WithLast(NamedTuple):
-    """step -> whether it is one of some steps, or the last of a training."""
+    """A function: step -> whether it is in `steps`, or is the last of a training."""
 
     steps: introspection.Steps
     last: int
@@ -142,18 +142,20 @@ def every(
     """Applies a strategy after local steps period, 2 · period, …
 
     Args:
-        strategy: what to apply.
-        period: local steps between syncs, at least 1, on the absolute clock. Or a
-            schedule, local step -> steps, of jax operations: asked at the first step of
-            a round for its length, taken down to a whole number and up to 1.
-        offset: with it, after local steps offset, offset + period, …; below period.
+        strategy: the strategy to apply.
+        period: local steps between syncs, at least 1, counted from the start of
+            training. Or a schedule made of jax operations, local step -> length: it is
+            called at the first step of each round for the round's length, which is
+            rounded down and is at least 1.
+        offset: local steps, at least 0 and below the period. The strategy then acts
+            after local steps offset, offset + period, …
 
     Returns:
         A Strategy; see `when`. With a period of 1, the strategy itself.
 
     Raises:
-        ValueError: a period that is no whole number of at least 1, an offset outside
-            0 … period - 1, or a strategy that must act at every step.
+        ValueError: the period is not a whole number of at least 1, the offset is not
+            below it, or the strategy must act at every step.
 
     Example:
         >>> import numpy as np
@@ -179,17 +181,17 @@ def every(
 
 
 def sync_every(strategy: Strategy, period: int | Callable[[Any], Any]) -> Strategy:
-    """`every` for the sync alone: the reduction acts at all steps."""
+    """`every` for the sync only: reduce acts at all steps."""
     return _sync_gated(strategy, every(strategy._replace(reduce=keep_grads), period))
 
 
 def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
-    """`when` for the sync alone: the reduction acts at all steps."""
+    """`when` for the sync only: reduce acts at all steps."""
     return _sync_gated(strategy, when(strategy._replace(reduce=keep_grads), active))
 
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
-    """A whole: its members would lack the reduction, which shares their state."""
+    """A whole: its members would lack reduce, which shares their state."""
     landing = functools.partial(introspection.lands, gated)
     sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
@@ -199,19 +201,21 @@ def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
 def until(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps 0 … s-1.
 
-    Where it has a center of its own, its state is `init` of the current params from
-    step s on, as in `after` before s: the center does not go stale as others train on.
-    It is each worker's own where replicas differ; `DataParallel` averages it.
+    A strategy may have its own center. From step s on its state is then `init` of the
+    current params, as in `after` before s, so that the center does not become stale
+    while other strategies train. If replicas differ, so do the workers' centers;
+    `DataParallel` averages them.
 
     Args:
-        strategy: what to apply.
-        s: local steps, at least 0.
+        strategy: the strategy to apply.
+        s: the number of local steps, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
 
     Raises:
-        ValueError: s that is no whole number of at least 0.
+        ValueError: the argument is not a Strategy, or s is not a whole number of at
+            least 0.
 
     Example:
         >>> import numpy as np
@@ -230,23 +234,24 @@ def until(strategy: Strategy, s: int) -> Strategy:
 
 @accepts_former("s strategy", swaps=True)
 def after(strategy: Strategy, s: int) -> Strategy:
-    """Applies a strategy at steps s, s+1, …, its anchors starting at step s.
+    """Applies a strategy at steps s, s+1, …, with anchors from step s.
 
-    Its state is made anew by `init` from the params held at step s. Where the strategy
-    has a center of its own, its state follows the params before s, so that the center
-    is the current model. The replicas should agree at step s, as they do after a sync
-    at s-1; else each worker's anchor starts from its own replica. `every` belongs
-    inside, `after(every(…, period), s)`.
+    At step s, `init` makes a new state from the current params. If the strategy has its
+    own center, its state also follows the params before s, so that the center is the
+    current model. The replicas should agree at step s, as they do after a sync at s-1;
+    otherwise each worker's anchor starts from its own replica. Put `every` inside:
+    `after(every(…, period), s)`.
 
     Args:
-        strategy: what to apply.
-        s: local steps, at least 0.
+        strategy: the strategy to apply.
+        s: the number of local steps before it starts, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
 
     Raises:
-        ValueError: s that is no whole number of at least 0.
+        ValueError: the argument is not a Strategy, or s is not a whole number of at
+            least 0.
 
     Example:
         >>> import numpy as np
@@ -263,9 +268,9 @@ def after(strategy: Strategy, s: int) -> Strategy:
     )
 
     def reduce(grads, replica, state, step):
-        # Made at step 0 the anchor would be stale: BMUF after 20 synchronous steps
-        # would start with twenty times its velocity. And here, not in the sync before:
-        # a member chained behind this one may have moved the params since.
+        # An anchor from step 0 would be stale: BMUF after 20 synchronous steps would
+        # start with twenty times its velocity. The state is made here, not in the sync
+        # before: a member chained after this one may have moved the params since.
         state = lax.cond(
             step == s, lambda: _fresh(strategy, replica, state), lambda: state
         )
@@ -275,7 +280,7 @@ def after(strategy: Strategy, s: int) -> Strategy:
 
 
 def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
-    """The strategy's first state for the params of now, in the form of the old one."""
+    """The strategy's first state for the current params; it must fit the old state."""
     return require_same("init", "state", state, strategy.init(replica.params))
 
 
@@ -284,7 +289,7 @@ def _phase(
     strategy: Strategy,
     rebuild: Callable[[introspection.Change], Strategy],
 ) -> Strategy:
-    """`when`, but with a center that outside its steps is the current params."""
+    """`when`, but the center is the current params at steps outside the phase."""
     gated = _when(strategy, active)
     follows = introspection.has_center(strategy)
 
@@ -292,8 +297,8 @@ def _phase(
         return lax.cond(
             active(step),
             lambda: apply_sync(strategy, replica, state, step),
-            # A copy of the state at each such step, so that the center of a phase that
-            # is not active is today's model, and `chain` need not know of phases.
+            # Makes the state anew at each such step, so that the center of an inactive
+            # phase is the current model, and `chain` need not know of phases.
             lambda: (replica, _fresh(strategy, replica, state)),
         )
 
@@ -303,7 +308,7 @@ def _phase(
         rebuild,
         lambda step: jnp.logical_and(active(step), introspection.lands(strategy, step)),
     )
-    # To follow is to act: outside of its steps, too.
+    # Following the params is an action, so it also acts outside the phase.
     acts = introspection.at_any(
         introspection.acting_steps(strategy), lambda step: jnp.logical_not(active(step))
     )
@@ -312,24 +317,25 @@ def _phase(
 
 @accepts_former("steps strategy", swaps=True)
 def at_end(strategy: Strategy, steps: int) -> Strategy:
-    """Syncs after the last local step of a training, too.
+    """Adds a sync after the last local step of a training.
 
-    A training of 240 local steps with a period of 64 has its last sync after 192: the
-    center lacks 48 steps. With this, the strategy's own sync acts after step 240 as
-    well, in the middle of a round. It sends as much as any other, and is counted.
+    A training of 240 local steps with a period of 64 has its last sync after step 192,
+    so the center lacks 48 steps. With `at_end`, the strategy also syncs after step 240,
+    in the middle of a round. This sync sends as much as any other, and is counted.
 
     Args:
-        strategy: whose syncs are made by `every`, be it inside of other combinators.
-        steps: local steps of the training, at least 1.
+        strategy: a strategy that syncs by `every`, which may be inside of other
+            combinators.
+        steps: the number of local steps of the training, at least 1.
 
     Returns:
         A Strategy. State: the strategy's. A strategy that never syncs, or syncs at that
-        step anyway, is returned as it is.
+        step anyway, does not change.
 
     Raises:
-        ValueError: a number of steps below 1, or a strategy whose syncs at other steps
-            have no meaning: delayed, of workers that do not wait, decided by the data,
-            or of rounds of a fixed length, such as scaffold.
+        ValueError: the number of steps is below 1, or the strategy cannot sync at other
+            steps than its own: it is delayed, its workers do not wait for each other,
+            the data decide, or its rounds have a fixed length, as in scaffold.
 
     Example:
         >>> import numpy as np
@@ -351,13 +357,13 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     if checks.is_traced(lands) or not lands:
         raise ValueError(
             f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
-            "made by `every`, or need their length; end it at one of its own syncs"
+            "made by `every` or have a fixed length; end at one of its own syncs"
         )
     return ending
 
 
 def _with_last(strategy: Strategy, last: int) -> Strategy:
-    """The same strategy, of which each period has one step more."""
+    """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
     if made.delays:
         raise ValueError("at_end: delayed, the last step's results would not arrive")
@@ -373,10 +379,10 @@ def _with_last(strategy: Strategy, last: int) -> Strategy:
 
 @contextmanager
 def while_tracing() -> Iterator[None]:
-    """Computes what is known now, and as if there were no mesh.
+    """Makes jax compute known values while it traces, as if there were no mesh.
 
-    In a map over some axes of a mesh jax would compute a table on the devices of that
-    map, and cannot.
+    Inside a map over some axes of a mesh, jax would try to compute a table on the
+    devices of that map, and fail.
     """
     with use_abstract_mesh(AbstractMesh((), ())), jax.ensure_compile_time_eval():
         yield
@@ -391,9 +397,9 @@ def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
     Returns:
         step -> whether a round ends with it.
     """
-    # Where a round starts follows from the lengths of all before it. State could carry
-    # it, but state is mapped, and a branch on it would be a select under vmap, with
-    # collectives in both arms: so the first 65,536 steps are tabled at trace time.
+    # The start of a round follows from the lengths of all rounds before it. State could
+    # hold it, but state is mapped: under vmap a branch on it would be a select, with
+    # collectives in both arms. So trace time makes a table of the first 65,536 steps.
 
     def length(start):
         steps = jnp.floor(jnp.asarray(period(start), jnp.float32))
@@ -429,8 +435,8 @@ def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
         known = is_last[jnp.minimum(step, TABLED - 1)]
         return jnp.where(step < TABLED, known, step - start == length(start) - 1)
 
-    # What is made of traced numbers belongs to the program that they are traced in, and
-    # not to a loop or branch inside of it that asks first.
+    # A table of traced numbers must belong to the program in which they are traced, not
+    # to a loop or branch inside it that asks first.
     if checks.is_traced(length(0)):
         first_rounds()
     return Schedule(ends)

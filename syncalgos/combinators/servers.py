@@ -1,4 +1,4 @@
-"""Servers of `asynchronous`: what an update of one worker does to the model."""
+"""Servers for `asynchronous`: how one worker's update changes the model."""
 
 from typing import NamedTuple
 
@@ -15,8 +15,8 @@ class Server(NamedTuple):
 
     Attributes:
         params: the model θ.
-        velocity: its momentum m.
-        total: D, the sum of the updates since the momentum changed.
+        velocity: the momentum m.
+        total: D, the sum of the updates since the momentum last changed.
         arrived: the number of these updates, an int32 scalar.
     """
 
@@ -27,7 +27,7 @@ class Server(NamedTuple):
 
 
 def new_server(params: PyTree) -> Server:
-    """Makes a server, at least float32, before any update."""
+    """Makes the server before any update, at least float32."""
     zero = zeros(params)
     return Server(widen(params), zero, zero, jnp.int32(0))
 
@@ -84,7 +84,7 @@ class Averaging(NamedTuple):
 
 
 def new_averaging(params: PyTree) -> Averaging:
-    """Makes a server, at least float32, before any update."""
+    """Makes the server before any update, at least float32."""
     return Averaging(widen(params), zeros(params))
 
 
@@ -122,22 +122,23 @@ SHRINK_CAP, DOUBT = 0.5, 3.0  # b and κ, table 3
 def turned(
     update: PyTree, velocity: PyTree, aligned: float, shrink: float, turn: float
 ) -> PyTree:
-    """Turns each leaf Δ of an update towards the momentum m, unless they agree.
+    """Turns each leaf Δ of an update towards the momentum m, unless they are aligned.
 
     With c the cosine between Δ and m, and f = |Δ| / (|Δ| + κ |m|):
 
         c ≥ a: Δ;   c < 0: Δ - min(-s c f, b) c |Δ| m / |m|
-        else: as long as Δ, along (1 - l) Δ / |Δ| + l m / |m|, l = min(r (1 - c) f, 1)
+        else: |Δ| times the direction of (1 - l) Δ / |Δ| + l m / |m|,
+              with l = min(r (1 - c) f, 1)
 
     Args:
         update: Δ.
         velocity: m, shaped like the update.
-        aligned: a.
+        aligned: a, the cosine from which a leaf is kept.
         shrink: s, at least 0.
         turn: r, at least 0.
 
     Returns:
-        The update. A leaf is kept where it or its momentum is 0.
+        The turned update. A leaf is kept if it or its momentum is 0.
 
     Source: Asif et al., "HeLoCo: efficient asynchronous low-communication training
     under data and device heterogeneity", 2026, algorithm 2, with b = 0.5 and κ = 3.
@@ -163,9 +164,9 @@ class Region(NamedTuple):
     """A server of a region.
 
     Attributes:
-        server: its own.
-        merged: its model at its last exchange with the global server.
-        arrived: the number of updates since, an int32 scalar.
+        server: the region's own server.
+        merged: the region's model at its last exchange with the global server.
+        arrived: the number of updates since that exchange, an int32 scalar.
     """
 
     server: Server
@@ -174,7 +175,7 @@ class Region(NamedTuple):
 
 
 class Levels(NamedTuple):
-    """The servers of `two_levels`: one of all, and those of the regions."""
+    """The servers of `two_levels`: the global one, and one for each region."""
 
     top: Server
     regions: tuple[Region, ...]
@@ -193,7 +194,7 @@ class Levels(NamedTuple):
 
 
 def new_levels(params: PyTree, regions: int) -> Levels:
-    """Makes servers, at least float32, before any update."""
+    """Makes the servers before any update, at least float32."""
     region = Region(new_server(params), widen(params), jnp.int32(0))
     return Levels(new_server(params), (region,) * regions)
 
@@ -209,17 +210,18 @@ def two_levels(
 ) -> Levels:
     """Applies an update to the server of a region, unless it is not finite.
 
-    After every `updates` of them the region's own move s - z since the last exchange
-    goes to the global server x, and the region goes on from (1 - α) z + α x.
+    After every `updates` updates the region exchanges with the global server x: it
+    sends its own move s - z since the last exchange, from its model s then to its model
+    z now. It then continues from (1 - α) z + α x.
 
     Args:
         levels: the servers before the update.
         update: start - end of a worker's round, shaped like params.
         region: the index of the worker's region.
-        near: lr, momentum and buffer of the region's delayed Nesterov.
-        far: those of the global server.
-        alpha: α, above 0 and at most 1.
-        updates: at least 1.
+        near: learning rate, momentum and buffer of the region's delayed Nesterov.
+        far: the same for the global server.
+        alpha: α, the weight of the global model, above 0 and at most 1.
+        updates: updates from one exchange to the next, at least 1.
 
     Returns:
         The servers after the update.

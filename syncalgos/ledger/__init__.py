@@ -1,1 +1,1 @@
-"""The ledger: bytes and calls that each worker sends, from a traced program."""
+"""The ledger: counts each worker's bytes and calls from a traced program."""

@@ -1,4 +1,4 @@
-"""Bytes and calls that each worker sends, counted from the traced program of a step."""
+"""Counts of bytes and calls that each worker sends, from a step's traced program."""
 
 import math
 from collections import Counter
@@ -36,13 +36,13 @@ class Communication(NamedTuple):
         bytes_per_worker: total bytes sent; a whole number unless a ring cuts arrays
             unevenly.
         calls: collective operations of a device, one for each array.
-        syncs: steps at which anything is sent.
+        syncs: the number of steps at which anything is sent.
         per_step: cumulative bytes after each local step, (steps,) float64.
-        by_collective: the same for all_reduce, all_gather, permute, reduce_scatter and
-            all_to_all, those that occur.
+        by_collective: the same numbers for each kind of collective that occurs:
+            all_reduce, all_gather, permute, reduce_scatter, all_to_all.
         calls_per_step: cumulative calls after each local step, (steps,) int64.
-        devices: of a worker; each sends as much. What they send to each other, as the
-            compiler has them do, is not counted.
+        devices: the number of devices of a worker; each sends the same amount. Traffic
+            between the devices of one worker, which the compiler adds, is not counted.
 
     Example:
         >>> import numpy as np
@@ -66,7 +66,7 @@ class Communication(NamedTuple):
     def __repr__(self) -> str:
         """Shows the totals in one line.
 
-        The arrays have a number for each step, which would fill pages.
+        The arrays have a number for each step; they would fill pages.
         """
         kinds = {kind: x.bytes_per_worker for kind, x in self.by_collective.items()}
         return (
@@ -81,7 +81,7 @@ class Communication(NamedTuple):
         return self.bytes_per_worker / self.devices
 
     def times(self, devices: int) -> "Communication":
-        """Returns what a worker of so many devices sends, if this is of one."""
+        """Returns the traffic of a worker of several devices, given that of one."""
         return self._replace(
             bytes_per_worker=self.bytes_per_worker * devices,
             per_step=self.per_step * devices,
@@ -91,11 +91,11 @@ class Communication(NamedTuple):
 
 
 class Sends(NamedTuple):
-    """The sends of a worker, by (kind of collective, "bytes" or "calls").
+    """A worker's traffic in a step, by (kind of collective, "bytes" or "calls").
 
     Attributes:
-        always: in every step.
-        branched: in all branches of a step, each counted once.
+        always: traffic outside of branches, in every step.
+        branched: traffic in branches, each branch counted once.
     """
 
     always: Counter
@@ -111,27 +111,28 @@ def communication(
     steps: int,
     taken: ArrayLike | None = None,
 ) -> Communication:
-    """Counts what each worker sends, exactly, from the jaxpr with one lane per device.
+    """Counts exactly what each worker sends, from the jaxpr with one lane per device.
 
-    Rings: an all-reduce sends 2 (N-1)/N times the array, an all-gather (N-1) times the
-    worker's part, a permutation the array once; one worker sends nothing.
+    The count assumes ring algorithms: an all-reduce sends 2 (N-1)/N times the array, an
+    all-gather (N-1) times the worker's part, and a permutation the array once. A single
+    worker sends nothing.
 
     Args:
         strategy: the strategy to count.
-        replica: one worker's replica, or its params alone; arrays or their shapes. A
-            strategy that sends opt_state or buffers needs them (or see
-            `DataParallel.communication`).
-        workers: N, at least 1.
-        steps: local steps, at least 1.
-        taken: for a strategy that is `decided`, the decisions of a run,
-            metrics["decided"]: (steps, decisions) booleans.
+        replica: one worker's replica, or its params alone; arrays or their shapes. If
+            the strategy sends opt_state or buffers, the replica must hold them;
+            `DataParallel.communication` takes care of that.
+        workers: N, the number of workers, at least 1.
+        steps: the number of local steps, at least 1.
+        taken: the decisions of a run, metrics["decided"], for a strategy that is
+            `decided`: (steps, decisions) booleans.
 
     Returns:
-        A Communication, of one worker and all steps.
+        A Communication for one worker and all steps.
 
     Raises:
-        ValueError: a strategy whose sends depend on more than the step and what was
-            decided; no decisions where there are some, or of another shape.
+        ValueError: the traffic depends on more than the step and the decisions, or
+            decisions are missing or have another shape.
 
     Example:
         >>> import numpy as np
@@ -153,21 +154,21 @@ def counter(
     workers: int,
     steps: int,
 ) -> Callable[[ArrayLike | None, PyTree], Communication]:
-    """Returns `communication` as a function of decisions and numbers, compiled once.
+    """Makes `communication` a function of decisions and numbers, compiled once.
 
     Args:
         make: hyperparams -> the strategy to count.
-        hyperparams: numbers that it may have.
+        hyperparams: numbers for `make`, with which the step is traced.
         replica: one worker's replica, or its params alone; arrays or their shapes.
         workers: N, at least 1.
         steps: local steps, at least 1.
 
     Returns:
-        (decisions, (steps, decisions) booleans or None; hyperparams) -> a
-        Communication.
+        (decisions, hyperparams) -> a Communication. The decisions are None or
+        (steps, decisions) booleans.
 
     Raises:
-        ValueError: as `communication`.
+        ValueError: as for `communication`.
     """
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
@@ -182,17 +183,17 @@ def counter(
 
 
 def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Sends:
-    """Counts what a worker sends in a step and in each of its branches, taken once.
+    """Counts what a worker sends in a step, with each of its branches taken once.
 
     Args:
-        strategy, replica, workers: as `communication`.
+        strategy, replica, workers: as for `communication`.
 
     Raises:
-        ValueError: a strategy that sends in a branch which depends on more than the
-            step and what is `decided`.
+        ValueError: the strategy sends in a branch that depends on more than the step
+            and the decisions of `decided`.
     """
     walk = _trace(lambda numbers: strategy, None, replica, workers)
-    # What is decided is known, whatever it is.
+    # Decisions count as known values; which ones they are does not matter here.
     walk.take(jnp.int32(0), [], [jnp.int32(0)] * len(walk.places))
     always = [note for note in walk.notes if not isinstance(note, Branches)]
     branched = [note for note in walk.notes if isinstance(note, Branches)]
@@ -204,15 +205,15 @@ def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     if taken is None:
         if decisions:
             raise ValueError(
-                "what this strategy sends depends on more than the step: count it from "
-                "what a run decided, metrics['decided']"
+                "the traffic of this strategy depends on more than the step: pass a "
+                "run's decisions, metrics['decided'], as `taken`"
             )
         return np.zeros((steps, 0), bool)
     taken = np.asarray(taken, bool)
     if taken.shape != (steps, decisions):
         raise ValueError(
-            f"taken: the decisions of {steps} steps are {(steps, decisions)} booleans, "
-            f"got shape {taken.shape}"
+            f"taken: {steps} steps need {(steps, decisions)} booleans, got shape "
+            f"{taken.shape}"
         )
     return taken
 
@@ -232,14 +233,14 @@ def _trace(
     axis = axis_of(strategy)
     outer, *inner = (axis,) if isinstance(axis, str) else axis
     sizes = {outer: workers, **dict.fromkeys(inner, 1)}
-    # One lane on each device, so that every worker sends to the others by the network.
+    # One lane on each device, so that every worker sends over the network.
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, hyperparams, replica, state):
         strategy = make(weak_floats(hyperparams))
         known = decided.found(state).values()
         _, state = apply_reduce(strategy, replica.params, replica, state, step)
-        # A phase that begins with a new state must not lose the known decisions.
+        # A phase that starts with a new state must keep the known decisions.
         return apply_sync(strategy, replica, decided.put(state, known), step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
@@ -249,7 +250,7 @@ def _trace(
         jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
         before = 1 + len(jax.tree.leaves(given[:2]))
         return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
-    except NameError as error:  # of jax, for an axis that is not mapped
+    except NameError as error:  # from jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; a strategy over another axis than WORKERS must "
             "declare it: Strategy(…, axis=…)"
@@ -265,9 +266,12 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
 def _counted_by_step(
     walk: Walk, steps: int
 ) -> Callable[[np.ndarray, list], tuple[list[Counter], np.ndarray]]:
-    """Returns (decisions, hyperparams) -> what a step of each kind sends, and kinds."""
-    # The branches of all steps are evaluated at once, in one vmapped program of what
-    # depends on the step and the decisions alone; then a step of each kind is counted.
+    """Makes (decisions, hyperparams) -> (traffic by kind of step, kind of each step).
+
+    Steps that take the same branches are of one kind.
+    """
+    # One vmapped program evaluates the branches of all steps, from the step and the
+    # decisions alone; then one step of each kind is counted.
     numbers = np.arange(steps, dtype=np.int32)
 
     def branches_at(step, taken, hyperparams):
@@ -287,12 +291,12 @@ def _counted_by_step(
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
-    """Adds up a run from what a step of each kind sends."""
+    """Adds up a run from the traffic of each kind of step."""
 
     def tally(names):
         sent = [sum((k[name, "bytes"] for name in names), Fraction()) for k in kinds]
         calls = np.array([sum(k[name, "calls"] for name in names) for k in kinds])
-        # Whole numbers of the common unit: sums are exact until the division.
+        # Integers in units of the common denominator: exact until the division.
         unit = math.lcm(*(x.denominator for x in sent))
         whole = [int(x * unit) for x in sent]
         fits = max(whole) * len(kind_of_step) < 2**63

@@ -1,4 +1,4 @@
-"""The collectives of a traced program, in the branches that it takes."""
+"""Finds the collectives of a traced program in the branches that it takes."""
 
 import math
 from collections import Counter
@@ -13,7 +13,7 @@ from jax.extend import core
 from syncalgos.combinators.decided import BY_DATA
 from syncalgos.jaxprs import within
 
-# Bytes that each of n workers sends for a byte of its operand, by ring algorithms.
+# Bytes that each of n workers sends per byte of the operand, with ring algorithms.
 COLLECTIVES = {
     "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
@@ -26,25 +26,25 @@ COLLECTIVES = {
 
 
 class Branches(NamedTuple):
-    """A branch in the program: it sends notes[i] if choice number `choice` is i."""
+    """A branch in the program: it sends notes[i] if the value choices[choice] is i."""
 
     choice: int
     notes: list[list]
 
 
 class Walk:
-    """A walk through a step that evaluates what it can, and notes what is sent.
+    """A walk through a step that evaluates known values and notes what is sent.
 
     A note is a Counter of (kind, "bytes" or "calls"), or Branches. A value is known if
-    it follows from the step, the hyperparameters and the decisions alone; sends that
-    depend on another value are refused, not guessed.
+    it follows from the step, the hyperparameters and the decisions alone. Traffic that
+    depends on another value is refused, not guessed.
 
     Attributes:
-        jaxpr: of the step; its first inputs are the step's number, and hyperparameters.
-        places: the numbers of its inputs that hold decisions.
+        jaxpr: the step's jaxpr; its first inputs are the step number and hyperparams.
+        places: the numbers of the jaxpr's inputs that hold decisions.
         sizes: the number of workers along each mapped axis.
-        choices: the known values that choose branches which send, in program order.
-        notes: what the step sends.
+        choices: the known values that choose between branches that send, in order.
+        notes: the traffic of the step.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Walk:
         self.notes: list = []
 
     def take(self, step: jax.Array, hyperparams: list, decisions: list) -> None:
-        """Takes the step of this number, where so much is decided."""
+        """Walks through the step of this number, with these decisions."""
         known = [step, *hyperparams]
         inputs: list = [*known, *[None] * (len(self.jaxpr.jaxpr.invars) - len(known))]
         for place, decision in zip(self.places, decisions, strict=True):
@@ -86,7 +86,7 @@ class Walk:
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
         if name == "axis_index":
             return [], unknown
-        # A vote is not known; its second argument is what a run recorded of it.
+        # A vote is not known; its second argument is the recorded decision.
         if equation.params.get("name") == BY_DATA:
             return [], inputs[1:]
         if name in COLLECTIVES:
@@ -97,7 +97,7 @@ class Walk:
             notes = self.loop(equation)
         else:
             notes = []
-            called = equation.params.get("jaxpr")  # with its constants: of a jit
+            called = equation.params.get("jaxpr")  # of a jit, with its constants
             if isinstance(called, core.ClosedJaxpr):
                 return self.through(called, inputs)
             for jaxpr in core.jaxprs_in_params(equation.params):
@@ -109,7 +109,7 @@ class Walk:
         return [], _evaluate(equation, inputs)
 
     def collective(self, equation) -> list[Counter]:
-        """Returns the note of a collective; over one worker nothing is sent."""
+        """Returns the note of a collective; a single worker sends nothing."""
         names = equation.params.get("axes", equation.params.get("axis_name"))
         names = names if isinstance(names, tuple) else (names,)
         groups = equation.params.get("axis_index_groups")
@@ -122,34 +122,34 @@ class Walk:
         return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
 
     def cond(self, equation, inputs: list) -> list[Branches]:
-        """Returns the note of a branch, unless no arm sends anything."""
+        """Returns the note of a branch; none if no arm sends anything."""
         choice, *operands = inputs
         notes = [self.through(b, operands)[0] for b in equation.params["branches"]]
         if not any(notes):
             return []
         if choice is None:
             raise ValueError(
-                "what this strategy sends depends on more than the step, so it cannot "
-                "be counted; let the workers vote with syncalgos.decided"
+                "the traffic of this strategy depends on more than the step, so it "
+                "cannot be counted; let the workers vote with syncalgos.decided"
             )
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]
 
     def loop(self, equation) -> list:
-        """Returns the notes of a scan, once for each pass; a while must not send."""
+        """Returns the notes of a scan, once per pass; a while loop must not send."""
         notes = []
         for jaxpr in core.jaxprs_in_params(equation.params):
             notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
         if notes and "length" not in equation.params:
             raise ValueError(
-                "this strategy sends inside a loop of unknown length, so it cannot be "
-                "counted beforehand"
+                "this strategy sends inside a loop of unknown length, so its traffic "
+                "cannot be counted"
             )
         return notes * equation.params.get("length", 1)
 
 
 def _needs_an_axis(equation) -> bool:
-    """Whether an equation, or one inside, names the workers' axis."""
+    """Whether an equation, or one inside it, needs a mapped axis."""
     of_axes = "axis_index", *COLLECTIVES
     return any(inner.primitive.name in of_axes for inner in within(equation))
 
@@ -167,11 +167,11 @@ def _evaluate(equation, inputs: list) -> list:
 
 
 def add_up(notes: list, choices: np.ndarray | None) -> Counter:
-    """Adds up what a step sends.
+    """Adds up the traffic of a step.
 
     Args:
-        notes: those of a walk.
-        choices: the branch that each choice takes; None: all branches, each once.
+        notes: the notes of a walk.
+        choices: the branch that each choice takes; None: every branch, once.
 
     Returns:
         A Counter of (kind, "bytes" or "calls").

@@ -78,7 +78,7 @@ STEP = r"^params\['layers'\]\[1\]\['step'\] is.* {}.*belongs in buffers"
         (
             nnx.state(Normed(nnx.Rngs(0)), nnx.Any(nnx.Param, nnx.BatchStat)),
             (),
-            r"params\['norm'\]\['mean'\] is a BatchStat, which is not trained: a mod",
+            r"params\['norm'\]\['mean'\] is a BatchStat, which is not trained: split",
         ),
         (
             nnx.Sequential(LINEAR, nnx.BatchNorm(1, rngs=nnx.Rngs(0))),
@@ -355,7 +355,7 @@ PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` asks .*use every\(…, s
             r"masked: mask\['w'\] is dict, not array",
         ),
         (sa.bmuf(axis="batch"), r"axis is syncalgos\.WORKERS"),
-        (sa.every(sa.reset(optax.adam(0.1)), 2), "very inner optimizer"),
+        (sa.every(sa.reset(optax.adam(0.1)), 2), "the same inner optimizer"),
     ],
     ids=["if", "if in when", "lacking", "new", "deeper", "axis", "reset"],
 )
@@ -438,7 +438,7 @@ def test_params_are_said_to_be_where_they_are():
     state = trainer.init(PARAMS)
     with pytest.raises(AttributeError, match=r"center\(state\).params is of one plain"):
         _ = state.params  # pyright: ignore
-    with pytest.raises(TypeError, match=r"write .params\['w'\]"):
+    with pytest.raises(TypeError, match=r"use .params\['w'\]"):
         trainer.center(state)["w"]
     assert not hasattr(state, "__jax_array__")
     assert trainer.center(state)[0]["w"].shape == (6, 1)

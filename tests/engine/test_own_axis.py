@@ -153,7 +153,7 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
     loop = own_loop(make(name, axis="batch"), owed(name).optimizer)
-    with pytest.raises(ValueError, match=r"^give jax\.shard_map check_vma=False: "):
+    with pytest.raises(ValueError, match=r"^call jax\.shard_map with check_vma=False"):
         shard_mapped(loop, "batch", check_vma=True)(of_workers())
 
 

@@ -70,7 +70,7 @@ def test_a_former_call_shows_the_new_one(shown):
     made, message = warned(CALLS[shown])
     assert isinstance(made, sa.Strategy)
     assert message.endswith(
-        f" is called as in syncalgos 0.2, which ends with 0.4: write {shown}"
+        f" is called as in syncalgos 0.2; this stops working in 0.4: write {shown}"
     )
 
 

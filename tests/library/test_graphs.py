@@ -228,8 +228,8 @@ REFUSED = {
     r"row \[1\] adds up to 0.9, not 1": WRONG_ROW,
     r"column \[0\] adds up to 1.1, not 1": [[0.6, 0.4], [0.5, 0.5]],
     r"column \[0\] of matrix 1 adds up": [np.eye(2), [[0.5, 0.5], [0.0, 1.0]]],
-    r"weight \[0, 1\] is -0.5, not at least 0": [[1.5, -0.5], [-0.5, 1.5]],
-    r"weight \[0, 0\] is nan": [[np.nan, 1.0], [1.0, 0.0]],
+    r"weight \[0, 1\] must be at least 0, got -0.5": [[1.5, -0.5], [-0.5, 1.5]],
+    r"weight \[0, 0\] must be at least 0, got nan": [[np.nan, 1.0], [1.0, 0.0]],
     r"matrix \(workers, workers\), or several of them, got shape \(2, 3\)": np.ones(
         (2, 3)
     ),
@@ -247,7 +247,7 @@ def test_a_graph_that_cannot_be_used_is_refused_at_once(message):
 
 
 ELSEWHERE = {
-    "the weights are of 4 workers, but there are 6": graphs.WEIGHTS,
+    "the weights are for 4 workers, but there are 6": graphs.WEIGHTS,
     "an edge goes to worker 7, but the last of 6 is 5": [(0, 7)],
     "a hypercube has 2, 4, 8, … workers, but there are 6": "hypercube",
 }

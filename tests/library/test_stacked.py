@@ -113,7 +113,7 @@ def test_params_and_state_may_be_donated_both():
         (("a", "b"), None, 2, "one axis"),
         ("replica", "diloco", 3, "replica"),
         ("diloco", "diloco", 2, "there are 3 workers"),
-        ("diloco", None, {"b": 3, "c": 2}, r"are 3 workers .*\['c'\] is of shape \(2,"),
+        ("diloco", None, {"b": 3, "c": 2}, r"are 3 workers .*\['c'\] has shape \(2,"),
     ],
 )
 def test_other_axes_and_numbers_of_workers_are_refused(

@@ -183,19 +183,19 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
             lambda: sa.decided(sa.average, far),
             r"expected a Strategy, .*call it: average\(\)",
         ),
-        (lambda: sa.decided(sa.sync_sgd(), far), "does not reduce gradients is needed"),
-        (lambda: sa.decided(sa.Strategy(), far), "a strategy that syncs"),
+        (lambda: sa.decided(sa.sync_sgd(), far), "replicas and not reduce gradients"),
+        (lambda: sa.decided(sa.Strategy(), far), "the strategy must sync replicas"),
         (
             lambda: sa.decided(sa.delayed(sa.every(sa.average(), 4), 2), far),
             "acts at every step",
         ),
         (
             lambda: sa.delayed(sa.every(sa.decided(sa.average(), far), 4), 2),
-            "the data decide on",
+            "the data decide when",
         ),
         (
             lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
-            "participating: the data decide on when this strategy syncs",
+            "participating: the data decide when this strategy syncs",
         ),
     ],
 )

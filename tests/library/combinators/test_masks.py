@@ -253,8 +253,8 @@ def test_masked_trains_in_the_engine():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (1, "masked: mask must hold booleans, got 1"),
-        ({"body": "yes", "head": False}, "mask must hold booleans, got 'yes'"),
+        (1, "masked: mask must hold booleans or slices, got 1"),
+        ({"body": "yes", "head": False}, "hold booleans or slices, got 'yes'"),
         (lambda params: None, "masked"),
         ({"boddy": True, "head": False}, "masked"),
         ({"body": True}, "masked"),

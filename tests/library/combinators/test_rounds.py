@@ -152,7 +152,7 @@ def test_a_strategy_that_acts_at_every_step_needs_no_sync_at_the_end(name):
             "after step 20: its rounds are not",
         ),
         (sa.delayed(sa.every(sa.average(), 8), 2), "results would not arrive"),
-        (sa.dynamic_averaging(), "the data decide on when"),
+        (sa.dynamic_averaging(), "the data decide when"),
         (sa.async_diloco(), "acts at every local step, as async_diloco"),
         (sa.every, "at_end: expected a Strategy"),
     ],
