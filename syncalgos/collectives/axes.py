@@ -27,7 +27,7 @@ def size(axis: Axis = WORKERS) -> int:
         except NameError:
             where = f"unbound axis name: no axis {name!r} is mapped here"
             if name in WORKERS:
-                where += ", as it is by DataParallel: for an axis of your own make the "
+                where += "; DataParallel maps it: for an axis of your own, make the "
                 where += "strategy with axis='NAME'"
             raise NameError(where) from None
     return lax.axis_size(axis)
