@@ -68,8 +68,8 @@ CSV = {
     "a,kind\n1,x\n1e39,y\n": "line 3: a number of x is not finite",
     "a,kind\n1,x\n2,y\n": "of 2 rows 0 are held out",
     "a,kind\n": "holds no rows of numbers",
-    "": "must have a header of two columns or more, with commas between them, got ''",
-    "a;kind\n1;x\n": "with commas between them, got 'a;kind'",
+    "": "must have a header of two columns or more, separated by commas, got ''",
+    "a;kind\n1;x\n": "separated by commas, got 'a;kind'",
     "a,kind\n1,\udcff\n": "is no .csv file: 'utf-8' codec can't decode byte 0xff",
 }
 Y = (KINDS == "low").astype(int)

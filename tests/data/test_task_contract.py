@@ -109,9 +109,9 @@ WRONG = {
     ),
     "figure of a measure": (
         BASE._replace(figures={"accuracy": float}),
-        ["'accuracy' is of apply and in figures"],
+        ["'accuracy' is both a value of apply and a figure"],
     ),
-    "decided": (applying(deciding), ["'decided'", "a name of ours"]),
+    "decided": (applying(deciding), ["'decided'", "a reserved name"]),
     "lists": (loading(test={"x": [1], "y": [2]}), ["test['x']", "array", "got [1]"]),
     "a list": (loading(test=[1, 2]), ["test must be a dict of arrays", "got [1, 2]"]),
     "numbers": (loading(train={"x": 1.0, "y": 2}), ["train['x']", "array", "got 1.0"]),
