@@ -71,11 +71,11 @@ KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
 EARLY = RANGES | EMPTY
 EARLY |= {
     # Names.
-    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'?; your own: pa"],
+    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (your own: pa"],
     "run --algo BMUF": ["did you mean 'bmuf'"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
     "run --algo bmuf,diloco": BOTH,
-    "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave out the quotation marks"],
+    "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave out the quotation"],
     "run --algo absent:pull": ["'absent'"],
     "run --algo broken:pull": ["'broken'", "OSError: out of luck"],
     "run --algo mine.py:pull": ["mine:pull, without .py"],
