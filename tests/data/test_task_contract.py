@@ -129,10 +129,7 @@ WRONG = {
     ),
     "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
     "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
-    "a label": (
-        loading(train=BEYOND),
-        ["train['y'][5] holds 9", "of size 4: use 0 to 3"],
-    ),
+    "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "4: use 0 to 3"]),
     "a label below 0": (
         loading(test=labelled("test", -5)),
         ["test['y'][5] holds -5", "of size 4: use 0 to 3"],
