@@ -1,6 +1,7 @@
-"""The harness: trains any strategy on any task, with the same batches for one seed.
+"""The harness, which trains any strategy on any task.
 
-From Python `train` makes one run, and `compare` a study; see `experiments.api`.
+Runs with the same seed see the same batches. In Python, `train` makes one run and
+`compare` makes a study; see `experiments.api`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ _PLACES |= {"RunConfig": "training.config"}
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is asked for: a command that refuses a flag needs no jax."""
+    """Imports a name at its first use, so that refusing a flag does not import jax."""
     if (place := _PLACES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

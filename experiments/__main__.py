@@ -1,10 +1,10 @@
 """Names the commands: `python -m experiments`."""
 
 COMMANDS = {
-    "run": "trains one task by one algorithm",
-    "compare": "compares algorithms in a report",
-    "track": "takes part in the sync track",
-    "aim": "compiles a run for a machine that is not here",
+    "run": "trains one task with one algorithm",
+    "compare": "compares algorithms, and writes a report",
+    "track": "trains or verifies an entry of the sync track",
+    "aim": "compiles a run for machines that you need not have",
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compiles runs for machines that are not here: `python -m experiments.aim`."""
+"""Compiles runs for machines that you need not have: `python -m experiments.aim`."""
 
 # PYTHON_ARGCOMPLETE_OK
 
@@ -15,15 +15,15 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done (also where a run does not fit: the table says so), 1 a
-        program could not be compiled, 2 bad request, 75 stopped by SIGTERM or SIGHUP,
-        130 by Ctrl-C.
+        The exit code: 0 done, even if a run does not fit (the table says so); 1 a
+        program could not be compiled; 2 bad request; 75 stopped by SIGTERM or SIGHUP;
+        130 stopped by Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int:
         asked = config.read(argv)
-        from experiments.aiming import jobs  # imports rich, which a refusal need not
+        from experiments.aiming import jobs  # slow: imports rich
 
         return jobs.run(asked, argv)
 

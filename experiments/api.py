@@ -1,6 +1,6 @@
-"""The harness from Python: `train` makes one run, and `compare` a study.
+"""The Python interface: `train` makes one run, and `compare` makes a study.
 
-Both are names of `experiments`, too. docs/from-python.md shows them.
+Both can be imported from `experiments`. docs/from-python.md shows how to use them.
 """
 
 import shlex
@@ -43,9 +43,9 @@ class Trained(NamedTuple):
     """The result of `train`.
 
     Attributes:
-        summary: as summary.json has it.
-        metrics: the evaluations, as metrics.jsonl has them.
-        center: the model to ship, NumPy arrays.
+        summary: the content of summary.json.
+        metrics: the evaluations, one for each line of metrics.jsonl.
+        center: the model to ship, as NumPy arrays.
     """
 
     summary: dict[str, Any]
@@ -61,33 +61,32 @@ def train(
     on_evaluation: Callable[[Line], None] | None = None,
     track: Sequence[Tracker] = (),
 ) -> Trained:
-    """Trains one task by one algorithm, as `python -m experiments.run` does.
+    """Trains one task with one algorithm, as `python -m experiments.run` does.
 
     Args:
-        config: what the command's flags say, by field; None leaves a field to the task.
-            Without `out` nothing is written. An algorithm's own flags are `arguments`.
-        task: in place of the config's, a model with its data.
-        strategy: in place of the config's algorithm. Its learning rate in `config` is
-            the inner optimizer's.
-        on_evaluation: is called with each evaluation as it is made.
-        track: trackers of your own, beside those that `config.track` names.
+        config: a field for each flag of the command; None leaves a field to the task.
+            Without `out`, nothing is written. The algorithm's own flags go into
+            `arguments`.
+        task: a model with its data, used in place of the config's task.
+        strategy: used in place of the config's algorithm. The learning rate in `config`
+            is then the inner optimizer's.
+        on_evaluation: called with each evaluation as soon as it is made.
+        track: your own trackers, in addition to those that `config.track` names.
 
     Returns:
-        The summary, the evaluations and the center. The same config has the same
-        `params_sha256` as the command, on as many devices.
+        The summary, the evaluations and the center. The same config gives the same
+        `params_sha256` as the command on the same number of devices.
 
     Raises:
-        BadRequest: what cannot be done, in one line.
+        BadRequest: the request cannot be met; one line says why.
     """
     started = time.perf_counter()
     others = config.processes > 1, config.scheduler, config.coordinator
     if any(others) or config.distributed != "none":
-        raise BadRequest("train makes a run in this process alone: take the command")
+        raise BadRequest("train runs in this process only: use experiments.run")
     files = config.checkpoint_every, config.resume, config.resume_center, config.export
     if config.out is None and any((*files, config.track)):
-        raise BadRequest(
-            "checkpoints, an exported model and track need a folder: say out"
-        )
+        raise BadRequest("checkpoints, export and track need a folder: set out")
     try:
         if task is not None:
             check_task(task)
@@ -97,7 +96,7 @@ def train(
             config = replace(config, algo=OWN, arguments={})
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    # As the command line fills them in, so that each finds the other's runs.
+    # Defaults are filled in as by the command, so that each finds the other's runs.
     algo, own_task = own_of(config.algo, config.task, config.preset)
     config = replace(
         config,
@@ -130,10 +129,10 @@ class Study(NamedTuple):
     """The result of `compare`.
 
     Attributes:
-        rows: a row of the table for each variant, as table.csv has it.
-        runs: what every run ended with, those that tune included.
-        folder: of the runs' files.
-        found: the report, as its page shows it.
+        rows: the rows of table.csv, one for each variant.
+        runs: the final results of every run, including runs that tune.
+        folder: the folder with the runs' files.
+        found: the content of the report.
     """
 
     rows: list[dict[str, Any]]
@@ -142,7 +141,7 @@ class Study(NamedTuple):
     found: Report
 
     def frame(self) -> Any:
-        """Returns the rows as a pandas DataFrame; pandas must be installed."""
+        """Returns the rows as a pandas DataFrame, which needs pandas."""
         import pandas
 
         return pandas.DataFrame(self.rows)
@@ -163,28 +162,28 @@ def compare(
 ) -> Study:
     """Compares algorithms, as `python -m experiments.compare` does.
 
-    Runs that are in the study's folder already are not made again.
+    Runs that already are in the study's folder are not repeated.
 
     Args:
-        algos: as `--algos` has them: "sync_sgd, bmuf --nesterov"; or each by its label,
-            {"mine": "my_module:factory --period 8"}.
-        seeds: runs of each, from seeds 0 to N - 1.
-        tune: flags to choose for each algorithm on validation data, by name:
+        algos: the value of `--algos`, such as "sync_sgd, bmuf --nesterov"; or a dict
+            with a label for each algorithm, {"mine": "my_module:factory --period 8"}.
+        seeds: the number of runs of each algorithm, with seeds 0 to N - 1.
+        tune: flags to tune for each algorithm on validation data, by name:
             {"lr": "0.0125:1.6:log:8"}.
-        flags: all other flags of the command, of the study and of its runs, by name:
+        flags: all other flags of the study and of its runs, by name:
             {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
-        track: trackers of your own, which get every run when all are made.
+        track: your own trackers, which get all runs once every run is done.
 
     Returns:
-        The table, the runs, and the report, which is written on demand.
+        The table, the runs and the report; `Study.report` writes the report.
 
     Raises:
-        BadRequest: what cannot be done, in one line.
+        BadRequest: the request cannot be met; one line says why.
     """
     argv = _argv(algos, seeds, tune or {}, flags or {})
     config = study_config.read(argv)
     if config.list:
-        raise BadRequest("--list makes no run: take the command")
+        raise BadRequest("--list makes no runs: use python -m experiments.compare")
     with study.opened(config) as (plan, loader):
         make_runs(config, plan, loader, _never)
         runs = study.ended(plan)
@@ -212,5 +211,5 @@ def _argv(
 
 
 def _never() -> int:
-    """Asks for no stop: Ctrl-C interrupts a call as any other."""
+    """Never asks for a stop: Ctrl-C raises KeyboardInterrupt, as in any Python call."""
     return 0

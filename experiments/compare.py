@@ -17,16 +17,16 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done (also where runs diverged: the report shows them), 1 runs
-        failed, 2 bad request, 4 no scheduler answers, 75 stopped by SIGTERM, SIGHUP, a
-        full disk or a lost scheduler, 130 by Ctrl-C; after the last two, and 1, the
-        same command goes on.
+        The exit code: 0 done, even if runs diverged (the report shows them); 1 runs
+        failed; 2 bad request; 4 no scheduler answers; 75 stopped by SIGTERM, SIGHUP, a
+        full disk or a lost scheduler; 130 stopped by Ctrl-C. After 1, 75 and 130, the
+        same command continues the study.
     """
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int | None:
         asked = config.read(argv)
-        from experiments.study import study  # imports jax, which a bad request need not
+        from experiments.study import study  # slow: imports jax
 
         return study.run(asked, argv, stopped)
 
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Command(ModuleType):
-    """This module, which takes the place of `experiments.compare` once imported."""
+    """This module, callable because importing it hides the function of its name."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Compares algorithms: see `experiments.api.compare`."""

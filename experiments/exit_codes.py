@@ -1,6 +1,7 @@
-"""Exit codes of the commands, and their handlers of signals.
+"""Exit codes of the commands, and their signal handlers.
 
-Imports nothing else of the project: supervisors and downloads rely on it.
+This module imports nothing else of the project, so that supervisors and downloads can
+import it.
 """
 
 import atexit
@@ -13,45 +14,45 @@ from typing import Any
 
 DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
 
-# EX_TEMPFAIL of sysexits.h: schedulers take it for "queue the job again".
+# EX_TEMPFAIL of sysexits.h: schedulers read it as "queue the job again".
 TERMINATED = 75
 # 128 + SIGINT, as shells have it.
 INTERRUPTED = 130
 
-# Those that ask a program to stop: Ctrl-C, a scheduler, and a terminal that is closed.
+# The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal.
 SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)  # Windows has no SIGHUP
 )
-_decided: list[int] = []  # the exit code, once it is
+_decided: list[int] = []  # the exit code, once it is decided
 
 
 class Terminated(SystemExit):
-    """SIGTERM or SIGHUP came where an immediate end loses nothing, as in a download."""
+    """SIGTERM or SIGHUP, received where ending at once loses nothing."""
 
     def __init__(self):
         super().__init__(TERMINATED)
 
 
 def stopped_by(number: int) -> int:
-    """The exit code of a program that a signal stopped; the decided one, if it is."""
+    """Returns the decided exit code, if any, or that of a stop by this signal."""
     if _decided:
         return _decided[0]
     return INTERRUPTED if number == signal.SIGINT else TERMINATED
 
 
 def is_command() -> bool:
-    """Whether this process is one of our commands, not a program that calls them."""
+    """Whether this process is one of our commands, not a program that imports them."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return spec is not None and spec.name.startswith("experiments.")
 
 
 def decide(code: int) -> int:
-    """Returns the exit code of our command, which no signal changes from here on."""
+    """Fixes and returns our command's exit code, which no signal changes afterwards."""
     if is_command() and not _decided:
         _decided.append(code)
-        # Python ends its handlers before itself; a signal would then kill the process.
+        # Python removes its handlers before it exits: a signal could then kill it.
         atexit.register(_ignore_signals)
     return code
 
@@ -70,15 +71,15 @@ def _ignore_signals() -> None:
 def handling(
     take: Callable[[int, Any], None], left: tuple[Any, ...] = (None,)
 ) -> Iterator[None]:
-    """Handles the signals of a stop by a function, if this is the main thread.
+    """Installs a handler for the stop signals, if this is the main thread.
 
-    It stays their handler once the exit code is decided. SIGHUP stays ignored where it
-    is, as nohup has it.
+    The handler stays once the exit code is decided. An ignored SIGHUP stays ignored, as
+    under nohup.
 
     Args:
         take: the handler.
-        left: handlers that stay. None is one that Python did not set, and cannot
-            restore.
+        left: existing handlers that are not replaced. None stands for a handler that
+            Python did not set and cannot restore.
     """
     # Python raises a ValueError in any other thread.
     main = threading.current_thread() is threading.main_thread()

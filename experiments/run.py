@@ -1,4 +1,4 @@
-"""Trains one task by one algorithm: `python -m experiments.run --algo bmuf`."""
+"""Trains one task with one algorithm: `python -m experiments.run --algo bmuf`."""
 
 # PYTHON_ARGCOMPLETE_OK
 
@@ -17,8 +17,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done, 2 bad request, 3 diverged, 4 the processes did not find
-        each other, 75 stopped by SIGTERM, SIGHUP or a lost process, 130 by Ctrl-C.
+        The exit code: 0 done; 2 bad request; 3 diverged; 4 the processes did not find
+        each other; 75 stopped by SIGTERM, SIGHUP or a lost process; 130 stopped by
+        Ctrl-C.
     """
     started = time.perf_counter()
     return processes.run(sys.argv[1:] if argv is None else argv, started)

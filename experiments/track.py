@@ -1,4 +1,4 @@
-"""Takes part in the sync track: `python -m experiments.track run ENTRY.py`."""
+"""Trains or verifies an entry of the sync track: `python -m experiments.track`."""
 
 # PYTHON_ARGCOMPLETE_OK
 
@@ -20,8 +20,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done, or the claim holds; 1 it does not, 2 bad request, 75
-        stopped by SIGTERM or SIGHUP, 130 by Ctrl-C.
+        The exit code: 0 done, or the claim holds; 1 the claim does not hold; 2 bad
+        request; 75 stopped by SIGTERM or SIGHUP; 130 stopped by Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
 
@@ -31,7 +31,7 @@ def main(argv: list[str] | None = None) -> int:
         if getattr(asked, other) is not None:
             named = f"--{other.replace('_', '-')}"
             raise BadRequest(f"{asked.command} takes no {named}: see --help")
-        # They import jax, which a bad request need not.
+        # They import jax, which is slow.
         from experiments.study import track
         from experiments.study.running.maker import Stopped
 
@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made = flags.Parser(
         prog=PROGRAM,
         allow_abbrev=False,
-        description="Train an entry of the sync track and write its log, or check one.",
+        description="Train an entry of the sync track and log it, or verify its log.",
         epilog="The rules are in docs/track.md.",
     )
     flags.add_version(made)
@@ -58,20 +58,20 @@ def parser() -> argparse.ArgumentParser:
         "command",
         choices=("run", "verify"),
         metavar="{run,verify}",
-        help="run trains, and writes ENTRY.json; verify does again, on other seeds too",
+        help="run: train, and write ENTRY.json; verify: train again, also on new seeds",
     )
-    made.add_argument("entry", type=Path, metavar="ENTRY.py", help="the entry's file")
+    made.add_argument("entry", type=Path, metavar="ENTRY.py", help="file of the entry")
     made.add_argument(
         "--seeds",
         type=whole,
         metavar="N",
-        help="of run: from seeds 0 to N - 1 (default: as few as the rules allow)",
+        help="for run: use seeds 0 to N - 1 (default: as few as the rules allow)",
     )
     made.add_argument(
         "--first-seed",
         type=whole,
         metavar="N",
-        help="of verify: the first of the seeds that are not logged (default: drawn)",
+        help="for verify: the first of the new seeds (default: drawn at random)",
     )
     return made
 

@@ -1,4 +1,4 @@
-"""Completion of a command line by the shell, through argcomplete."""
+"""Shell completion of a command line, through argcomplete."""
 
 import argparse
 import os
@@ -12,7 +12,7 @@ def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
     """Prints the possible next words and ends the process, if a shell asks for them.
 
     Args:
-        parser_of: takes the words so far; returns the parser of their flags.
+        parser_of: takes the words so far, and returns a parser with their flags.
     """
     if "_ARGCOMPLETE" not in os.environ:
         return

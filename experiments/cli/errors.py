@@ -1,4 +1,4 @@
-"""Errors that a user reads, in one line."""
+"""Errors for the user, in one line."""
 
 import os
 import traceback
@@ -19,15 +19,15 @@ class BadRequest(Exception):
 
 
 class MayPass(BadRequest):
-    """A request that cannot be met now, for a reason that may pass."""
+    """A request that cannot be met now, but may succeed later."""
 
     code = exit_codes.TERMINATED
 
 
 def explain(where: str, error: BaseException) -> BadRequest:
-    """Returns an error of a user's own code as a BadRequest, with its place.
+    """Returns an error in a user's own code as a BadRequest, with file and line.
 
-    A ValueError of ours is a complete sentence, and needs no place.
+    A ValueError of ours explains itself, and gets no file and line.
     """
     first, at = str(error).partition("\n")[0], place(error)
     is_ours = isinstance(error, ValueError) and not at
@@ -41,7 +41,8 @@ def explained(flag: str, name: str) -> Iterator[None]:
 
     Args:
         flag: algo or task.
-        name: its value; a user's own has a colon, and may raise anything.
+        name: the flag's value. A custom factory has a colon in it, and may raise
+            anything.
     """
     try:
         yield
@@ -55,7 +56,7 @@ def explained(flag: str, name: str) -> Iterator[None]:
 
 
 def place(error: BaseException) -> str:
-    """Returns the innermost frame in the user's own file, for the end of a line."""
+    """Returns the innermost line of the user's own code, as the end of a message."""
     ours = str(Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)

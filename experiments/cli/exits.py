@@ -1,4 +1,4 @@
-"""Ends of the programs: errors as one line, signals, and output that never fails."""
+"""Exits of the programs: errors in one line, signals, and output that never fails."""
 
 import atexit
 import gc
@@ -23,11 +23,11 @@ from experiments.exit_codes import (
 )
 
 Stopped = Callable[[], int]
-"""() -> the number of the signal that asks the program to stop, or 0."""
+"""Returns the number of the signal that asks the program to stop, or 0."""
 
-# Sequences that a terminal obeys: CSI, then strings such as a window's title, then all
-# others. A string without an end is no sequence, as it would hide what follows. The
-# search for an end is bounded: without a bound it takes quadratic time.
+# Escape sequences of terminals: CSI, then strings such as a window's title, then all
+# others. A string without an end does not count, as it would hide everything after it.
+# The search for an end is bounded, because it would otherwise take quadratic time.
 _ESCAPES = re.compile(
     "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
     "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
@@ -35,13 +35,13 @@ _ESCAPES = re.compile(
     re.DOTALL,
 )
 _BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
-_CONTROLS = re.compile(  # and what turns the direction of writing
+_CONTROLS = re.compile(  # and marks of the direction of writing
     "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
 )
 
 
 def guarded(program: Callable[[Stopped], int | None]) -> int:
-    """Runs a program: errors become one line, and signals stop it gently.
+    """Runs a program whose errors become one line, and which signals stop gently.
 
     Args:
         program: takes a function that returns the signal that asks it to stop, and
@@ -63,8 +63,8 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
         except Terminated:
             return exit_codes.TERMINATED
 
-    # A run makes a million objects that stay: to look for garbage among them after each
-    # 700, and once more at the end, takes an eighth of the default run.
+    # A run makes a million objects that stay. Collecting garbage among them after every
+    # 700, and once more at the end, would take an eighth of the default run.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     with unfailing_output():
@@ -72,7 +72,7 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr, if it can be shown."""
+    """Prints a line on stderr, and ignores failures."""
     with suppress(OSError, ValueError):  # the latter: it is closed
         print(printable(text), file=sys.stderr, flush=True)
 
@@ -88,14 +88,14 @@ def printable(text: str) -> str:
 
 @contextmanager
 def unfailing_output() -> Iterator[None]:
-    """Makes stdout and stderr drop what they cannot show instead of raising errors.
+    """Makes stdout and stderr drop text that they cannot write instead of raising.
 
-    Their reader may have left, their disk may be full, or they may be closed: none of
-    these may cost a run its checkpoint.
+    A pipe may be broken, a disk full, or the stream closed: a run must still be able to
+    write its checkpoint.
     """
     before = sys.stdout, sys.stderr
-    # Closed descriptors are filled first: else the next files to be opened get their
-    # numbers, and libraries print into them.
+    # Closed descriptors are filled first. Otherwise the next files to be opened get
+    # their numbers, and libraries print into these files.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
@@ -110,12 +110,12 @@ def unfailing_output() -> Iterator[None]:
 
 
 def _unfailing(stream: Any, descriptor: int) -> Any:
-    """Returns a stream to the same file that never fails, if it is a file's."""
+    """Returns a stream to the same file that never fails, if there is a file."""
     if stream is None:  # it is closed
         return unfailing(descriptor)
     if not isinstance(stream, TextIOWrapper):
         return stream
-    # What is buffered comes before what the new stream writes.
+    # Buffered text must come before the text of the new stream.
     with suppress(OSError):
         stream.flush()
     try:
@@ -132,10 +132,10 @@ def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:
 
 
 def sole_output(is_first: bool) -> TextIO:
-    """Leaves stdout to the summary, and all but notes to the first of many processes.
+    """Reserves stdout for the summary, and silences all processes but the first.
 
-    gloo prints its connections on the process's stdout: that goes to nowhere, and the
-    summary to a copy of the descriptor.
+    gloo prints its connections on the process's stdout. That output is dropped, and the
+    summary goes to a copy of the descriptor.
 
     Args:
         is_first: whether this is process 0.
@@ -152,10 +152,10 @@ def sole_output(is_first: bool) -> TextIO:
 
 
 class _Unfailing(FileIO):
-    """A file that accepts everything, and keeps what it can."""
+    """A file that accepts everything, and drops text that it cannot write."""
 
     def write(self, data: Any) -> int:
-        """Writes what can be written; reports all of it as written."""
+        """Writes as much as possible, and reports everything as written."""
         try:
             written = super().write(data)
         except OSError:
@@ -170,8 +170,8 @@ def watched(
 
     Args:
         program: as in `guarded`.
-        is_supervised: whether another process ends it at a second signal. A scheduler
-            may send the first one to both.
+        is_supervised: whether another process ends this one at a second signal. A
+            scheduler may send the first signal to both.
     """
     stop = Stop()
 
@@ -182,8 +182,8 @@ def watched(
         if stop.received[1:] or is_decided():
             return
         why = "" if is_supervised else stop.at_once(frame)
-        with suppress(RuntimeError):  # it came while a line was being printed
-            say(why or "stopping after this dispatch; once more stops at once")
+        with suppress(RuntimeError):  # the signal came while a line was being printed
+            say(why or "stopping after this dispatch; a second signal stops at once")
         if why:
             error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
             interrupt(error, stopped_by(number))

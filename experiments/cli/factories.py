@@ -1,4 +1,4 @@
-"""Factories of algorithms and tasks: found by name, their parameters as flags."""
+"""Factories of algorithms and tasks, found by name; their parameters become flags."""
 
 import argparse
 import ast
@@ -19,7 +19,7 @@ from experiments.cli.words import literal, number, one_of, or_none, whole
 from experiments.exit_codes import Terminated
 from syncalgos import checks
 
-OWN = "your own"  # the name of what Python code has given as an object
+OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
 EMPTY = inspect.Parameter.empty
 # The names of types in factories' sources that need no import.
@@ -28,12 +28,12 @@ TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
 TYPES |= {"checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
-# Flags and arguments of 0.2, which old files and commands have.
+# Names that flags and arguments had in 0.2, for old files and commands.
 FORMER = {"switch": "dense_steps", "warmup": "dense_steps"}
-# A default that is no word: no flag can set the parameter.
+# A default that cannot be written as a word: no flag can set the parameter.
 UNKNOWN = object()
 
-# The registry's names are those of its files, which need no import.
+# The registered names are those of the files, so that none is imported.
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
@@ -41,12 +41,12 @@ class Kind(NamedTuple):
     """A kind of factory.
 
     Attributes:
-        flag: the one that names a factory, without dashes.
-        noun: for errors.
-        package: where the registered ones are: NAME in PACKAGE.NAME.
-        passed: parameters that are no flags: the harness passes its own.
-        files: the registered names, and where their factories are written.
-        several: how to ask for several, in words.
+        flag: the flag that names a factory, without dashes.
+        noun: the word for the kind in errors.
+        package: the package of the registered factories: NAME is in PACKAGE.NAME.
+        passed: parameters that are not flags, as the harness sets them.
+        files: the registered names, and the files of their factories.
+        several: a hint for errors on how to use several at once.
     """
 
     flag: str
@@ -79,10 +79,10 @@ class Factory(NamedTuple):
 
     Attributes:
         kind: algorithm or task.
-        name: a registered one, or package.module:factory.
-        parameters: by the names of their flags, with types as annotations, `empty`
-            where they are not resolved.
-        doc: its docstring.
+        name: a registered name, or package.module:factory.
+        parameters: the parameters, named as their flags, with types as annotations;
+            unresolved types are `empty`.
+        doc: the factory's docstring.
     """
 
     kind: Kind
@@ -97,8 +97,8 @@ class Factory(NamedTuple):
 
     @property
     def flags(self) -> dict[str, inspect.Parameter]:
-        """The parameters that become flags, by name: a word can set them."""
-        # Functions and arrays are for callers from Python: no word can say them.
+        """The parameters that become flags, by name."""
+        # No word on a command line can stand for a function or an array.
         words = bool | int | float | str | None
         return {
             p.name: p
@@ -117,7 +117,7 @@ class Factory(NamedTuple):
     def current(
         self, arguments: Mapping[str, Any], names: Mapping[str, str]
     ) -> dict[str, Any]:
-        """Returns arguments by the names of its flags, some of which have others."""
+        """Returns arguments with earlier names replaced by those of the flags."""
         known = {p.name for p in self.parameters}
         return {
             names[k] if k not in known and names.get(k) in known else k: x
@@ -125,9 +125,9 @@ class Factory(NamedTuple):
         }
 
     def published(self) -> "Factory":
-        """Returns the same with its paper's values for defaults (--preset paper)."""
-        # By default all have a period of 16: with a paper's 500 a short run would
-        # hardly sync, and of two algorithms one would mostly see their periods.
+        """Returns the factory with the paper's values as defaults (--preset paper)."""
+        # By default all have a period of 16. With a paper's 500 a short run would
+        # hardly sync, and a comparison would mostly show the periods.
         values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
         changed = [
             p.replace(default=values.get(p.name, p.default)) for p in self.parameters
@@ -135,10 +135,10 @@ class Factory(NamedTuple):
         return self._replace(parameters=changed)
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
-        """Adds its flags to a parser, with the texts of its docstring.
+        """Adds the factory's flags to a parser, with help from its docstring.
 
         Raises:
-            BadRequest: a parameter with the name of an existing flag.
+            BadRequest: a parameter has the name of an existing flag.
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
@@ -148,7 +148,7 @@ class Factory(NamedTuple):
             if name in taken:
                 raise BadRequest(
                     f"--{self.kind.flag} {self.name}: its parameter {name!r} has the "
-                    "name of another flag: rename it"
+                    "name of another flag: rename the parameter"
                 )
             text = meanings.get(name, "").replace("%", "%%")
             given: dict[str, Any] = {"required": True, "help": text}
@@ -165,19 +165,19 @@ class Factory(NamedTuple):
 
 
 def describe(kind: Kind, name: str) -> Factory:
-    """Describes a registered factory, or the user's own.
+    """Describes a registered factory, or a custom one.
 
-    Only the user's own is imported. Registered ones are read from their sources, as
-    importing them imports jax: an answer to a bad request takes a fifth of a second
-    instead of two.
+    Only a custom factory is imported. Registered ones are read from their sources,
+    because importing them imports jax: so the answer to a bad request takes a fifth of
+    a second instead of two.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: there is no such factory.
     """
     if ":" in name or name == OWN:
         return of_function(kind, name, named(kind, name))
-    # A default or an annotation is evaluated where it needs no import. A test compares
-    # what is read here with the functions' own signatures.
+    # A default or an annotation is evaluated only if it needs no import. A test
+    # compares the result with the functions' own signatures.
     module = ast.parse(kind.files[_known(kind, name)].read_text("utf-8"))
     functions = (x for x in module.body if isinstance(x, ast.FunctionDef))
     function = next(x for x in functions if x.name == name)
@@ -201,14 +201,14 @@ def describe(kind: Kind, name: str) -> Factory:
 def _factory(
     kind: Kind, name: str, parameters: list[inspect.Parameter], doc: str
 ) -> Factory:
-    """Makes a Factory, whose parameters have the names of their flags."""
+    """Makes a Factory, with its parameters named as their flags."""
     names = spellings([p.name for p in parameters])
     renamed = [p.replace(name=names.get(p.name, p.name)) for p in parameters]
     return Factory(kind, name, renamed, doc)
 
 
 def spellings(names: Collection[str]) -> dict[str, str]:
-    """Returns the flags of those parameters that have a flag of another name."""
+    """Returns the flag of each parameter whose flag has another name."""
     own = {k: x for k, x in SPELLED.items() if k in names}
     return {k: x for k, x in own.items() if x not in names}
 
@@ -217,7 +217,7 @@ def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
     """Returns the value of an expression, or `otherwise` if it needs an import."""
     if node is None:
         return otherwise
-    # The sources are those of this checkout, and no names but TYPES are in reach.
+    # The sources are those of this checkout, and only the names in TYPES exist.
     try:
         return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
     except NameError:
@@ -228,7 +228,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     """Describes a function.
 
     Raises:
-        TypeError, ValueError: it is no function, or has no signature.
+        TypeError, ValueError: it is not a function, or has no signature.
     """
     parameters = inspect.signature(function).parameters.values()
     try:
@@ -240,13 +240,13 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
 
 
 def named(kind: Kind, name: str) -> Callable[..., Any]:
-    """Returns the factory of a registered name, or the user's package.module:factory.
+    """Returns the factory of a registered name or of package.module:factory.
 
     Raises:
-        BadRequest: there is none.
+        BadRequest: there is no such factory.
     """
     if name == OWN:
-        return lambda: None  # it is there already, and takes nothing
+        return lambda: None  # the object is there already, and takes no flags
     if ":" in name:
         return _import(kind, name)
     return _import(kind, f"{kind.package}.{_known(kind, name)}:{name}")
@@ -259,17 +259,18 @@ def call(
     offered: Mapping[str, Any],
     check: Callable[[Any], None],
 ) -> Any:
-    """Calls a factory with its flags, and with what it takes of what is offered.
+    """Calls a factory with its flags and the offered values that it has parameters for.
 
     Args:
         kind: algorithm or task.
-        name: of the factory.
+        name: the name of the factory.
         arguments: values of its flags.
-        offered: values that the harness passes to those that have parameters for them.
+        offered: values that the harness passes to factories with such parameters.
         check: raises a ValueError for a result that cannot be used.
 
     Raises:
-        BadRequest: what a user's factory raises; a ValueError if it is one of ours.
+        BadRequest: a custom factory raised an error.
+        ValueError: a registered factory refused its arguments.
     """
     with explained(kind.flag, name):
         factory = named(kind, name)
@@ -287,20 +288,20 @@ def _known(kind: Kind, name: str) -> str:
         several = kind.several and f"{kind.several}{name}"
         raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
     if name.split()[:1] != [name]:
-        own = "leave the quotation marks out, so that its flags are words of their own"
+        own = "leave out the quotation marks around the name and its flags"
         raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}: {own}")
     if name not in kind.files and (path := Path(f"{name}.py")).is_file():
         raise BadRequest(
-            f"unknown {kind.noun} {name!r}, but {path} is here: say --{kind.flag} "
-            f"{name}:FACTORY; its functions are {', '.join(_functions(path)) or 'none'}"
+            f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
+            f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
         )
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
-        own = f"say --task experiments.tasks.table:table --file {name}"
+        own = f"use --task experiments.tasks.table:table --file {name}"
         raise BadRequest(f"--task {name} is a file: {own}")
     try:
         return checks.one_of(kind.noun, name, kind.files)
     except ValueError as error:
-        raise BadRequest(f"{error}; your own: package.module:factory") from None
+        raise BadRequest(f"{error} (your own: package.module:factory)") from None
 
 
 def _functions(path: Path) -> list[str]:
@@ -317,7 +318,7 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     where = f"--{kind.flag} {name}"
     module, _, attribute = name.partition(":")
     if module.endswith(".py"):
-        raise BadRequest(f"{where}: say {module[:-3]}:{attribute}, without .py")
+        raise BadRequest(f"{where}: use {module[:-3]}:{attribute}, without .py")
     try:
         names = vars(importlib.import_module(module))
     except Terminated:
@@ -333,7 +334,7 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     # Its parameters become flags, so it must have a signature.
     try:
         inspect.signature(names[attribute])
-    except (TypeError, ValueError):  # no function, or one that has no signature
+    except (TypeError, ValueError):  # not a function, or one without a signature
         raise BadRequest(
             f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
             f"got {checks.shown(names[attribute])}"
@@ -359,7 +360,7 @@ def passed_arguments(
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
-    """Returns the arguments of `add_argument` that follow from a parameter's type."""
+    """Returns the arguments of `add_argument` for a parameter's type."""
     hint = parameter.annotation
     hint = type(parameter.default) if hint is parameter.empty else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
@@ -379,7 +380,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
 
 
 def argument_texts(doc: str) -> dict[str, str]:
-    """Returns the texts of a Google docstring's arguments by name, in one line."""
+    """Returns the texts of a Google docstring's arguments by name, one line each."""
     heading = r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)"
     if not (section := re.search(heading, doc, re.MULTILINE)):
         return {}

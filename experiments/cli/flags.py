@@ -1,4 +1,4 @@
-"""The command line: common flags, and an algorithm's and a task's own."""
+"""The command line: common flags, and the flags of an algorithm and of a task."""
 
 import argparse
 import typing
@@ -13,12 +13,12 @@ from experiments.cli.settings import Setting, settings_of
 from experiments.cli.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
-PAPER = "paper"  # the preset of an algorithm's own flags
+PAPER = "paper"  # the preset with the values of an algorithm's paper
 Config = typing.TypeVar("Config")
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises a BadRequest for what is wrong."""
+    """A parser that raises a BadRequest for an error."""
 
     def error(self, message: str) -> typing.NoReturn:
         raise BadRequest(message)
@@ -32,7 +32,7 @@ class _Show(argparse.Action):
         self.text = text
 
     def __call__(self, parser, namespace, values, option_string=None):
-        # Imports rich, which a bad request need not.
+        # Imports rich, which a bad request does not need.
         from experiments.cli import terminal
 
         terminal.show(self.text())
@@ -43,17 +43,17 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
     """Reads the command line of a run; --help, --list and --version print and exit.
 
     --help shows the flags that are needed most, and those of a named algorithm or task;
-    --help-all shows all flags. What can be known without jax is refused here, and jax
-    is not imported, unless a module of the user's own does.
+    --help-all shows all flags. Everything that can be checked without jax is checked
+    here. jax is not imported, unless the user's own module imports it.
 
     Args:
         argv: the flags.
-        config: whose fields are the common flags; it has `arguments` of the algorithm
-            and `task_arguments`, too.
+        config: the dataclass whose fields are the common flags. It also has the fields
+            `arguments`, for the algorithm, and `task_arguments`.
         basic: the fields that are needed most.
 
     Raises:
-        BadRequest: with one line that says what was wrong and what is possible.
+        BadRequest: one line says what was wrong and what is possible.
     """
     words, settings = cleaned(argv), settings_of(config)
     named = _named(words)
@@ -63,7 +63,7 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
         if not named["help_all"]:
             parser = parser_of(shortened(settings, basic), own)
         parser.parse_args(["--help"])
-    # Common flags first: to look at others may import a module.
+    # Common flags first: reading the others may import a module.
     made(config, vars(parser_of(settings).parse_known_args(words)[0]))
     own = _own_of(named, settings)
     parser = parser_of(settings, own)
@@ -76,9 +76,9 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
 
 
 def words_of(config: Any) -> list[str]:
-    """Returns the flags of experiments.run that say a config, without --seed.
+    """Returns the flags of experiments.run that give a config, without --seed.
 
-    What has its default is left out, but for the algorithm and the task.
+    Flags at their defaults are left out, except for the algorithm and the task.
     """
     said = {
         name: value
@@ -96,8 +96,8 @@ def words_of(config: Any) -> list[str]:
 
 
 def _named(words: Sequence[str]) -> dict[str, Any]:
-    """Reads what decides which other flags there are."""
-    # The factories' own flags are not known yet: all that is unknown passes.
+    """Reads the flags that decide which other flags exist."""
+    # The factories' own flags are not known yet, so unknown flags are accepted.
     first = Parser(add_help=False, allow_abbrev=False)
     for flag in ("--algo", "--task", "--preset"):
         first.add_argument(flag)
@@ -109,7 +109,7 @@ def _named(words: Sequence[str]) -> dict[str, Any]:
 def shortened(
     settings: Mapping[str, Setting], basic: Collection[str]
 ) -> dict[str, Setting]:
-    """Returns some settings, as --help shows them: in one group, with few choices."""
+    """Returns the basic settings, in one group and without long lists of choices."""
     return {
         name: each._replace(
             group=None, choices=() if len(each.choices) > 9 else each.choices
@@ -120,7 +120,7 @@ def shortened(
 
 
 def _own_of(named: Mapping[str, Any], settings: Mapping[str, Setting]) -> list[Factory]:
-    """Returns the algorithm and the task that are named, or the default ones."""
+    """Returns the named algorithm and task, or the default ones."""
     algo, task = (named[kind] or settings[kind].default for kind in ("algo", "task"))
     return own_of(algo, task, named["preset"])
 
@@ -141,7 +141,7 @@ def parser_for(words: Sequence[str], config: type) -> Parser:
     settings = settings_of(config)
     try:
         return parser_of(settings, _own_of(_named(words), settings))
-    except BadRequest:  # a name that is not whole yet
+    except BadRequest:  # a name that is not complete yet
         return parser_of(settings)
 
 
@@ -150,15 +150,15 @@ def made(
     values: Mapping[str, Any],
     own: Mapping[str, Any] = MappingProxyType({}),
 ) -> Config:
-    """Returns a config of a parser's values.
+    """Returns a config with a parser's values.
 
     Args:
-        config: its type.
-        values: by field; others are left out.
-        own: values of fields that are no settings.
+        config: the type of the config.
+        values: values by field; names that are not fields are ignored.
+        own: values of fields that are not settings.
 
     Raises:
-        BadRequest: a value out of its range, or two that do not fit.
+        BadRequest: a value is out of its range, or two values contradict each other.
     """
     settings = settings_of(config)
     fields = {
@@ -174,7 +174,7 @@ def made(
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
-    # Abbreviations are off: a new flag would change what an old command means.
+    # No abbreviations: a new flag could change the meaning of an old command.
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--algo NAME] [--task NAME] [flags]",
@@ -193,7 +193,7 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
         help="show all algorithms and tasks, and exit",
     )
     add_settings(parser, settings.values())
-    # A user's own factory comes last, and is blamed for a name that is taken.
+    # A custom factory comes last, so that a clash of names is reported as its error.
     for each in sorted(own, key=lambda each: ":" in each.name):
         each.add_to(parser)
     return parser
@@ -230,14 +230,14 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
 
 
 def catalogue() -> str:
-    """Returns what --list prints: every algorithm and every task, in a line."""
+    """Returns the output of --list: one line for each algorithm and each task."""
     width = max(len(name) for kind in (ALGORITHM, TASK) for name in kind.files)
     lines = []
     for kind in (ALGORITHM, TASK):
         lines.append(f"{kind.noun}s (--{kind.flag} NAME):")
         for name in kind.files:
             lines.append(f"  {name:<{width}}  {describe(kind, name).summary}")
-    return "\n".join([*lines, f"Flags of one: {PROGRAM} --algo NAME --help"])
+    return "\n".join([*lines, f"To see the flags of one: {PROGRAM} --algo NAME --help"])
 
 
 def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:
@@ -253,5 +253,5 @@ def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:
 
 
 def owners_of(kind: Kind, parameter: str) -> list[str]:
-    """Returns the registered algorithms, or tasks, that have a flag of a name."""
+    """Returns the registered algorithms, or tasks, that have this flag."""
     return [x for x in kind.files if parameter in describe(kind, x).flags]

@@ -1,7 +1,8 @@
-"""Settings: the fields of a config that are flags, described once for every reader.
+"""Settings: the fields of a config that are flags.
 
-A command has one frozen dataclass, whose fields are made by `flag`. The parser, the
-checks, config.json and --resume read them there: a field is a flag by existing.
+Each command has one frozen dataclass, whose fields are made by `flag`. The parser, the
+checks, config.json and --resume all read these fields, so that a new field is a new
+flag.
 """
 
 import dataclasses
@@ -17,8 +18,8 @@ from syncalgos import checks
 P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]
 
-# The type of a field says how its word is read, so that both cannot disagree.
-# From a word to a value, by the type of a field; None is a switch, which takes no word.
+# The function that reads the word of a flag, by the type of its field. None means a
+# switch, which takes no word.
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},
     **{tuple[int, ...]: indices, Mapping[str, int]: axes},
@@ -34,9 +35,9 @@ class Group(NamedTuple):
     """Fields that --help shows together.
 
     Attributes:
-        title: of the group; "" for the flags without one.
-        scope: of its fields, unless they say otherwise (see `Setting`).
-        study: likewise.
+        title: the title of the group; "" for flags without a group.
+        scope: the scope of its fields, unless a field has its own (see `Setting`).
+        study: the `study` of its fields, unless a field has its own.
     """
 
     title: str = ""
@@ -48,24 +49,26 @@ class Setting(NamedTuple):
     """A field of a config, as the command line knows it.
 
     Attributes:
-        text: its meaning, as --help shows it.
-        default: None if something else decides.
-        otherwise: what else decides, in words.
-        group: the one that begins here; None stays in that of the field before.
-        metavar: what --help shows for the word; "" follows from `read`.
-        choices: the words that are allowed; () are those of a type Literal, or any.
-        spellings: words of earlier versions, and what they are called now.
+        text: the meaning, as --help shows it.
+        default: the default; None if something else decides.
+        otherwise: a description of the default, if something else decides.
+        group: the group that begins with this field; None continues the group of the
+            field before.
+        metavar: the placeholder that --help shows; "" derives it from `read`.
+        choices: the allowed words; () means those of a Literal type, or any.
+        spellings: words of earlier versions, with their current forms.
         least: the lowest number.
         above: an open lower bound.
         below: an open upper bound.
-        scope: "run" if it must stay as it is when a run goes on, as the numbers depend
-            on it; "start" if each start may have another; "process" if each process of
-            a start may have its own, too. None is the group's.
-        study: what a study offers in its place; "" if the runs of a study take it.
-            None is the group's.
+        scope: "run" if the value must not change when a run is resumed, because the
+            numbers depend on it; "start" if each start may have another value;
+            "process" if each process may have another value, too. None means the
+            group's scope.
+        study: the flag of a study that replaces it; "" if the runs of a study accept
+            it. None means the group's.
         parameter: the name of the field.
-        read: from a word to a value; None for a switch.
-        is_repeated: whether the flag may come several times; the value is a tuple.
+        read: converts a word to a value; None for a switch.
+        is_repeated: whether the flag may be repeated; the value is a tuple.
     """
 
     text: str
@@ -104,7 +107,7 @@ class Setting(NamedTuple):
         return self.text + (f" (default: {default})" if is_shown else "")
 
     def spelled(self, value: Any) -> Any:
-        """Returns a parser's value as the config has it."""
+        """Returns the config's value for a parser's value."""
         if self.is_repeated:
             return tuple(value)
         return self.spellings.get(value, value) if self.spellings else value
@@ -113,8 +116,8 @@ class Setting(NamedTuple):
         """Raises a ValueError for a value that the setting cannot have; None is fine.
 
         Args:
-            value: of the setting.
-            label: its name in errors; "" is the flag.
+            value: the value to check.
+            label: the setting's name in errors; "" means the flag.
         """
         label = label or f"--{self.name}"
         if value is None:
@@ -134,7 +137,7 @@ class Setting(NamedTuple):
 
 
 def _as_field(describe: Callable[P, Setting]) -> Callable[P, Any]:
-    """Returns the function that makes a dataclass field of what it is given."""
+    """Returns a function that makes a dataclass field from the same arguments."""
 
     def make(*arguments: P.args, **keywords: P.kwargs) -> Any:
         setting = describe(*arguments, **keywords)
@@ -144,7 +147,7 @@ def _as_field(describe: Callable[P, Setting]) -> Callable[P, Any]:
 
 
 flag = _as_field(Setting)
-"""Makes a field of a config; it takes what `Setting` takes."""
+"""Makes a field of a config, from the arguments of `Setting`."""
 
 
 def settings_of(config: type) -> dict[str, Setting]:

@@ -1,7 +1,7 @@
-"""Decides whether a signal ends a program at once, or asks it to stop by itself.
+"""Decides whether a signal ends a program at once, or asks it to stop.
 
-Before the first dispatch, and while a program compiles, nothing would be kept: the
-process ends outright. Later the first signal waits for the end of the dispatch.
+Before the first dispatch, and during its compilation, there is nothing to save: the
+process ends at once. Later the first signal waits for the end of the dispatch.
 """
 
 import os
@@ -14,17 +14,17 @@ from experiments.exit_codes import is_command
 
 COMPILER = os.path.join("jax", "_src", "compiler.py")
 _owed: list[Callable[[], None]] = []
-_trained: set[object] = set()  # runs under way that have something to keep
+_trained: set[object] = set()  # runs under way that have something to save
 
 
 class Stop:
-    """The signals that ask a program to stop.
+    """The signals that asked a program to stop.
 
-    A call returns the number of the first, or 0. The program calls it before each
-    dispatch.
+    The program calls this object before each dispatch. A call returns the number of the
+    first signal, or 0.
 
     Attributes:
-        received: the signals' numbers.
+        received: the numbers of the signals.
     """
 
     def __init__(self):
@@ -36,13 +36,13 @@ class Stop:
         return self.received[0] if self.received else 0
 
     def at_once(self, frame: FrameType | None) -> str:
-        """Returns why the program need not be waited for; "" if it must be.
+        """Returns a reason to end the program at once; "" if the signal must wait.
 
         Args:
-            frame: the innermost one of the main thread.
+            frame: the innermost frame of the main thread.
         """
-        # Nothing would be kept before the first dispatch, nor of a compilation. Later a
-        # first signal waits for the dispatch that runs, which a checkpoint then holds.
+        # There is nothing to save before the first dispatch, or during its compilation.
+        # Later the first signal waits for the dispatch, which a checkpoint then holds.
         if not self._looks:
             return "stopped before training began"
         if _trained or not _is_compiling(frame):
@@ -52,7 +52,7 @@ class Stop:
 
 @contextmanager
 def keeping_results() -> Iterator[Callable[[], None]]:
-    """Yields a function for a run to call once it has something to keep."""
+    """Yields a function that a run calls once it has something to save."""
     run = object()
     try:
         yield lambda: _trained.add(run)
@@ -61,8 +61,8 @@ def keeping_results() -> Iterator[Callable[[], None]]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Whether jax traces or compiles a program of the engine, or compiles any other."""
-    # Imported long ago, if any program compiles.
+    """Whether jax traces a program of the engine, or compiles any program."""
+    # Already imported, if any program compiles.
     from syncalgos.engine.compiled import Compiled
 
     while frame is not None:
@@ -74,10 +74,9 @@ def _is_compiling(frame: FrameType | None) -> bool:
 
 
 def interrupt(error: BaseException, code: int) -> NoReturn:
-    """Ends the process with a code if it is our command, else raises the error."""
-    # To raise is not enough: an error is lost in a callback from C++, crashes the
-    # import of an extension module, and waits until XLA has compiled (20 to 70 s on
-    # ResNet-50).
+    """Ends the process with a code if it is our command; else raises the error."""
+    # Raising is not enough: an error is lost in a callback from C++, crashes the import
+    # of an extension module, and waits for XLA to compile (20 to 70 s on ResNet-50).
     if is_command():
         end(code)
     raise error
@@ -85,7 +84,7 @@ def interrupt(error: BaseException, code: int) -> NoReturn:
 
 @contextmanager
 def before_the_end(action: Callable[[], None]) -> Iterator[None]:
-    """Calls an action when the block ends, or before the process is ended at once."""
+    """Calls an action when the block ends, or before the process ends at once."""
     _owed.append(action)
     try:
         yield
@@ -96,7 +95,7 @@ def before_the_end(action: Callable[[], None]) -> Iterator[None]:
 
 def end(code: int) -> NoReturn:
     """Ends the process at once."""
-    # Each once: a further signal, while one is at work, comes here again.
+    # Each action once, even if another signal calls this function again meanwhile.
     while _owed:
         _owed.pop()()
     with suppress(OSError):  # the terminal is closed

@@ -19,7 +19,7 @@ from rich.progress import (
 from experiments.cli.exits import printable, say
 
 MISSING = "–"
-# The times that are shown in a unit are below a bound; bound and unit in seconds.
+# (bound, unit, length of the unit): a time below the bound is shown in this unit.
 DURATIONS = (
     (1e-3, "µs", 1e-6),
     (1, "ms", 1e-3),
@@ -43,7 +43,7 @@ class Report(Protocol):
 
 
 class Quiet:
-    """Progress that nobody sees."""
+    """Shows nothing."""
 
     def step(self, done: int, loss: float) -> None:
         pass
@@ -53,7 +53,7 @@ class Quiet:
 
 
 class _Bar:
-    """A bar under the lines; for a file or a pipe, the lines alone."""
+    """A bar under the lines; if stderr is no terminal, only the lines."""
 
     def __init__(self, progress: Progress, steps: int):
         self.progress = progress
@@ -76,8 +76,8 @@ def report(steps: int) -> Iterator[Report]:
 
 
 def bar(*columns: str | ProgressColumn) -> Progress:
-    """Makes a bar on stderr, which is seen on a terminal alone."""
-    # stdout is the summary's alone, so that it can be piped.
+    """Makes a bar on stderr, hidden if stderr is no terminal."""
+    # stdout holds only the summary, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     return Progress(*columns, console=console, transient=True, disable=is_hidden)
 
@@ -86,7 +86,7 @@ def above(bar: Progress, text: str) -> None:
     """Prints a line above a bar, if there is one."""
     if bar.disable:
         return say(text)
-    # Brackets in an error message are no markup.
+    # Brackets in an error message are not markup.
     bar.console.print(printable(text), highlight=False, markup=False)
 
 
@@ -101,7 +101,7 @@ def show(text: str) -> None:
 def evaluation_line(
     line: dict[str, Any], steps: int, lr: float, validation: float | None
 ) -> str:
-    """Formats one evaluation, with the learning rate where it is not `lr`."""
+    """Formats one evaluation, with the learning rate if it differs from `lr`."""
     shown = measured(line, validation)
     figures = [f"{name} {figure(x)}" for name, x in shown.items()]
     if (now := line["learning_rate"]) != lr:
@@ -113,8 +113,9 @@ def measured(line: dict[str, Any], validation: float | None) -> dict[str, float 
     """Returns the training loss and the held-out measures of a line, by label.
 
     Args:
-        line: of metrics.jsonl, or a summary.
-        validation: the share of training data that was held out; None: the test data.
+        line: a line of metrics.jsonl, or a summary.
+        validation: the share of training data that was held out; None means that the
+            test data was used.
     """
     held_out = "test" if validation is None else "validation"
     return {
@@ -132,7 +133,7 @@ def figure(x: float | None) -> str:
 
 
 def count(x: float) -> str:
-    """Formats a number per second; digits beyond two would be noise below 10."""
+    """Formats a number per second, with two digits below 10."""
     return f"{x:,.0f}" if x >= 10 else f"{x:.2g}"
 
 
@@ -151,18 +152,18 @@ def duration(seconds: float | None, digits: int = 3) -> str:
         return MISSING
     if seconds == 0:
         return "0 s"
-    # 59.97 s would be shown as 60 s, which is 1 min.
+    # 59.97 s would be rounded to 60 s, and is shown as 1 min instead.
     unit, length = next(x[1:] for x in DURATIONS if seconds < x[0] * 0.9995)
     return f"{three_digits(float(f'{seconds / length:.{digits}g}'))} {unit}"
 
 
 def three_digits(x: float) -> str:
-    """Returns three digits, never as a power of ten below a million."""
+    """Formats three digits, or from 1,000 up the whole number."""
     return f"{x:.3g}" if x < 999.5 else f"{x:,.0f}"
 
 
 def rate(x: float | None) -> str:
-    """Formats a learning rate; None if there is none, NaN if none was found."""
+    """Formats a learning rate: "none" for None, "not found" for NaN."""
     return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
 
 
@@ -174,7 +175,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     if s["temp_bytes"] is not None:
         memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
     rates = f"{rate(s['lr'])} nominal, {rate(s['effective_lr'])} effective"
-    # A run that had ended before this release has none.
+    # Summaries of earlier releases lack it.
     if (last := s.get("learning_rate", s["lr"])) != s["lr"]:
         rates += f"; {last:.3g} nominal at the end"
     rows = {
@@ -201,7 +202,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
 
 
 def _sent_text(s: dict[str, Any]) -> str:
-    """Formats what a worker sent, and of one on several devices each of these."""
+    """Formats the bytes that a worker sent, and those of each of its devices."""
     if s["bytes_per_worker"] is None:
         return "not counted"
     text = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
@@ -222,7 +223,7 @@ def _held_text(s: dict[str, Any]) -> str:
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:
-    """Formats the sizes of the axes within a worker; "" without any."""
+    """Formats the sizes of the axes within a worker; "" if there are none."""
     return ", ".join(f"{name} {size}" for name, size in mesh.items())
 
 

@@ -7,33 +7,33 @@ from typing import Any
 from experiments.cli.errors import BadRequest
 from syncalgos import checks
 
-OF_WORKERS = ("devices", "lanes")  # the engine's names, which no axis in a worker has
+OF_WORKERS = ("devices", "lanes")  # the engine's axes: no axis in a worker has them
 
 
 SYNONYMS = {"--learning-rate": "--lr", "--epochs": "--steps"}
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:
-    """Suggests the flag that was meant; "" if none is near."""
+    """Suggests the nearest flag; "" if none is near."""
     if flag in SYNONYMS:
-        return f": say {SYNONYMS[flag]}"
+        return f": use {SYNONYMS[flag]}"
     return checks.nearest(flag, flags)
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:
     """Returns the words of a command line with dashes in the names of flags.
 
-    Underscores are accepted, as Python has the names.
+    Underscores are accepted, as in the names of Python parameters.
 
     Raises:
-        BadRequest: an empty value, as left by an unset variable in a script, or what is
-            no text in UTF-8, which no file could name.
+        BadRequest: a value is empty, as left by an unset variable in a script, or is
+            not valid UTF-8.
     """
-    # An empty word would become a name, a path or 0, far from where it was made.
+    # An empty value would cause an error much later, as a name or a path.
     found, flag = [], ""
     for word in argv:
         if word.encode(errors="replace").decode() != word:
-            raise BadRequest(f"{word!a} is no text in UTF-8: take another name")
+            raise BadRequest(f"{word!a} is not valid UTF-8: use another name")
         is_flag = word.startswith("--")
         name, equals, value = word.partition("=") if is_flag else (flag, "=", word)
         if equals and not value.strip():
@@ -45,13 +45,13 @@ def cleaned(argv: Iterable[str]) -> list[str]:
 
 
 def with_dashes(word: str) -> str:
-    """Returns a flag with dashes in its name; other words as they are."""
+    """Returns a flag with dashes in its name; other words unchanged."""
     flag, equals, value = word.partition("=")
     return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
-    """Makes the reader of a word, whose errors say what it must be."""
+    """Makes a reader of words; its errors state the rule."""
 
     def read(text):
         try:
@@ -63,7 +63,7 @@ def _reader(convert: Callable[[str], Any], rule: str) -> Callable[[str], Any]:
 
 
 def one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
-    """Makes the reader of a word that stands for one of these values."""
+    """Makes a reader that returns the value of one of these words."""
 
     def read(text):
         try:
@@ -75,7 +75,7 @@ def one_of(values: Mapping[str, Any]) -> Callable[[str], Any]:
 
 
 def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes a reader that takes the word none, too."""
+    """Makes a reader that also accepts the word none."""
     return lambda text: None if text.lower() == "none" else read(text)
 
 
@@ -83,7 +83,7 @@ whole = _reader(int, "a whole number")
 number = _reader(float, "a number")
 indices = _reader(
     lambda text: tuple(int(part) for part in text.split(",")),
-    "indices with commas between them, such as 0,2,1",
+    "indices separated by commas, such as 0,2,1",
 )
 
 
@@ -101,9 +101,9 @@ axes = _reader(
 
 
 def check_axes(label: str, sizes: Any) -> None:
-    """Raises a ValueError unless these are sizes by the names of axes in a worker."""
+    """Raises a ValueError unless this maps names of axes in a worker to sizes."""
     if not isinstance(sizes, Mapping) or not sizes:
-        raise ValueError(f"{label} must hold sizes by axis, such as {{'fsdp': 2}}")
+        raise ValueError(f"{label} must map axes to sizes, such as {{'fsdp': 2}}")
     for name, size in sizes.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ValueError(f"{label}: the name of an axis must be a word: {name!r}")
@@ -113,7 +113,7 @@ def check_axes(label: str, sizes: Any) -> None:
 
 
 def literal(text: str) -> int | float | str:
-    """Reads the value of a flag without a declared type: an int, a float, or text."""
+    """Reads the value of a flag without a declared type as an int, a float or text."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -123,7 +123,7 @@ def literal(text: str) -> int | float | str:
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Returns values by flag as a command line has them; a list repeats its flag."""
+    """Returns a command line with these values by flag; a list repeats its flag."""
     words = []
     for flag, value in values.items():
         name = flag.replace("_", "-")
@@ -135,7 +135,7 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
 
 
 def _text(value: Any) -> str:
-    """Returns a value as the reader of its flag takes it."""
+    """Returns the text of a value, in the form that its flag accepts."""
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Whole numbers of the data, such as labels, against what they index in a model."""
+"""Checks that indices in the data, such as labels, fit the model."""
 
 import re
 
@@ -20,9 +20,8 @@ _OUT_OF_BOUNDS = re.compile(
 def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> None:
     """Raises a ValueError for a label beyond the logits, or a token beyond a table.
 
-    What such an index reads is NaN, and the loss with it. Only the least and the
-    largest whole numbers of the data are tried, and only what follows from them is
-    computed.
+    Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
+    whole numbers of the data are tried, and only their results are computed.
     """
     for part, rows in _extremes(data).items():
         batch = gather(getattr(data, part), rows)
@@ -38,19 +37,19 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
             told = jax.jit(lambda x, checked=checked: checked(jnp.zeros((1, 1)), x)[0])(
                 params
             ).get()
-        except Exception:  # what checkify does not know is not looked at
+        except Exception:  # code that checkify does not support is not checked
             return
         found = _OUT_OF_BOUNDS.search(told or "")
-        # A task may fill in what it reads beyond an end, or drop what it writes there.
+        # A task may allow reads and writes beyond an end on purpose.
         if found and not np.isfinite(jax.jit(mapped)(jnp.zeros((1, 1)), params)).all():
             index, size = map(int, found.groups())
             raise ValueError(_misfit(part, batch, rows, index, size))
 
 
 def _extremes(data: Data) -> dict[str, np.ndarray]:
-    """Returns the rows of the least and the largest whole numbers, by part."""
+    """Returns the rows of the smallest and the largest whole numbers, by part."""
     leaves = {"train": data.train, "test": data.test}
-    if not isinstance(data.train, dict):  # it may be large: its groups alone
+    if not isinstance(data.train, dict):  # it may be large: only its groups
         leaves["train"] = dict(data.groups)
     found = {}
     for part, each in leaves.items():
@@ -64,10 +63,10 @@ def _extremes(data: Data) -> dict[str, np.ndarray]:
 
 
 def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -> str:
-    """Names the example whose number is out of range."""
-    why = f"beyond what it indexes, of size {size}: 0 to {size - 1}"
+    """Returns an error that names the example with a number out of range."""
+    why = f"beyond the array that it indexes, of size {size}: use 0 to {size - 1}"
     for name, x in batch.items():
-        # jax adds the size to what is below 0.
+        # jax adds the size to a negative index.
         at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
         if x.dtype.kind in "iu" and len(at):
             return f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, {why}"

@@ -13,12 +13,12 @@ def load(task: Task, name: str, share: float | None) -> Data:
     """Reads the data of a task.
 
     Args:
-        task: whose data it is.
-        name: of the task, for errors.
-        share: of the training data that is the test data instead; None for none.
+        task: the task.
+        name: the name of the task, for errors.
+        share: the share of training data that replaces the test data; None means none.
 
     Raises:
-        ValueError: data that cannot be used, in one line.
+        ValueError: the data cannot be used; one line says why.
     """
     with explained(TASK.flag, name):
         data = task.load()
@@ -27,7 +27,7 @@ def load(task: Task, name: str, share: float | None) -> Data:
 
 
 def default_feed(data: Data) -> str:
-    """The device, if the data fits there: batches are then gathered in the loop."""
+    """Returns "device" if the data fits there, else "host"."""
     if not isinstance(data.train, dict):
         return "host"
     held = sum(x.nbytes for x in data.train.values())

@@ -1,4 +1,4 @@
-"""Partitions: the training examples of each worker, if workers see different data."""
+"""Partitions: the training examples of each worker."""
 
 from collections.abc import Mapping
 
@@ -6,12 +6,12 @@ import numpy as np
 
 from syncalgos import checks
 
-LEAST = 10  # examples of a worker's shard, in a Dirichlet partition
-DRAWS = 1000  # of Dirichlet partitions, before it counts as impossible
+LEAST = 10  # the fewest examples of a shard in a Dirichlet partition
+DRAWS = 1000  # tries of a Dirichlet partition before an error
 
 
 def check(kind: str) -> None:
-    """Raises a ValueError unless the kind of a partition is well written.
+    """Raises a ValueError unless the kind of a partition has the right form.
 
     Args:
         kind: iid, dirichlet:ALPHA, or a group's name. `shards` checks that the data has
@@ -26,26 +26,26 @@ def shards(
     """Assigns each training example to one worker.
 
     - iid: no shards; all workers share one stream of all examples.
-    - a group's name, such as label or speaker: the examples, ordered by group, are cut
-      into equal parts, one for each worker, so that a worker has few groups. The order
-      of the groups and that within a group are drawn.
-    - dirichlet:ALPHA: workers get shares of each label drawn from Dir(ALPHA, …, ALPHA):
-      near 0 one worker has all of a label, far above 1 all have the same share. Drawn
-      anew until every worker has 10 examples. Shards differ in size.
+    - a group's name, such as label or speaker: the examples are ordered by group and
+      cut into equal parts, one for each worker, so that a worker has few groups. The
+      order of groups, and the order within a group, are random.
+    - dirichlet:ALPHA: the workers' shares of each label are drawn from Dir(ALPHA, …,
+      ALPHA). Near 0, one worker has all of a label; far above 1, all have the same
+      share. Draws repeat until every worker has 10 examples. Shards differ in size.
 
     Args:
-        kind: as above.
-        groups: by name, the number of each example's group, (examples,).
+        kind: one of the above.
+        groups: the number of each example's group, (examples,), by name.
         examples: the number of training examples.
         workers: the number of workers.
-        seed: for the draws.
+        seed: the seed for the draws.
 
     Returns:
         The numbers of each worker's examples, in no particular order; None for iid.
 
     Raises:
-        ValueError: an unknown kind, one whose group the examples lack, or too few
-            examples.
+        ValueError: the kind is unknown, the examples lack the group, or there are too
+            few examples.
 
     Source: Yurochkin et al., "Bayesian nonparametric federated learning of neural
     networks", ICML 2019, which draws shares of each label; Hsu, Qi and Brown,
@@ -95,14 +95,14 @@ def _dirichlet(
         if counts.sum(axis=0).min() >= LEAST:
             return counts
     raise ValueError(
-        f"--partition dirichlet:{alpha:g}: in {DRAWS} draws there was always one of "
-        f"{workers} workers with fewer than {LEAST} examples: use a larger ALPHA or "
+        f"--partition dirichlet:{alpha:g}: in each of {DRAWS} draws one of the "
+        f"{workers} workers had fewer than {LEAST} examples: use a larger ALPHA or "
         "fewer workers"
     )
 
 
 def _read_kind(kind: str) -> float | None:
-    """Returns a Dirichlet partition's ALPHA, else None; refuses unknown kinds."""
+    """Returns a Dirichlet partition's ALPHA, else None; raises for unknown kinds."""
     name, colon, text = kind.partition(":")
     if name == "dirichlet":
         try:
@@ -116,6 +116,6 @@ def _read_kind(kind: str) -> float | None:
         hint = checks.nearest(f"{name}:", ["iid", "dirichlet"])  # iid:3 is near iid
         raise ValueError(
             f"unknown --partition {kind!r}{hint} (one of: iid, dirichlet:ALPHA such as "
-            "dirichlet:0.1, or a group of the task's such as label or speaker)"
+            "dirichlet:0.1, or a group of the task such as label or speaker)"
         )
     return None

@@ -1,4 +1,4 @@
-"""Prefetching: batches of host data are read while the devices train."""
+"""Reads batches of host data while the devices train."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -7,7 +7,7 @@ import numpy as np
 from experiments.cli.errors import BadRequest, MayPass, explain
 from experiments.tasks.task import Arrays, Source
 
-THREADS, AHEAD = 2, 2  # reading threads, and dispatches that are read in advance
+THREADS, AHEAD = 2, 2  # reading threads, and dispatches read in advance
 _LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -16,21 +16,21 @@ def read_ahead(
     dispatches: Sequence[tuple[int, int]],
     rows: Callable[[int, int], np.ndarray],
 ) -> Iterator[Arrays]:
-    """Yields the batches of one dispatch after the other, read by grain's threads.
+    """Yields the batches of one dispatch after another, read by grain's threads.
 
     Args:
         train: the examples.
-        dispatches: (first step, steps) of each.
-        rows: (first step, steps) -> the numbers of the examples, (steps, batch).
+        dispatches: (first step, steps) of each dispatch.
+        rows: maps (first step, steps) to the numbers of the examples, (steps, batch).
 
     Returns:
         Leaves (steps, batch, ...), in the order of the dispatches.
     """
-    # Its import takes a second, which data on the devices need not wait for.
+    # Importing grain takes a second, which data on the devices does not need.
     import grain
 
-    # One item a dispatch, in the sampler's order: host-fed runs have the same bits as
-    # runs whose data lies on the devices.
+    # One item per dispatch, in the sampler's order: runs with data on the host give the
+    # same bits as runs with data on the devices.
     source = grain.MapDataset.source(dispatches)
     batches = source.map(lambda dispatch: gather(train, rows(*dispatch)))
     options = grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=AHEAD)
@@ -38,10 +38,10 @@ def read_ahead(
 
 
 def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
-    """Stacks the examples of these numbers: leaves (*rows.shape, ...).
+    """Stacks the examples with these numbers: leaves (*rows.shape, ...).
 
     Raises:
-        BadRequest: an example that cannot be read, or of another form than others.
+        BadRequest: an example cannot be read, or differs in shape from others.
     """
     if isinstance(train, dict):
         return {name: x[rows] for name, x in train.items()}
@@ -53,7 +53,7 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
         odd = next(i for i, form in enumerate(forms) if form != usual)
         raise BadRequest(
             f"training example {numbers[odd]} has shapes {forms[odd]}, but example "
-            f"{numbers[forms.index(usual)]} {usual}"
+            f"{numbers[forms.index(usual)]} has {usual}"
         )
     return {
         name: np.stack([example[name] for example in examples]).reshape(
@@ -67,7 +67,8 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
     """Reads one example of a source.
 
     Raises:
-        BadRequest: it cannot be read; MayPass if it may be later.
+        BadRequest: it cannot be read.
+        MayPass: it cannot be read now, but perhaps later.
     """
     try:
         return source[number]

@@ -1,4 +1,4 @@
-"""Validation data: a held-out part of the training data, to choose settings by."""
+"""Validation data: a held-out part of the training data, for choosing settings."""
 
 from collections.abc import Mapping
 
@@ -12,13 +12,14 @@ from syncalgos import checks
 def split(data: Data, share: float) -> Data:
     """Holds out a share of the training data in place of the test data.
 
-    The part is drawn at random, always the same one, with each label in proportion, to
-    within one example. If neighbouring examples overlap, it is the end of the training
-    data instead: the examples before it that share content with it are left out of both
-    parts, and it is thinned so that it shows its content once (see `Data.covering`).
+    The part is drawn at random, but is always the same. Labels keep their proportions,
+    to within one example. If neighbouring examples overlap, the end of the training
+    data is held out instead. Examples before it that share its content are left out of
+    both parts, and it is thinned so that it has each content once (see
+    `Data.covering`).
 
     Args:
-        data: of which the test data is not read.
+        data: the data; its test data is not read.
         share: of the training examples to hold out, above 0 and below 1.
 
     Returns:
@@ -26,9 +27,9 @@ def split(data: Data, share: float) -> Data:
         part of a source is read at once, the rest on demand.
 
     Raises:
-        ValueError: a share outside its range, or one that leaves nothing on a side.
+        ValueError: the share is out of range, or leaves a part empty.
 
-    Statistics that a task computed as it loaded its training data, such as means of
+    Statistics that a task computes when it loads its training data, such as means of
     features or a vocabulary, include the held-out part.
     """
     share = checks.real("the share of validation data", share, above=0, below=1)
@@ -38,7 +39,7 @@ def split(data: Data, share: float) -> Data:
     if count < 1 or left < 1:
         raise ValueError(
             f"validation data: a share of {share:g} of {examples} training examples "
-            f"leaves {max(left, 0)} to train on and {count} to choose by"
+            f"leaves {max(left, 0)} to train on and {count} to validate on"
         )
     if data.overlapping:
         kept = np.arange(left)
@@ -56,7 +57,7 @@ def split(data: Data, share: float) -> Data:
 
 
 class Part:
-    """Some examples of a source, read one by one."""
+    """A part of a source, whose examples are read one by one."""
 
     def __init__(self, source: Source, numbers: np.ndarray):
         self.source, self.numbers = source, numbers
@@ -70,12 +71,12 @@ class Part:
 
 
 def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:
-    """Draws the numbers of examples, (count,), sorted; the labels in proportion."""
-    # One generator for all runs, so that they differ in training alone.
+    """Draws the numbers of examples, (count,), sorted, with labels in proportion."""
+    # The same draw for all runs, so that they differ only in training.
     order = np.random.default_rng(0).permutation(examples)
     if labels is not None:
         order = order[np.argsort(labels[order], kind="stable")]
-    # Evenly spaced places in random examples sorted by label: of each label its share,
-    # rounded up or down, and of all labels together `count`.
+    # Evenly spaced places in shuffled examples sorted by label: these take each label's
+    # share, rounded up or down, and `count` examples in all.
     places = (2 * np.arange(count) + 1) * examples // (2 * count)
     return np.sort(order[places])

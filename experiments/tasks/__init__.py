@@ -1,11 +1,11 @@
-"""Tasks: a model, its data and what is measured; one file each."""
+"""Tasks: a model, its data and its measures, with one file for each task."""
 
 from typing import Literal
 
-# Of the learning rate; here, as --help reads it without importing jax.
+# Schedules of the learning rate; here, so that --help does not import jax.
 Schedule = Literal["constant", "linear", "cosine", "wsd", "step", "plateau"]
 
-# Names, not factories: --help lists them without importing jax.
+# Names, not factories, so that --help does not import jax.
 TASKS = (
     "digits",
     "mnist",

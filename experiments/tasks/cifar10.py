@@ -29,9 +29,9 @@ def cifar10(
 
     Args:
         data_dir: folder of data sets.
-        model: resnet20, as published for these images.
-        batch_norm: each worker's own statistics, or the global batch's.
-        remat: compute blocks again for the gradient, to save memory.
+        model: resnet20, the network published for these images.
+        batch_norm: statistics of each worker's own batch, or of the global batch.
+        remat: recompute blocks for the gradient, to save memory.
         axis: the axis of the workers.
 
     Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009;
@@ -58,14 +58,14 @@ def cifar10(
 
 
 def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
-    """Shifts each image by up to 4 pixels, zeros moving in, and mirrors half of them.
+    """Shifts each image by up to 4 pixels, filled with zeros, and mirrors half.
 
     Args:
-        key: for the draws.
-        x: (batch, height, width, channels).
+        key: the key for the draws.
+        x: images, (batch, height, width, channels).
     """
     bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
-    # One call for all draws: each call of the generator is compiled by itself.
+    # One call for all draws, as each call of the generator takes time to compile.
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 

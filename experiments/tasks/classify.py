@@ -28,8 +28,8 @@ class Network(NamedTuple):
         init: key -> (params, buffers).
         apply: (params, buffers, images, train) -> (logits, buffers).
         stacked: the leaves that hold several layers (see `Task.stacked`).
-        sends: what its loss sends at every step, in words (see `Task.sends`).
-        shardings: by which its devices share the params (see `Task.shardings`).
+        sends: a description of the data that its loss sends (see `Task.sends`).
+        shardings: the rule by which devices share the params (see `Task.shardings`).
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
@@ -44,7 +44,7 @@ def without_buffers(
     apply: Callable[[PyTree, jax.Array], jax.Array],
     shardings: Shardings | None = None,
 ) -> Network:
-    """Makes a network of a model that has no buffers: init(key), apply(params, x)."""
+    """Makes a network of a model without buffers: init(key), apply(params, x)."""
     return Network(
         init=lambda key: (init(key), ()),
         apply=lambda params, buffers, x, train: (apply(params, x), buffers),
@@ -53,7 +53,7 @@ def without_buffers(
 
 
 def perceptron(*sizes: int) -> Network:
-    """Makes a multilayer perceptron, which takes images as rows of their pixels."""
+    """Makes a multilayer perceptron, whose input is a row of an image's pixels."""
     return without_buffers(
         lambda key: mlp.init(key, sizes),
         lambda params, x: mlp.apply(params, x.reshape(len(x), -1)),
@@ -73,14 +73,14 @@ def network(
 
     Args:
         model: mlp, lenet or a resnet.
-        shape: of an image, (height, width, channels).
+        shape: the shape of an image, (height, width, channels).
         classes: the number of classes.
         batch_norm: statistics of each worker's batch, or of the global batch.
-        remat: whether blocks are computed again for the gradient.
+        remat: whether blocks are recomputed for the gradient.
         axis: the axis of the workers.
 
     Raises:
-        ValueError: the model lacks what is asked for.
+        ValueError: the model does not support these arguments.
     """
     if model in RESNETS:
         spec, is_global = RESNETS[model], batch_norm == "global"
@@ -92,7 +92,7 @@ def network(
             stacked=resnet.stacked(spec),
             sends="batch statistics of every layer" if is_global else "",
         )
-    # Refused, not ignored: a flag without effect would spoil a comparison unnoticed.
+    # Not ignored: a flag without effect would silently spoil a comparison.
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
             raise ValueError(
@@ -113,7 +113,7 @@ def fields(
 
     Args:
         network: the model.
-        prepare: (images, key, train) -> its inputs; None takes them as they are.
+        prepare: (images, key, train) -> the model's inputs; None passes the images on.
     """
 
     def apply(params, buffers, batch, key, train):
@@ -127,12 +127,12 @@ def fields(
 
 
 def labelled(train: Arrays, test: Arrays) -> Data:
-    """Makes the data of a task whose groups are its labels."""
+    """Makes the data of a task, with its labels as groups."""
     return Data(train, test, groups={"label": train["y"]})
 
 
 def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
-    """Per example, cross-entropy in nats and whether the likeliest class is right.
+    """Returns, per example, cross-entropy in nats and whether the top class is right.
 
     Args:
         logits: (batch, classes).
@@ -145,6 +145,6 @@ def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
 
 def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
     """Converts bytes, (..., channels), to float32 of mean 0 and deviation 1."""
-    # On the device: as float32 the data would take four times its memory.
+    # On the device: the stored data would take four times the memory as float32.
     pixels = x.astype(jnp.float32) / 255
     return (pixels - jnp.asarray(mean)) / jnp.asarray(deviation)

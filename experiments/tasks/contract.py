@@ -1,4 +1,4 @@
-"""Checks a user's task, and names the field that is wrong."""
+"""Checks of a user's task; errors name the field that is wrong."""
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -55,14 +55,14 @@ def check_task(task: Any) -> None:
         if not callable(figure):
             raise ValueError(f"figures[{name!r}] must be a function of the loss")
         found = 1.0
-        # Of this loss there may be none, as of a logarithm's argument below 0.
+        # A figure may be undefined for this loss.
         with suppress(ArithmeticError, ValueError):
             found = figure(1.0)
         number(name, found)
 
 
 def number(name: str, found: Any) -> float:
-    """Returns what a figure has given; a ValueError if that is no number."""
+    """Returns the value of a figure; raises a ValueError if it is not a number."""
     if isinstance(found, str | bytes) or found is None or np.ndim(found):
         got = checks.shown(found)
         raise ValueError(f"figures[{name!r}] must return a number, got {got}")
@@ -70,10 +70,10 @@ def number(name: str, found: Any) -> float:
 
 
 def _check_rates(lr: Any) -> None:
-    """Raises a ValueError unless this holds learning rates by optimizer."""
+    """Raises a ValueError unless this maps optimizers to learning rates."""
     if not isinstance(lr, Mapping):
         raise ValueError(
-            "lr must hold learning rates by optimizer, such as {'sgd': 0.1, '': 0.01}, "
+            "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}, "
             f"got {checks.shown(lr)}"
         )
     for optimizer, rate in lr.items():
@@ -81,7 +81,7 @@ def _check_rates(lr: Any) -> None:
 
 
 def check_data(data: Any) -> None:
-    """Raises a ValueError unless this is a Data with parts that fit each other."""
+    """Raises a ValueError unless this is a Data with consistent parts."""
     if not isinstance(data, Data):
         raise ValueError(f"load must return a Data, got {checks.shown(data)}")
     check_arrays("test", data.test)
@@ -103,12 +103,12 @@ def check_data(data: Any) -> None:
     if set(first) != set(data.test):
         raise ValueError(f"train holds {[*first]}, but test {[*data.test]}")
     if WEIGHT in data.test:
-        raise ValueError(f"{WEIGHT!r} is what evaluation adds: take another name")
+        raise ValueError(f"{WEIGHT!r} is a name that evaluation adds: use another name")
     for name, group in data.groups.items():
         found = np.asarray(group)
         if found.dtype.kind not in "iu" or found.shape != (data.examples,):
             raise ValueError(
-                f"groups must hold whole numbers ({data.examples},), one of each "
+                f"groups must hold whole numbers ({data.examples},), one for each "
                 f"training example, got {name!r} of {found.dtype} {found.shape}"
             )
     checks.whole("overlapping", data.overlapping, least=0)
@@ -122,12 +122,12 @@ def check_arrays(name: str, part: Any) -> None:
     for leaf, x in part.items():
         if not isinstance(x, np.ndarray | jax.Array) or not x.ndim:
             raise ValueError(
-                f"{name}[{leaf!r}] must be an array that leads with the examples, got "
+                f"{name}[{leaf!r}] must be an array, with examples as first axis, got "
                 f"{checks.shown(x)}"
             )
     lengths = {leaf: len(x) for leaf, x in part.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
-        raise ValueError(f"{name} must hold examples, of each as many: {lengths}")
+        raise ValueError(f"{name} must have arrays of one length, above 0: {lengths}")
 
 
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
@@ -146,15 +146,15 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
     """Raises a ValueError unless a task has shardings over the axes of a mesh.
 
     Args:
-        name: of the task.
-        task: whose shardings may say by `axes` which they are made for.
+        name: the name of the task.
+        task: the task; an attribute `axes` of its shardings may list supported axes.
         mesh: sizes of the axes within a worker.
     """
     if task.shardings is None:
         raise ValueError(
-            f"--mesh: task {name} has no rules to shard this model: digits, "
-            "spoken_digits, shakespeare, text, gpt2_synthetic and --model mlp have, "
-            "and a task of your own with Task(shardings=…)"
+            f"--mesh: task {name} has no rules to shard this model. These tasks have: "
+            "digits, spoken_digits, shakespeare, text, gpt2_synthetic, those with "
+            "--model mlp, and your own with Task(shardings=…)"
         )
     known = getattr(task.shardings, "axes", tuple(mesh))
     for axis in mesh:
@@ -166,15 +166,15 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
 
 
 def check_shardings(task: Task, params: PyTree, layout: Layout) -> None:
-    """Raises a ValueError unless each leaf can lie as the task's shardings say.
+    """Raises a ValueError unless the task's shardings fit each leaf.
 
     Args:
-        task: which has shardings.
+        task: a task with shardings.
         params: one plain model.
-        layout: of workers that are meshes.
+        layout: a layout with a mesh within each worker.
     """
     rule = task.shardings
-    assert rule is not None  # as check_axes has seen
+    assert rule is not None  # check_axes has checked this
 
     def spec(path: str, shape: tuple[int, ...]) -> PartitionSpec:
         return rule(path, shape, layout.inner)
@@ -191,7 +191,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     Raises:
         ValueError: it returns no loss per example.
     """
-    # Two examples: of one, a mean that keeps its axis would look like a value.
+    # Two examples: with one, a mean that keeps its axis would look like a value.
     batch = {
         name: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.typeof(x).dtype)
         for name, x in test.items()
@@ -205,7 +205,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
             for train in (True, False)
         ]
 
-    # Under both axes: a loss may name them, as for batch statistics of all workers.
+    # With both axes: a loss may use them, such as for global batch statistics.
     found = jax.eval_shape(over_workers(on_one_worker), jnp.zeros((1, 1)))
     for values in found:
         shapes = {name: x.shape[2:] for name, x in values.items()}
@@ -214,11 +214,13 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
                 "apply must give values per example, {'loss': (batch,), …}; for a "
                 f"batch of 2 it gave shapes {shapes}"
             )
-    # Under these names training counts decisions, and tells workers' losses.
+    # Training uses these names for decisions and for workers' losses.
     if ours := found[0].keys() & {METRIC, OF_WORKERS}:
-        raise ValueError(f"apply gives {min(ours)!r}, a name of ours: take another")
+        raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
     if twice := found[1].keys() & {*task.figures, *task.mean_figures}:
-        raise ValueError(f"{min(twice)!r} is of apply and in figures: rename one")
+        raise ValueError(
+            f"{min(twice)!r} is both a value of apply and a figure: rename one"
+        )
     return set(found[1])
 
 
@@ -234,7 +236,7 @@ def _values(made: Any) -> dict[str, Any]:
 
 
 def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
-    """Maps a worker's program over (devices, lanes), by the engine's axes."""
+    """Maps a worker's program over the engine's axes, (devices, lanes)."""
     for axis in (LANES, DEVICES):
         program = jax.vmap(program, in_axes=in_axes, axis_name=axis)
     return program

@@ -14,7 +14,7 @@ def digits(model: Literal["mlp"] = "mlp") -> Task:
     """1,797 images of 8×8 in 10 classes, one fifth of them held out.
 
     Args:
-        model: mlp, two hidden layers of 128.
+        model: mlp, with two hidden layers of 128 units.
 
     Source: Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI, 1998;
     the copy in scikit-learn.
@@ -31,9 +31,9 @@ def digits(model: Literal["mlp"] = "mlp") -> Task:
 
 def _load() -> Data:
     images, labels = _table()
-    # The same split for every seed, so that runs differ in training alone.
+    # The same split for every seed, so that runs differ only in training.
     order = np.random.default_rng(0).permutation(len(labels))
-    # Pixels count from 0 to 16.
+    # Pixels are from 0 to 16.
     x = np.asarray(images, np.float32)[order] / 16
     y = np.asarray(labels, np.int32)[order]
     held_out = len(labels) // 5
@@ -43,15 +43,15 @@ def _load() -> Data:
 
 def _table() -> tuple[np.ndarray, np.ndarray]:
     """Reads scikit-learn's images, (1797, 64), and labels."""
-    # Its import takes a second, as it imports scipy.stats and pandas: its file of 57 kB
-    # takes 0.02 s.
+    # Importing sklearn takes a second, as it imports scipy.stats and pandas. Reading
+    # its file of 57 kB takes 0.02 s.
     spec = find_spec("sklearn")
     if spec is not None and spec.origin is not None:
         path = Path(spec.origin).parent / "datasets/data/digits.csv.gz"
         if path.is_file():
             table = np.loadtxt(path, delimiter=",")
             return table[:, :-1], table[:, -1]
-    # A version that keeps it elsewhere; or there is none, as the import then says.
+    # The file is elsewhere in this version, or scikit-learn is not installed.
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

@@ -21,8 +21,8 @@ WORDS = 12_631
 TABLES = {"words": "words", "outputs": "outputs", "bias": "outputs"}
 NAMES = {**TABLES, "hidden": False}
 
-# Zipf's law: word r, from 0 by falling frequency, is drawn with log((r + 2) / (r + 1)).
-# So the draw needs no counts of the words.
+# Zipf's law: word r, sorted by frequency from 0, is drawn with a probability
+# proportional to log((r + 2) / (r + 1)), so that no counts are needed.
 LOG_Q = np.log(np.log1p(1 / (1 + np.arange(WORDS))) / np.log(WORDS + 1))
 
 
@@ -38,20 +38,20 @@ def embeddings(
 ) -> Task:
     """The next word of Shakespeare's text, of 12,631, the last tenth held out.
 
-    It is trained by sampled softmax and evaluated by the full one. Of its two tables of
-    word vectors, `words` is read at the previous words, `outputs` and its bias at the
-    next word and at negatives, which follow Zipf's law.
+    Training uses sampled softmax, evaluation the full softmax. There are two tables of
+    word vectors. `words` is read at the previous words. `outputs`, with its bias, is
+    read at the next word and at negatives, which are drawn by Zipf's law.
 
     Args:
         data_dir: folder of data sets.
         model: ngram, a neural n-gram model.
-        order: n, the words of an n-gram; the last one is predicted.
-        width: of a word's vector.
+        order: number of words in an n-gram; the last one is predicted.
+        width: size of a word's vector.
         negatives: words drawn for each worker's batch; 0 means the full softmax.
         tables: replicated on all workers; shared, one table updated with the mean
-            gradient at every step, whatever the algorithm; or sharded, each worker
-            holding its rows.
-        workers: the number of workers; it divides the rows of sharded tables.
+            gradient at every step for any algorithm; or sharded, with some rows on each
+            worker.
+        workers: the number of workers, into which sharded tables are split.
         axis: the axis of the workers.
 
     Source: Bengio et al., "A neural probabilistic language model", JMLR 2003.
@@ -62,7 +62,7 @@ def embeddings(
     sharded = tables == "sharded"
     if sharded and not negatives:
         raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
-    # Tables in one piece are read without communication.
+    # Whole tables are read without communication.
     read = partial(lookup, axis=axis) if sharded else ngram.rows
 
     def apply(params, buffers, batch, key, train):
@@ -71,7 +71,7 @@ def embeddings(
             drawn, log_q = _draw(key, negatives), jnp.asarray(LOG_Q, jnp.float32)
             loss = ngram.sampled_loss(params, contexts, targets, drawn, log_q, read)
             return {"loss": loss}, buffers
-        # The full softmax reads all rows: worth the communication in evaluations alone.
+        # The full softmax reads all rows: only evaluations need this communication.
         whole = _whole(params, axis) if sharded else params
         return values(ngram.logits(whole, contexts), targets), buffers
 
@@ -110,9 +110,9 @@ def _draw(key: jax.Array, count: int) -> jax.Array:
 
 
 def _padded(params, parts: int):
-    """Pads tables by rows of zeros, which no word reads, to a multiple of parts."""
+    """Pads tables with unused rows of zeros to a multiple of parts."""
 
-    # Sharded over the workers, every part has as many rows.
+    # All workers have the same number of rows of a sharded table.
     def pad(table):
         return jnp.pad(table, [(0, -WORDS % parts)] + [(0, 0)] * (table.ndim - 1))
 

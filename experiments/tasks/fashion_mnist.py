@@ -20,8 +20,8 @@ def fashion_mnist(
     Args:
         data_dir: folder of data sets.
         model: lenet, resnet20 or mlp.
-        batch_norm: of resnet20: each worker's own statistics, or the global batch's.
-        remat: of resnet20: compute blocks again for the gradient, to save memory.
+        batch_norm: for resnet20: statistics of each worker's batch, or the global one.
+        remat: for resnet20: recompute blocks for the gradient, to save memory.
         axis: the axis of the workers.
 
     Source: Xiao, Rasul and Vollgraf, "Fashion-MNIST: a novel image dataset for

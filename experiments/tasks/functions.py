@@ -1,4 +1,4 @@
-"""Functions with a known minimum as tasks: their gradients are exact but for noise."""
+"""Functions with a known minimum as tasks; their gradients are exact up to noise."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from jax import lax
 from experiments.tasks.task import Data
 from syncalgos import checks
 
-EXAMPLES = 4096  # in name: an example is one draw of the noise
+EXAMPLES = 4096  # without content: an example is one draw of the noise
 
 
 def fields(
@@ -22,15 +22,15 @@ def fields(
 ) -> dict[str, Any]:
     """Returns the fields of a Task that minimises a function of x.
 
-    Its test loss is the center's height above the minimum, and its test distance that
-    of the center to the point where the minimum is, both exact.
+    The test loss is the center's height above the minimum, and the test distance is the
+    center's distance to the minimum; both are exact.
 
     Args:
         value: x, (dimensions,) -> its height above the minimum, a scalar.
         start: key -> the first x.
         optimum: (dimensions,), where the value is 0.
-        noise: standard deviation of each number of an example's gradient. A batch of n
-            examples has noise / √n.
+        noise: standard deviation of each entry of an example's gradient. For a batch of
+            n examples it is noise / √n.
     """
     checks.real("--noise", noise, least=0)
 
@@ -39,7 +39,7 @@ def fields(
         height = jnp.broadcast_to(value(x), (count,))
         if train and noise:
             draws = noise * jax.random.normal(key, (count, x.size), x.dtype)
-            # 0, whose gradient is the draw.
+            # This term is 0, and its gradient is the draw.
             height = height + draws @ (x - lax.stop_gradient(x))
         distance = jnp.linalg.norm(x - jnp.asarray(optimum, x.dtype))
         return {"loss": height, "distance": jnp.full(count, distance)}, buffers
@@ -52,7 +52,7 @@ def fields(
 
 
 def _load() -> Data:
-    """Makes examples that hold nothing: the loss draws from a worker's key."""
+    """Makes examples without content: the loss draws noise from the worker's key."""
     return Data(
         train={"number": np.arange(EXAMPLES, dtype=np.int32)},
         test={"number": np.zeros(1, np.int32)},

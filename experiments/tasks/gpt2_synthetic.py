@@ -1,4 +1,4 @@
-"""Generated tokens for the shapes of GPT-2, to measure and plan runs without data."""
+"""Generated tokens for shapes of GPT-2, to measure and plan runs without data."""
 
 from functools import partial
 from typing import Literal
@@ -11,7 +11,7 @@ from experiments.tasks.task import Data, Task
 from models import gpt
 from syncalgos import checks
 
-OCCURRING = 64  # tokens, so that a short run shows that it learns
+OCCURRING = 64  # tokens, so that the loss falls within a short run
 EXAMPLES, HELD_OUT = 4096, 32
 
 
@@ -23,14 +23,14 @@ def gpt2_synthetic(
 ) -> Task:
     """Windows that count up from a token in steps of 1 to 4, as long as the context.
 
-    Few of the model's tokens occur, so that a short run shows that it learns.
+    Only a few of the model's tokens occur, so that the loss falls within a short run.
 
     Args:
         model: a shape of models.gpt.SHAPES, such as gpt2, gpt2-medium, gpt2-tiny or
             diloco-150m.
-        positions: learnt, as GPT-2 has them, or rotary.
-        dtype: of products and activations; params, norms and softmax are float32.
-        remat: compute blocks again for the gradient, to save memory.
+        positions: position embeddings: learnt, as in GPT-2, or rotary.
+        dtype: type of products and activations; params, norms and softmax are float32.
+        remat: recompute blocks for the gradient, to save memory.
     """
     checks.one_of("--model", model, gpt.SHAPES)
     shape = gpt.SHAPES[model]._replace(rotary=positions == "rotary")

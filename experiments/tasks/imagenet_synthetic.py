@@ -1,4 +1,4 @@
-"""Generated images for ImageNet's model, to measure throughput."""
+"""Generated images for models of ImageNet, to measure throughput."""
 
 from functools import partial
 from typing import Literal
@@ -27,17 +27,17 @@ def imagenet_synthetic(
 ) -> Task:
     """Noisy patterns of any size, generated on the host one by one.
 
-    The model has ImageNet's 1,000 outputs, while few classes occur, so that a short run
-    shows that it learns.
+    The model has ImageNet's 1,000 outputs, but only a few classes occur, so that the
+    loss falls within a short run.
 
     Args:
         model: resnet50 or resnet20.
-        image_size: pixels of a side, at least 32; ImageNet's is 224.
+        image_size: width and height in pixels, at least 32; 224 for ImageNet.
         classes: the number of classes that occur, at most 1,000.
         examples: the number of training examples.
-        batch_norm: each worker's own statistics, or the global batch's.
-        remat: compute blocks again for the gradient, to save memory.
-        seed: of the patterns and their noise.
+        batch_norm: statistics of each worker's own batch, or of the global batch.
+        remat: recompute blocks for the gradient, to save memory.
+        seed: the seed of the patterns and their noise.
         axis: the axis of the workers.
     """
     checks.whole("--image-size", image_size, least=32)
@@ -57,14 +57,14 @@ def imagenet_synthetic(
         steps=30,
         lr={"sgd": 0.01, "": 1e-3},
         momentum=0.9,
-        # The batches of a dispatch are generated beforehand, and held on the host.
+        # The batches of a dispatch are generated first, and kept on the host.
         dispatch_steps=1,
         eval_batch=32,
     )
 
 
 class Pictures:
-    """Examples that are generated on demand, identical for one seed and number."""
+    """Examples generated on demand, determined by seed and number."""
 
     def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
         self.size, self.first, self.examples, self.seed = size, first, examples, seed
@@ -81,7 +81,7 @@ class Pictures:
         """One image, (size, size, 3) bytes, half pattern and half noise."""
         y, draws = self._drawn(number)
         noise = draws.integers(0, 256, (self.size, self.size, 3), dtype=np.uint8)
-        # Bytes, as a data set of real images would come.
+        # Bytes, as in data sets of real images.
         return {"x": self.patterns[y] // 2 + noise // 2, "y": np.asarray(y, np.int32)}
 
     def labels(self) -> np.ndarray:
@@ -90,7 +90,7 @@ class Pictures:
 
     def _drawn(self, number: int) -> tuple[int, np.random.Generator]:
         """An image's class, and the generator of its noise."""
-        # A generator for each number: threads may read examples in any order.
+        # One generator per example: threads may read examples in any order.
         draws = np.random.default_rng([self.seed, self.first + number])
         return int(draws.integers(len(self.patterns))), draws
 

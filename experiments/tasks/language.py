@@ -1,4 +1,4 @@
-"""Parts that tasks of next tokens share: sizes, a window's loss, and the training."""
+"""Parts that tasks of next tokens share: sizes, the loss and training settings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,22 +23,22 @@ TRAINING: dict[str, Any] = {
 
 
 def check_sizes(context: int, width: int, layers: int, heads: int) -> None:
-    """Raises a ValueError for flags that are no sizes of a GPT."""
+    """Raises a ValueError if these are not valid sizes of a GPT."""
     sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
     for name, value in sizes.items():
         checks.whole(f"--{name}", value, least=1)
     if width % heads:
-        raise ValueError(f"--heads {heads} do not divide --width {width}")
+        raise ValueError(f"--heads {heads} does not divide --width {width}")
 
 
 def next_token(
     logits: Callable[[jax.Array], jax.Array], window: jax.Array
 ) -> dict[str, jax.Array]:
-    """Per window, the mean loss and accuracy of each token after those before it.
+    """Returns, per window, the mean loss and accuracy of predicting each next token.
 
     Args:
-        logits: of the token after each, of tokens (batch, context) int32.
-        window: (batch, context + 1).
+        logits: maps tokens, (batch, context) int32, to the logits of each next token.
+        window: tokens, (batch, context + 1).
     """
     window = window.astype(jnp.int32)
     found = values(logits(window[:, :-1]), window[:, 1:])

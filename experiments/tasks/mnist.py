@@ -1,4 +1,4 @@
-"""Images of 28×28 pixels: handwritten digits, and the format of other data sets."""
+"""Handwritten digits of 28×28 pixels, and tasks with the same format."""
 
 from pathlib import Path
 from typing import Literal
@@ -23,8 +23,8 @@ def mnist(
     Args:
         data_dir: folder of data sets.
         model: lenet, resnet20 or mlp.
-        batch_norm: of resnet20: each worker's own statistics, or the global batch's.
-        remat: of resnet20: compute blocks again for the gradient, to save memory.
+        batch_norm: for resnet20: statistics of each worker's batch, or the global one.
+        remat: for resnet20: recompute blocks for the gradient, to save memory.
         axis: the axis of the workers.
 
     Source: LeCun et al., "Gradient-based learning applied to document recognition",

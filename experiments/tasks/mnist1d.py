@@ -17,9 +17,9 @@ SIZES = {"mlp": (LENGTH, 100, 100, CLASSES), "logistic": (LENGTH, CLASSES)}
 def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
     """MNIST-1D: 4,000 curves of 40 numbers in 10 classes, and 1,000 held out.
 
-    It is small, and yet tells models apart. As published, logistic regression reaches
-    32 %, a multilayer perceptron 68 % and convolutions 94 %. The curves are drawn, the
-    same ones each time.
+    It is small, but separates models well: as published, logistic regression reaches
+    32 %, a multilayer perceptron 68 % and convolutions 94 %. The curves are generated,
+    and are the same each time.
 
     Args:
         model: cnn, mlp or logistic.
@@ -42,10 +42,10 @@ def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
 
 
 def _load() -> Data:
-    # It imports matplotlib and scipy, which takes a second.
+    # This imports matplotlib and scipy, which takes a second.
     from mnist1d.data import get_dataset_args, make_dataset
 
-    # It seeds the generators of the whole process.
+    # It seeds the global generators of the process.
     before = random.getstate(), np.random.get_state()
     try:
         made = make_dataset(get_dataset_args())

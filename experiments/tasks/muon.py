@@ -8,7 +8,7 @@ from optax.contrib import MuonDimensionNumbers
 from syncalgos.collectives import PyTree
 
 MATRICES = {"w", "recurrent"}
-# Output layers, which Muon's recipe leaves to Adam, as embeddings and biases.
+# Output layers, which Muon leaves to Adam, like embeddings and biases.
 HEADS = {"dense", "output"}
 
 DENSE = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
@@ -18,14 +18,14 @@ CONVOLUTION = MuonDimensionNumbers(reduction_axis=(-4, -3, -2), output_axis=-1)
 def dimension_numbers(params: PyTree) -> PyTree:
     """Returns Muon's dimension numbers for params of a model in models/.
 
-    Muon orthogonalises hidden matrices, and each layer of stacked ones by itself.
+    Muon orthogonalises hidden matrices; in stacked ones, each layer separately.
 
     Returns:
         A tree like params: the axes of each hidden matrix; None for the leaves that
         Adam updates: biases, norms, embeddings and the output layer.
     """
-    # optax counts axes alone: it would take stacked biases for matrices, and stacked
-    # matrices for none.
+    # optax only counts axes: it would treat stacked biases as matrices, and not treat
+    # stacked matrices as matrices.
     last = len(params) - 1 if isinstance(params, list) else None
 
     def of(path, x):

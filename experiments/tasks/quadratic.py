@@ -12,24 +12,24 @@ from syncalgos import checks
 def quadratic(
     dimensions: int = 50, condition: float = 100.0, noise: float = 1.0
 ) -> Task:
-    """A convex quadratic of known minimum, with Gaussian noise in its gradients.
+    """A convex quadratic with a known minimum, and Gaussian noise in its gradients.
 
     Its eigenvalues lie between 1 and 1 / condition, evenly on a logarithmic scale, in
     directions that are a fixed rotation of the axes. The test loss is the height above
     the minimum.
 
     Args:
-        dimensions: of x, which starts from normal numbers.
-        condition: the largest eigenvalue, 1, by the smallest.
-        noise: standard deviation of each number of an example's gradient.
+        dimensions: number of dimensions of x, which starts at standard normal draws.
+        condition: ratio of the largest eigenvalue, 1, to the smallest.
+        noise: standard deviation of each entry of an example's gradient.
 
     Source: the setting of Khaled et al., "Understanding outer optimizers in Local SGD",
-    2025, with a spectrum of our own.
+    2025, with a different spectrum.
     """
     checks.whole("--dimensions", dimensions, least=1)
     checks.real("--condition", condition, least=1)
     draws = np.random.default_rng(0)
-    # Away from 0: compressed numbers near 0 are the most exact.
+    # Not at 0: compressed numbers are most accurate near 0.
     optimum = draws.normal(size=dimensions)
     rotation = np.linalg.qr(draws.normal(size=(dimensions, dimensions)))[0]
     spectrum = np.geomspace(1 / condition, 1, dimensions)

@@ -7,7 +7,7 @@ import numpy as np
 from experiments.tasks import functions
 from experiments.tasks.task import Task
 
-START = (-1.2, 1.0)  # Rosenbrock's own
+START = (-1.2, 1.0)  # from Rosenbrock's paper
 
 
 def rosenbrock(noise: float = 1.5) -> Task:
@@ -16,7 +16,7 @@ def rosenbrock(noise: float = 1.5) -> Task:
     It is not convex; its minimum is 0, at (1, 1). The test loss is exact.
 
     Args:
-        noise: standard deviation of each number of an example's gradient.
+        noise: standard deviation of each entry of an example's gradient.
 
     Source: Rosenbrock, "An automatic method for finding the greatest or least value of
     a function", 1960; as a task of 256 workers: Iacob et al., "DES-LOC: desynced low

@@ -13,8 +13,8 @@ from experiments.tasks.task import Data, Task
 from models import gpt
 
 CHARACTERS = 65
-# Training windows that show a character, at most. A window for each start would take as
-# many copies of the text, on every device, as a window is long.
+# The most training windows that contain the same character. Windows from every start
+# would need as many copies of the text, on every device, as a window is long.
 OVERLAP = 8
 
 
@@ -27,16 +27,16 @@ def shakespeare(
     heads: int = 4,
     remat: bool = False,
 ) -> Task:
-    """The next character of 1,115,394 by Shakespeare, the last tenth held out.
+    """The next of 1,115,394 characters by Shakespeare, the last tenth held out.
 
     Args:
         data_dir: folder of data sets.
         model: gpt, a transformer.
         context: characters that the model sees.
-        width: of the model.
-        layers: blocks of the model.
-        heads: of attention; they divide the width.
-        remat: compute blocks again for the gradient, to save memory.
+        width: width of the model.
+        layers: number of blocks.
+        heads: number of attention heads, which divides the width.
+        remat: recompute blocks for the gradient, to save memory.
 
     Source: the text of Karpathy, "The unreasonable effectiveness of recurrent neural
     networks", 2015.
@@ -67,12 +67,12 @@ def _load(data_dir: Path | None, context: int) -> Data:
     codes, alphabet = text.characters(text.text(data_dir))
     # The model is made before the text is read.
     assert len(alphabet) == CHARACTERS
-    # A byte each: windows repeat every character on the device.
+    # One byte each, because windows repeat every character on the device.
     return _data(codes.astype(np.uint8), context)
 
 
 def _blank(context: int) -> Data:
-    """Makes the data of a text of one character, which is as long."""
+    """Makes the data of a text with the same length, of one repeated character."""
     return _data(np.zeros(text.SHAKESPEARE.size, np.uint8), context)
 
 
@@ -85,8 +85,8 @@ def _data(codes: np.ndarray, context: int) -> Data:
             f"({len(test)} characters)"
         )
     stride = -(-context // OVERLAP)
-    # Held-out windows share their first character with the last of the one before, so
-    # that each character is predicted once; the end that fills no window is left out.
+    # The first character of a held-out window is the last one of the window before, so
+    # that each is predicted once. The end that does not fill a window is left out.
     return Data(
         train={"window": text.windows(train, context + 1, stride)},
         test={"window": text.windows(test, context + 1, context)},

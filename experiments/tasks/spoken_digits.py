@@ -24,15 +24,15 @@ def spoken_digits(
 ) -> Task:
     """Free Spoken Digit recordings: 2,700 by six speakers, and 300 held out.
 
-    The mean of the outputs over a recording's frames classifies it.
+    A recording is classified by the mean of the outputs over its frames.
 
     Args:
         data_dir: folder of data sets.
         model: lstm, and a layer on the mean of its outputs.
-        hidden: units of a layer.
-        layers: of the LSTM.
-        frames: of 16 ms each; longer recordings are cut.
-        remat: compute chunks of frames again for the gradient, to save memory.
+        hidden: units of each layer.
+        layers: number of LSTM layers.
+        frames: number of frames, of 16 ms each; longer recordings are cut.
+        remat: recompute chunks of frames for the gradient, to save memory.
 
     Source: Jackson et al., "Free Spoken Digit Dataset", version 1.0.10.
     """
@@ -43,8 +43,8 @@ def spoken_digits(
             f"--frames must be at most {speech.LONGEST}, the longest recording's, got "
             f"{frames}"
         )
-    # A gradient keeps the carries of all chunks and the frames of one: both grow as the
-    # root of the frames.
+    # The gradient stores the carries of all chunks and the frames of one. Both grow as
+    # the root of the number of frames.
     chunk = round(frames**0.5) if remat else None
 
     def apply(params, buffers, batch, key, train):

@@ -1,4 +1,4 @@
-"""Classification of a table of one's own: a .csv or .npz file, without a factory."""
+"""Classification of the user's own table, a .csv or .npz file, without a factory."""
 
 import csv
 from pathlib import Path
@@ -18,8 +18,9 @@ class Rows(NamedTuple):
     Attributes:
         x: (examples, …) numbers.
         y: (examples,) the names of classes.
-        held_out: how many of the first examples are; None if the file does not say.
-        lines: where each example is, for errors; none of an .npz file.
+        held_out: the number of first examples that are held out; None if the file does
+            not hold out any.
+        lines: the line of each example, for errors; None for an .npz file.
     """
 
     x: np.ndarray
@@ -29,24 +30,24 @@ class Rows(NamedTuple):
 
 
 def table(file: str, target: str = "", hidden: int = 128) -> Task:
-    """Rows of numbers in classes, one fifth of them held out.
+    """Classification of rows of numbers, one fifth of them held out.
 
     Args:
-        file: .csv with a header, or .npz with x (examples, …) and y (examples,), and
-            x_test and y_test if they are held out.
-        target: column of the classes; by default the last one.
+        file: .csv with a header, or .npz with x (examples, …) and y (examples,). If it
+            has x_test and y_test, these are held out instead.
+        target: column with the classes; by default the last one.
         hidden: units of each of two hidden layers.
     """
     checks.whole("--hidden", hidden, least=1)
     path = Path(file)
     found = _csv(path, target) if path.suffix.lower() == ".csv" else _npz(path)
     x, y, classes = _checked(path, found)
-    # The same split for every seed, so that runs differ in training alone.
+    # The same split for every seed, so that runs differ only in training.
     order, count = np.random.default_rng(0).permutation(len(y)), len(y) // 5
     if found.held_out is not None:
         order, count = np.arange(len(y)), found.held_out
     if not 0 < count < len(y):
-        raise ValueError(f"{path}: of {len(y)} rows {count} are held out")
+        raise ValueError(f"{path}: {count} of {len(y)} rows are held out")
     train, test = order[count:], order[:count]
     mean, deviation = x[train].mean(0), x[train].std(0)
     x = (x - mean) / np.where(deviation == 0, 1, deviation)
@@ -63,14 +64,14 @@ def table(file: str, target: str = "", hidden: int = 128) -> Task:
 
 
 def _checked(path: Path, found: Rows) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns x, (examples, numbers), the numbers of the classes, and how many."""
+    """Returns x, (examples, numbers), the class of each row, and how many there are."""
 
     def where(row: int) -> str:
         return f"{path}, line {found.lines[row]}" if found.lines else str(path)
 
     if not found.x.size:
         raise ValueError(f"{path} holds no rows of numbers")
-    with np.errstate(over="ignore"):  # is told below
+    with np.errstate(over="ignore"):  # reported below
         x = found.x.reshape(len(found.y), -1).astype(np.float32)
     if not (finite := np.isfinite(x).all(1)).all():
         raise ValueError(f"{where(int(finite.argmin()))}: a number of x is not finite")
@@ -86,7 +87,7 @@ def _checked(path: Path, found: Rows) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _is_class(name: str) -> bool:
-    """Whether it is no decimal, and is not missing."""
+    """Whether a name is a whole number or a word, not a fraction or empty."""
     try:
         return float(name).is_integer()
     except ValueError:
@@ -94,7 +95,7 @@ def _is_class(name: str) -> bool:
 
 
 def _csv(path: Path, target: str) -> Rows:
-    """Reads columns of numbers, and one of classes."""
+    """Reads columns of numbers, and a column of classes."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as text:
             reader = csv.reader(text)
@@ -104,8 +105,8 @@ def _csv(path: Path, target: str) -> Rows:
     (_, header), *rows = rows or [(0, [])]
     if len(header) < 2:
         raise ValueError(
-            f"{path} must have a header of two columns or more, with commas between "
-            f"them, got {','.join(header)!r}"
+            f"{path} must have a header of two columns or more, separated by "
+            f"commas, got {','.join(header)!r}"
         )
     if target and target not in header:
         raise ValueError(f"{path} has no column {target!r}, but {', '.join(header)}")
@@ -124,11 +125,11 @@ def _csv(path: Path, target: str) -> Rows:
 
 
 def _npz(path: Path) -> Rows:
-    """Reads x and y, and what is held out."""
+    """Reads x and y, and the held-out examples."""
     with path.open("rb") as file:
         try:
             arrays = {**np.load(file)}
-        except Exception:  # of files of any content
+        except Exception:  # a file may hold anything
             raise ValueError(
                 f"{path} is neither a .csv file nor an .npz file of numbers and words"
             ) from None

@@ -17,11 +17,11 @@ from syncalgos.reducers.stacking import Stacked
 Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
 Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
-WEIGHT = "weight"  # of an example in an evaluation
+WEIGHT = "weight"  # the name of an example's weight in an evaluation
 
 
 class Source(Protocol):
-    """Examples that are made or read one by one, as grain's data sources."""
+    """Examples that are made or read one by one, like grain's data sources."""
 
     def __len__(self) -> int:
         """The number of examples."""
@@ -38,17 +38,17 @@ class Data(NamedTuple):
     Attributes:
         train: training examples; leaves (examples, ...), or a source of them.
         test: held-out examples; leaves (examples, ...), with the same names.
-        groups: by name, the number of each training example's group, (examples,):
-            "label", a class, or its origin, such as "speaker". Workers can be given
-            groups of their own (`experiments.pipeline.partition`).
-        overlapping: the number of following training examples with which one shares
-            content, as windows of a text do; 0 if they can be held out one by one.
-        covering: of overlapping examples, every covering-th together show all content,
-            so that held-out content is not shown several times.
-        part_of: where arrays were split, the whole ones, and the numbers of `train` in
-            them: runs on a part and on the whole then share their programs.
-        sha256: of what a user's files held, by which a run that goes on tells that
-            they have changed; "" where they cannot, or need not be told.
+        groups: by name, the number of each training example's group, (examples,). A
+            group is a class, "label", or an origin, such as "speaker". Each worker can
+            get its own groups (`experiments.pipeline.partition`).
+        overlapping: the number of following training examples that share content with
+            an example, as windows of a text do; 0 if examples are independent.
+        covering: a stride: every covering-th of overlapping examples together show all
+            content, so that no held-out content is shown twice.
+        part_of: if arrays were split, the whole arrays and the numbers of `train` in
+            them, so that runs on a part and on the whole share their programs.
+        sha256: the checksum of a user's files, by which a resumed run detects changes;
+            "" if that is impossible or not needed.
     """
 
     train: Arrays | Source
@@ -71,12 +71,12 @@ class Tables(NamedTuple):
     """Embedding tables, of which a step touches few rows.
 
     Attributes:
-        names: a tree like params, or a prefix of it: the name of a table, False for all
-            other leaves. Tables of one name are read at the same rows.
-        rows: number of examples -> the most rows that they touch, by name.
-        kept: replicated: like all other params. shared: one table, updated with the
-            mean gradient at every step, for any algorithm. sharded: in parts, each
-            worker holding its rows (`syncalgos.lookup`).
+        names: a tree like params, or a prefix of it: the name of a table, or False for
+            all other leaves. Tables with the same name are read at the same rows.
+        rows: maps a number of examples to the most rows that they touch, by name.
+        kept: replicated, like all other params; shared, one table that is updated with
+            the mean gradient at every step, for any algorithm; or sharded, with some
+            rows on each worker (`syncalgos.lookup`).
     """
 
     names: PyTree
@@ -91,40 +91,40 @@ class Task(NamedTuple):
         init: key -> (params, buffers).
         apply: (params, buffers, batch, key, train) -> (values, buffers); values are
             per example: {"loss": (batch,), "accuracy": (batch,)} and other measures.
-            Without buffers they must not depend on other examples: workers' batches may
-            be merged.
-        load: reads the data; called last, after all checks.
+            Without buffers, a value must not depend on other examples, because workers'
+            batches may be merged.
+        load: reads the data; called after all checks.
         batch_size: the default global batch.
         steps: the default number of local steps.
         lr: the default learning rates by optimizer; "" is any other optimizer.
         dispatch_steps: the default number of local steps in a dispatch.
         optimizer: the default inner optimizer.
-        momentum: the default for the default optimizer.
-        weight_decay: the default for the default optimizer.
+        momentum: the default momentum, for the default optimizer.
+        weight_decay: the default weight decay, for the default optimizer.
         clip_norm: the default global norm to which gradients are clipped.
         schedule: the default schedule of the learning rate.
         warmup: the default share of the steps over which the learning rate rises.
         eval_batch: approximate number of examples that all workers evaluate at once.
-        figures: further measures of an evaluation: name -> a function of the loss, such
-            as a perplexity.
-        mean_figures: the same: name -> a function of the means of all values of apply
-            by name, such as bits per byte.
+        figures: further measures of an evaluation by name, each a function of the loss,
+            such as a perplexity.
+        mean_figures: further measures by name, each a function of the means of all
+            values of apply, by name; such as bits per byte.
         tables: the embedding tables, if any.
-        muon: params -> muon_weight_dimension_numbers of `optax.contrib.muon`; None: all
-            leaves of two axes.
-        sends: the data that the loss itself sends at every step, in words.
+        muon: maps params to muon_weight_dimension_numbers of `optax.contrib.muon`; None
+            means all leaves with two axes.
+        sends: a description of the data that the loss itself sends at every step.
         stacked: the number of leading axes that count layers, for each leaf (see
             `syncalgos.reducers.stacking`); passed to algorithms that take it.
-        shardings: the path of a leaf, such as "blocks/up/w", its shape and the sizes of
-            the axes within a worker (--mesh) -> its PartitionSpec over them. An
-            attribute `axes` names all axes that it is made for (`models.sharding`).
-        blank: makes data of the form that `load` has, as many examples, and reads none:
-            `experiments.aim` looks at shapes alone. None: it has to load.
+        shardings: maps the path of a leaf, such as "blocks/up/w", its shape and the
+            sizes of the axes within a worker (--mesh) to its PartitionSpec. An
+            attribute `axes` may name all axes that it supports (`models.sharding`).
+        blank: makes data with the shapes of `load` without reading any, for
+            `experiments.aim`, which needs only shapes. None means that aim calls load.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[..., tuple[dict[str, jax.Array], PyTree]]
-    # A function: a bad request is answered before gigabytes are read.
+    # A function, so that errors are reported before gigabytes are read.
     load: Callable[[], Data]
     batch_size: int
     steps: int
@@ -153,7 +153,7 @@ class Task(NamedTuple):
 
 
 def losses(task: Task) -> tuple[Any, Any]:
-    """Makes the training loss and the evaluation loss, in the engine's form."""
+    """Makes the training loss and the evaluation loss, in the form for the engine."""
 
     def eval_loss(params, buffers, batch, key):
         weight = batch[WEIGHT]
@@ -167,7 +167,7 @@ def losses(task: Task) -> tuple[Any, Any]:
 def held_out(
     test: Arrays, workers: int, batch: int = 1024
 ) -> tuple[Arrays, np.ndarray]:
-    """Cuts held-out data into batches that the workers divide, each example once.
+    """Cuts held-out data into batches that divide among the workers.
 
     Args:
         test: leaves (examples, ...).
@@ -175,18 +175,18 @@ def held_out(
         batch: approximate number of examples in a batch.
 
     Returns:
-        The data with another example, of weight 0, that fills the last batch, and its
-        rows, (batches, examples). The mean of weighted values over all rows is the mean
-        over the held-out examples.
+        The data with an added example of weight 0, which fills the last batch; and the
+        rows of each batch, (batches, examples). The mean of weighted values over all
+        rows is the mean over the held-out examples.
     """
-    # For any number of workers each example counts once, so that runs compare.
+    # Each example counts once for any number of workers, so that runs compare.
     examples = len(next(iter(test.values())))
     batches = -(-examples // batch)
     size = -(-examples // (batches * workers)) * workers
     rows = np.full(batches * size, examples)
     rows[:examples] = np.arange(examples)
     data = {k: np.concatenate([x, x[:1]]) for k, x in test.items()}
-    # Above 1, as the mean over a batch divides by the filling examples, too.
+    # Above 1, because the mean over a batch also divides by the added examples.
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
     return {**data, WEIGHT: weight}, rows.reshape(batches, size)

@@ -1,4 +1,4 @@
-"""The next token of any text: files, or datasets that stream."""
+"""The next token of any text, from files or from streamed datasets."""
 
 import hashlib
 import math
@@ -20,7 +20,7 @@ from syncalgos import checks
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-MOST_HELD_OUT = 2**26  # tokens, which each device holds while it evaluates
+MOST_HELD_OUT = 2**26  # tokens, all of which each device holds in an evaluation
 
 
 def text(
@@ -43,30 +43,30 @@ def text(
 ) -> Task:
     """The next token of any text, from files or a dataset of Hugging Face.
 
-    The text is tokenized once, into a file in the data folder. Documents follow each
-    other, and attention crosses their ends, as in GPT-2.
+    The text is tokenized once, into a file in the data folder. Documents are joined, so
+    that attention crosses their ends, as in GPT-2.
 
     Args:
-        text: paths or globs with commas between them: each plain file is a document,
-            each row of a .jsonl or .parquet file, too; or hf:NAME, hf:NAME:CONFIG or
-            hf:NAME:CONFIG:SPLIT, a dataset.
+        text: paths or globs, separated by commas, or a dataset: hf:NAME, hf:NAME:CONFIG
+            or hf:NAME:CONFIG:SPLIT. Each plain file is one document, and so is each row
+            of a .jsonl or .parquet file.
         data_dir: folder of data sets.
-        test_text: held-out text, as --text says it; none means the end of --text.
+        test_text: held-out text, in the form of --text; none means the end of --text.
         held_out: the share at the end of --text that is held out; none means 0.1.
-        column: of a dataset or a .jsonl or .parquet file: the text.
+        column: the column with the text, in a dataset or a .jsonl or .parquet file.
         tokenizer: a tokenizer.json; none means that one is trained on the text.
-        vocabulary: tokens of a tokenizer that is trained; none means 4096.
+        vocabulary: number of tokens of a trained tokenizer; none means 4096.
         end_of_text: the special token that follows each document.
-        tokens: take so many tokens of --text; none means all.
+        tokens: number of tokens of --text to use; none means all.
         model: a shape of models.gpt.SHAPES, such as gpt2, with the vocabulary of the
-            tokenizer; none means a small GPT without the biases of queries and keys.
-        context: tokens that the model sees; none means 128, or those of the shape.
-        width: of the model; none means 128, or that of the shape.
-        layers: blocks of the model; none means 4, or those of the shape.
-        heads: of attention, which divide the width; none means 4, or those of the
-            shape.
-        dtype: of products and activations; params, norms and softmax are float32.
-        remat: compute blocks again for the gradient, to save memory.
+            tokenizer; none means a small GPT without biases of queries and keys.
+        context: tokens that the model sees; none means 128, or the context of --model.
+        width: width of the model; none means 128, or the width of --model.
+        layers: number of blocks; none means 4, or the number of --model.
+        heads: number of attention heads, which divides the width; none means 4, or the
+            number of --model.
+        dtype: type of products and activations; params, norms and softmax are float32.
+        remat: recompute blocks for the gradient, to save memory.
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019.
     """
@@ -113,7 +113,7 @@ def text(
 def _model(
     model: str | None, vocabulary: int, sizes: Mapping[str, int | None]
 ) -> tuple[Callable[[Any], Any], int, int]:
-    """Returns what draws the weights of a model, its context and its heads."""
+    """Returns a function that draws a model's params, its context and its heads."""
     given = {name: x for name, x in sizes.items() if x is not None}
     if model is None:
         made = {"context": 128, "width": 128, "layers": 4, "heads": 4} | given
@@ -123,7 +123,7 @@ def _model(
         return init, made["context"], heads
     checks.one_of("--model", model, gpt.SHAPES)
     if own := given.keys() - {"context"}:
-        raise ValueError(f"--{min(own)} is that of --model {model}: leave it out")
+        raise ValueError(f"--{min(own)} is set by --model {model}: leave it out")
     shape = gpt.SHAPES[model]._replace(vocabulary=vocabulary, **given)
     checks.whole("--context", shape.context, least=1)
     return shape.init, shape.context, shape.heads
@@ -132,8 +132,8 @@ def _model(
 class Windows:
     """Windows of a row of tokens that need not fit in memory.
 
-    A window shares its first token with the last of the one before, so that each token
-    is predicted once; the end that fills no window is left out.
+    The first token of a window is the last token of the one before, so that each token
+    is predicted once. The end that does not fill a window is left out.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Windows:
         """Reads one window, and the bytes of the tokens to predict."""
         start = number * self.context
         window = np.array(self.row[start : start + self.context + 1])
-        # Here, as a check of the whole file would read it at each start.
+        # Checked here: a check of the whole file would read it at each start.
         if window.max() >= self.size:
             assert isinstance(self.row, np.memmap)
             raise tokens.damaged(Path(self.row.filename or ""))
@@ -158,24 +158,24 @@ class Windows:
 
 
 def _bits_per_byte(means: Mapping[str, float]) -> float:
-    """Bits for each byte of the text, by which models of other tokens compare."""
+    """Returns bits per byte of the text, which compares models across tokenizers."""
     return means["loss"] / math.log(2) / means["bytes_per_token"]
 
 
 def _counts(tokenizer: "Tokenizer | None") -> bool:
-    """Whether a tokenizer's tokens stand for bytes, as those that are trained here."""
+    """Whether a tokenizer's tokens stand for bytes, as in tokenizers trained here."""
     return tokenizer is None or tokens.byte_counts(tokenizer) is not None
 
 
 def _tokenizer(
     path: str | None, vocabulary: int | None, end: str
 ) -> "tuple[Tokenizer | None, int]":
-    """Reads the tokenizer that is given, and returns how many tokens there will be."""
+    """Reads the given tokenizer, if any; returns it and the number of tokens."""
     if path is None:
         size = 4096 if vocabulary is None else vocabulary
         return None, checks.whole("--vocabulary", size, least=tokens.LEAST)
     if vocabulary is not None:
-        raise ValueError(f"--vocabulary is that of --tokenizer {path}: leave it out")
+        raise ValueError(f"--vocabulary is set by --tokenizer {path}: leave it out")
     found = tokens.from_file(Path(path), end)
     return found, tokens.size_of(found)
 
@@ -190,11 +190,11 @@ def _load(
     share: float,
     context: int,
 ) -> Data:
-    """Tokenizes what is not yet, and cuts it into windows."""
+    """Tokenizes the texts, if not yet done, and cuts them into windows."""
     folder, keys = files.folder(data_dir) / "text", [x.key() for x in texts]
     if tokenizer is None:
         tokenizer = tokens.trained(texts[0], keys[0], size, end, folder)
-    # Of the held-out text all is taken.
+    # All of the held-out text is used.
     made = [
         tokens.tokenized(x, key, tokenizer, end, most, folder)
         for x, key, most in zip(texts, keys, (limit, None), strict=False)
@@ -206,7 +206,7 @@ def _load(
     if len(rows[1]) > MOST_HELD_OUT:
         raise ValueError(
             f"{len(rows[1])} held-out tokens are more than an evaluation takes "
-            f"({MOST_HELD_OUT}): --held-out is their share"
+            f"({MOST_HELD_OUT}): lower --held-out"
         )
     for name, row in zip(("to train on", "held out"), rows, strict=True):
         if len(row) <= context:
@@ -215,7 +215,7 @@ def _load(
                 f"--context {context} and the next token"
             )
     counts = tokens.byte_counts(tokenizer)
-    size = tokens.size_of(tokenizer)  # less, if the text has no more to learn
+    size = tokens.size_of(tokenizer)  # fewer, if the text is too short
     train, test = (Windows(row, context, size, counts) for row in rows)
     examples = [test[number] for number in range(len(test))]
     return Data(

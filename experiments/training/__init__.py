@@ -1,1 +1,1 @@
-"""One run: its settings, its set-up, and the loop."""
+"""One run: its settings, its preparation and the training loop."""

@@ -1,8 +1,8 @@
 """Keeps compiled programs between runs: jax's persistent cache, on by default.
 
-jax's keys hold the program, its options, XLA's flags, the versions, the devices and the
-features of the CPU: machines and versions may share a folder. Of several processes jax
-lets only the first one write, and on CPUs the others have keys of their own.
+jax's keys include the program, its options, XLA's flags, the versions, the devices and
+the features of the CPU, so that machines and versions may share a folder. With several
+processes jax lets only the first one write, and on CPUs the others have other keys.
 """
 
 import os
@@ -14,27 +14,27 @@ from filelock import FileLock
 
 from experiments.tasks.data.files import user_cache
 
-# jax's settings; in the environment, in capitals.
+# jax's settings; their environment variables have capitals.
 ENABLED = "jax_enable_compilation_cache"
 FOLDER = "jax_compilation_cache_dir"
 LARGEST = "jax_compilation_cache_max_size"
 SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 
-# Bytes of all programs; those of the default run have 0.2 MB. To add one, jax reads the
-# times of all: 0.04 s in a full cache of 64 MiB, 0.2 s in one of 256 MiB.
+# The most bytes of all programs; the default run's have 0.2 MB. To add a program, jax
+# reads the times of all: 0.04 s in a full cache of 64 MiB, 0.2 s in one of 256 MiB.
 MOST = 2**26
 
-# Earlier ones log each program they load as an error, where the CPU has AVX-512.
+# Earlier versions log each loaded program as an error on CPUs with AVX-512.
 QUIET = (0, 10, 2)
 
 
 def use() -> None:
     """Turns the cache on, unless the environment or jax's settings say otherwise.
 
-    It lies in the user's cache folder, and holds at most `MOST` bytes. One that cannot
-    be written is not used, and where an entry cannot be read or written, the run goes
-    on in silence. JAX_COMPILATION_CACHE_DIR moves the cache, to where nothing bounds
-    it, and JAX_ENABLE_COMPILATION_CACHE=false turns it off.
+    The cache is in the user's cache folder, and holds at most `MOST` bytes. It is not
+    used if the folder cannot be written. An entry that cannot be read or written is
+    silently ignored. JAX_COMPILATION_CACHE_DIR moves the cache, which then has no
+    limit, and JAX_ENABLE_COMPILATION_CACHE=false turns it off.
     """
     if not getattr(jax.config, ENABLED):
         return
@@ -46,25 +46,25 @@ def use() -> None:
         entry = "Error (reading|writing) persistent compilation cache entry"
         warnings.filterwarnings("ignore", f"{entry}|Cache value for key")
         if SHORTEST.upper() not in os.environ:
-            # A run has some thirty programs: half its time in all, yet each below 1 s.
+            # A run compiles some thirty programs: below 1 s each, but half its time.
             jax.config.update(SHORTEST, 0.0)
 
 
 def _user_folder() -> Path | None:
-    """Returns the user's folder of programs; None if it cannot be written."""
+    """Returns the cache folder for programs; None if it cannot be written."""
     try:
         folder = user_cache() / "jax"
         folder.mkdir(parents=True, exist_ok=True)
         _remove_cut_short(folder)
-    except (OSError, RuntimeError):  # the latter: there is no home
+    except (OSError, RuntimeError):  # RuntimeError: there is no home folder
         return None
     return folder
 
 
 def _remove_cut_short(folder: Path) -> None:
     """Removes the entries that a kill or a full disk cut short."""
-    # jax writes an entry, then its time. It would not write one without a time anew,
-    # nor any other beside it.
+    # jax writes an entry, and then its time. While an entry has no time, jax writes
+    # neither this entry nor any other.
     with FileLock(folder / ".lockfile", timeout=10):  # jax's own
         timed = {path.name.removesuffix("-atime") for path in folder.iterdir()}
         entries = [*folder.glob("*-cache")]

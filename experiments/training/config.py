@@ -1,12 +1,12 @@
-"""The config of a run: each field is a flag, and is described here alone.
+"""The config of a run: each field is a flag, and its only description is here.
 
 `SETTINGS` has the descriptions of the fields by name, in their order:
 
-    SETTINGS["lr"].check(0.1)       # raises a ValueError where out of range
-    SETTINGS["seed"].study          # what a study offers in its place; "" if nothing
+    SETTINGS["lr"].check(0.1)       # raises a ValueError if out of range
+    SETTINGS["seed"].study          # the flag of a study that replaces it, or ""
     parse(["--algo", "bmuf"]).lr    # None: the task decides
 
-Nothing here imports jax, so that --help and refusals take no time.
+Nothing here imports jax, so that --help and errors come at once.
 """
 
 import copy
@@ -25,20 +25,16 @@ from experiments.training import trackers
 from syncalgos import checks
 
 TASKS = "the task's"
-FILES = Group(
-    "files", "start", "nothing: the same command makes what is missing of a study"
-)
-PROCESSES = Group(
-    "processes", "start", "nothing: each run of a study is in one process"
-)
+FILES = Group("files", "start", "nothing: the same command continues a study")
+PROCESSES = Group("processes", "start", "nothing: each run of a study has one process")
 OWN = "or your own as package.module:factory"
-BASIC = (  # of the flags, those that are needed most
+BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
     *("optimizer", "seed", "workers", "out", "track"),
 )
-MOST_STEPS = 10**8  # what each step sends is kept: 70 bytes a step
-MOST_PROCESSES = 10_000  # all are started before one can refuse
-MOST_SECONDS = 1e6  # beyond, C's numbers of milliseconds overflow
+MOST_STEPS = 10**8  # a record of what each step sends takes 70 bytes
+MOST_PROCESSES = 10_000  # all are started before one can report an error
+MOST_SECONDS = 1e6  # above, milliseconds overflow in C
 
 # Earlier names of the ways to run a device's workers.
 LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
@@ -46,13 +42,13 @@ LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merg
 
 @dataclass(frozen=True)
 class RunConfig:
-    """The config of a run, as the user has said it.
+    """The config of a run, as given by the user.
 
     None leaves a field to the task or the algorithm: `defaults.resolved` fills it in.
 
     Attributes:
-        arguments: the algorithm's own flags, by parameter.
-        task_arguments: the task's own flags, by parameter.
+        arguments: values of the algorithm's own flags, by parameter.
+        task_arguments: values of the task's own flags, by parameter.
     """
 
     algo: str = flag(
@@ -127,20 +123,20 @@ class RunConfig:
     )
 
     preset: str | None = flag(
-        "use the paper's values of the algorithm's own flags where they differ",
+        "paper: take the defaults of the algorithm's own flags from its paper",
         group=Group("workers"),
         choices=(flags.PAPER,),
         scope="start",
     )
     workers: int = flag("number of workers; they share the devices", 8, least=1)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
-        "how workers are mapped to devices; auto is pmap, but shard_map in several "
-        "processes and with --mesh or --sync-memory; vmap runs on one device",
+        "how workers are mapped to devices; auto uses pmap, or shard_map with several "
+        "processes, --mesh or --sync-memory; vmap uses one device",
         "auto",
         scope="start",
     )
     mesh: Mapping[str, int] | None = flag(
-        "axes of the devices that share a worker's model, such as fsdp=2,tensor=2",
+        "axes of the devices that share one worker's model, such as fsdp=2,tensor=2",
         otherwise="one device",
         scope="start",
     )
@@ -160,7 +156,7 @@ class RunConfig:
         scope="start",
     )
     sync_memory: str | None = flag(
-        "where the algorithm's arrays are stored between syncs: pinned_host",
+        "memory that stores the algorithm's arrays between syncs: pinned_host",
         otherwise="the device's",
         metavar="KIND",
         scope="start",
@@ -173,10 +169,13 @@ class RunConfig:
         "what happens to the inner optimizer's state at a sync", "keep"
     )
     ema: float | None = flag(
-        "ship a moving average of the params, with this decay", above=0, below=1
+        "evaluate and export a moving average of the params, with this decay",
+        above=0,
+        below=1,
     )
     displacements: bool = flag(
-        "measure how far and how much alike workers move (keeps a copy of the params)",
+        "measure how far workers move in a round, and how similar their directions "
+        "are (keeps a copy of the params)",
         False,
         study="nothing: it is always on",
     )
@@ -219,10 +218,10 @@ class RunConfig:
     export: Path | None = flag(
         "write the trained model to this .safetensors file",
         scope="process",
-        study="experiments.run --export with the report's command",
+        study="experiments.run --export, with the report's command",
     )
     track: tuple[str, ...] = flag(
-        f"follow the run in {', '.join(trackers.KINDS)}; may be repeated",
+        f"log the run to {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
         scope="process",
@@ -235,8 +234,8 @@ class RunConfig:
         "how many of the newest checkpoints to keep", 3, least=1, scope="process"
     )
     keep: Literal["last", "best"] = flag(
-        "best: --export writes the model of the best evaluation, by test accuracy or "
-        "else by loss, and its checkpoint, if any, is kept beside the newest ones",
+        "best: --export writes the model of the evaluation with the best accuracy (or "
+        "loss, if there is no accuracy), and its checkpoint is kept as well",
         "last",
         scope="process",
         study="experiments.run --keep with the report's command",
@@ -245,7 +244,8 @@ class RunConfig:
         "continue from the newest checkpoint in --out, if there is one", False
     )
     resume_center: bool = flag(
-        "like --resume, but with a different number of workers, from the center model",
+        "like --resume, but with a different number of workers, which all start from "
+        "the center",
         False,
     )
 
@@ -264,7 +264,7 @@ class RunConfig:
         study="--scheduler of the study, outside of --algos",
     )
     coordinator: str | None = flag(
-        "address of process 0, to join processes that are started one by one",
+        "address of process 0, if you start each process yourself",
         metavar="HOST:PORT",
         scope="process",
     )
@@ -274,11 +274,11 @@ class RunConfig:
         scope="process",
     )
     num_processes: int | None = flag(
-        "with --coordinator: how many processes there are", least=1
+        "with --coordinator: the number of processes", least=1
     )
     distributed: Literal["none", "auto"] = flag(
         "auto joins the processes that torchrun, Kubeflow, SkyPilot, Slurm, Open MPI "
-        "or Kubernetes has started",
+        "or Kubernetes started",
         "none",
     )
     init_timeout: float = flag(
@@ -289,8 +289,8 @@ class RunConfig:
         scope="process",
     )
     max_restarts: int = flag(
-        "how many times the run restarts after losing a process; processes that join "
-        "each other are restarted by whatever started them",
+        "how many times the run restarts after losing a process; with --coordinator or "
+        "--distributed, whatever started the processes must restart them",
         0,
         least=0,
         scope="process",
@@ -300,7 +300,7 @@ class RunConfig:
     task_arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for a field out of its range, or two that do not fit."""
+        """Raises a ValueError if a field is out of range, or two fields conflict."""
         checked(SETTINGS, self)
         trackers.check(self.track)
         if {*self.arguments} & {*factories.SPELLED, *factories.FORMER}:
@@ -317,8 +317,7 @@ class RunConfig:
             partition.check(self.partition)
         if (self.resume or self.resume_center) and self.overwrite:
             raise ValueError(
-                "--resume goes on with a run, --overwrite begins it anew: say one of "
-                "them"
+                "--resume continues a run, --overwrite starts it anew: use one of them"
             )
         if self.batch_size is not None:
             checks.global_batch(self.batch_size, self.workers, self.accumulate)
@@ -330,17 +329,17 @@ class RunConfig:
             raise ValueError(late)
 
     def _check_placement(self) -> None:
-        """Raises a ValueError for flags that do not go with where the arrays lie."""
+        """Raises a ValueError for flags that contradict --mesh or --sync-memory."""
         given = {"--sync-memory": self.sync_memory, "--mesh": self.mesh}
         takers = [flag for flag, value in given.items() if value is not None]
         if takers and self.backend not in ("auto", "shard_map"):
             raise ValueError(
                 f"--backend {self.backend} has workers of one device, with one kind of "
-                f"memory: {takers[-1]} takes shard_map"
+                f"memory: {takers[-1]} needs shard_map"
             )
         if self.mesh is not None and self.devices is not None:
             raise ValueError(
-                "--mesh takes the first devices there are: leave out --devices"
+                "--mesh always uses the first devices: leave out --devices"
             )
 
     @property
@@ -364,7 +363,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(RunConfig):
-    """The settings that a run trains with: a config, with every default filled in."""
+    """The settings of a run: its config, with every default filled in."""
 
     steps: int = field()
     batch_size: int = field()
@@ -379,7 +378,8 @@ class Settings(RunConfig):
         """Returns these settings with other numbers, which may be traced.
 
         Args:
-            numbers: by field; of "arguments" those that differ. Nothing is checked.
+            numbers: values by field, not checked; "arguments" has those arguments that
+                differ.
         """
         other = copy.copy(self)
         arguments = {**self.arguments, **numbers.get("arguments", {})}
@@ -389,7 +389,7 @@ class Settings(RunConfig):
 
     @property
     def evaluations(self) -> list[int]:
-        """The local steps after which the run is evaluated, its end included."""
+        """The local steps after which the run is evaluated, including the last."""
         return _multiples(self.eval_every, self.steps)
 
     @property
@@ -406,7 +406,7 @@ def parse(argv: Sequence[str]) -> RunConfig:
     """Reads a run's command line; --help, --list and --version print and exit.
 
     Raises:
-        BadRequest: with one line that says what was wrong and what is possible.
+        BadRequest: one line says what was wrong and what is possible.
     """
     return flags.parse(argv, RunConfig, BASIC)
 
@@ -417,12 +417,12 @@ def _multiples(period: int, steps: int) -> list[int]:
 
 
 def never_reached(flag: str, step: Any, steps: int | None) -> str:
-    """Says that a run is over before its algorithm begins.
+    """Returns an error if a run ends before its algorithm begins.
 
     Args:
-        flag: the one that sets the step.
-        step: the first at which the algorithm acts; anything but an int is none.
-        steps: of the run; None while they are not known.
+        flag: the flag that sets the step.
+        step: the first step at which the algorithm acts; ignored if it is no int.
+        steps: the length of the run; None while it is not known.
 
     Returns:
         One line, or "" if the algorithm acts.

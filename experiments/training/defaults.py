@@ -19,26 +19,26 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     """Returns the settings of a config, with every default filled in.
 
     Args:
-        config: as the user has said it.
-        task: that is trained.
-        algorithm: what declares how its steps move; see `Strategy`.
+        config: the config, as given by the user.
+        task: the task to train.
+        algorithm: the strategy, which declares how its steps move; see `Strategy`.
 
     Raises:
-        ValueError: a combination that the task, or the algorithm, cannot have.
+        ValueError: settings that the task or the algorithm does not support together.
     """
-    # Momentum and decay belong to the optimizer that the task was tuned with.
+    # The task's momentum and decay were tuned with its own optimizer.
     inner = _inner(config, task, algorithm)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm with --tables sharded: each worker holds other rows, whose "
-            "norms differ; take shared or replicated tables"
+            "norms differ: use shared or replicated tables"
         )
-    # A task's rate for Adam is the default where entries move as by Adam (digits:
-    # 0.001), not that for SGD (0.05), and its momentum for SGD does not apply.
+    # If an algorithm moves entries like Adam, the default is the task's rate for Adam
+    # (digits: 0.001), not that for SGD (0.05), and the momentum for SGD is not used.
     kind = config.algo if algorithm.unit_steps else str(inner["optimizer"])
     lr = config.lr or task.lr.get(kind) or task.lr.get("")
     if lr is None:
-        raise ValueError(f"{config.task} has no --lr for {kind}: say one")
+        raise ValueError(f"{config.task} has no default --lr for {kind}: set --lr")
     steps, warmup_steps = config.steps or task.steps, config.warmup_steps
     if warmup_steps is None:
         warmup_steps = round(task.warmup * steps)
@@ -56,14 +56,14 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
         "data_dir": config.data_dir or (Path(folder) if folder else None),
         "resume": config.resume or config.resume_center,
     }
-    # The fields are checked again beside each other.
+    # This also checks the fields together.
     settings = Settings(**{**vars(config), **filled})
     _check_dense_steps(settings)
-    # A plateau lives in the inner optimizer's state, where an algorithm cannot see it.
+    # The plateau is in the inner optimizer's state, which an algorithm cannot see.
     if settings.schedule == "plateau" and takes(settings, "learning_rate"):
         raise ValueError(
             f"--schedule plateau: {settings.algo} has to know the learning rate of a "
-            "step, which here follows from the loss: take constant, cosine or step"
+            "step, which here depends on the loss: use constant, cosine or step"
         )
     return settings
 
@@ -71,12 +71,12 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
 def takes(
     config: RunConfig, argument: str, kinds: Collection[Kind] = (ALGORITHM, TASK)
 ) -> bool:
-    """Whether the algorithm or the task has this parameter, which the run passes.
+    """Whether the algorithm or the task has a parameter that the run passes.
 
     Args:
-        config: that names them.
+        config: the config that names the algorithm and the task.
         argument: the parameter.
-        kinds: that of which to ask.
+        kinds: the kinds of factories to look at.
     """
     return any(
         factories.passed_arguments(kind, factories.named(kind, name), {argument: 0})
@@ -86,7 +86,7 @@ def takes(
 
 
 def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:
-    """Returns the inner optimizer and what goes with it, by field."""
+    """Returns the inner optimizer and its settings, by field."""
     names = ("optimizer", "momentum", "weight_decay", "clip_norm")
     given = {name: getattr(config, name) for name in names}
     if config.optimizer not in (None, task.optimizer):
@@ -97,9 +97,9 @@ def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:
 
 
 def _check_dense_steps(config: Settings) -> None:
-    """Raises a ValueError if --dense-steps is given a step that never comes.
+    """Raises a ValueError if the user sets --dense-steps beyond the run's end.
 
-    Its default may be such a step, as in a short trial; the header says so.
+    The default may be beyond the end of a short run; the header then says so.
     """
     steps = config.arguments.get("dense_steps")
     late = never_reached("--dense-steps", steps, config.steps)
@@ -111,13 +111,13 @@ def _check_dense_steps(config: Settings) -> None:
 
 
 def batch_unit(config: RunConfig) -> int:
-    """Returns the number of which a global batch must be a multiple."""
+    """Returns the number that must divide the global batch."""
     mesh = config.mesh or {}
     parts = math.prod(mesh[name] for name in default_batch_axes(mesh))
     return config.workers * config.accumulate * parts
 
 
 def nearest_multiple(n: int, of: int) -> int:
-    """Returns the multiple nearest to n, at least one; the lower of two."""
+    """Returns the positive multiple nearest to n; of two, the lower."""
     below = n - n % of
     return below if below and n - below <= below + of - n else below + of

@@ -1,4 +1,4 @@
-"""The CPU devices of this process: how many jax makes, and their threads."""
+"""The CPU devices of this process, and their threads."""
 
 import os
 
@@ -6,36 +6,36 @@ import jax
 
 
 def use_cpu_devices(count: int) -> None:
-    """Has so many virtual CPU devices, unless the environment says otherwise."""
-    # The setting overrides XLA_FLAGS' device count without a word.
+    """Sets the number of virtual CPU devices, unless the environment sets it."""
+    # The setting would silently override the device count in XLA_FLAGS.
     in_flags = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if in_flags or "JAX_NUM_CPU_DEVICES" in os.environ:
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
-        return  # the backend runs already, with the devices it was started with
+        return  # the backend already runs, and keeps its devices
 
 
 def use_devices(count: int) -> None:
-    """Has so many virtual CPU devices, and as many threads.
+    """Sets the number of virtual CPU devices, and of threads.
 
     Raises:
-        ValueError: the backend runs already, with another number.
+        ValueError: the backend already runs with another number.
     """
-    # Threads, too: XLA splits sums over them, so their number changes the bits.
+    # Threads, too: XLA splits sums over threads, so their number changes results.
     os.environ |= environment(count, count)
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
         if jax.device_count() != count:
             raise ValueError(
-                f"jax runs already, with {jax.device_count()} devices, not {count}"
+                f"jax already runs with {jax.device_count()} devices, not {count}"
             ) from None
 
 
 def environment(devices: int, threads: int) -> dict[str, str]:
-    """Returns the variables by which a process has so many CPU devices and threads."""
+    """Returns environment variables that set the CPU devices and threads."""
     return {"JAX_NUM_CPU_DEVICES": str(devices), "NPROC": str(threads)}
 
 

@@ -1,4 +1,4 @@
-"""Trained models as .safetensors files: the center alone, without worker axes."""
+"""Trained models as .safetensors files: only the center, without worker axes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +13,14 @@ from syncalgos.collectives import PyTree
 
 
 def check(path: Path, overwrite: bool) -> None:
-    """Raises a ValueError unless a model can be written there; leaves nothing there."""
+    """Raises a ValueError unless a model can be written there; leaves no file."""
     if path.suffix != ".safetensors":
         raise ValueError(f"--export {path}: the name must end in .safetensors")
     try:
         if path.is_dir():
             raise ValueError(f"--export {path} is a folder")
         if path.exists() and not overwrite:
-            raise ValueError(f"--export {path} exists: take another, or --overwrite")
+            raise ValueError(f"--export {path} exists: use another, or --overwrite")
         records.try_to_write(path.absolute().parent)
     except OSError as error:
         raise ValueError(f"--export {path}: {error.strerror}") from None
@@ -30,15 +30,15 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     """Writes params and buffers of one plain model.
 
     Args:
-        path: of the file; its folder is made.
-        replica: from `DataParallel.center`.
-        facts: for the file's header.
+        path: the file; its folder is made if needed.
+        replica: the result of `DataParallel.center`.
+        facts: the content of the file's header.
 
-    Tensors are named by their place: params.conv1.w, params.0.b, buffers.norm.mean.
+    Tensors are named by their path: params.conv1.w, params.0.b, buffers.norm.mean.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
-        ValueError: what a file cannot hold.
+        OSError: the file cannot be written; an earlier file is unchanged.
+        ValueError: a leaf cannot be written to such a file.
     """
     from safetensors.flax import save as encoded
 
@@ -48,7 +48,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
 
 
 def facts(path: Path) -> dict[str, str]:
-    """Returns the header of a file; an empty one of none that can be read."""
+    """Returns the header of a file; {} if it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -62,8 +62,8 @@ def named(replica: Replica) -> dict[str, Any]:
     """Returns the leaves of params and buffers by their names in a file.
 
     Raises:
-        ValueError: two leaves of one name, or one inside of another, or one that is no
-            array of numbers.
+        ValueError: two leaves have the same name, a leaf's name lies inside another's,
+            or a leaf is not an array of numbers.
     """
     tensors: dict[str, Any] = {}
     inner: set[str] = set()
@@ -73,14 +73,14 @@ def named(replica: Replica) -> dict[str, Any]:
             name = _name(field, place)
             if name in tensors or name in inner:
                 raise ValueError(f"--export: two arrays have the name {name}")
-            # Dots are between the names of folders: "a.b" beside "a" would be inside.
+            # Dots separate the levels of a path: "a.b" would lie inside a leaf "a".
             above = name.split(".")
             folders = {".".join(above[:i]) for i in range(1, len(above))}
             if clash := folders & {*tensors}:
-                raise ValueError(f"--export: {name} would lie inside of {min(clash)}")
+                raise ValueError(f"--export: {name} would lie inside {min(clash)}")
             inner |= folders
             if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-                raise ValueError(f"--export: {name} is of {leaf.dtype}, no numbers")
+                raise ValueError(f"--export: {name} has type {leaf.dtype}, not numbers")
             tensors[name] = leaf
     return tensors
 
@@ -89,16 +89,15 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
     """Reads a model that `save` wrote.
 
     Args:
-        path: of the file.
-        like: a replica whose params and buffers have the structure to fill; None makes
-            nested dicts, cut at the dots of names, with lists where all names are
-            numbers.
+        path: the file.
+        like: a replica whose params and buffers have the structure to fill. None makes
+            nested dicts from the dotted names, and lists where all names are numbers.
 
     Returns:
         Replica(params, (), buffers).
 
     Raises:
-        ValueError: a file without a tensor that `like` has, or with another shape.
+        ValueError: the file lacks a tensor of `like`, or has it in another shape.
     """
     from safetensors.flax import load_file
 
@@ -130,10 +129,10 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
 
 
 def start(path: Path, like: Replica) -> Replica:
-    """Reads the model that a run starts from, in the types of its own.
+    """Reads the model that a run starts from, converted to the run's dtypes.
 
     Raises:
-        ValueError: a file that cannot be read, or of another model.
+        ValueError: the file cannot be read, or holds another model.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -154,7 +153,7 @@ def start(path: Path, like: Replica) -> Replica:
 
 
 def _name(field: str, place: tuple[Any, ...]) -> str:
-    """Returns the name of a leaf: its field, and its place there, with dots."""
+    """Returns the name of a leaf: its field and its path there, with dots."""
     inner = jax.tree_util.keystr(place, simple=True, separator=".")
     return f"{field}.{inner}" if inner else field
 

@@ -1,4 +1,4 @@
-"""Writes an exported GPT as a GPT-2 of Hugging Face.
+"""Converts an exported GPT to a GPT-2 for Hugging Face transformers.
 
 python -m experiments.training.huggingface model.safetensors folder
 """
@@ -15,10 +15,10 @@ from experiments.cli.flags import Parser
 def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code, 2 for a bad request."""
     parser = Parser(prog="python -m experiments.training.huggingface")
-    parser.description = "Writes an exported GPT as a GPT-2 of Hugging Face."
-    parser.add_argument("model", type=Path, help="file of experiments.run --export")
+    parser.description = "Convert an exported GPT to a GPT-2 for Hugging Face."
+    parser.add_argument("model", type=Path, help="from experiments.run --export")
     parser.add_argument(
-        "folder", type=Path, help="for config.json and model.safetensors"
+        "folder", type=Path, help="folder for config.json and model.safetensors"
     )
 
     def program(stopped: exits.Stopped) -> int:
@@ -33,11 +33,11 @@ def convert(model: Path, folder: Path) -> None:
     """Writes config.json and model.safetensors for `transformers`.
 
     Args:
-        model: a GPT that a run has exported, with its task's arguments.
-        folder: of the new files; it is made.
+        model: a GPT that a run exported, with its task's arguments.
+        folder: the folder for the new files; it is made if needed.
 
     Raises:
-        BadRequest: no GPT, none that GPT-2 can be, or files that are there already.
+        BadRequest: the model is not a GPT or does not fit GPT-2, or a file exists.
     """
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
@@ -47,7 +47,7 @@ def convert(model: Path, folder: Path) -> None:
 
     files = folder / "config.json", folder / "model.safetensors"
     if there := [path for path in files if path.exists()]:
-        raise BadRequest(f"{there[0]} exists: take another folder")
+        raise BadRequest(f"{there[0]} exists: use another folder")
     try:
         with safe_open(model, "np") as file:
             arguments = json.loads((file.metadata() or {})["task_arguments"])
@@ -55,7 +55,7 @@ def convert(model: Path, folder: Path) -> None:
         config, tensors = gpt.to_huggingface(export.load(model).params, heads)
         folder.mkdir(parents=True, exist_ok=True)
         records.write_json(files[0], config)
-        # Without this word `transformers` does not read it.
+        # `transformers` does not read a file without this entry.
         records.write(files[1], save(tensors, {"format": "pt"}))
     except (KeyError, TypeError):
         raise BadRequest(f"{model} is no GPT that experiments.run exported") from None

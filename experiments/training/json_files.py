@@ -1,8 +1,8 @@
-"""Files of JSON, read by a schema: whatever is wrong with one is a line with its name.
+"""JSON files, checked against a schema; an error is one line that names the file.
 
-A schema is a type: int, float (which takes whole numbers), bool, str, None, Any, a
-list, a dict by str, a union, a TypedDict, whose further keys may hold anything, or a
-dataclass, which has no further keys, and whose fields with a default may be missing.
+A schema is a type: int, float (which accepts whole numbers), bool, str, None, Any, a
+list, a dict by str, a union, a TypedDict or a dataclass. A TypedDict allows further
+keys with any values. A dataclass does not; its fields with a default may be missing.
 """
 
 import dataclasses
@@ -17,15 +17,15 @@ from pathlib import Path
 from typing import Any
 
 MOST = 1 << 30  # bytes of a file
-DIGITS = 18  # of a whole number: more overflow what is computed from it
-LARGEST = 1e300  # of a number, likewise
+DIGITS = 18  # of a whole number: more could overflow in computations
+LARGEST = 1e300  # number, for the same reason
 SEAL = "sha256"
 NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
 NAMES |= {str: "text", list: "a list", dict: "an object", types.NoneType: "null"}
 
 
 class Damaged(ValueError):
-    """A file, or a part of it, that does not hold what was written; one line."""
+    """A file, or a part of it, that is not as it was written; one line says why."""
 
     def __init__(self, path: Path | str, why: str):
         super().__init__(f"{path}: {why}")
@@ -35,7 +35,7 @@ def read(path: Path, schema: Any) -> Any:
     """Reads a file of JSON.
 
     Raises:
-        Damaged: it is missing, no file, or does not hold what the schema says.
+        Damaged: it is missing, is no regular file, or does not match the schema.
         OSError: it cannot be read.
     """
     content = _parsed(path, _text(path), "")
@@ -44,7 +44,7 @@ def read(path: Path, schema: Any) -> Any:
 
 
 def read_lines(path: Path, schema: Any) -> list[Any]:
-    """Reads a file with a record of JSON in each line; raises what `read` does."""
+    """Reads a file with a JSON record in each line; raises the errors of `read`."""
     lines = _text(path).splitlines()
     found = [_parsed(path, x, f"line {i}: ") for i, x in enumerate(lines, 1)]
     for i, content in enumerate(found, 1):
@@ -53,13 +53,13 @@ def read_lines(path: Path, schema: Any) -> list[Any]:
 
 
 def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
-    """Returns JSON with a checksum of it, and of what lies beside it."""
+    """Returns content with a checksum of it and of the data beside it."""
     plain = {key: x for key, x in content.items() if key != SEAL}
     return {**plain, SEAL: _digest(plain, beside)}
 
 
 def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
-    """Raises a Damaged for content that was changed; files of 0.2 have no seal."""
+    """Raises a Damaged if content was changed; files of 0.2 have no checksum."""
     if content.get(SEAL) not in (None, sealed(content, *beside)[SEAL]):
         raise Damaged(path, "it, or a file beside it, was changed since it was written")
 
@@ -70,9 +70,9 @@ def _digest(content: Mapping[str, Any], beside: Iterable[bytes]) -> str:
 
 
 def _text(path: Path) -> str:
-    # A folder, or a pipe, which would be waited for without end.
+    # A folder; or a pipe, from which a read might never return.
     if path.exists() and not path.is_file():
-        raise Damaged(path, "it is no file")
+        raise Damaged(path, "it is not a regular file")
     try:
         if path.stat().st_size > MOST:
             raise Damaged(path, f"it is longer than {MOST} bytes")
@@ -80,7 +80,7 @@ def _text(path: Path) -> str:
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged(path, "it is missing") from None
     except UnicodeDecodeError:
-        raise Damaged(path, "it is no text in UTF-8") from None
+        raise Damaged(path, "it is not valid UTF-8") from None
 
 
 def _parsed(path: Path, text: str, where: str) -> Any:
@@ -92,11 +92,11 @@ def _parsed(path: Path, text: str, where: str) -> Any:
             parse_int=_whole,
             parse_float=_real,
         )
-        if "\\u" in text:  # half of a character cannot be written anywhere
+        if "\\u" in text:  # half of a surrogate pair cannot be written
             json.dumps(content, ensure_ascii=False).encode()
         return content
     except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"{where}it is no JSON of ours: {error}") from None
+        raise Damaged(path, f"{where}it is not valid JSON: {error}") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -119,13 +119,13 @@ def _real(text: str) -> float:
 
 
 def check(path: Path | str, value: Any, schema: Any, where: str) -> None:
-    """Raises a Damaged unless a value is as the schema says.
+    """Raises a Damaged unless a value matches the schema.
 
     Args:
-        path: of the file, or how its part is called, for the error.
-        value: as JSON has it.
+        path: the file, or a name for a part of it, for the error.
+        value: a value from JSON.
         schema: a type.
-        where: in the file the value is, for the error.
+        where: the place of the value in the file, for the error.
     """
     options = _options(schema)
     fitting: Any = next((x for x in options if x is Any or _is_of(value, x)), None)
@@ -154,20 +154,20 @@ def check(path: Path | str, value: Any, schema: Any, where: str) -> None:
 def _is_of(value: Any, schema: Any) -> bool:
     kind = _kind(schema)
     fits = type(value) is kind or (kind is float and type(value) is int)
-    # JSON from elsewhere may have larger whole numbers, or one that is not finite.
+    # JSON from elsewhere may have larger or infinite numbers.
     return fits and (kind not in (int, float) or -LARGEST <= value <= LARGEST)
 
 
 @cache
 def _options(schema: Any) -> tuple[Any, ...]:
-    """Returns the members of a union; of another schema itself."""
+    """Returns the members of a union, or the schema itself."""
     is_union = typing.get_origin(schema) in (typing.Union, types.UnionType)
     return typing.get_args(schema) if is_union else (schema,)
 
 
 @cache
 def _keys(schema: Any) -> dict[str, tuple[Any, bool]]:
-    """Returns, by key of a table, the type and whether it must be there."""
+    """Returns the type of each key of an object, and whether it is required."""
     if typing.is_typeddict(schema):
         required = schema.__required_keys__
     elif dataclasses.is_dataclass(schema):
@@ -182,5 +182,5 @@ def _keys(schema: Any) -> dict[str, tuple[Any, bool]]:
 
 @cache
 def _kind(schema: Any) -> Any:
-    """Returns the type of Python that a schema asks for."""
+    """Returns the Python type that a schema requires."""
     return dict if _keys(schema) else typing.get_origin(schema) or schema

@@ -1,4 +1,4 @@
-"""The loop: dispatches, evaluations, checkpoints, and a run's lines."""
+"""The training loop: dispatches, evaluations, checkpoints and metrics lines."""
 
 import math
 import time
@@ -28,25 +28,25 @@ from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
 from syncalgos.engine.losses import OF_WORKERS
 
-DIVERGED_ABOVE = 1000  # times the first loss, or LEAST where that is smaller
-LEAST = 0.1  # a margin loss of 0 says nothing of those that follow
-UNREAD = 2**10  # in place of a signal's number: examples that cannot be read
+DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
+LEAST = 0.1  # as a first loss of 0 would give a limit of 0
+UNREAD = 2**10  # used like a signal's number if examples cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
 Save = Callable[[TrainState, Progress, bool], None]
-"""(state, progress, whether it is the run's last): called where a checkpoint is due."""
+"""Saves a checkpoint: (state, progress, whether it is the last of the run)."""
 
 
 class Outcome(NamedTuple):
     """The end of a run: its state and progress, and why it ended.
 
     Attributes:
-        state: of the engine.
-        progress: of the run.
+        state: the state of the engine.
+        progress: the progress of the run.
         stopped: the number of the signal that stopped it before its end, or 0.
-        diverged_at: the local step (from 0) whose loss was not finite, or above the
-            limit; None if there was none.
-        too_large: that loss, over all workers.
-        not_finite: the workers whose loss was not finite then.
+        diverged_at: the local step (from 0) at which the loss was not finite, or above
+            the limit; None if there was none.
+        too_large: the mean loss of all workers at that step.
+        not_finite: the workers with a loss that was not finite at that step.
     """
 
     state: TrainState
@@ -74,18 +74,18 @@ def train(
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
-        run: to be trained; its state is given up.
-        progress: what has been done by then; it grows.
-        report: where progress is shown.
-        asked_to_stop: () -> the number of a signal, or 0; looked at before each
-            dispatch. All processes stop if one is asked.
-        has_trained: called after each dispatch: there is something to keep.
-        write: takes the state, and all lines of metrics.jsonl: the last is new.
-        save: of its checkpoints.
+        run: the run to train; its state cannot be used afterwards.
+        progress: the progress so far, which is updated.
+        report: the display of the progress.
+        asked_to_stop: returns the number of a signal, or 0; called before each
+            dispatch. If one process is asked to stop, all stop.
+        has_trained: called after each dispatch, when there is something to save.
+        write: called with the state and all lines of metrics.jsonl after each new line.
+        save: saves a checkpoint.
     """
     c, group = run.config, run.group
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
-    # Any split into dispatches gives the same numbers: a resumed run may cut one short.
+    # Any split into dispatches gives the same numbers: a resumed run may shorten one.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
     test = _held_out(run)
@@ -103,8 +103,8 @@ def train(
     for first, steps in schedule:
         batches, waited = read(first, steps)
         asked, is_unread = asked_to_stop(), isinstance(batches, BadRequest)
-        # All processes stop at the same step if one is asked to, or cannot read. In
-        # the middle of a round, too: all replicas are in the checkpoint.
+        # If one process is asked to stop, or cannot read, all stop at the same step.
+        # This may be within a round: the checkpoint holds all replicas.
         if stopped := group.largest(UNREAD if is_unread else asked):
             save(state, progress, True)
             if stopped == UNREAD:
@@ -137,24 +137,25 @@ def train(
 
 
 def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
-    """Ends a run whose next examples this process, or another one, could not read."""
+    """Ends a run if this or another process could not read the next examples."""
     if not isinstance(found, BadRequest):
-        # The one that could not tells all why, which ends this wait.
+        # The process that could not read reports why, which ends this wait.
         group.largest(0)
         raise RuntimeError("another process could not read its examples")
     if progress.step and progress.saved == progress.step:
-        raise type(found)(f"{found}; --resume goes on after step {progress.step}")
+        raise type(found)(f"{found}; --resume continues after step {progress.step}")
     raise found
 
 
 def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
-    """Yields (steps done, steps of the next dispatch) of a whole run.
+    """Yields (steps done, steps of the next dispatch) for a whole run.
 
-    Those between two ends differ by at most one step: each length is compiled anew.
+    Between two ends, dispatches differ by at most one step, because each length needs
+    its own compilation.
 
     Args:
-        ends: steps at which a dispatch must end; the run does at the last.
-        most: steps of a dispatch.
+        ends: steps at which a dispatch must end; the last is the end of the run.
+        most: the largest number of steps of a dispatch.
     """
     for start, end in pairwise(sorted({0, *ends})):
         parts = -(-(end - start) // most)
@@ -163,7 +164,7 @@ def dispatches(ends: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 
 
 def remaining(parts: Iterator[tuple[int, int]], step: int) -> Iterator[tuple[int, int]]:
-    """Yields the dispatches that are left after some steps; the first may be a part."""
+    """Yields the dispatches left after some steps; the first may be shortened."""
     for first, steps in parts:
         if first + steps > step:
             start = max(first, step)
@@ -176,7 +177,7 @@ def limit_after(first: float) -> float:
 
 
 def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
-    """Returns the index of the first loss not finite, or above the limit."""
+    """Returns the index of the first loss that is not finite or above the limit."""
     limit = math.inf if first is None else limit_after(first)
     fine = np.isfinite(losses) & (losses <= limit)
     return None if fine.all() else int(np.argmin(fine))
@@ -184,8 +185,8 @@ def first_diverged(losses: np.ndarray, first: float | None) -> int | None:
 
 def _held_out(run: Run) -> Batches:
     """Places the held-out examples, and cuts them into batches of rows."""
-    # An example of weight 0 fills the last batch: every held-out example counts once,
-    # for any number of workers and of their devices.
+    # Examples of weight 0 fill the last batch, so that every held-out example counts
+    # once for any number of workers and devices.
     layout = run.trainer.layout
     test, rows = held_out(run.data.test, layout.readers, run.task.eval_batch)
     own = layout.own_rows(rows.shape[1])
@@ -198,10 +199,10 @@ def _make_dispatch(
     Callable[[int, int], tuple[Any, float]],
     Callable[..., tuple[TrainState, dict[str, np.ndarray], float]],
 ]:
-    """Returns the functions that read a dispatch's batches, and that train on them.
+    """Returns a function that reads a dispatch's batches, and one that trains on them.
 
-    The first: (first step, steps) -> (batches, or a BadRequest; seconds waited). The
-    second: (state, first step, batches) -> (state, metrics, seconds of training).
+    The first maps (first step, steps) to (batches or a BadRequest, seconds waited). The
+    second maps (state, first step, batches) to (state, metrics, training seconds).
     """
     c, trainer, data = run.config, run.trainer, run.data
     on_host = c.feed == "host"
@@ -217,8 +218,8 @@ def _make_dispatch(
             found = sampler.rows_of_shards(*draw, run.shards)[:, own]
         return found if numbers is None else numbers[found]
 
-    # Data that lies on the devices is gathered in the loop there; a loop closed over
-    # 188 MB of data costs 85-108 ms a dispatch, 2 ms with the data placed.
+    # Data on the devices is gathered inside the compiled loop. With 188 MB of data as
+    # constants of the loop a dispatch costs 85-108 ms; with placed data, 2 ms.
     ahead = prefetch.read_ahead(train, schedule, rows) if on_host else None
     placed = None if on_host else trainer.place(train)
 
@@ -232,16 +233,16 @@ def _make_dispatch(
         return batches, time.perf_counter() - start
 
     def dispatch(state, first, batches):
-        # Seconds are of training alone: a first dispatch also compiles.
+        # Seconds exclude compilation, which the first dispatch includes.
         start, compiled = time.perf_counter(), trainer.compile_seconds
         try:
-            # Else the first evaluation would wait until its programs are compiled.
+            # Otherwise the first evaluation would have to wait for its compilation.
             if first == schedule[0][0]:
                 compile_all(trainer, state, Batches(batches, placed), test)
             state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
             raise BadRequest(f"--lane-form: {error}") from error
-        # Unlike np.asarray, it lets Ctrl-C in.
+        # Unlike np.asarray, this can be interrupted by Ctrl-C.
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
         wanted = [name for name in WANTED if name in metrics]
@@ -252,10 +253,10 @@ def _make_dispatch(
 
 
 def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
-    """Returns (state, progress) -> a line of metrics.jsonl."""
+    """Returns a function of (state, progress) that makes a line of metrics.jsonl."""
     c, trainer = run.config, run.trainer
     planned = {*c.evaluations}
-    # The header has said so: see `remarks.header`.
+    # The header has already said so: see `remarks.header`.
     warnings.filterwarnings("ignore", "no sync came in")
 
     def evaluate(state, progress):
@@ -267,7 +268,7 @@ def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
             measured |= _figures(run.task, means)
         done, losses = progress.step, progress.losses
         noted = displacements.figures(state) if c.displacements else {}
-        if done not in planned:  # those of a round that an evaluation told of
+        if done not in planned:  # an earlier evaluation reported this round
             noted = dict.fromkeys(noted)
         return {
             "step": done,
@@ -285,7 +286,7 @@ def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
 
 
 def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:
-    """Returns the task's own figures of a held-out loss, and of all means."""
+    """Returns the task's own figures, computed from held-out means."""
     found = {}
     made = {name: partial(x, means["loss"]) for name, x in task.figures.items()}
     made |= {name: partial(x, means) for name, x in task.mean_figures.items()}

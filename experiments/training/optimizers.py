@@ -19,7 +19,7 @@ Schedule = float | Callable[[Any], Any]
 
 MUON_LEAVES = "muon_weight_dimension_numbers"
 
-# --opt-state-at-sync: what becomes of the inner optimizer's state.
+# --opt-state-at-sync: the strategy for the inner optimizer's state.
 AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
     "keep": lambda optimizer: Strategy(),
     "reset": reset,
@@ -30,14 +30,14 @@ AT_SYNC: dict[str, Callable[[optax.GradientTransformation], Strategy]] = {
 def inner(
     config: Settings, muon: Callable[[PyTree], PyTree] | None
 ) -> tuple[Schedule, optax.GradientTransformation]:
-    """Makes the learning rate's schedule and the inner optimizer that follows it.
+    """Makes the learning rate's schedule, and the inner optimizer with it.
 
     Args:
         config: the settings.
         muon: see `Task.muon`.
 
     Raises:
-        ValueError: an optimizer that cannot be used so.
+        ValueError: the optimizer cannot be used with these settings.
     """
     c = config
     rate = schedule(c.schedule, c.lr, c.steps, c.warmup_steps)
@@ -52,17 +52,17 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     """Returns the learning rate of each local step.
 
     Args:
-        name: constant; linear or cosine, down to 0 at the end; wsd (warmup, stable,
-            decay), constant but linear down to 0 over the last fifth; step, a tenth
-            after half and a hundredth after three quarters of the steps (He et al.,
-            2016, CIFAR-10); or plateau, constant but for what `plateau` makes of the
-            loss.
+        name: constant; linear or cosine, which fall to 0 at the end; wsd (warmup,
+            stable, decay), constant and then linear to 0 over the last fifth; step, a
+            tenth after half and a hundredth after three quarters of the steps (He et
+            al., 2016, CIFAR-10); or plateau, constant here and lowered by `plateau`.
         lr: the highest rate.
         steps: the length of the run.
-        warmup_steps: local steps over which it first rises from lr / warmup_steps.
+        warmup_steps: local steps over which the rate first rises from
+            lr / warmup_steps.
 
     Returns:
-        A number where it is one, else an optax schedule.
+        A number if the rate is constant, else an optax schedule.
     """
     if name in ("constant", "plateau") and not warmup_steps:
         return lr
@@ -78,20 +78,20 @@ def schedule(name: str, lr: float, steps: int, warmup_steps: int) -> Schedule:
     }[name]()
     if not warmup_steps:
         return main
-    # From lr / warmup_steps on: a first step at rate 0 would train nothing.
+    # It starts at lr / warmup_steps: a first step at rate 0 would train nothing.
     rise = optax.linear_schedule(lr / warmup_steps, lr, max(warmup_steps - 1, 1))
     return optax.join_schedules([rise, main], [warmup_steps])
 
 
 def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
-    """Makes updates a tenth each time the loss has not fallen for 5 % of a run.
+    """Divides updates by ten each time the loss has not fallen for 5 % of a run.
 
-    At the third time they are a thousandth, and stay so.
+    After the third time they stay at a thousandth.
 
     Args:
         steps: the length of the run.
     """
-    # Mini-batches are noisy: the mean loss over each hundredth of the run counts.
+    # Mini-batches are noisy, so that means over hundredths of the run are compared.
     return optax.contrib.reduce_on_plateau(
         factor=0.1,
         patience=5,
@@ -105,8 +105,8 @@ def in_force(config: Settings, opt_state: PyTree, done: int) -> float:
 
     Args:
         config: the settings.
-        opt_state: of all workers, which have one rate.
-        done: local steps; before the first, its rate.
+        opt_state: the state of all workers, which have the same rate.
+        done: local steps done; 0 gives the rate of the first step.
     """
     c = config
     rate, scale = schedule(c.schedule, c.lr, c.steps, c.warmup_steps), 1.0
@@ -131,13 +131,13 @@ def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any
 
 # Optimizers of optax that cannot be inner ones, and why.
 _REFUSED = {
-    "lookahead": "trains a pair of models: say --algo lookahead --optimizer sgd",
-    "lbfgs": "searches along a line, for which it asks for the loss at other params",
-    "noisy_sgd": "asks for a random key",
-    "sophia": "asks for the loss function",
+    "lookahead": "trains a pair of models: use --algo lookahead --optimizer sgd",
+    "lbfgs": "needs the loss at other params for its line search",
+    "noisy_sgd": "needs a random key",
+    "sophia": "needs the loss function",
     **dict.fromkeys(
         ("schedule_free_adamw", "schedule_free_sgd"),
-        "trains one model and evaluates another, which no sync averages: say "
+        "trains one model and evaluates another, which no sync averages: use "
         "--optimizer adamw or sgd, with a --schedule",
     ),
 }
@@ -173,13 +173,13 @@ def make(
 ) -> optax.GradientTransformation:
     """Makes an inner optimizer: clip, then decay, then the optimizer.
 
-    Optimizers that have a `weight_decay` of their own (adamw, muon) get it; for others
-    it enters before momentum, as in torch and optax. For `muon` see `Task.muon`. What
-    is its own, `momentum`, `b1` and `b2`, is as optax has it unless given.
+    An optimizer with its own `weight_decay` (adamw, muon) gets it as an argument; for
+    others it is applied before momentum, as in torch and optax. For `muon` see
+    `Task.muon`. `momentum`, `b1` and `b2` keep optax's defaults unless given.
 
     Raises:
-        ValueError: an unknown name, one that cannot be used here, or momentum or a
-            decay for an optimizer that has none.
+        ValueError: the name is unknown, the optimizer cannot be used here, or it has no
+            such momentum or decay.
     """
     if name in _REFUSED:
         raise ValueError(f"optimizer {name} {_REFUSED[name]}")
@@ -195,7 +195,7 @@ def make(
         ]
         if name not in takers:
             raise ValueError(
-                f"optimizer {name} takes no --{argument} (these do: "
+                f"optimizer {name} has no --{argument} (these have: "
                 f"{', '.join(takers)})"
             )
     before = []
@@ -210,21 +210,21 @@ def make(
         optimizer = factory(lr, **arguments)
         return optax.chain(*before, optimizer) if before else optimizer
 
-    # Tried out on shapes: a factory may accept a schedule that its update cannot use.
+    # Tested on shapes: a factory may accept a schedule that its update cannot use.
     try:
         optimizer = made()
         params = {"w": jax.ShapeDtypeStruct((2, 2), jnp.float32)}
         full = optax.with_extra_args_support(optimizer)
         jax.eval_shape(lambda p: full.update(p, full.init(p), p, value=1.0), params)
-    except Exception as error:  # each of optax's fails in its own way
+    except Exception as error:  # optax's optimizers raise different errors
         kind = "a schedule" if callable(lr) else "these flags"
-        raise ValueError(f"optimizer {name} does not take {kind}: {error}") from error
+        raise ValueError(f"optimizer {name} does not accept {kind}: {error}") from error
     if muon is None or MUON_LEAVES not in parameters:
         return optimizer
-    arguments[MUON_LEAVES] = muon  # only now: it may know the task's own params alone
+    arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params
     return made()
 
 
 def _is_zero(number: Any) -> bool:
-    """Whether it is 0, and no number that is known to the compiled program alone."""
+    """Whether a number is 0, and not traced."""
     return isinstance(number, int | float) and number == 0

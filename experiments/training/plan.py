@@ -1,4 +1,4 @@
-"""The plan of a run: all that follows from its config alone, before there is data."""
+"""The plan of a run: everything that follows from its config, without data."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,18 +28,18 @@ from syncalgos.engine.placement.layout import Device
 from syncalgos.strategy import seeing
 
 Numbers = Mapping[str, Any]
-"""Values of settings by field; "arguments" has those of the algorithm, by flag."""
+"""Values of settings by field; "arguments" has the algorithm's values, by flag."""
 
 _OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm", "ema"
 
 
 class Method(NamedTuple):
-    """The way in which the workers train.
+    """The training method: an optimizer and a strategy.
 
     Attributes:
-        optimizer: the inner one.
-        strategy: how the workers agree.
-        algorithm: its part that is the algorithm's, without shared tables.
+        optimizer: the inner optimizer.
+        strategy: the strategy that synchronizes the workers.
+        algorithm: the part of the strategy without shared tables.
     """
 
     optimizer: optax.GradientTransformation
@@ -52,11 +52,11 @@ class Plan:
     """The parts of a run that need no data.
 
     Attributes:
-        config: the settings; without the feed where the data decides on it.
-        numbers: those of the settings that are data to the compiled programs.
+        config: the settings; the feed is None if the data decides on it.
+        numbers: the settings that are data to the compiled programs.
         task: the model, its data and its figures.
-        make: makes the method of settings that differ in such numbers.
-        method: of this run.
+        make: makes the method for settings that differ in these numbers.
+        method: the method of this run.
         trainer: the engine.
     """
 
@@ -68,7 +68,7 @@ class Plan:
     trainer: DataParallel
 
     def serves(self, config: Settings) -> bool:
-        """Whether the programs of this plan are those of other settings, too."""
+        """Whether other settings can use the programs of this plan."""
         same = _structure(self.config, self.numbers)
         return same == _structure(config, self.numbers)
 
@@ -85,16 +85,16 @@ def make_plan(
     """Makes the plan of a run.
 
     Args:
-        config: as the user has said it.
-        hosts: on how many machines the workers are.
-        devices: theirs, in place of the config's.
-        task: in place of the config's.
-        strategy: in place of the config's algorithm.
-        like: an earlier plan, whose programs this one shares if it may.
+        config: the config, as given by the user.
+        hosts: the number of machines.
+        devices: the devices, in place of the config's.
+        task: the task, in place of the config's.
+        strategy: the strategy, in place of the config's algorithm.
+        like: an earlier plan, whose programs this plan shares if possible.
 
     Raises:
-        BadRequest: what a task or a strategy cannot be; a ValueError if it is one of
-            ours.
+        BadRequest: a custom task or strategy cannot be used.
+        ValueError: a registered task or algorithm refuses its settings.
     """
     task = make_task(config) if task is None else task
     algorithm = declaring(config, task) if strategy is None else strategy
@@ -118,9 +118,9 @@ def make_plan(
 
 
 def _numbers(config: Settings, names: Collection[str], own: Iterable[str]) -> Numbers:
-    """Returns these settings, and these arguments of the algorithm, but for None."""
+    """Returns these settings and arguments of the algorithm, except those of None."""
     given = {name: x for name in names if (x := getattr(config, name)) is not None}
-    if not config.weight_decay:  # one of 0 is left out of an optimizer's parts
+    if not config.weight_decay:  # the optimizer has no part for a decay of 0
         given.pop("weight_decay", None)
     arguments = {name: config.arguments[name] for name in own}
     arguments = {name: x for name, x in arguments.items() if x is not None}
@@ -132,7 +132,7 @@ def _as_data(
 ) -> Numbers:
     """Returns the numbers of a run that its programs take as data.
 
-    None where an optimizer, or a user's algorithm, asks for their values.
+    There are none if an optimizer or a custom algorithm needs their values.
     """
 
     def is_taken(numbers: Numbers) -> bool:
@@ -153,7 +153,7 @@ def _as_data(
         return strategy.center(replica.params, state)
 
     def traced(numbers):
-        if ":" not in config.algo:  # tests hold that ours take what they are made with
+        if ":" not in config.algo:  # tests check that ours accept traced numbers
             make(config.at(numbers))
             return
         params = jax.eval_shape(task.init, jax.random.key(0))[0]
@@ -166,16 +166,16 @@ def _as_data(
 
 
 def _is_traceable(function: Callable[[Any], Any], given: Any) -> bool:
-    """Whether a function of numbers can be traced."""
+    """Whether jax can trace a function of numbers."""
     try:
         jax.eval_shape(function, given)
-    except Exception:  # whatever it raises for a number that has no value yet
+    except Exception:  # it may raise any error for a number without a value
         return False
     return True
 
 
 def _structure(config: Settings, numbers: Numbers) -> dict[str, Any]:
-    """Returns all settings that decide on a run's programs, given what is data."""
+    """Returns all settings that a run's programs depend on, except for data."""
     apart = {*numbers, "arguments", "validation", "feed", "seed", "init_from"}
     names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
     found = {name: getattr(config, name) for name in names if name not in apart}
@@ -184,7 +184,7 @@ def _structure(config: Settings, numbers: Numbers) -> dict[str, Any]:
     found["task_arguments"] = dict(config.task_arguments)
     if takes(config, "seed", [TASK] if "seed" in numbers else [ALGORITHM, TASK]):
         found["seed"] = config.seed
-    # None, of a momentum, is no number.
+    # A momentum of None is not a number.
     found["data"] = jax.tree.structure(_like(config, numbers))
     return found
 
@@ -201,7 +201,8 @@ def make_task(config: RunConfig) -> Task:
     """Calls the task's factory with its flags and what the harness passes.
 
     Raises:
-        BadRequest: what a task cannot be; a ValueError if it is one of ours.
+        BadRequest: a custom task cannot be used.
+        ValueError: a registered task refuses its arguments.
     """
     offered = {
         "data_dir": config.data_dir,
@@ -213,40 +214,40 @@ def make_task(config: RunConfig) -> Task:
 
 
 def _check_plateau(config: Settings, strategy: Strategy) -> None:
-    """Raises a ValueError where each worker would lower its rate by its own loss."""
+    """Raises a ValueError if each worker would lower its own learning rate."""
     is_shared = config.workers == 1 or introspection.reduces(strategy)
     if config.schedule == "plateau" and not is_shared:
         raise ValueError(
             f"--schedule plateau: workers of {config.algo} share no loss, so that each "
-            "would lower its own rate: take another schedule, or an algorithm that "
+            "would lower its own rate: use another schedule, or an algorithm that "
             "reduces gradients, such as sync_sgd"
         )
 
 
 def _check_mesh(config: Settings, task: Task) -> None:
-    """Raises a ValueError for a mesh that the task, or the batch, cannot have."""
+    """Raises a ValueError for a mesh that does not fit the task or the batch."""
     c = config
     if c.mesh is None:
         return
     check_axes(c.task, task, c.mesh)
-    # The engine says so only when it has read a batch.
+    # The engine would refuse it only after it has read a batch.
     each, unit = c.batch_size // c.workers // c.accumulate, batch_unit(c)
     if c.batch_size % unit:
         parts = unit // c.workers // c.accumulate
         raise ValueError(
             f"--mesh: the devices of a worker cut {each} examples into {parts} parts: "
-            f"take a --batch-size that is a multiple of {unit}, such as "
+            f"use a --batch-size that is a multiple of {unit}, such as "
             f"{nearest_multiple(c.batch_size, unit)}"
         )
 
 
 def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
-    """Raises a ValueError unless the data goes with the config.
+    """Raises a ValueError unless the data fits the config.
 
     Args:
         config: the settings.
-        data: of the task.
-        is_batch_given: whether the user says the batch.
+        data: the data of the task.
+        is_batch_given: whether the user sets the batch size.
     """
     c, least = config, batch_unit(config)
     # A default batch grows with the workers, and may outgrow the data.
@@ -273,10 +274,10 @@ def make_trainer(
     numbers: Numbers,
     devices: Sequence[Device] | None = None,
 ) -> DataParallel:
-    """Makes the engine for a method, on these devices or the config's."""
+    """Makes the engine for a method, on the given devices or the config's."""
     train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
-    # Rows in parts are no replicas: the engine keeps the strategy away from them.
+    # Sharded rows are not replicas: the engine hides them from the strategy.
     tables = None
     if task.tables is not None and task.kept == "sharded":
         tables = jax.tree.map(bool, task.tables.names)
@@ -306,7 +307,7 @@ def make_trainer(
 def _shardings(
     config: Settings, task: Task
 ) -> Callable[[str, tuple[int, ...]], PartitionSpec] | None:
-    """Returns the task's shardings over the run's mesh, as the engine takes them."""
+    """Returns the task's shardings over the run's mesh, in the engine's form."""
     mesh, rule = config.mesh, task.shardings
     if mesh is None or rule is None:
         return None

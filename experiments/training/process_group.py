@@ -13,16 +13,17 @@ from experiments.cli import terminal
 class ProcessGroup(NamedTuple):
     """The processes of a run, as this one sees them.
 
-    Methods that exchange numbers are collective: all processes call them in one order.
+    Methods that exchange numbers are collective: all processes must call them in the
+    same order.
 
     Attributes:
-        process: the number of this one. The first writes the run's files.
-        processes: how many there are.
-        hosts: the number of machines that they are on.
-        sharing: the number of them on this machine.
-        announce: (phase, step), for the process that watches this one.
-        decided: (exit code), likewise, once the files of the run are complete.
-        note: a line for the user, from any process.
+        process: the number of this process. The first writes the run's files.
+        processes: the number of processes.
+        hosts: the number of machines.
+        sharing: the number of processes on this machine.
+        announce: reports (phase, step) to the supervisor of this process.
+        decided: reports the exit code to it, once the files of the run are complete.
+        note: prints a line for the user, from any process.
     """
 
     process: int = 0
@@ -43,7 +44,7 @@ class ProcessGroup(NamedTuple):
         """Returns every process's whole numbers, below 2³¹: (processes, ...)."""
         if self.processes == 1:
             return np.asarray(numbers)[None]
-        # jax truncates wider integers to 32 bits without a word.
+        # jax silently truncates wider integers to 32 bits.
         return np.asarray(multihost_utils.process_allgather(np.asarray(numbers)))
 
     def largest(self, number: int) -> int:
@@ -56,8 +57,8 @@ class ProcessGroup(NamedTuple):
 
 
 def on_host(x: Any) -> np.ndarray:
-    """Returns an array whole; all processes that have a part of it call this."""
-    # One array at a time: a model that spans processes may not fit in one.
+    """Returns a whole array; all processes that hold a part must call this."""
+    # One array at a time: a whole model may not fit in one process.
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
     return np.asarray(x)

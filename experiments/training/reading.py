@@ -1,4 +1,4 @@
-"""Reads the files of a run that has come to its end, and checks them."""
+"""Reads and checks the files of a finished run."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from experiments.training.records import Line, beside_summary, check_lines
 
 
 class Settings(TypedDict):
-    """The settings in config.json, as far as they are read."""
+    """The settings in config.json that are read."""
 
     steps: int
     workers: int
@@ -21,7 +21,7 @@ class Settings(TypedDict):
 
 
 class Config(TypedDict):
-    """A run's config.json, as far as it is read."""
+    """The fields of a run's config.json that are read."""
 
     settings: Settings
     task_arguments: dict[str, Any]
@@ -33,13 +33,13 @@ class Config(TypedDict):
 
 
 class SendsOfRun(sends.SendsJson):
-    """The sends of a run, and how long its messages may take."""
+    """The sends of a run, and the local steps that a message may take."""
 
     delay: int
 
 
 class Summary(TypedDict):
-    """A summary.json, as far as it is read, beside what is measured."""
+    """The fields of summary.json that are read, without the task's measures."""
 
     steps: int
     seconds: float
@@ -71,51 +71,51 @@ class Made(NamedTuple):
 
 
 def read_run(out: Path) -> Made | None:
-    """Reads the files of a run; None if it has not come to its end.
+    """Reads the files of a run; returns None if it has not finished.
 
     Raises:
-        Damaged: a file does not hold what was written.
-        OSError: one cannot be read.
+        Damaged: a file is not as it was written.
+        OSError: a file cannot be read.
     """
     path = out / "summary.json"
     if not path.exists():
         return None
     summary = json_files.read(path, Summary)
-    # A command of `compare --list` may have been stopped, and has a summary, too.
+    # A stopped run of a `compare --list` command also has a summary.
     if summary.get("stopped"):
         return None
     config = json_files.read(out / "config.json", Config)
     lines = json_files.read_lines(out / "metrics.jsonl", dict)
     _check_lines(out / "metrics.jsonl", lines, summary)
     _check_summary(path, summary, config)
-    # Last: it cannot say which of the files was changed.
+    # Last, because it cannot tell which file was changed.
     json_files.check_seal(path, summary, *beside_summary(out))
     return Made(config, summary, lines)
 
 
 def _check_lines(path: Path, lines: Sequence[Line], summary: Line) -> None:
-    """Raises a Damaged for lines that are not those of the summary's run."""
+    """Raises a Damaged for lines that do not match the summary."""
     if not lines:
         raise Damaged(path, "it is empty")
     check_lines(path, lines)
-    # Files of 0.2 have no checksum: what is in both must agree.
+    # Files of 0.2 have no checksum: common values must agree.
     last = {**lines[-1], "steps": lines[-1]["step"]}
     for key in sorted(last | summary):
         is_measured = key.startswith("test_") or key in ("train_loss", "steps")
         if is_measured and (key not in last or last[key] != summary.get(key)):
-            raise Damaged(path, f"its last line is not what summary.json says of {key}")
+            raise Damaged(path, f"its last line differs from summary.json in {key}")
 
 
 def _check_summary(path: Path, summary: Line, config: Line) -> None:
     """Raises a Damaged for a summary that contradicts itself or the config."""
     for key in config.keys() & summary.keys():
         if config[key] != summary[key]:
-            raise Damaged(path, f"its {key!r} is not that of config.json")
+            raise Damaged(path, f"its {key!r} differs from config.json")
     counts = {x: summary[x] for x in ("workers", "devices")} | summary.get("mesh", {})
     if few := [name for name, x in counts.items() if x < 1]:
         raise Damaged(path, f"{few[0]!r} must be at least 1, got {counts[few[0]]}")
     done, steps = summary["steps"], config["settings"]["steps"]
     if done > steps or (done < steps and not summary["diverged"]):
-        raise Damaged(path, f"it is of {done} steps, not of {steps} as in config.json")
+        raise Damaged(path, f"it has {done} steps, but config.json has {steps}")
     if summary["sends"] and not sends.is_sound(summary["sends"], (done, steps)):
-        raise Damaged(path, f"'sends' are not those of a run of {steps} steps")
+        raise Damaged(path, f"'sends' do not match a run of {steps} steps")

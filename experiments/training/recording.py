@@ -1,4 +1,4 @@
-"""Trains a run, and records it: config.json, metrics.jsonl, summary.json."""
+"""Trains a run, and writes config.json, metrics.jsonl and summary.json."""
 
 import hashlib
 import json
@@ -37,16 +37,16 @@ def train_and_record(
     progress: Progress | None = None,
     on_evaluation: Callable[[Line], None] | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:
-    """Trains, and writes metrics.jsonl; returns the summary, yet to be written.
+    """Trains, writes metrics.jsonl, and returns the summary without writing it.
 
     Args:
-        run: whose state is given up.
+        run: the run to train; its state cannot be used afterwards.
         out: the folder of `record_config`; None writes nothing.
-        report: where progress is shown.
-        asked_to_stop: looked at before each dispatch.
-        save: of its checkpoints; there are none by default.
-        progress: of a run that goes on.
-        on_evaluation: takes each line of metrics.jsonl, in the first process.
+        report: the display of the progress.
+        asked_to_stop: called before each dispatch.
+        save: saves a checkpoint; by default there are none.
+        progress: the progress of a resumed run.
+        on_evaluation: called with each line of metrics.jsonl, in the first process.
     """
     metrics = None if out is None else records.Metrics(out, run.group.note)
 
@@ -73,9 +73,9 @@ def train_and_record(
 
 
 def record_config(run: Run, command: list[str], out: Path, lines: list[Line]) -> None:
-    """Writes config.json and the lines so far; an earlier run's files are removed.
+    """Writes config.json and the lines so far; removes an earlier run's files.
 
-    The first process does.
+    Only the first process writes.
 
     Raises:
         OSError: it cannot be written.
@@ -97,7 +97,7 @@ def record_config(run: Run, command: list[str], out: Path, lines: list[Line]) ->
 def tracking(
     run: Run, progress: Progress, out: Path | None, own: Iterable[Tracker] = ()
 ) -> Tracking:
-    """Returns the trackers of a run, which follow the first process, begun."""
+    """Starts and returns the trackers of a run, which follow the first process."""
     c = run.config
     found = Tracking(c.track, own) if run.group.is_first else Tracking(())
     settings = {name: getattr(c, name) for name in SETTINGS}
@@ -114,7 +114,7 @@ def tracking(
 
 
 def export_center(run: Run, state: TrainState, step: int) -> str | None:
-    """Writes the center and how it was made; returns where, if it could."""
+    """Writes the center and its origin to a file; returns its path, or None."""
     # All processes take part.
     center = jax.tree.map(on_host, run.trainer.center(state))
     path = run.config.export
@@ -122,34 +122,34 @@ def export_center(run: Run, state: TrainState, step: int) -> str | None:
         return None
     try:
         export.save(path, center, header(run, step))
-    except (OSError, SafetensorError) as error:  # the run's files are still to come
+    except (OSError, SafetensorError) as error:  # the run's files must still be written
         terminal.say(f"--export {path}: {error}")
         return None
     return str(path)
 
 
 def header(run: Run, step: int) -> dict[str, str]:
-    """Returns what an exported model says of itself: the run, and the step."""
+    """Returns the header of an exported model: its run, and the step."""
     found = {name: records.plain(run.facts[name]) for name in ORIGIN}
     found |= {"steps": step, "syncalgos": syncalgos.__version__}
     return {name: json.dumps(x) for name, x in found.items()}
 
 
 def best(run: Run, lines: Iterable[Line]) -> Line | None:
-    """Returns the best evaluation of those that are not made as a run stops."""
+    """Returns the best of the planned evaluations, which exclude that of a stop."""
     planned = {*run.config.evaluations}
     return records.best(line for line in lines if line["step"] in planned)
 
 
 def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
-    """Returns summary.json, but for what its writer adds."""
+    """Returns summary.json, without the fields that its writer adds."""
     progress, line = outcome.progress, outcome.line
     sent = run.rounds.sent(progress)
     steps, seconds, total = line["step"], progress.seconds, line["bytes_per_worker"]
     sha256 = params_sha256(run.trainer.center(outcome.state))
     decided = introspection.decides(run.method.strategy)
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
-    # For a model of their time.
+    # For modelling their time.
     shown = {} if sent is None else sends.to_json(sends.sends(sent))
     delay = delay_of_sends(run.config, run.task, run.method.algorithm)
     return {
@@ -178,7 +178,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
 
 
 def delay_of_sends(config: Settings, task: Task, algorithm: Strategy) -> int:
-    """Returns the local steps that a run's messages may take; 0: it waits for them."""
+    """Returns how many local steps a message may take; 0 if the run waits for it."""
     # An average of the optimizer's state, and shared tables, are used at once.
     waits = config.opt_state_at_sync == "average" or task.kept == "shared"
     return 0 if waits else algorithm.late
@@ -186,7 +186,7 @@ def delay_of_sends(config: Settings, task: Task, algorithm: Strategy) -> int:
 
 def params_sha256(replica: Replica) -> str:
     """Returns the SHA-256 of the params' leaves in order."""
-    # Same command, same hash: the test of every claim that numbers did not change.
+    # The same command gives the same hash: tests use it to show unchanged numbers.
     digest = hashlib.sha256()
     for leaf in jax.tree.leaves(replica.params):
         digest.update(on_host(leaf).tobytes())

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NotRequired, TypedDict
 
 from experiments.training import json_files
 
-if TYPE_CHECKING:  # a bad request does not wait for numpy
+if TYPE_CHECKING:  # a bad request need not import numpy
     import numpy as np
 
 Line = dict[str, Any]
@@ -24,9 +24,9 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 
 class MeasuredLine(TypedDict):
-    """A line of metrics.jsonl. All further figures are numbers, or null, too.
+    """A line of metrics.jsonl. Any further figure is a number or null.
 
-    Lines from before `worker_losses` was there lack it.
+    Lines of earlier versions lack `worker_losses`.
     """
 
     step: int
@@ -40,39 +40,39 @@ class MeasuredLine(TypedDict):
 
 
 def check_lines(where: Path | str, lines: Sequence[Line]) -> None:
-    """Raises a Damaged unless lines are as a run writes them, and their steps rise."""
+    """Raises a Damaged unless lines have a run's format, and their steps increase."""
     for i, line in enumerate(lines, 1):
         json_files.check(where, line, MeasuredLine, f"line {i}")
         figures = {name: x for name, x in line.items() if name != "worker_losses"}
         json_files.check(where, figures, dict[str, float | None], f"line {i}")
     steps = [0, *(line["step"] for line in lines)]
     if any(after <= before for before, after in pairwise(steps)):
-        raise json_files.Damaged(where, "its steps do not rise from line to line")
+        raise json_files.Damaged(where, "its steps do not increase from line to line")
 
 
 @dataclass
 class Progress:
-    """Training progress: step, metrics, timings; it grows as the run goes.
+    """Training progress: step, metrics and timings, updated during the run.
 
-    A checkpoint from before a field was there has its default.
+    A field that an older checkpoint lacks has its default.
 
     Attributes:
         step: local steps done.
-        lines: of metrics.jsonl.
-        losses: of the steps since the last line.
-        worker_losses: of the same steps, the sum of each worker's own; empty if they
-            are not known of all.
-        seconds: of training, compilation and evaluation excluded.
-        first_loss: of the first step; None before it.
-        resumed_at: the steps from which it went on after a stop.
+        lines: the lines of metrics.jsonl.
+        losses: the losses of the steps since the last line.
+        worker_losses: each worker's sum of losses over the same steps; empty if some
+            are not known.
+        seconds: training time, without compilation and evaluation.
+        first_loss: the loss of the first step; None before it.
+        resumed_at: the steps at which the run was resumed.
         sent_before: bytes that each worker had sent when the number of workers last
-            changed, if they are known.
-        sent_since: the step at which that was.
-        earlier_seconds: all that it took until it was stopped last.
-        lane_form: of the last dispatch; None before it.
-        run_id: of the run, in all shards of its checkpoints: drawn at random where it
-            began, or was given new workers.
-        saved: the step of the newest checkpoint that is whole; 0: there is none.
+            changed, if known.
+        sent_since: the step at which the number of workers last changed.
+        earlier_seconds: the total time of the run until its last stop.
+        lane_form: the lane form of the last dispatch; None before it.
+        run_id: the id of the run, in all shards of its checkpoints; drawn at random
+            when the run starts, or when its number of workers changes.
+        saved: the step of the newest complete checkpoint; 0 if there is none.
         decided: (step, number of the decision) of each sync that the data decided on;
             both from 0.
     """
@@ -102,15 +102,15 @@ class Progress:
         """Adds a dispatch.
 
         Args:
-            losses: of its steps.
-            of_workers: each worker's, (steps, workers).
-            seconds: of training.
-            decided: as the attribute, but counted from its first step.
+            losses: the losses of its steps.
+            of_workers: each worker's losses, (steps, workers).
+            seconds: its training time.
+            decided: like the attribute, with steps counted from the dispatch's first.
         """
         before = self.worker_losses if self.losses else [0.0] * of_workers.shape[1]
-        # Else a checkpoint was of another version, or of another number of workers.
+        # Otherwise a checkpoint had another version, or another number of workers.
         if len(before) == of_workers.shape[1]:
-            # One step after the other: any split into dispatches gives the same sums.
+            # Summed step by step: any split into dispatches gives the same sums.
             sums = of_workers.copy()
             sums[0] += before
             self.worker_losses = sums.cumsum(0)[-1].tolist()
@@ -129,16 +129,16 @@ class Progress:
         self.losses, self.worker_losses = [], []
 
     def mean_worker_losses(self) -> list[float] | None:
-        """Returns each worker's mean loss since the last line; None: not known."""
+        """Returns each worker's mean loss since the last line; None if not known."""
         # Six digits: there may be hundreds of workers.
         means = [float(f"{x / len(self.losses):.6g}") for x in self.worker_losses]
         return means or None
 
 
 def best(lines: Iterable[Line]) -> Line | None:
-    """Returns the evaluation of the highest accuracy, or else the lowest loss.
+    """Returns the evaluation with the highest accuracy, or else the lowest loss.
 
-    Of equals it is the first; None where no loss is finite, as after a divergence.
+    Among equals, it is the first. None if no loss is finite, as after a divergence.
     """
 
     def worth(line: Line) -> float:
@@ -151,17 +151,17 @@ def best(lines: Iterable[Line]) -> Line | None:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises a ValueError if a folder holds a run that is not to be replaced."""
+    """Raises a ValueError if a folder holds a run that must not be replaced."""
     held = [name for name in NAMES if (out / name).exists()]
     if held and not overwrite:
         raise ValueError(
-            f"--out {out} already holds a run ({', '.join(held)}): take another "
-            "folder, --resume to go on with it, or --overwrite"
+            f"--out {out} already holds a run ({', '.join(held)}): use another "
+            "folder, --resume to continue the run, or --overwrite"
         )
 
 
 def check_writable(out: Path) -> None:
-    """Raises a ValueError if no files can go to a folder; leaves nothing there."""
+    """Raises a ValueError if no file can be written to a folder; leaves no file."""
     try:
         try_to_write(out)
     except OSError as error:
@@ -169,19 +169,19 @@ def check_writable(out: Path) -> None:
 
 
 def try_to_write(out: Path) -> None:
-    """Raises an OSError if no file can be made in a folder; leaves nothing there."""
+    """Raises an OSError if no file can be written to a folder; leaves no file."""
     existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir():
         reason = f"{existing} is a file, not a folder"
         raise NotADirectoryError(errno.ENOTDIR, reason)
-    # Permissions do not say it: root may write anywhere, but not in /proc.
+    # Permissions are not enough: root may write anywhere, but not in /proc.
     with made(out):
         tempfile.TemporaryFile(dir=out).close()
 
 
 @contextmanager
 def made(folder: Path) -> Iterator[None]:
-    """Makes a folder if needed; those that it made are removed if they stay empty."""
+    """Makes a folder if needed; removes new folders that stay empty."""
     missing = [x for x in (folder, *folder.absolute().parents) if not x.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -191,14 +191,14 @@ def made(folder: Path) -> Iterator[None]:
 
 
 def _remove_empty(folders: list[Path]) -> None:
-    """Removes folders, the innermost first, up to one that holds something."""
+    """Removes folders from the innermost outward, until one is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def exported(out: Path) -> Path | None:
-    """Returns where the run of a folder exports its model to; None if nowhere."""
+    """Returns the file to which a folder's run exports its model; None if none."""
     try:
         return Path(json_files.read(out / "config.json", dict)["settings"]["export"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -214,7 +214,7 @@ def default_out(task: str, algo: str, *more: int) -> Path:
 
 
 class Metrics:
-    """metrics.jsonl; after a full disk it catches up as soon as there is room."""
+    """A writer of metrics.jsonl, which catches up after the disk was full."""
 
     def __init__(self, out: Path, note: Callable[[str], None]):
         self._out, self._note, self._is_behind = out, note, False
@@ -222,7 +222,7 @@ class Metrics:
     def add(self, lines: list[dict[str, Any]]) -> None:
         """Appends the last of the run's lines."""
         try:
-            # One line is appended, as a long run has many; behind, all are written.
+            # Usually one line is appended; after a failure all lines are written.
             if self._is_behind:
                 write_metrics(self._out, lines)
             else:
@@ -243,19 +243,19 @@ def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """Writes summary.json, and what is missing of metrics.jsonl.
+    """Writes summary.json, and the missing lines of metrics.jsonl.
 
     Raises:
-        OSError: they cannot be written.
+        OSError: a file cannot be written.
     """
     write_metrics(out, lines)
-    # As it will be read, so that the checksum is of that.
+    # The checksum is of the content as it will be read.
     content = json.loads(json.dumps(plain(summary), default=repr))
     write_json(out / "summary.json", json_files.sealed(content, *beside_summary(out)))
 
 
 def beside_summary(out: Path) -> list[bytes]:
-    """Returns what a run's files hold, but for summary.json."""
+    """Returns the contents of a run's files other than summary.json."""
     return [(out / name).read_bytes() for name in NAMES[:2]]
 
 
@@ -277,7 +277,7 @@ def write(path: Path, content: str | bytes) -> None:
     """Writes a file so that no reader sees half of it, even after a loss of power.
 
     Raises:
-        OSError: it cannot be written; what was there before still is.
+        OSError: it cannot be written; an earlier file is unchanged.
     """
     # In the same folder, so on the same file system.
     with replacing(path, path.with_name(f".{path.name}.tmp")) as file:
@@ -286,17 +286,17 @@ def write(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that gets its name when all of it is on the disk.
+    """Yields a new file that gets its name once it is complete on the disk.
 
     Args:
-        path: of the file.
-        unfinished: its name until then, in the same folder; of that no file is left.
+        path: the final path of the file.
+        unfinished: its path until then, in the same folder; no such file is left.
     """
     try:
         with unfinished.open("w+b") as file:
             yield file
             file.flush()
-            # Else the new name may reach the disk before what it names.
+            # Otherwise the new name may reach the disk before the content.
             os.fsync(file.fileno())
         # Atomic: a reader finds the whole file or none.
         unfinished.replace(path)
@@ -306,14 +306,14 @@ def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Waits until a folder's names are on the disk: a rename alone may be lost."""
-    if os.name == "nt":  # which opens no folder
+    """Waits until a folder's entries are on the disk; a mere rename may be lost."""
+    if os.name == "nt":  # Windows cannot open a folder
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        # Not every file system can.
+        # Not every file system supports it.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
     finally:
@@ -321,7 +321,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Returns the value as JSON has it; a number that is not finite is null."""
+    """Returns the value in JSON's types; a number that is not finite is null."""
     if isinstance(value, Mapping):
         return {key: plain(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""A run that can start: its plan, its data, its engine and its first state."""
+"""A run that is ready to start: its plan, data, engine and first state."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ from syncalgos.collectives import PyTree
 
 Rate = Callable[[Numbers, float], float | None]
 
-# Where a model comes from, as an exported one says, too.
+# The origin of a model, which is also written into exported models.
 ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
 COMMON = (*ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
 COMMON += ("validation",)
@@ -47,17 +47,17 @@ COMMON += ("validation",)
 
 @dataclass(frozen=True)
 class Run(Plan):
-    """A run that can start.
+    """A run that is ready to start.
 
     Attributes:
-        data: of the task.
-        shards: which training examples are each worker's own; None if all share all.
+        data: the data of the task.
+        shards: the training examples of each worker; None if workers share all.
         group: the processes that train together.
-        rounds: what is sent, and when.
-        state: where it starts; training gives it up.
-        facts: what config.json and summary.json have in common.
-        plain: the engine, without what is measured in `trainer`.
-        rate: finds the effective learning rate.
+        rounds: the bytes sent in each round, and the ends of the rounds.
+        state: the first state, which cannot be used after training.
+        facts: the content that config.json and summary.json share.
+        plain: the engine, without the measurements in `trainer`.
+        rate: computes the effective learning rate.
     """
 
     data: Data
@@ -77,16 +77,16 @@ def prepare(
     task: Task | None = None,
     strategy: Strategy | None = None,
 ) -> Run:
-    """Prepares a run: checks all that can be refused, loads the data, makes the model.
+    """Prepares a run: makes all checks, loads the data, and makes the model.
 
     Args:
-        config: as the user has said it.
-        group: the processes that train together; they have joined already.
-        task: in place of the config's.
-        strategy: in place of the config's algorithm.
+        config: the config, as given by the user.
+        group: the processes that train together, already joined.
+        task: the task, in place of the config's.
+        strategy: the strategy, in place of the config's algorithm.
 
     Raises:
-        BadRequest: what cannot be done, in one line.
+        BadRequest: the run cannot be made; one line says why.
     """
     return make_run(*checked(config, None, group, task=task, strategy=strategy), group)
 
@@ -103,11 +103,11 @@ def checked(
     """Returns a run's plan and data; the arguments are those of `prepare`.
 
     Args:
-        data: the task's, if it is loaded already.
-        like: an earlier run, whose programs this one shares if it may.
+        data: the data of the task, if already loaded.
+        like: an earlier run, whose programs this run shares if possible.
 
     Raises:
-        BadRequest: what cannot be done, in one line.
+        BadRequest: the run cannot be made; one line says why.
     """
     own_cores = max(1, devices.cores() // group.sharing)
     devices.use_cpu_devices(config.mesh_devices(group.processes) or own_cores)
@@ -120,18 +120,18 @@ def checked(
         given = {"task": task, "strategy": strategy}
         earlier = None if like is None else replace(like, trainer=like.plain)
         plan = make_plan(config, group.hosts, like=earlier, **given)
-        # Data comes last: what is wrong with the rest is reported in under a second.
+        # Data comes last: all other errors are reported within a second.
         if data is None:
             data = loading.load(plan.task, plan.config.task, plan.config.validation)
         check_data(plan.config, data, config.batch_size is not None)
-        _shards(plan, data)  # it refuses a partition that the data lacks
+        _shards(plan, data)  # raises for a partition that the data does not support
     except ValueError as error:
         raise BadRequest(str(error)) from error
     return plan, data
 
 
 def check_files(config: RunConfig) -> None:
-    """Raises a BadRequest if a run would replace what is not to be replaced."""
+    """Raises a BadRequest if a run would replace files that it must not."""
     out, goes_on = config.out, config.resume or config.resume_center
     try:
         if out is not None:
@@ -147,16 +147,16 @@ def check_files(config: RunConfig) -> None:
 def make_run(
     plan: Plan, data: Data, group: ProcessGroup = ALONE, like: Run | None = None
 ) -> Run:
-    """Makes what a run starts with, in the order of what depends on what.
+    """Makes a run from its plan and its data.
 
     Args:
-        plan: of the run.
-        data: of its task.
+        plan: the plan of the run.
+        data: the data of its task.
         group: the processes that train together.
-        like: an earlier run, whose programs this one shares if its plan does.
+        like: an earlier run, whose programs this run shares if its plan does.
 
     Raises:
-        BadRequest: what the task or the strategy cannot do.
+        BadRequest: the task or the strategy cannot be used.
     """
     config = replace(plan.config, feed=plan.config.feed or loading.default_feed(data))
     plan = replace(plan, config=config)
@@ -173,12 +173,12 @@ def make_run(
             replica = jax.eval_shape(start, params, buffers)
             ends = ends_of(plan, replica, config.steps, _sent(plan, replica))
     if ends is not None:
-        # Measuring sends params, which no run shall count: the plan's trainer does.
+        # Measuring sends params, which must not be counted: the plan's trainer counts.
         trainer = _measuring(plan, ends, like)
     state = _state(plan, trainer, params, buffers)
     rounds = planned(plan, state, ends)
     if not rounds.is_fixed:
-        how = "counted as it is decided" if rounds.sent(Progress()) else "not counted"
+        how = "counted during the run" if rounds.sent(Progress()) else "not counted"
         terminal.say(f"what is sent depends on more than the step: bytes are {how}")
     rate = _rate(plan, params, group.hosts) if like is None else like.rate
     return Run(
@@ -195,11 +195,11 @@ def make_run(
 
 
 def _sent(plan: Plan, replica: Replica) -> Communication | None:
-    """Returns what a run sends, if the shapes of one worker's replica tell it."""
+    """Returns what a run sends, if it follows from the shapes of one replica."""
     if (layout := plan.trainer.layout).axes:
         return None
 
-    # By the trainer's own counter, which is traced once for all runs.
+    # The trainer's own counter is traced once for all runs.
     def of_all(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*layout.shape, *x.shape), x.dtype)
 
@@ -209,7 +209,7 @@ def _sent(plan: Plan, replica: Replica) -> Communication | None:
 
 
 def _measuring(plan: Plan, ends: np.ndarray, like: Run | None) -> DataParallel:
-    """Returns the engine that records displacements, of an earlier run if it may."""
+    """Returns the engine that records displacements, an earlier one if possible."""
     before = None if like is None else like.rounds.ends
     if like and before is not None and np.array_equal(ends, before):
         return like.trainer
@@ -224,7 +224,7 @@ def _measuring(plan: Plan, ends: np.ndarray, like: Run | None) -> DataParallel:
 
 
 def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
-    """Returns the training examples of each worker, where they do not share all."""
+    """Returns the training examples of each worker; None if workers share all."""
     c = plan.config
     return partition.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
@@ -234,7 +234,7 @@ def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     c = plan.config
     with refused("task", c.task):
         params, buffers = check_model(plan.task, c.seed)
-        if ":" in c.task or c.task == OWN:  # it is tried out on shapes alone
+        if ":" in c.task or c.task == OWN:  # a custom task is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:
@@ -260,11 +260,11 @@ def _state(
 
 @contextmanager
 def refused(flag: str, name: str) -> Iterator[None]:
-    """Raises errors inside as those for the user; a bug of ours as it is.
+    """Converts errors inside to BadRequests, except for bugs of our own.
 
     Args:
         flag: algo or task.
-        name: its value.
+        name: the value of the flag.
     """
     try:
         yield
@@ -282,7 +282,7 @@ def refused(flag: str, name: str) -> Iterator[None]:
 
 
 def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
-    """Returns the function that finds the effective learning rate."""
+    """Returns a function that computes the effective learning rate."""
 
     def make(numbers: Numbers) -> tuple[Strategy, Any]:
         c = plan.config.at(numbers)
@@ -295,12 +295,12 @@ def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
 
 
 def _effective_lr(plan: Plan, rate: Rate, group: ProcessGroup) -> float | None:
-    """Returns the effective learning rate, for the first process, which writes it."""
+    """Returns the effective learning rate; NaN if this is not the first process."""
     if not group.is_first:
         return math.nan
     try:
         return rate(plan.numbers, plan.config.lr)
-    except Exception as error:  # one figure of the report must not end the run
+    except Exception as error:  # one figure must not end the run
         terminal.say(
             f"no effective learning rate found: {type(error).__name__}: {error}"
         )
@@ -308,7 +308,7 @@ def _effective_lr(plan: Plan, rate: Rate, group: ProcessGroup) -> float | None:
 
 
 def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:
-    """Returns what config.json and summary.json have in common."""
+    """Returns the content that config.json and summary.json share."""
     layout = plan.trainer.layout
     return {
         **{name: getattr(plan.config, name) for name in COMMON},

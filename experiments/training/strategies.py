@@ -1,4 +1,4 @@
-"""The strategy of a run: its algorithm, and what common flags add to it."""
+"""The strategy of a run: its algorithm, and the additions by common flags."""
 
 from typing import Any
 
@@ -41,18 +41,19 @@ def make_strategies(
     task: Task,
     algorithm: Strategy | None = None,
 ) -> tuple[Strategy, Strategy]:
-    """Makes the strategy of a run, and its part that is the algorithm's alone.
+    """Makes the strategy of a run, and the part of it that is the algorithm.
 
     Args:
         config: the settings.
         schedule: the learning rate.
-        optimizer: the inner one.
-        hosts: on how many machines the workers are.
-        task: that is trained.
-        algorithm: in place of the config's.
+        optimizer: the inner optimizer.
+        hosts: the number of machines.
+        task: the task to train.
+        algorithm: the algorithm, in place of the config's.
 
     Raises:
-        BadRequest: what a strategy cannot be; a ValueError if it is one of ours.
+        BadRequest: a custom algorithm cannot be used.
+        ValueError: a registered algorithm refuses its arguments.
     """
     if algorithm is None:
         own = schedule, optimizer, hosts, task
@@ -69,8 +70,8 @@ def make_strategies(
         algorithm = masked(algorithm, jax.tree.map(lambda name: not name, names))
         tables = masked(reduce_with(each), jax.tree.map(bool, names))
         strategy = chain(tables, algorithm)
-    # Added from the inside out: what happens at syncs is part of the algorithm, a
-    # synchronous start precedes all of it, and the average follows all params.
+    # From the inside out: actions at syncs are part of the algorithm, a synchronous
+    # start precedes all of it, and the average follows all params.
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)
@@ -89,7 +90,7 @@ def _synced_at_end(config: Settings, algorithm: Strategy) -> Strategy:
 
 
 def declaring(config: RunConfig, task: Task) -> Strategy:
-    """Makes a config's algorithm for what it declares, before its rate is known."""
+    """Makes a config's algorithm to read its declarations, before the rate is known."""
     return make_algorithm(config, lambda step: 1.0, optax.sgd(1.0), 1, task)
 
 
@@ -105,15 +106,18 @@ def make_algorithm(
 
     Args:
         config: the settings.
-        learning_rate: as for `make_strategies`, and all that follow.
-        reduce: in place of `--reduce row_sparse`. A mean computes the same, for params
-            of any shape.
+        learning_rate: the `schedule` of `make_strategies`.
+        optimizer: as in `make_strategies`.
+        hosts: as in `make_strategies`.
+        task: as in `make_strategies`.
+        reduce: the reducer for `--reduce row_sparse`. A mean gives the same result, for
+            params of any shape.
     """
     arguments = {**config.arguments}
     if arguments.get("reduce") == ROW_SPARSE:
         arguments["reduce"] = reduce
-    # Few leaves hold most of a model with stacked layers: fragments of whole leaves
-    # would be of very different sizes.
+    # In a model with stacked layers a few leaves hold most params: fragments of whole
+    # leaves would have very different sizes.
     if "cut" in arguments and arguments["cut"] is None and task.stacked:
         arguments["cut"] = "bytes"
     offered = {
@@ -140,11 +144,11 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
 
     Args:
         config: the settings.
-        plain: the algorithm with a mean in its place.
-        task: that is trained.
+        plain: the algorithm with a mean in place of that reducer.
+        task: the task to train.
 
     Raises:
-        ValueError: a task without tables, or an algorithm that does not average the
+        ValueError: the task has no tables, or the algorithm does not average the
             gradients of one step.
     """
     if not introspection.takes_mean(plain):
@@ -165,7 +169,7 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
 
 
 def _row_sparse(config: Settings, tables: Tables) -> Reducer:
-    """Makes the reducer of the rows that a step of all its microbatches touches."""
+    """Makes the reducer for the rows that all microbatches of a step touch."""
     examples = config.batch_size // config.workers // config.accumulate
     rows = {
         name: config.accumulate * count for name, count in tables.rows(examples).items()

@@ -1,7 +1,7 @@
-"""Trackers: TensorBoard, wandb, trackio and mlflow, or an object of one's own.
+"""Trackers: TensorBoard, wandb, trackio and mlflow, or a custom object.
 
-Each library is imported when a run starts that asks for it. What a tracker raises ends
-no run: it is left out from then on, with a warning.
+Each library is imported at the start of a run that uses it. An error in a tracker does
+not end the run: it prints a warning, and the tracker is no longer called.
 """
 
 import json
@@ -20,19 +20,19 @@ from experiments.training.records import Line, plain
 from syncalgos import checks
 
 PROJECT = "syncalgos"
-OURS = f".{PROJECT}"  # ends the names of event files, as a user may have others there
+OURS = f".{PROJECT}"  # the suffix of our event files, as others may be there
 
 
 class Tracked(NamedTuple):
     """A run, as trackers see it.
 
     Attributes:
-        name: of the run; in a study, its folder there.
-        id: of the run, also where it goes on.
-        config: its settings, by name.
-        folder: for a tracker's own files; None: nothing is written.
-        lines: of metrics.jsonl, made before the run went on.
-        study: name of the study that it belongs to; "": none.
+        name: the name of the run; in a study, the run's folder there.
+        id: the id of the run, which a resumed run keeps.
+        config: the settings, by name.
+        folder: the folder for the tracker's own files; None if nothing is written.
+        lines: the lines of metrics.jsonl from before the run was resumed.
+        study: the name of the run's study; "" if there is none.
     """
 
     name: str
@@ -44,32 +44,32 @@ class Tracked(NamedTuple):
 
 
 class Tracker(Protocol):
-    """A follower of runs. Each function may raise."""
+    """A recorder of runs. Each method may raise."""
 
     def start(self, run: Tracked) -> None:
-        """Begins a run, or goes on with it; runs come one after the other."""
+        """Starts or resumes a run; runs come one after another."""
 
     def log(self, line: Line) -> None:
-        """Takes an evaluation: a line of metrics.jsonl."""
+        """Records an evaluation, a line of metrics.jsonl."""
 
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
         """Ends the run.
 
         Args:
-            summary: as summary.json has it.
-            files: to be kept with it, such as a study's report.
+            summary: the content of summary.json.
+            files: files to keep with the run, such as a study's report.
         """
 
 
 class TensorBoard:
-    """Event files in FOLDER/tensorboard; a run that goes on writes all of them anew."""
+    """Event files in FOLDER/tensorboard; a resumed run rewrites all of them."""
 
     def start(self, run: Tracked) -> None:
         from tensorboardX import SummaryWriter
 
         folder = Path(run.folder or ".") / "tensorboard"
         folder /= run.name if run.study else ""
-        # Those of a study's runs had no such end before.
+        # Earlier versions wrote a study's runs without this suffix.
         for earlier in folder.glob(f"events.out.tfevents.*{'' if run.study else OURS}"):
             earlier.unlink()  # TensorBoard would show both
         self._writer = SummaryWriter(str(folder), filename_suffix=OURS)
@@ -78,7 +78,7 @@ class TensorBoard:
             self.log(line)
 
     def log(self, line: Line) -> None:
-        # Its "relative" axis then shows the time of training.
+        # The "relative" axis then shows training time.
         seconds = line.get("seconds") or 0.0
         for name, value, at in points(line):
             self._writer.add_scalar(name, value, at, seconds)
@@ -97,7 +97,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, whose files are in FOLDER/wandb."""
+    """A run of Weights & Biases, with its files in FOLDER/wandb."""
 
     def start(self, run: Tracked) -> None:
         self._wandb = wandb = import_module("wandb")
@@ -128,13 +128,13 @@ class Wandb:
 
 
 class Trackio:
-    """A run of trackio, in its own folder: TRACKIO_DIR."""
+    """A run of trackio, in the folder TRACKIO_DIR."""
 
     def start(self, run: Tracked) -> None:
         self._trackio, self._step = import_module("trackio"), 0
         self._run = self._trackio.init(
             project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=f"{run.name}-{run.id[:8]}",  # it goes on with a run by its name
+            name=f"{run.name}-{run.id[:8]}",  # trackio resumes a run by its name
             group=run.study or None,
             config=_as_json(run.config),
             resume="allow",
@@ -186,12 +186,12 @@ class MLflow:
         self._id = made.info.run_id
         param = self._entities.Param
         params = [param(name, str(x)[:500]) for name, x in run.config.items()]
-        for first in range(0, len(params), 100):  # as many as a call may have
+        for first in range(0, len(params), 100):  # at most 100 in a call
             client.log_batch(self._id, params=params[first : first + 100])
 
     def log(self, line: Line) -> None:
         if line["step"] <= self._last:
-            return  # it has been logged before the run went on
+            return  # it was logged before the run was resumed
         now = int(time.time() * 1000)
         metric = self._entities.Metric
         found = [metric(name, value, now, at) for name, value, at in points(line)]
@@ -205,7 +205,7 @@ class MLflow:
 
 
 class _Kind(NamedTuple):
-    """A tracker that has a name, and the module that it needs."""
+    """A named tracker, and the module that it needs."""
 
     make: Callable[[], Tracker]
     module: str
@@ -231,11 +231,11 @@ def check(names: Iterable[str]) -> None:
 
 
 class Tracking:
-    """Trackers that run after run is told to.
+    """Calls several trackers, for one run after another.
 
     Args:
-        names: of trackers.
-        own: further ones.
+        names: names of trackers.
+        own: custom trackers.
     """
 
     def __init__(self, names: Iterable[str], own: Iterable[Tracker] = ()):
@@ -243,11 +243,11 @@ class Tracking:
         self._left += [(type(each).__name__, each) for each in own]
 
     def start(self, run: Tracked) -> None:
-        """Begins a run."""
+        """Starts or resumes a run."""
         self._tell(lambda tracker: tracker.start(run))
 
     def log(self, line: Line) -> None:
-        """Tells an evaluation."""
+        """Records an evaluation."""
         self._tell(lambda tracker: tracker.log(line))
 
     def finish(self, summary: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
@@ -255,18 +255,18 @@ class Tracking:
         self._tell(lambda tracker: tracker.finish(summary, files))
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
-        with redirect_stdout(sys.stderr):  # stdout has the summary alone
+        with redirect_stdout(sys.stderr):  # stdout holds only the summary
             self._left = [each for each in self._left if _is_told(*each, call)]
 
 
 def _is_told(name: str, tracker: Tracker, call: Callable[[Tracker], None]) -> bool:
-    """Whether a tracker could be told; a warning says why not."""
+    """Calls a tracker; returns whether it succeeded, and warns if not."""
     try:
         call(tracker)
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())[:300]
         say(
-            f"--track {name} failed, and is left out from here on: "
+            f"--track {name} failed, and is not used from here on: "
             f"{type(error).__name__}: {reason}"
         )
         return False
@@ -274,7 +274,7 @@ def _is_told(name: str, tracker: Tracker, call: Callable[[Tracker], None]) -> bo
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the finite numbers of a line by name, its step left out."""
+    """Returns the finite numbers of a line by name, except for its step."""
     return {
         name: x
         for name, x in line.items()
@@ -283,7 +283,7 @@ def numbers(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def points(line: Line) -> Iterator[tuple[str, float, int]]:
-    """Yields (name, value, where it is drawn): by step, and losses by bytes, too."""
+    """Yields (name, value, position): by step; losses also by bytes."""
     found = numbers(line)
     for name, value in found.items():
         yield name, value, line["step"]
@@ -292,5 +292,5 @@ def points(line: Line) -> Iterator[tuple[str, float, int]]:
 
 
 def _as_json(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a record as JSON has it."""
+    """Returns a record with JSON's types only."""
     return json.loads(json.dumps(plain(content), default=repr))

@@ -1,4 +1,4 @@
-"""The code that makes a run: versions of the packages, and the checkout's commit."""
+"""The versions of the packages that a run uses, and the checkout's commit."""
 
 import platform
 import subprocess
@@ -9,9 +9,9 @@ from pathlib import Path
 import syncalgos
 
 
-@cache  # each checkpoint asks, and reading the packages' metadata takes 30 ms
+@cache  # for checkpoints: reading the packages' metadata takes 30 ms
 def versions() -> dict[str, str]:
-    """Returns the versions of all that a run's numbers depend on."""
+    """Returns the versions of the packages that a run's numbers depend on."""
     packages = ("jax", "jaxlib", "optax", "numpy", "scikit-learn", "grain")
     return {
         "syncalgos": syncalgos.__version__,
@@ -20,13 +20,13 @@ def versions() -> dict[str, str]:
     }
 
 
-@cache  # code that is edited while runs are made is not the code that makes them
+@cache  # edits of files during a run do not change the code that runs
 def commit() -> str | None:
     """Returns the checkout's commit, "-dirty" if files differ; None without one."""
     root = Path(syncalgos.__file__).parents[1]
     if not (root / ".git").exists():
         return None
-    # By --exclude no tag is named; a status of others' must not wait for this one.
+    # --exclude keeps tags out; --no-optional-locks does not block other git commands.
     words = ("git", "--no-optional-locks", "describe", "--always", "--dirty")
     words += ("--abbrev=12", "--exclude=*")
     try:

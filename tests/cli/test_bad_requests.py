@@ -71,11 +71,11 @@ KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
 EARLY = RANGES | EMPTY
 EARLY |= {
     # Names.
-    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'?; your own: pa"],
+    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (your own: pa"],
     "run --algo BMUF": ["did you mean 'bmuf'"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
     "run --algo bmuf,diloco": BOTH,
-    "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave the quotation marks"],
+    "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave out the quotation"],
     "run --algo absent:pull": ["'absent'"],
     "run --algo broken:pull": ["'broken'", "OSError: out of luck"],
     "run --algo mine.py:pull": ["mine:pull, without .py"],
@@ -89,8 +89,8 @@ EARLY |= {
     "run --task digits --feed disk": ["'disk'", "device", "host"],
     # Flags, and whose they are.
     "run stray": ["'stray'"],
-    "run --learning-rate 0.1": ["'--learning-rate': say --lr"],
-    "run --epochs=3": ["'--epochs': say --steps"],
+    "run --learning-rate 0.1": ["'--learning-rate': use --lr"],
+    "run --epochs=3": ["'--epochs': use --steps"],
     "run --perido 4": ["'--perido'", "did you mean '--period'"],
     "run --stepps 4": ["'--stepps'", "'--steps'"],
     "run --Steps 4": ["did you mean '--steps'"],
@@ -161,7 +161,7 @@ EARLY |= {
     # Flags of its runs.
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
-    "compare --learning-rate 1": ["is a flag of none of sync_sgd, ", ": say --lr"],
+    "compare --learning-rate 1": ["is a flag of none of sync_sgd, ", ": use --lr"],
     "compare --networks 1Gbps": ["'--networks' is a flag of none of "],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],

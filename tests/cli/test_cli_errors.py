@@ -22,7 +22,7 @@ def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, 
     monkeypatch.chdir(tmp_path)
     assert main(["--algo", "mine"]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "mine.py is here: say --algo mine:FACTORY; its functions are pull, " in line
+    assert "mine.py is here: use --algo mine:FACTORY (its functions: pull, " in line
 
 
 def test_the_package_names_its_commands():

@@ -105,7 +105,7 @@ def test_idx_reads_dimensions_from_the_high_byte_down(tmp_path):
     [
         (b"not zipped", "not a complete gzip file"),
         (gzip.compress(b"\0\0\x08\x01\0\0\0\x04abcd")[:-9], "not a complete gzip file"),
-        (gzip.compress(b""), "must open with 00 00 08 .* got nothing"),
+        (gzip.compress(b""), "must begin with 00 00 08 .* got nothing"),
         (gzip.compress(b"\0\0\x0d\x01\0\0\0\x01abcd"), "got 00 00 0d 01"),
         (gzip.compress(b"\0\0\x08\x03\0\0\0\x01"), "ends inside its header of 3"),
         (gzip.compress(b"\0\0\x08\x01\0\0\0\x05abcd"), r"hold 5 bytes .*\(5,\), got 4"),
@@ -153,9 +153,9 @@ GZIPPED = gzip.compress(tar({"a": os.urandom(5000)}))
 @pytest.mark.parametrize(
     "content, problem",
     [
-        (tar({"../evil": b"x"}), r"'\.\./evil' leaves the folder"),
-        (tar({"a/../../evil": b"x"}), "leaves the folder"),
-        (tar({"/etc/evil": b"x"}), "'/etc/evil' leaves the folder"),
+        (tar({"../evil": b"x"}), r"'\.\./evil' leads out of the folder"),
+        (tar({"a/../../evil": b"x"}), "leads out of the folder"),
+        (tar({"/etc/evil": b"x"}), "'/etc/evil' leads out of the folder"),
         (tar({"a": b""}, type=tarfile.SYMTYPE, linkname="/etc"), "'a' is a link"),
         (tar({"a": b""}, type=tarfile.LNKTYPE, linkname="b"), "'a' is a link"),
         (tar({"a": b""}, type=tarfile.FIFOTYPE), "'a' is a link or a device"),
@@ -545,7 +545,7 @@ def test_an_archive_that_lacks_a_batch_is_refused(tmp_path):
 def test_an_archive_with_a_member_outside_is_refused(tmp_path):
     contents = {"data_batch_1": batch(2, 1)[0], "test_batch": batch(2, 0)[0]}
     path, members = archive(tmp_path, contents, **{"../evil": b"x"})
-    with pytest.raises(ValueError, match=r"'\.\./evil' leaves the folder"):
+    with pytest.raises(ValueError, match=r"'\.\./evil' leads out of the folder"):
         cifar.read(path, members)
     assert [p.name for p in tmp_path.iterdir()] == ["cifar.tar.gz"]
 

@@ -275,7 +275,7 @@ def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
     assert ended.code == 75, ended.stderr
     told = ended.stderr.splitlines()[-1]
     assert told.startswith(f"error: training example {bad}: OSError: the disk is on f")
-    assert told.endswith("--resume goes on after step 5")
+    assert told.endswith("--resume continues after step 5")
     ended = execute(f"{words} --resume", tmp_path / "out", **environ)
     assert ended.code == 0, ended.stderr
     assert "going on from the checkpoint of step 5" in ended.stderr

@@ -185,7 +185,7 @@ def test_validation_data_does_not_follow_the_seed():
 
 
 def test_a_share_that_holds_out_nothing_is_refused():
-    with pytest.raises(BadRequest, match="leaves 40 to train on and 0 to choose by"):
+    with pytest.raises(BadRequest, match="leaves 40 to train on and 0 to validate on"):
         run_of(*COUNTING, *APART, "--validation", "0.001")
 
 

@@ -66,10 +66,10 @@ CSV = {
     "a,kind\n1,x\n2,x\n": "all rows are of the class x",
     "a,kind\n1,x\nnan,y\n": "line 3: a number of x is not finite",
     "a,kind\n1,x\n1e39,y\n": "line 3: a number of x is not finite",
-    "a,kind\n1,x\n2,y\n": "of 2 rows 0 are held out",
+    "a,kind\n1,x\n2,y\n": "0 of 2 rows are held out",
     "a,kind\n": "holds no rows of numbers",
-    "": "must have a header of two columns or more, with commas between them, got ''",
-    "a;kind\n1;x\n": "with commas between them, got 'a;kind'",
+    "": "must have a header of two columns or more, separated by commas, got ''",
+    "a;kind\n1;x\n": "separated by commas, got 'a;kind'",
     "a,kind\n1,\udcff\n": "is no .csv file: 'utf-8' codec can't decode byte 0xff",
 }
 Y = (KINDS == "low").astype(int)
@@ -84,7 +84,7 @@ NPZ = [
         {"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y},
         "x_test must be numbers, (examples, 2), got float64 (100, 1)",
     ),
-    ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, "of 100 rows 0 are held out"),
+    ({"x": X, "y": Y, "x_test": X[:0], "y_test": Y[:0]}, "0 of 100 rows are held out"),
     ({"x": KINDS, "y": Y}, "x must be numbers, (examples), got <U4 (100,)"),
     ({"x": X, "y": X[:, 0]}, "is neither a whole number nor a word"),
     ({"x": X, "y": np.where(Y, np.nan, 1)}, "the class nan is neither a whole number"),

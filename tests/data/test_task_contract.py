@@ -75,7 +75,7 @@ def deciding(*arguments, **options):
 # What a factory returns, and what the line must say.
 WRONG = {
     "nothing": (None, ["experiments.tasks.task.Task", "got None"]),
-    "a rate": (BASE._replace(lr=0.1), ["lr must hold", "{'sgd': 0.1", "got 0.1"]),
+    "a rate": (BASE._replace(lr=0.1), ["lr must map", "{'sgd': 0.1", "got 0.1"]),
     "rate below 0": (BASE._replace(lr={"": -1}), ["lr['']", "above 0", "got -1"]),
     "steps": (BASE._replace(steps=-3), ["steps must be", "at least 1", "got -3"]),
     "batch": (BASE._replace(batch_size=0), ["batch_size", "at least 1", "got 0"]),
@@ -109,9 +109,9 @@ WRONG = {
     ),
     "figure of a measure": (
         BASE._replace(figures={"accuracy": float}),
-        ["'accuracy' is of apply and in figures"],
+        ["'accuracy' is both a value of apply and a figure"],
     ),
-    "decided": (applying(deciding), ["'decided'", "a name of ours"]),
+    "decided": (applying(deciding), ["'decided'", "a reserved name"]),
     "lists": (loading(test={"x": [1], "y": [2]}), ["test['x']", "array", "got [1]"]),
     "a list": (loading(test=[1, 2]), ["test must be a dict of arrays", "got [1, 2]"]),
     "numbers": (loading(train={"x": 1.0, "y": 2}), ["train['x']", "array", "got 1.0"]),
@@ -129,14 +129,14 @@ WRONG = {
     ),
     "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
     "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
-    "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "of size 4: 0 to 3"]),
+    "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "4: use 0 to 3"]),
     "a label below 0": (
         loading(test=labelled("test", -5)),
-        ["test['y'][5] holds -5", "of size 4: 0 to 3"],
+        ["test['y'][5] holds -5", "of size 4: use 0 to 3"],
     ),
     "a label of a source": (
         loading(train=Rows(BEYOND), groups={"label": BEYOND["y"]}),
-        ["train['y'][5] holds 9", "of size 4: 0 to 3"],
+        ["train['y'][5] holds 9", "of size 4: use 0 to 3"],
     ),
     "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),

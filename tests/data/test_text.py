@@ -192,7 +192,7 @@ def broken(folder):
     told = "did you mean '<|end_of_text|>'? (--end-of-text, one of: <|end_of_text|>)"
     yield f"--text {good} --tokenizer {other}", told
     yield f"--text {good} --tokenizer {other} --vocabulary 300", "leave it out"
-    yield "--text hf:", "say hf:NAME"
+    yield "--text hf:", "use hf:NAME"
 
 
 def refused(words, folder):
@@ -282,7 +282,7 @@ def test_a_shape_of_gpt2_gets_the_vocabulary_of_the_tokenizer(songs, tmp_path):
     batch = jax.tree.map(lambda x: x[:2], task.load().test)
     means, _ = task.apply(task.init(jax.random.key(0))[0], (), batch, None, False)
     assert np.abs(means["loss"] - np.log(300)).max() < 0.2  # of a model not trained
-    with pytest.raises(ValueError, match="--width is that of --model gpt2-tiny"):
+    with pytest.raises(ValueError, match="--width is set by --model gpt2-tiny"):
         given(width=8)
     with pytest.raises(ValueError, match=r"gpt3.*gpt2"):
         given(model="gpt3")
@@ -429,7 +429,7 @@ def test_a_full_disk_is_said_in_a_line_and_leaves_no_part(large, tmp_path):
     ended = together([(words, {}) for words in commands])
     for (code, _, said), folder, left in zip(ended, folders, (0, 1), strict=True):
         assert (code, len(names(folder))) == (1, left)
-        told = f"ValueError: {folder} cannot be written: File too large: take another "
+        told = f"ValueError: {folder} cannot be written: File too large: use another "
         assert told in said.splitlines()[-1]
 
 

@@ -197,9 +197,9 @@ def test_of_a_source_only_what_is_held_out_is_read():
         ({}, 1.0, ["above 0 and below 1", "got 1.0"]),
         ({}, "a tenth", ["above 0 and below 1", "'a tenth'"]),
         ({}, float("nan"), ["above 0 and below 1", "nan"]),
-        ({}, 1e-4, ["0.0001 of 1000", "1000 to train on and 0 to choose by"]),
-        ({}, 0.9999, ["0 to train on and 1000 to choose by"]),
-        ({"overlapping": 100}, 0.9, ["0 to train on and 900 to choose by"]),
+        ({}, 1e-4, ["0.0001 of 1000", "1000 to train on and 0 to validate on"]),
+        ({}, 0.9999, ["0 to train on and 1000 to validate on"]),
+        ({"overlapping": 100}, 0.9, ["0 to train on and 900 to validate on"]),
     ],
 )
 def test_a_share_that_leaves_nothing_is_refused_in_one_line(fields, share, words):

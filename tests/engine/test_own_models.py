@@ -278,14 +278,14 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ({"a": 1, "a.b": 2}, r"--export: params\.a\.b would lie inside of params\.a$"),
+        ({"a": 1, "a.b": 2}, r"--export: params\.a\.b would lie inside params\.a$"),
         (
             {"x": {"a.b": 1, "a": 2}},
-            r"params\.x\.a\.b would lie inside of params\.x\.a$",
+            r"params\.x\.a\.b would lie inside params\.x\.a$",
         ),
         (
             {"a.b": {"c": 1}, "a": {"b": 2}},
-            r"a\.b\.c would lie inside of params\.a\.b$",
+            r"a\.b\.c would lie inside params\.a\.b$",
         ),
         ({"a": {"b": 1}, "a.b": 2}, "two arrays have the name"),
     ],

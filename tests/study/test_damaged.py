@@ -159,7 +159,7 @@ def test_what_is_no_text_is_refused_before_training(flag, command, tmp_path, cap
     word = f"{tmp_path}/\udcff"
     assert command([flag, word]) == 2
     line = said_in_one_line(capsys.readouterr().err)
-    assert "/\\udcff' is no text in UTF-8" in line
+    assert "/\\udcff' is not valid UTF-8" in line
     assert [*tmp_path.iterdir()] == []
 
 

@@ -72,9 +72,9 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
 @pytest.mark.parametrize(
     ("changes", "given", "message"),
     [
-        ({"resume": True}, {}, "say out"),
-        ({"export": Path("model.safetensors")}, {}, "say out"),
-        ({"processes": 2}, {}, "in this process alone"),
+        ({"resume": True}, {}, "set out"),
+        ({"export": Path("model.safetensors")}, {}, "set out"),
+        ({"processes": 2}, {}, "in this process only"),
         ({"algo": "nothing"}, {}, "unknown algorithm 'nothing'"),
         ({}, {"strategy": syncalgos.bmuf}, r"call it: bmuf\(\)"),
         ({}, {"task": "digits"}, "Task"),

@@ -56,7 +56,7 @@ def test_mesh_is_read_by_axis_in_order():
 
 
 def test_a_config_made_in_python_is_checked_alike():
-    with pytest.raises(ValueError, match="must hold sizes by axis"):
+    with pytest.raises(ValueError, match="must map axes to sizes"):
         RunConfig(mesh={})
     with pytest.raises(ValueError, match="must be a word"):
         dataclasses.replace(parse([]), mesh={"a b": 2})
@@ -167,7 +167,7 @@ REFUSED = {
     "--mesh 2=fsdp": ["such as"],
     "--mesh fsdp=0": ["fsdp", "at least 1, got 0"],
     "--mesh lanes=2": ["'lanes' is an axis of the workers"],
-    "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh takes shard_map"],
+    "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh needs shard_map"],
     "--mesh fsdp=2 --backend vmap": ["--backend vmap"],
     "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
     "--task digits --mesh tensor=2": ["task digits has rules for fsdp, not"],
@@ -188,7 +188,7 @@ REFUSED = {
         *("'in'", "(4, 6)", "tensor = 3")
     ],
     f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
-    f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory takes"],
+    f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory needs"],
     f"{MEMORY} --algo sync_sgd": ["this strategy reduces gradients"],
     f"{MEMORY} --algo bmuf --sync-memory hostt": [
         *("unknown sync_memory", "pinned_host")

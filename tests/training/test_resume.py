@@ -476,7 +476,7 @@ REFUSED = {  # flags of the common kind, of an algorithm and of a task
     ),
     **dict.fromkeys(
         ("--resume --overwrite", "--resume-center --overwrite"),
-        "goes on with a run, --overwrite begins it anew: say one of them",
+        "continues a run, --overwrite starts it anew: use one of them",
     ),
 }
 

@@ -11,9 +11,9 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
     """Reads the files of a tar archive.
 
     Args:
-        path: the archive, gzip'd or not.
-        most_bytes: refuse an archive that unpacks to more.
-        name: of the archive, for errors.
+        path: the archive, with or without gzip.
+        most_bytes: the largest size that the archive may unpack to.
+        name: the name of the archive, for errors.
 
     Returns:
         Each file's content by its name.
@@ -33,8 +33,8 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
 
 
 def _unpacked(path: Path, most_bytes: int, name: str) -> bytes:
-    """The unpacked bytes of an archive."""
-    # All at once: what its headers ask for can then be no more than this.
+    """Returns the unpacked bytes of an archive."""
+    # All at once, so that sizes in its headers cannot ask for more memory.
     with path.open("rb") as raw:
         zipped = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
@@ -48,7 +48,7 @@ def _checked(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
     """Returns a member, or raises a ValueError unless it is a file or folder inside."""
     inside = PurePosixPath(member.name)
     if inside.is_absolute() or ".." in inside.parts:
-        raise ValueError(f"{name} is refused: {member.name!r} leaves the folder")
+        raise ValueError(f"{name} is refused: {member.name!r} leads out of the folder")
     if not (member.isfile() or member.isdir()):
         raise ValueError(f"{name} is refused: {member.name!r} is a link or a device")
     return member

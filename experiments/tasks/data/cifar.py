@@ -16,7 +16,7 @@ FOLDER = "cifar-10-batches-py/"
 ARCHIVE = PINS["cifar-10/cifar-10-python.tar.gz"]
 MOST_BYTES = 1 << 28  # the archive unpacks to 186 MB
 
-# All that a pickled array calls: a pickle that names anything else could run a program.
+# The functions that a pickled array calls: any other could run a program.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): np.ndarray(0).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
@@ -48,15 +48,15 @@ def read(path: Path, members: Mapping[str, str]) -> tuple[Arrays, Arrays]:
     """Reads an archive of batches, in memory.
 
     Args:
-        path: the archive, whose own checksum is right.
+        path: the archive, with a verified checksum.
         members: the batches' SHA-256 by name; "test_batch" is held out.
 
     Returns:
-        Those of `images`, with the training batches in the order of members.
+        The arrays of `images`, with the training batches in the order of members.
 
     Raises:
-        ValueError: a member leaves the folder, is missing, differs from its SHA-256,
-            asks for more than arrays, or is no batch.
+        ValueError: a member leads out of the folder, is missing, differs from its
+            SHA-256, asks for other objects than arrays, or is not a batch.
     """
     found = archives.members(path, MOST_BYTES, str(path))
     # Checked before anything is unpickled.

@@ -1,4 +1,4 @@
-"""Documents of text, read piece by piece: files may be larger than memory."""
+"""Documents of text, read piece by piece, as files may be larger than memory."""
 
 import codecs
 import glob
@@ -22,10 +22,10 @@ class Documents(NamedTuple):
     """Documents of text, in their order.
 
     Attributes:
-        where: the flag and the user's words, for errors.
-        files: each plain file is a document, each row of another file.
+        where: the flag and its value, for errors.
+        files: the files; each plain file, and each row of another file, is a document.
         hub: name, configuration and split of a dataset, in place of files.
-        column: of the rows: their text.
+        column: the column of the rows that has the text.
     """
 
     where: str
@@ -35,15 +35,15 @@ class Documents(NamedTuple):
 
     @property
     def bytes(self) -> int | None:
-        """The size of the text, if it is known before it is read."""
+        """The size of the text, if known before reading it."""
         if self.hub or any(_builder(path) for path in self.files):
             return None
         return sum(path.stat().st_size for path in self.files)
 
     def key(self) -> list[Any]:
-        """Tells this text from any other by what the files hold, not by their names."""
+        """Returns a key made from the contents of the files, not their names."""
         files = self.files
-        if self.hub:  # a folder may be named as a dataset is
+        if self.hub:  # a dataset may be a local folder
             files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
         held = []
         for path in files:
@@ -55,7 +55,7 @@ class Documents(NamedTuple):
         """Yields text, and whether a document ends with it.
 
         Raises:
-            ValueError: in one line, what cannot be read.
+            ValueError: the text cannot be read; one line says why.
         """
         if self.hub:
             name, config, split = self.hub
@@ -67,7 +67,7 @@ class Documents(NamedTuple):
                 yield from self._rows(builder, data_files=glob.escape(str(path)))
 
     def _rows(self, builder: str, split: str = "train", **given: Any):
-        """Yields the rows of a dataset that streams."""
+        """Yields the rows of a streamed dataset."""
         try:
             import datasets
         except ImportError:
@@ -101,24 +101,24 @@ def find(flag: str, words: str, column: str) -> Documents:
     """Finds the documents that a user names.
 
     Args:
-        flag: for errors.
-        words: paths or globs with commas between them, or hf:NAME, hf:NAME:CONFIG or
+        flag: the flag, for errors.
+        words: paths or globs separated by commas, or hf:NAME, hf:NAME:CONFIG or
             hf:NAME:CONFIG:SPLIT, a dataset of Hugging Face; SPLIT is train by default.
-        column: of rows: their text.
+        column: the column of rows that has the text.
 
     Raises:
-        ValueError: there are none.
+        ValueError: there are no such documents.
     """
     where = f"{flag} {words}"
     if words.startswith(HUB):
         name, config, split, *more = [*words.removeprefix(HUB).split(":"), "", ""]
         if not name or len(more) > 2:
-            raise ValueError(f"{where}: say hf:NAME, or hf:NAME:CONFIG:SPLIT")
+            raise ValueError(f"{where}: use hf:NAME, or hf:NAME:CONFIG:SPLIT")
         return Documents(where, (), (name, config or None, split or "train"), column)
     files: list[Path] = []
     for pattern in words.split(","):
         word = str(Path(pattern).expanduser())
-        # A file may have the name of a glob.
+        # The name of a file may look like a glob.
         named = glob.glob(glob.escape(word)) or sorted(glob.glob(word, recursive=True))
         found = [path for x in named if (path := Path(x)).is_file()]
         if not found:
@@ -129,7 +129,7 @@ def find(flag: str, words: str, column: str) -> Documents:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Raises a ValueError that names the file, in one line, where it cannot be read."""
+    """Converts an OSError to a ValueError in one line that names the file."""
     try:
         yield
     except OSError as error:
@@ -138,16 +138,16 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _builder(path: Path) -> str | None:
-    """The builder of a file of rows, which may be compressed; None for plain text."""
+    """Returns the builder for a file of rows, maybe compressed; None for plain text."""
     return next((ROWS[x] for x in path.suffixes[-2:] if x in ROWS), None)
 
 
 def _plain(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yields a document from a file, in pieces that end with a line where they can."""
+    """Yields a document from a file, in pieces that end with a line if possible."""
     rest, is_empty = "", True
     for text in _decoded(path):
         held, is_empty = rest + text, is_empty and not text
-        # A line's end is most often the end of a token, too.
+        # The end of a line is usually also the end of a token.
         end = held.rfind("\n") + 1 or len(held)
         if end:
             yield held[:end], False
@@ -168,7 +168,7 @@ def _decoded(path: Path) -> Iterator[str]:
 
 
 def _text(decoder: codecs.IncrementalDecoder, read: bytes, end: int, path: Path) -> str:
-    """Decodes what was read of a file before a byte; nothing ends the file."""
+    """Decodes bytes that end before position `end`; no bytes mean the file's end."""
     start = end - len(read) - len(decoder.getstate()[0])
     try:
         return decoder.decode(read, final=not read)

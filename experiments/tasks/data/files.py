@@ -1,4 +1,4 @@
-"""Data files: found or downloaded, and used only if they are what was pinned."""
+"""Data files: found or downloaded, and used only if they match their checksums."""
 
 import hashlib
 import os
@@ -25,14 +25,14 @@ Convert = Callable[[Path], bytes]
 
 
 class File(NamedTuple):
-    """A data file that is pinned.
+    """A data file with a pinned checksum.
 
     Attributes:
-        path: below the data folder.
-        size: in bytes.
-        sha256: checksum, in hexadecimal.
-        urls: addresses: the official source, then its mirrors.
-        members: of an archive: the SHA-256 of its files by name.
+        path: the path below the data folder.
+        size: the size in bytes.
+        sha256: the SHA-256 checksum, in hexadecimal.
+        urls: the official source, and then its mirrors.
+        members: the SHA-256 of the files in an archive, by name.
     """
 
     path: str
@@ -51,14 +51,14 @@ PINS: dict[str, File] = {
 
 
 def folder(data_dir: Path | None = None) -> Path:
-    """The data folder: data_dir, else $SYNCALGOS_DATA, else the user's cache."""
+    """Returns data_dir, else $SYNCALGOS_DATA, else the user's cache folder."""
     if chosen := data_dir or os.environ.get("SYNCALGOS_DATA"):
         return Path(chosen).expanduser()
     return user_cache()
 
 
 def user_cache() -> Path:
-    """The system's folder for files that can be made again; ~/.cache/syncalgos."""
+    """Returns the user's cache folder, such as ~/.cache/syncalgos."""
     return user_cache_path("syncalgos")
 
 
@@ -76,8 +76,8 @@ def find(
         convert: makes the file from the download; None if the download is the file.
 
     Raises:
-        ValueError: in one line, that the file differs from its pin, or how to get it
-            where it cannot be downloaded.
+        ValueError: the file differs from its pin, or cannot be downloaded; then the one
+            line says how to get it.
     """
     path = folder(data_dir) / file.path
     try:
@@ -86,7 +86,7 @@ def find(
             raise ValueError(
                 f"{path} is altered or incomplete: its SHA-256 is {found} "
                 f"({path.stat().st_size} bytes), not {file.sha256} ({file.size} "
-                "bytes); it is left as it is: remove it to download it anew"
+                "bytes). Remove it to download it again"
             )
     except FileNotFoundError:
         _download(file, path, convert)
@@ -96,13 +96,13 @@ def find(
 
 
 def sha256(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Returns the SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 
 def _download(file: File, path: Path, convert: Convert | None) -> None:
-    """Downloads a file, or raises a ValueError and leaves nothing in its place."""
+    """Downloads a file, or raises a ValueError and leaves no file."""
     folders = (path.parent, *path.parent.absolute().parents)
     missing, problems = [x for x in folders if not x.exists()], []
     try:
@@ -110,16 +110,16 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
         with _making(path) as part:
             # Another process may have made it meanwhile.
             if not path.exists() and _is_made(file, part, convert, problems):
-                part.replace(path)  # complete: no reader ever finds half a file
+                part.replace(path)  # complete, so that no reader finds half a file
         if path.exists():
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
     finally:
-        with suppress(OSError):  # the innermost first, up to one that holds something
+        with suppress(OSError):  # from the innermost outward, until one is not empty
             for folder in missing:
                 folder.rmdir()
-    it = "it" if convert is None else "it, or the very file of that address,"
+    it = "it" if convert is None else "it, or the file from that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
         f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
@@ -128,12 +128,12 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
 
 @contextmanager
 def made(path: Path) -> Iterator[Path]:
-    """Yields the part to make a file from, while no other process makes it.
+    """Yields the path of a partial file, while no other process makes the file.
 
-    A signal ends it at once. What is left of the part is removed.
+    A signal ends this at once. A remaining partial file is removed.
 
     Raises:
-        ValueError: in one line, that the folder cannot be written.
+        ValueError: the folder cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,21 +141,21 @@ def made(path: Path) -> Iterator[Path]:
             yield part
     except OSError as error:
         raise ValueError(
-            f"{path.parent} cannot be written: {error.strerror or error}: take another "
+            f"{path.parent} cannot be written: {error.strerror or error}: use another "
             "--data-dir"
         ) from error
 
 
 @contextmanager
 def _making(path: Path) -> Iterator[Path]:
-    """Yields the part of `_alone`, and is ended by a signal."""
+    """Yields the partial file of `_alone`; a signal ends this at once."""
     with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
         yield part
 
 
 @contextmanager
 def _alone(path: Path) -> Iterator[Path]:
-    """Waits until no other process makes a file; yields the part to make it from."""
+    """Waits until no other process makes a file; yields its partial file."""
     part, held = (path.with_name(f".{path.name}{x}") for x in (PART, ".lock"))
     lock = FileLock(held)
     with suppress(OSError):  # not all file systems have locks
@@ -172,7 +172,7 @@ def _alone(path: Path) -> Iterator[Path]:
 def _is_made(
     file: File, part: Path, convert: Convert | None, problems: list[str]
 ) -> bool:
-    """Makes a file from the first source that serves it; adds why others did not."""
+    """Makes a file from the first source that serves it; collects other problems."""
     for url in file.urls:
         try:
             _make(file, part, url, convert)
@@ -184,10 +184,10 @@ def _is_made(
 
 
 def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
-    """Makes a file from an address, or from what lies beside it under its name.
+    """Makes a file from an address, or from a local copy of that download.
 
     Raises:
-        ValueError: what is wrong with what it has made, or with the source.
+        ValueError: the result differs from its pin, or the source failed.
     """
     from requests import RequestException
 
@@ -198,7 +198,7 @@ def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
         if not is_here:
             size = decimal(file.size, precision=3)
             say(f"downloading {file.path} ({size}) from {host}")
-            # The size of a download to be converted is not pinned: it gets more room.
+            # The size of a download before conversion is not pinned: it may be larger.
             total = file.size if convert is None else None
             _receive(url, part, total or 2 * file.size, total)
         if convert is not None:
@@ -206,7 +206,7 @@ def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
         with part.open("rb+") as made:
             os.fsync(made.fileno())
         if (found := sha256(part)) != file.sha256:
-            what = "what it makes has SHA-256" if is_here else "its SHA-256 is"
+            what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
             raise ValueError(f"{what} {found}")
     except (RequestException, ValueError) as error:
         why = _reason(error) if isinstance(error, RequestException) else str(error)
@@ -215,7 +215,7 @@ def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
 
 
 def _receive(url: str, part: Path, most: int, total: int | None) -> None:
-    """Downloads at most so many bytes, with a progress bar on a terminal."""
+    """Downloads at most `most` bytes, with a progress bar on a terminal."""
     import requests
 
     console = Console(stderr=True)
@@ -240,13 +240,13 @@ def _check_size(size: int, most: int) -> None:
 
 def _reason(error: OSError) -> str:
     """Explains a failed download in a few words."""
-    # The text of requests' own errors fills a paragraph.
+    # The error texts of requests are a paragraph long.
     from requests import exceptions
 
     response = getattr(error, "response", None)
     if response is not None:
         return f"HTTP {response.status_code}"
-    # In this order: a timeout, a proxy's and a TLS error are connection errors, too.
+    # In this order: timeouts, proxy and TLS errors are also connection errors.
     reasons = {
         exceptions.Timeout: "no answer in time",
         exceptions.SSLError: "its TLS certificate is refused",
@@ -259,12 +259,12 @@ def _reason(error: OSError) -> str:
 
 
 def _stop(number: int, frame: Any) -> NoReturn:
-    """Ends a download by a signal, of which the harness only takes note."""
+    """Ends a download at a signal, which the harness itself would only note."""
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def say(text: str) -> None:
-    """Prints a line on stderr; Rich leaves control characters out."""
+    """Prints a line on stderr; Rich removes control characters."""
     console = Console(stderr=True, soft_wrap=True, emoji=False, highlight=False)
     with suppress(OSError, ValueError):  # the latter: it is closed
         console.print(text, markup=False)

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: IDX files, gzip'd as distributed or unpacked."""
+"""MNIST and Fashion-MNIST: IDX files, with or without gzip."""
 
 import gzip
 import math
@@ -21,7 +21,7 @@ FILES = {
     for data_set in ("mnist", "fashion-mnist")
 }
 
-# Where others keep them: beside the packed ones, in torchvision's folders, or alone.
+# Other possible folders of the files, such as those of torchvision.
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw", "."),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
@@ -53,7 +53,7 @@ def images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
 
 
 def _there(file: File, data_dir: Path | None) -> Path | None:
-    """Returns a right file of another name or place, if there is one."""
+    """Returns a file with the right checksum and another name or folder, if any."""
     expected = {Path(file.path).name: file.sha256, **file.members}
     expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
     places = [folder(data_dir) / x for x in FOLDERS[Path(file.path).parent.name]]
@@ -62,7 +62,7 @@ def _there(file: File, data_dir: Path | None) -> Path | None:
 
 
 def _is(path: Path, digest: str) -> bool:
-    """Whether a file is there, and has this SHA-256."""
+    """Whether a file exists, and has this SHA-256."""
     try:
         return sha256(path) == digest
     except OSError:
@@ -81,7 +81,7 @@ def _examples(images_path: Path, labels_path: Path) -> Arrays:
 
 
 def read(path: Path) -> np.ndarray:
-    """Reads an IDX file of unsigned bytes; with .gz it is packed.
+    """Reads an IDX file of unsigned bytes, compressed if its name ends in .gz.
 
     Raises:
         ValueError: it has another format, or is incomplete.
@@ -95,7 +95,7 @@ def read(path: Path) -> np.ndarray:
         raise ValueError(f"{path} is not a complete gzip file: {error}") from error
     if content[:3] != b"\0\0\x08" or len(content) < 4:
         raise ValueError(
-            f"{path} must open with 00 00 08 (IDX of unsigned bytes), got "
+            f"{path} must begin with 00 00 08 (IDX of unsigned bytes), got "
             f"{content[:4].hex(' ') or 'nothing'}"
         )
     start = 4 + 4 * content[3]

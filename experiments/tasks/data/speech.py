@@ -13,7 +13,7 @@ from experiments.tasks.data import archives
 from experiments.tasks.data.files import PINS, find, folder
 from syncalgos import checks
 
-# The tar that `pack` makes, and the same gzip'd: pins.toml says why.
+# The tar file that `pack` makes, and its gzip; pins.toml explains why.
 TAR = PINS["fsdd/fsdd-recordings.tar"]
 TAR_GZ = PINS["fsdd/fsdd-recordings.tar.gz"]
 MOST_BYTES = 1 << 26  # the tag's archive unpacks to 24 MB
@@ -25,7 +25,7 @@ HOP = 128  # samples from frame to frame, 16 ms
 FFT = 256
 BANDS = 40
 LONGEST = 142  # frames of any recording
-FLOOR = 1e-6  # the least power of a band, for the sake of digital silence
+FLOOR = 1e-6  # the lowest power of a band, as digital silence has none
 
 Arrays = dict[str, np.ndarray]
 
@@ -36,7 +36,7 @@ class Recording(NamedTuple):
     Attributes:
         digit: 0 to 9.
         speaker: the speaker's name.
-        take: 0 to 49, the index in its name; 0 to 4 are held out.
+        take: the index in its name, 0 to 49; 0 to 4 are held out.
         samples: (n,) int16, 8,000 per second.
     """
 
@@ -66,12 +66,12 @@ def recordings(data_dir: Path | None = None) -> list[Recording]:
 
 
 def pack(path: Path) -> bytes:
-    """Packs the recordings of the repository's archive, always to the same bytes.
+    """Packs the recordings of the repository's archive into reproducible bytes.
 
     Raises:
         ValueError: the archive cannot be read, or a name leads out of its folder.
     """
-    # The archive itself cannot be pinned: its bytes change with the server's gzip.
+    # The archive cannot be pinned, because its bytes depend on the server's gzip.
     found = archives.members(path, MOST_BYTES, "the archive")
     wavs = {m[1]: wav for name, wav in found.items() if (m := NAME.fullmatch(name))}
     packed = BytesIO()
@@ -123,11 +123,11 @@ def log_mel(samples: np.ndarray) -> np.ndarray:
     """Computes log-mel features: 40 bands from 0 to 4 kHz, a frame every 16 ms.
 
     Args:
-        samples: (n,) int16, 8,000 per second; fewer than one window's are padded.
+        samples: (n,) int16, 8,000 per second; padded if shorter than a window.
 
     Returns:
-        (frames, 40) float32: the log of each band's power, at least log(1e-6), for
-        samples from -1 to 1; frames that would reach past the end are left out.
+        (frames, 40) float32: the log of each band's power, at least log(1e-6), with
+        samples scaled to -1 to 1. Frames that would reach past the end are left out.
     """
     sound = samples.astype(np.float32) / 32768
     sound = np.pad(sound, (0, max(WINDOW - len(sound), 0)))
@@ -144,14 +144,14 @@ def spoken_digits(
 
     Args:
         data_dir: the data folder (see `files.folder`).
-        frames: of each example, at least 1; longer recordings are cut.
+        frames: number of frames of each example, at least 1; longer recordings are cut.
 
     Returns:
         The 2,700 training and the 300 held-out examples, each {"x": features
         (n, frames, 40) float32, "length": frames of the recording itself, (n,) int32,
         "y": digits (n,) int32}. Each band has mean 0 and deviation 1 over the training
         recordings' own frames; the frames after them are 0. Then the speaker of each
-        training example, (2700,) int32: a place in the sorted names.
+        training example, (2700,) int32: an index in the sorted names.
 
     Raises:
         ValueError: the file is missing, altered or malformed.
@@ -162,7 +162,7 @@ def spoken_digits(
     # The first takes of each digit and speaker.
     held_out = np.array([recording.take < 5 for recording in loaded])
     own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
-    # Of the training recordings alone: held-out ones must not shape their own test.
+    # From training recordings only: held-out ones must not influence their own test.
     mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
     x = np.zeros((len(loaded), frames, BANDS), np.float32)
     for row, feature in zip(x, features, strict=True):

@@ -41,8 +41,8 @@ def words(text: str) -> tuple[np.ndarray, list[str]]:
     """Splits a text into lower-case words: runs of the letters a to z and '.
 
     Returns:
-        Codes, (n,) int32, and the vocabulary, the most frequent word first and equally
-        frequent ones sorted: word i has code i.
+        Codes, (n,) int32, and the vocabulary, sorted by frequency and then by name:
+        word i has code i.
     """
     found = re.findall(r"[a-z']+", text.lower())
     counts = Counter(found)
@@ -67,6 +67,6 @@ def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndar
 
 
 def windows(codes: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
-    """Cuts the windows that begin at every stride-th code, (windows, length)."""
+    """Returns the windows that begin at every stride-th code, (windows, length)."""
     view = np.lib.stride_tricks.sliding_window_view(codes, length)
     return np.ascontiguousarray(view[::stride])

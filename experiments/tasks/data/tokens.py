@@ -1,4 +1,4 @@
-"""Text as tokens, made once into a file that need not fit in memory."""
+"""Text as tokens, written once to a file that need not fit in memory."""
 
 import hashlib
 import json
@@ -18,9 +18,9 @@ from syncalgos import checks
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-VERSION = 1  # of what is kept: another one is made anew
-LEAST = 257  # tokens of a tokenizer that is trained here: the bytes and the end
-TRAINED_ON = 2**25  # characters, of which a tokenizer learns more than enough
+VERSION = 1  # of the files: those of another version are not used
+LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
+TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
 BATCH = 2**21  # characters that are tokenized at once
 
 
@@ -28,8 +28,8 @@ class Tokens(NamedTuple):
     """A text as tokens.
 
     Attributes:
-        values: (tokens,), read from the file as they are used.
-        sha256: of the values.
+        values: (tokens,), read from the file on demand.
+        sha256: the checksum of the values.
     """
 
     values: np.ndarray
@@ -40,11 +40,11 @@ def from_file(path: Path, end: str) -> "Tokenizer":
     """Reads a tokenizer.json.
 
     Args:
-        path: of the file.
+        path: the file.
         end: the special token that ends a document.
 
     Raises:
-        ValueError: it is none, or lacks the token.
+        ValueError: it is not a tokenizer, or lacks the token.
     """
     package = _package()
     try:
@@ -65,17 +65,17 @@ def from_file(path: Path, end: str) -> "Tokenizer":
 def trained(
     documents: Documents, key: list[Any], size: int, end: str, folder: Path
 ) -> "Tokenizer":
-    """Trains a byte-level BPE tokenizer on the beginning of a text, or finds it.
+    """Trains a byte-level BPE tokenizer on the beginning of a text, or loads it.
 
     Args:
         documents: the text.
-        key: of the documents.
-        size: number of tokens; fewer if the text has no more to learn.
+        key: the key of the documents.
+        size: number of tokens; a short text gives fewer.
         end: the special token that ends a document.
-        folder: where it is kept.
+        folder: the folder for the tokenizer's file.
 
     Raises:
-        ValueError: in one line, what cannot be read or written.
+        ValueError: a file cannot be read or written.
     """
     package = _package()
     path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
@@ -111,18 +111,18 @@ def tokenized(
     limit: int | None,
     folder: Path,
 ) -> Tokens:
-    """Tokenizes a text into a file, or finds it.
+    """Tokenizes a text into a file, or finds the file.
 
     Args:
         documents: the text.
-        key: of the documents.
-        tokenizer: of `from_file` or `trained`.
+        key: the key of the documents.
+        tokenizer: the result of `from_file` or `trained`.
         end: the special token that follows each document.
-        limit: the number of tokens after which the text is left; None takes all.
-        folder: where the file is kept.
+        limit: the largest number of tokens; None takes all.
+        folder: the folder for the file.
 
     Raises:
-        ValueError: in one line, what cannot be read or written, or that it is empty.
+        ValueError: a file cannot be read or written, or the text is empty.
     """
     name = _digest("tokens", key, tokenizer.to_str(), end, limit)
     path, note = folder / f"{name}.tokens", folder / f"{name}.json"
@@ -135,7 +135,7 @@ def tokenized(
         part.write_text(json.dumps(found))
         _keep(part, note)
 
-    # The note comes last, so a file that has one is whole.
+    # The note is written last, so a file with a note is complete.
     _once(note, write)
     try:
         found = json.loads(note.read_bytes())
@@ -149,20 +149,20 @@ def tokenized(
 
 
 def damaged(path: Path) -> ValueError:
-    """Makes the error of a file of tokens that is damaged, or of its note."""
+    """Makes the error for a damaged file of tokens or its note."""
     note = path.with_suffix(".json").name
     return ValueError(f"{path} or {note} is damaged: remove both")
 
 
 def size_of(tokenizer: "Tokenizer") -> int:
-    """The number of tokens that a model has to tell apart."""
+    """Returns the number of tokens that a model has to distinguish."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def byte_counts(tokenizer: "Tokenizer") -> np.ndarray | None:
-    """The bytes of text that each token stands for, (tokens,) int32; special ones 0.
+    """Returns the bytes of text in each token, (tokens,) int32; 0 for special ones.
 
-    None for a tokenizer whose tokens do not stand for bytes.
+    Returns None if the tokenizer's tokens do not stand for bytes.
     """
     if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
         return None
@@ -188,10 +188,10 @@ def _package() -> Any:
 
 
 def _plain(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Returns a tokenizer that keeps all of a text, and adds nothing."""
+    """Returns a tokenizer that neither truncates a text nor adds to it."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    # A text that holds the words <|endoftext|> does not end there.
+    # <|endoftext|> within a text is not read as the special token.
     tokenizer.encode_special_tokens = True
     return tokenizer
 
@@ -254,12 +254,12 @@ def _write(
     if not count:
         raise ValueError(f"{documents.where}: it holds no text")
     if files.sha256(path) != digest.hexdigest():
-        raise ValueError(f"{path} is not as it was written: another process, or a disk")
+        raise ValueError(f"{path} differs from what was written to it")
     return {"tokens": count, "sha256": digest.hexdigest()}
 
 
 def _once(path: Path, write: Callable[[Path], None]) -> None:
-    """Has a function write a file where there is none, in one process at a time."""
+    """Calls a function to write a file if it is missing, in one process at a time."""
     if path.exists():
         return
     with files.made(path) as part:
@@ -268,7 +268,7 @@ def _once(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def _keep(part: Path, path: Path) -> None:
-    """Gives a complete file its name: nobody finds half of one."""
+    """Gives a complete file its name, so that no reader finds half a file."""
     with part.open("rb+") as written:
         os.fsync(written.fileno())
     part.replace(path)

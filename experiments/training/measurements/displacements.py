@@ -1,9 +1,10 @@
-"""Displacements: how far workers go between two syncs, and how much they agree.
+"""Displacements: how far workers move between two syncs, and how much they agree.
 
-A round is a stretch of local steps that ends with one at which anything is sent. In it
-worker i's params go from θᵢ, right after the last sync, by dᵢ, before the next one acts
-on them. The pseudo-gradient is -mean(d), and cos(dᵢ, dⱼ), averaged over the pairs of
-workers, says how much they agree: 1 where they see the same, 0 where noise drives them.
+A round is a sequence of local steps that ends with a step at which anything is sent.
+The displacement dᵢ is the change of worker i's params from right after one sync to
+right before the next. The pseudo-gradient is -mean(d). The mean of cos(dᵢ, dⱼ) over
+pairs of workers measures their agreement: 1 if all see the same data, 0 if noise
+dominates.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import widen
 from syncalgos.strategy import apply_sync
 
-# Instead of NaN, at which jax_debug_nans would end the run; no norm and no cosine.
+# Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
 NONE = -2.0
 NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
 
@@ -31,9 +32,9 @@ class Measured(NamedTuple):
     """State of `measured`.
 
     Attributes:
-        strategy: the measured one's own.
-        start: this worker's params where the last round to be measured began.
-        noted: by name, what the last round that was measured had; float32 scalars.
+        strategy: the state of the measured strategy.
+        start: this worker's params at the start of the last round to measure.
+        noted: the figures of the last measured round by name, float32 scalars.
     """
 
     strategy: PyTree
@@ -47,22 +48,22 @@ def measured(
     evaluated: Sequence[int],
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Returns the same strategy, which records the displacements of some rounds.
+    """Returns the same strategy, which also records the displacements of some rounds.
 
-    Measured is the last round that ended by each evaluation. `communication` would
-    count what measuring sends, the params thrice for each such round: ask it about the
-    plain strategy.
+    For each evaluation, the last round that ended before it is measured. Measuring
+    sends the params three times per such round, which `communication` would count:
+    call it with the plain strategy instead.
 
     Args:
-        strategy: of a whole run. It trains the same params, but for their last bits
-            where XLA fuses a step in another way beside what is measured.
-        sync_steps: whether anything is sent, (steps,) booleans.
+        strategy: the strategy of a whole run. It trains the same params, except for
+            their last bits if XLA fuses a step differently because of the measurement.
+        sync_steps: whether anything is sent at each step, (steps,) booleans.
         evaluated: local steps done at each evaluation.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes of the workers.
 
     Returns:
         A Strategy. State: the strategy's, and one copy of the params that it sees.
-        What a delayed strategy puts in place within a round counts as gone there.
+        Changes that a delayed strategy makes within a round count as displacement.
     """
     begins, ends = _measured_rounds(np.asarray(sync_steps, bool), evaluated)
 
@@ -76,7 +77,7 @@ def measured(
             lambda: _compare(replica.params, state.start, axis),
             lambda: state.noted,
         )
-        # Else XLA might fuse the local step another way than without us, and round so.
+        # Otherwise XLA might fuse the local step differently, and round differently.
         apart = noted, replica, state.strategy
         noted, replica, own = lax.optimization_barrier(apart)
         synced = apply_sync(strategy, replica, own, step)
@@ -89,7 +90,7 @@ def measured(
     def notes(step):
         return _holds(begins, step + 1) | _holds(ends, step)
 
-    # The engine runs the strategy in the same form as without us.
+    # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
@@ -107,11 +108,11 @@ def figures(state: TrainState) -> dict[str, float]:
     """Returns the displacements that a measured strategy recorded last.
 
     Returns:
-        pseudo_gradient, its 2-norm over all params that the strategy sees;
+        pseudo_gradient, the 2-norm over all params that the strategy sees;
         displacement_cosine, the mean over pairs of workers; and drift, the root mean
-        square distance of a replica to their mean, right before the sync. NaN where no
-        round has ended yet, where the strategy is not `measured`, and for the cosine of
-        one worker, or of one that did not move.
+        square distance of replicas to their mean, right before the sync. All are NaN if
+        no round has ended yet, or the strategy is not `measured`. The cosine is NaN if
+        there is one worker, or one did not move.
     """
     noted = state.sync.noted if isinstance(state.sync, Measured) else {}
     return {name: _read(noted.get(name, NONE)) for name in NAMES}
@@ -154,8 +155,8 @@ def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
     length = optax.tree.norm(moved)
     stays = length == 0
     unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
-    # Of a worker's direction with the sum of the others', which unlike |Σu|² - N loses
-    # no digits where they are orthogonal.
+    # Each worker's direction times the sum of the others: unlike |Σu|² - N, this loses
+    # no digits if directions are orthogonal.
     others = jax.tree.map(
         lambda mean, x: workers * mean - x, collectives.mean(unit, axis), unit
     )
@@ -165,7 +166,7 @@ def _cosine(moved: PyTree, workers: int, axis: Axis) -> jax.Array:
 
 
 def _read(value: jax.Array | float) -> float:
-    """Returns the value of one worker on this process: all agree."""
+    """Returns the value of one worker of this process; all have the same."""
     if isinstance(value, jax.Array):
         value = float(np.ravel(value.addressable_shards[0].data)[0])
     return value if value > NONE else np.nan

@@ -25,25 +25,26 @@ def effective_lr(
 ) -> Callable[[PyTree, float], float | None]:
     """Finds lr times the steady ratio of the center's movement to plain SGD's.
 
-    All workers get one constant gradient, and step along it with plain SGD at `lr`.
-    BMUF comes out at ζ / (1 - μ) times lr, DiLoCo at 7 times lr. Papers that leave this
-    out compare learning rates, not algorithms. Axes are cut to 4 entries: where a rate
-    depends on a leaf's size, as that of DGC does, it is that of small leaves.
+    All workers get the same constant gradient, and step along it with plain SGD at
+    `lr`. The result is ζ / (1 - μ) times lr for BMUF, and 7 times lr for DiLoCo.
+    Without it, a comparison of algorithms may only compare learning rates. Axes are cut
+    to 4 entries: if a rate depends on a leaf's size, as with DGC, it is that of small
+    leaves.
 
     Args:
-        make: hyperparams -> the strategy, made for a constant learning rate, and the
-            inner optimizer, whose state a strategy may touch.
+        make: maps hyperparams to the strategy, made for a constant learning rate, and
+            the inner optimizer, whose state a strategy may change.
         params: one plain model.
-        workers: their number.
+        workers: the number of workers.
 
     Returns:
-        (hyperparams, the inner learning rate) -> the effective rate, compiled once;
-        None where movement is no multiple of the gradient (sign methods); NaN where it
-        does not become steady within 131,072 steps. Where steps are drawn it is right
-        to about 1 %.
+        A function of (hyperparams, inner learning rate) that returns the effective
+        rate, compiled once. It is None if movement is not proportional to the gradient
+        (sign methods), and NaN if it does not become steady within 131,072 steps. If
+        steps are random, its error is about 1 %.
     """
-    # By running it nothing has to be looked up: any strategy has a rate so.
-    # Leaves count by their entries: small ones, as biases, may move at other rates.
+    # Running the strategy gives a rate for any strategy, without a table of formulas.
+    # Leaves are weighted by their size: small ones, such as biases, may move otherwise.
     sizes = [x.size for x in jax.tree.leaves(params) if x.size]
     small = jax.tree.map(lambda x: np.zeros([min(d, 4) for d in x.shape]), params)
     plain = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
@@ -52,7 +53,7 @@ def effective_lr(
     def rate(hyperparams: PyTree, lr: float) -> float | None:
         given = hyperparams, lr, sizes
         try:
-            # The limit of a sequence loses digits: float32 has too few.
+            # Computing the limit loses digits, of which float32 has too few.
             with jax.enable_x64(True):
                 return _probe(*of_small, *given, tolerance=1e-9)
         except Exception:  # a strategy may know its own shapes and dtypes
@@ -70,7 +71,7 @@ def _probe(start, run, hyperparams, lr, sizes, tolerance) -> float | None:
     ]
     if not np.isfinite(ratios).all():
         return float("nan")
-    # A sign method moves as far under a gradient twice as large: it has no rate.
+    # A sign method moves as far with twice the gradient: it has no rate.
     if not np.isclose(*ratios, rtol=1e-2):
         return None
     return float(f"{ratios[0] * lr:.4g}")
@@ -92,8 +93,8 @@ def _steady_ratio(run, carry, sizes, tolerance) -> float:
         if abs(rate - last) <= 1e-4 * abs(rate):
             return float(rate)
         last = rate
-        # Rates of steps that are drawn have no limit: their mean settles as the root of
-        # the number of steps, and two digits of it are soon had.
+        # Rates of random steps have no limit. Their mean converges as the root of the
+        # number of steps, so that two digits are reached soon.
         means.append(np.average(rates.mean(1), weights=sizes))
         if steps >= DRAWN_STEPS and np.ptp(means[-3:]) <= 0.01 * abs(means[-1]):
             return float(means[-1])
@@ -101,10 +102,10 @@ def _steady_ratio(run, carry, sizes, tolerance) -> float:
 
 
 def _make_runner(make, params, workers) -> tuple[Any, Any]:
-    """Returns the functions that make a carry, and that take local steps.
+    """Returns a function that makes a carry, and one that takes local steps.
 
-    The second: (hyperparams, lr, gradient, carry, step) -> (carry, center of each
-    step).
+    The second maps (hyperparams, lr, gradient, carry, step) to (carry, center after
+    each step).
     """
 
     def local_step(strategy, lr, gradient, carry, step):
@@ -133,7 +134,7 @@ def _make_runner(make, params, workers) -> tuple[Any, Any]:
 
     def mean_of_workers(hyperparams, lr, gradient, carry, first):
         carry, track = run(hyperparams, lr, gradient, carry, first)
-        # On the host: no program of its own.
+        # On the host, which needs no program.
         return carry, np.asarray(track, np.float64).mean((1, 2))
 
     def of_workers(hyperparams):
@@ -144,8 +145,8 @@ def _make_runner(make, params, workers) -> tuple[Any, Any]:
 
 def _rates(track: np.ndarray) -> np.ndarray:
     """Returns the rates per step of a track of positions in three windows, or NaN."""
-    # Between steps at which it moved, as many in each window, so that blocks do not
-    # blur them; the first quarter is left out.
+    # Windows begin and end at steps with movement, and have equally many of them, so
+    # that rounds are not cut. The first quarter is left out.
     moved = np.flatnonzero(np.diff(track, prepend=0.0))
     if len(moved) < 4:
         return np.full(3, np.nan)
@@ -154,9 +155,9 @@ def _rates(track: np.ndarray) -> np.ndarray:
 
 
 def _limit(rates: np.ndarray, tolerance: float) -> float:
-    """Returns the rate to which those of three windows settle, or NaN."""
+    """Returns the limit of the rates in three windows, or NaN."""
     r1, r2, r3 = rates
-    # A geometric approach, as momentum has, is continued to its limit (Aitken).
+    # A geometric sequence, as from momentum, is continued to its limit (Aitken).
     if abs(r3 - r2) <= tolerance * abs(r3):
         return r3
     shrink = (r3 - r2) / (r2 - r1) if r2 != r1 else np.inf

@@ -10,16 +10,16 @@ from syncalgos.collectives import PyTree
 
 
 def device_bytes(state: TrainState) -> dict[str, int]:
-    """Returns the bytes of a device: params, opt_state and the strategy's sync.
+    """Returns the bytes on a device: params, opt_state and the strategy's sync.
 
-    They are those of all its lanes; temporary results are not among them, nor what lies
-    in another memory (--sync-memory).
+    They include all lanes. They exclude temporary results and arrays in another memory
+    (--sync-memory).
     """
     return _by_part(state, lambda x: x.sharding.shard_shape(x.shape))
 
 
 def bytes_without_mesh(state: TrainState) -> dict[str, int]:
-    """Returns the same for as many lanes of workers of one device."""
+    """Returns the same for as many lanes, if each worker had one device."""
     return _by_part(state, lambda x: (1, *x.shape[1:]))
 
 
@@ -27,7 +27,7 @@ def whole_axes(state: TrainState, axes: dict[str, int]) -> list[str]:
     """Returns the axes of several devices over which no leaf of params is sharded.
 
     Args:
-        state: of the engine.
+        state: the state of the engine.
         axes: the sizes of the axes within a worker.
     """
     specs = [x.sharding.spec for x in jax.tree.leaves(state.replica.params) if axes]
@@ -52,6 +52,6 @@ def _by_part(state: TrainState, shape_of: Any) -> dict[str, int]:
 
 
 def _is_elsewhere(x: jax.Array) -> bool:
-    """Whether an array lies in another memory than its devices' own."""
-    # Devices that are only compiled for do not say which is their default.
+    """Whether an array is in another memory than its devices' default memory."""
+    # Devices that exist only for compilation do not report their default.
     return x.sharding.memory_kind not in (None, "device")

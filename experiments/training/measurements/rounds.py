@@ -1,4 +1,4 @@
-"""The rounds of a run: what its workers send, when, and what the center has seen."""
+"""The rounds of a run: their ends, the bytes sent, and the age of the center."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -18,18 +18,18 @@ from syncalgos.engine.state import of_one
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
 Count = Callable[[Progress], Communication | None]
-"""Progress -> the communication of each worker; None if not even a run shows it."""
+"""Returns each worker's communication from a Progress; None if it is unknown."""
 
 
 class Rounds(NamedTuple):
     """The rounds of a run, as far as they are known before it trains.
 
     Attributes:
-        sent: counts what each worker sends in the whole run.
-        is_fixed: whether that follows from the step alone.
-        ends: whether a round ends with a step, (steps,); None if only the run shows.
+        sent: returns what each worker sends in the whole run.
+        is_fixed: whether this depends on the step only.
+        ends: whether a round ends at each step, (steps,); None if only the run decides.
         is_followed: whether the evaluated model changes at every step.
-        unsynced: why no sync comes, and the way out; "" if one does.
+        unsynced: the reason why no sync comes, with a remedy; "" if one comes.
     """
 
     sent: Count
@@ -40,11 +40,11 @@ class Rounds(NamedTuple):
 
     @property
     def untrained(self) -> str:
-        """Why the evaluated model never changes, and the way out; "" if it does."""
+        """The reason why the evaluated model never changes, and a remedy; or ""."""
         return "" if self.is_followed else self.unsynced
 
     def center_step(self, steps: int) -> int:
-        """Returns the last local step that is in the center after so many."""
+        """Returns the last local step that the center includes after these steps."""
         if self.is_followed or self.ends is None:
             return steps
         found = np.flatnonzero(self.ends[:steps])
@@ -54,25 +54,25 @@ class Rounds(NamedTuple):
 def ends_of(
     plan: Plan, replica: Replica, steps: int, sent: Communication | None = None
 ) -> np.ndarray | None:
-    """Returns whether each local step ends a round: something is sent.
+    """Returns whether each local step ends a round, because something is sent.
 
     Args:
-        plan: of the run.
-        replica: one worker's, arrays or their shapes.
-        steps: of a run.
-        sent: by the run's trainer in so many steps, where that is counted already.
+        plan: the plan of the run.
+        replica: one worker's replica, arrays or their shapes.
+        steps: the number of steps.
+        sent: the communication of the run's trainer over these steps, if known.
 
     Returns:
-        (steps,) booleans; None if only the run shows it.
+        (steps,) booleans; None if only the run decides.
     """
     strategy, is_shared = plan.method.strategy, plan.task.kept == "shared"
-    # An inner optimizer may look at the loss, which workers that reduce then share.
+    # An inner optimizer may use the loss, which workers that reduce gradients share.
     reduces = introspection.reduces(strategy)
     shares_loss = reduces and inner_step.asks(
         plan.method.optimizer, replica, np.float32(0)
     )
-    # One worker sends nothing, yet its rounds end. Shared tables, and the loss that an
-    # optimizer looks at, are sent at every step.
+    # One worker sends nothing, but its rounds end. Shared tables, and the loss that an
+    # optimizer uses, are sent at every step and must not count.
     if is_shared or plan.config.workers == 1 or shares_loss:
         sent, strategy = None, plan.method.algorithm if is_shared else strategy
     if sent is None:
@@ -82,12 +82,12 @@ def ends_of(
                 strategy, replica, workers=workers, steps=steps
             )
         except (ValueError, jax.errors.ConcretizationTypeError):
-            return None  # of the latter the engine tells, when it makes the first state
+            return None  # the engine reports the latter with the first state
     return np.diff(sent.per_step, prepend=0.0) > 0
 
 
 def sent_by(plan: Plan, state: TrainState) -> Communication | None:
-    """Returns what a run sends; None if only the run shows it."""
+    """Returns what a run sends; None if only the run decides."""
     try:
         return plan.trainer.communication(state, plan.config.steps)
     except ValueError:
@@ -98,9 +98,9 @@ def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Ro
     """Returns the rounds of a run.
 
     Args:
-        plan: of the run.
-        state: where the run starts.
-        ends: as `ends_of` has them, where they are known already.
+        plan: the plan of the run.
+        state: the first state of the run.
+        ends: the result of `ends_of`, if already known.
     """
     c, replica = plan.config, of_one(state.replica)
     sent = sent_by(plan, state)
@@ -124,7 +124,7 @@ def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Ro
 
 
 def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
-    """Returns the count of what is sent, by decisions of the data so far."""
+    """Returns a function that counts the sends, with the data's decisions so far."""
     decisions = len(found(state.sync))
     if sent is not None or not decisions:
         return lambda progress: sent
@@ -137,14 +137,14 @@ def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
             now[tuple(np.transpose(progress.decided))] = True
         try:
             return of_taken(now)
-        except ValueError:  # it depends on more than those decisions
+        except ValueError:  # the sends depend on more than those decisions
             return None
 
     return count_taken
 
 
 def _first_sync(plan: Plan, replica: Replica) -> int | None:
-    """Returns the steps after which the first round ends; None if it is far away."""
+    """Returns the steps until the first round ends; None if there are too many."""
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)

@@ -1,4 +1,4 @@
-"""The sends of a run, step by step, as its summary.json has them."""
+"""The sends of a run at each step, in the format of summary.json."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import numpy as np
 
-if TYPE_CHECKING:  # it imports jax, for which a command line's errors need not wait
+if TYPE_CHECKING:  # it imports jax, which would delay errors
     from syncalgos import Communication
 
 
@@ -22,8 +22,9 @@ class Sends(NamedTuple):
     """The sends of one worker at each local step of a run.
 
     Attributes:
-        kinds: kinds of steps: bytes and calls by collective; kind 0 sends nothing.
-        steps: kind of each local step.
+        kinds: the kinds of steps, each with bytes and calls by collective; kind 0 sends
+            nothing.
+        steps: the kind of each local step.
     """
 
     kinds: list[dict[str, tuple[float, int]]]
@@ -31,10 +32,10 @@ class Sends(NamedTuple):
 
 
 def sends(communication: "Communication") -> Sends:
-    """Returns the sends step by step, with bytes to a thousandth."""
+    """Returns the sends at each step, with bytes rounded to thousandths."""
     columns = []
     for part in communication.by_collective.values():
-        # A running total is rounded: without it, steps that send alike would differ.
+        # Running totals have rounding errors, by which equal steps would differ.
         columns.append(np.round(np.diff(part.per_step, prepend=0.0), 3))
         columns.append(np.diff(part.calls_per_step, prepend=0))
     if not columns:
@@ -55,7 +56,7 @@ def sends(communication: "Communication") -> Sends:
 
 
 def each_device(sent: float | None, devices: int) -> float | int | None:
-    """Returns the bytes that each of a worker's devices sent, if they are known."""
+    """Returns the bytes that each of a worker's devices sent, if known."""
     if sent is None:
         return None
     each = sent / devices
@@ -63,14 +64,14 @@ def each_device(sent: float | None, devices: int) -> float | int | None:
 
 
 def to_json(sends: Sends) -> dict[str, Any]:
-    """Returns the sends as JSON has them, with equal steps in a row as kind*length."""
+    """Returns the sends as JSON, with equal steps in a row as kind*length."""
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
     kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
     return {"kinds": kinds, "steps": " ".join(runs)}
 
 
 def is_sound(content: Mapping[str, Any], steps: Sequence[int]) -> bool:
-    """Whether such JSON holds the sends of a run of one of these numbers of steps."""
+    """Whether JSON holds the sends of a run with one of these numbers of steps."""
     words = content["steps"].split()
     if not all(re.fullmatch(r"\d{1,9}\*\d{1,18}", x) for x in words):
         return False
@@ -84,7 +85,7 @@ def is_sound(content: Mapping[str, Any], steps: Sequence[int]) -> bool:
 
 
 def from_json(content: Mapping[str, Any]) -> Sends:
-    """Returns the sends of such JSON, the inverse of `to_json`."""
+    """Returns the sends from JSON; the inverse of `to_json`."""
     steps = []
     for run in content["steps"].split():
         kind, length = map(int, run.split("*"))

@@ -235,7 +235,7 @@ def test_a_model_that_is_there_stays(converted, capfd):
     before = path.read_bytes()
     assert huggingface.main([str(path), str(folder)]) == 2
     [error] = capfd.readouterr().err.splitlines()
-    assert error == f"error: {folder / 'config.json'} exists: take another folder"
+    assert error == f"error: {folder / 'config.json'} exists: use another folder"
     assert path.read_bytes() == before
 
 

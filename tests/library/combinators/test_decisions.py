@@ -255,7 +255,7 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
         averages = (line["bytes_per_worker"] - 4 * votes) / params
         assert averages == int(averages) <= votes
     assert f"in 5 syncs, of which the data decided on {s['decided']}" in whole.stdout
-    assert "bytes are counted as it is decided" in whole.stderr
+    assert "bytes are counted during the run" in whole.stderr
 
 
 @pytest.mark.slow
