@@ -137,7 +137,7 @@ def test_a_mean_that_is_not_above_the_target_does_not_hold(logged, capsys, monke
         )
         assert found["p"] >= 0.5
         doubts = [*track.contradicted({"found": found, "runs": rows}, rows, found)]
-        assert len(doubts) == 2 and "not seen above the target" in doubts[0]
+        assert len(doubts) == 2 and "do not show a mean above" in doubts[0]
 
 
 CONTRADICTIONS = {
