@@ -163,8 +163,8 @@ def test_a_log_that_contradicts_its_entry_or_itself_is_told_at_once(
 
 
 REFUSED = {
-    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "but --steps, --lr"),
-    "--partition": (ENTRY.replace("--lr", "--partition=label --lr"), "choose"),
+    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "only --steps, --lr"),
+    "--partition": (ENTRY.replace("--lr", "--partition=label --lr"), "cannot set"),
     "--steps": (ENTRY.replace("--steps 8", "--steps 13"), "at most 12, got 13"),
     "--lr": (ENTRY.replace("0.1", "fast"), "must be a number"),
     "'strategy'": ("FLAGS = ''", "has no"),
