@@ -292,7 +292,9 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists() and _content(out):
-        raise ValueError(f"--out {out} is not empty and not a study: take another one")
+        raise ValueError(
+            f"--out {out} holds something else than a study: take another folder"
+        )
     if not path.exists():
         return
     # A folder with a damaged study.json is not emptied, either.

@@ -163,7 +163,7 @@ def test_a_log_that_contradicts_its_entry_or_itself_is_told_at_once(
 
 
 REFUSED = {
-    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "only --steps, --lr"),
+    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "only --steps"),
     "--partition": (ENTRY.replace("--lr", "--partition=label --lr"), "cannot set"),
     "--steps": (ENTRY.replace("--steps 8", "--steps 13"), "at most 12, got 13"),
     "--lr": (ENTRY.replace("0.1", "fast"), "must be a number"),

@@ -264,8 +264,8 @@ ANSWERS: list[tuple[Any, ...]] = [
         "bmuf leads, but one seed is too few to tell",
         [row("bmuf", BEST[:1]), row("diloco", WORSE[:1])],
         "bmuf has the best test accuracy, 93.05 % (one seed): too few seeds to "
-        "distinguish it from diloco. Of these, bmuf and diloco sent the least: 1 MB per "
-        "worker.",
+        "distinguish it from diloco. Of these, bmuf and diloco sent the least: 1 MB "
+        "per worker.",
     ),
     (
         "bmuf: there is nothing to compare it to",
