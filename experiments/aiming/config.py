@@ -249,7 +249,7 @@ def parser() -> argparse.ArgumentParser:
         description="Compile a run for machines that you do not have at hand, and "
         "report whether it fits, what is sent over which network, and its modelled "
         "time. Nothing is trained.",
-        epilog="The flags of experiments.run are accepted, too: see "
+        epilog="Other flags of experiments.run are accepted, too: see "
         f"{flags.PROGRAM} --help-all",
     )
     flags.add_version(made)

@@ -65,7 +65,7 @@ class StudyConfig:
     )
     seeds: int = flag("runs of each algorithm, with seeds 0 to N - 1", 5, least=1)
     sweep: str | None = flag(
-        "also vary one flag, such as workers=1,2,4,8; all runs see as many samples",
+        "also vary one flag, such as workers=1,2,4,8, at a fixed number of samples",
         metavar="FLAG=…",
     )
     worker_batch: int | None = flag(
@@ -296,7 +296,7 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
         usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compare algorithms on the same batches, over several seeds.",
-        epilog="All flags of experiments.run are accepted, too, and go to every "
+        epilog="Other flags of experiments.run are accepted, too, and apply to every "
         f"algorithm that has them: see {flags.PROGRAM} --help-all",
     )
     flags.add_help_all(made)
