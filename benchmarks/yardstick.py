@@ -192,9 +192,7 @@ def compared(
 
 def main() -> None:
     """Prints a JSON line for each contest, and a table."""
-    parser = argparse.ArgumentParser(
-        description="Compare the engine with hand-written loops."
-    )
+    parser = argparse.ArgumentParser(description="The engine and hand-written loops.")
     parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
     parser.add_argument(
         "--algorithms", nargs="+", choices=ALGORITHMS, default=[*ALGORITHMS]

@@ -102,9 +102,7 @@ def contest(workers: int, repeats: int, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints a JSON line for each number of workers, and a table."""
-    parser = argparse.ArgumentParser(
-        description="Compare meshes with hand-written loops."
-    )
+    parser = argparse.ArgumentParser(description="Meshes and hand-written loops.")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], metavar="N")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(

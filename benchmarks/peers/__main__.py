@@ -221,10 +221,7 @@ def summary(entries: list[Entry]) -> list[list]:
 def main():
     parser = argparse.ArgumentParser(description="Compare syncalgos with its peers.")
     parser.add_argument(
-        "--environment",
-        type=Path,
-        required=True,
-        help="folder of the peers' Python environment, made if missing",
+        "--environment", type=Path, required=True, help="the peers' folder to make"
     )
     parser.add_argument(
         "--exogym", help="a checkout of EXO Gym to install, instead of GitHub's"

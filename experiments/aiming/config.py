@@ -92,14 +92,10 @@ class AimConfig:
         "the algorithm, if only one", otherwise=training.SETTINGS["algo"].default
     )
     algos: str | None = flag(
-        "several algorithms, each with optional flags and label: 'diloco, NBM=bmuf "
-        "--nesterov'; or all",
+        "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",
         metavar="A,B,…",
     )
-    task: str = flag(
-        "the model and its data; see experiments.run --list",
-        training.SETTINGS["task"].default,
-    )
+    task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
 
     mfu: float = flag(
         "fraction of a chip's peak that matrix products are assumed to reach",
@@ -246,9 +242,8 @@ def parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} --target TARGET [--algo NAME] [--task NAME] [flags]",
         allow_abbrev=False,
-        description="Compile a run for machines that you do not have at hand, and "
-        "report whether it fits, what is sent over which network, and its modelled "
-        "time. Nothing is trained.",
+        description="Compile a run for machines that you do not have: whether it fits, "
+        "what is sent over which network, and its modelled time. Nothing is trained.",
         epilog="Other flags of experiments.run are accepted, too: see "
         f"{flags.PROGRAM} --help-all",
     )

@@ -140,8 +140,7 @@ class StudyConfig:
         "CPU devices, and threads, per run", otherwise="all", least=1, below=MOST_JOBS
     )
     list: bool = flag(
-        "print the commands of the missing runs, one per line, without running them",
-        False,
+        "print the commands of the missing runs, one per line, and run none", False
     )
 
     out: Path | None = flag(
@@ -314,16 +313,14 @@ def _check_conflicts(config: StudyConfig) -> None:
         raise BadRequest("--worker-batch needs a fixed or swept --workers, not a tuned")
     varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
-        raise BadRequest(
-            "--scale-lr needs a --sweep of another flag than lr, and lr not tuned"
-        )
+        raise BadRequest("--scale-lr needs a --sweep of another flag, and lr not tuned")
 
 
 def _check_jobs(config: StudyConfig) -> None:
     """Raises a BadRequest for flags of jobs that exclude each other."""
     if config.scheduler is not None and config.jobs > 1:
         raise BadRequest(
-            "--jobs starts workers, but --scheduler has its own: give one of them"
+            "--jobs starts workers, --scheduler has its own: give only one"
         )
     if config.list and (config.overwrite or config.is_parallel):
         raise BadRequest(

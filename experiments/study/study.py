@@ -283,18 +283,14 @@ def check_measure(
     names = {f"test_{name}" for name in (*values, *figures)}
     by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
-        raise ValueError(
-            f"--target {target:g}: an accuracy is at most 1, such as 0.95 for 95 %"
-        )
+        raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 
 
 def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists() and _content(out):
-        raise ValueError(
-            f"--out {out} holds something else than a study: take another folder"
-        )
+        raise ValueError(f"--out {out} holds something else: take another folder")
     if not path.exists():
         return
     # A folder with a damaged study.json is not emptied, either.

@@ -620,11 +620,7 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
         (4, {}, "4 seeds: too few for an interval"),
         (5, {"center_step": 27}, "leave out the last 3 local steps, which come after"),
         (5, {"center_step": 0}, "no sync came in 30 steps, so its figures are of the"),
-        (
-            5,
-            {"not_counted": "the tables"},
-            "Not included in the bytes that each worker sent: the",
-        ),
+        (5, {"not_counted": "the tables"}, "Not included in the bytes that each"),
         (5, {"config": {"partition": "label"}}, "part of the examples (label)"),
     ],
 )
@@ -716,8 +712,7 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(
     (first, *_) = [x for x in shown if x.startswith("note: ")]
     assert first.startswith("note: Learning rates were not tuned")
     if not argv:
-        ratio = "(0.4 of bmuf) is 8 times the smallest (0.05 of sync_sgd)"
-        assert ratio in found.remarks[0]
+        assert "(0.4 of bmuf) is 8 times the smallest (0.05 of" in found.remarks[0]
         assert "above by 1.0" in shown[3]
 
 

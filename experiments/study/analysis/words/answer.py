@@ -225,8 +225,7 @@ def numbers(
     span = ends(fine, by), f"{by.name}, lowest and highest"
     found = [(reached, f"{by.name} of {named(top)}")]
     if terms == ONE_NOMINAL:
-        ratio = factor(times), "largest effective learning rate over the smallest"
-        found, pool = [span, ratio], fine
+        found, pool = [span, (factor(times), "ratio of effective learning rates")], fine
     elif is_swept:
         found.append(span)
     else:
