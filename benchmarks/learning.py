@@ -1,9 +1,9 @@
-"""Learning curves of every task, by four algorithms on one worker and on four.
+"""Learning curves of every task, with four algorithms on one worker and on four.
 
 `python -m benchmarks.learning` runs the command line as users do, one run after the
-other, and adds a line a run to docs/records/learning.jsonl; recorded runs are not
-repeated. Then, and alone with `--show`, it prints the tables of docs/results.md and
-draws its curves.
+other, and adds a line per run to docs/records/learning.jsonl; recorded runs are not
+repeated. Then it prints the tables of docs/results.md and draws their curves; with
+`--show` it does only that.
 """
 
 import json
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 RECORDS = DOCS / "records" / "learning.jsonl"
 CURVES = DOCS / "curves"
 
-TASKS = {  # the figure by which each is judged
+TASKS = {  # the measure of each task
     "digits": "test_accuracy",
     "mnist": "test_accuracy",
     "fashion_mnist": "test_accuracy",
@@ -30,7 +30,7 @@ TASKS = {  # the figure by which each is judged
 }
 ALGORITHMS = ("sync_sgd", "model_averaging", "bmuf", "diloco")
 WORKERS = (1, 4)
-LONGER = (  # flags of longer runs, and the figure that they reach
+LONGER = (  # flags of longer runs, and the measure to report
     (
         "--task fashion_mnist --algo sync_sgd --workers 2 --batch-size 128 --lr 0.05 "
         "--schedule cosine --steps 6000 --eval-every 2000",
@@ -51,7 +51,7 @@ KEPT = ("steps", "lr", "effective_lr", "seconds", "total_seconds", "bytes_per_wo
 
 
 def command(task: str, algo: str, workers: int) -> str:
-    """The flags of a run; all others are the defaults."""
+    """Returns the flags of a run; all others are the defaults."""
     return f"--task {task} --algo {algo} --workers {workers}"
 
 
@@ -59,7 +59,7 @@ def record(flags: str) -> dict[str, Any]:
     """Runs the command line with these flags.
 
     Raises:
-        CalledProcessError: it did not end with 0.
+        CalledProcessError: the exit code is not 0.
     """
     program = [sys.executable, "-m", "experiments.run"]
     with tempfile.TemporaryDirectory() as folder:
@@ -95,12 +95,12 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
-    """Returns the run with these flags, if it was recorded."""
+    """Returns the record of the run with these flags, if there is one."""
     return made.get(f"python -m experiments.run {flags}")
 
 
 def table(made: dict[str, dict[str, Any]]) -> str:
-    """Returns a row a task and number of workers, with a column an algorithm."""
+    """Returns a row per task and number of workers, with a column per algorithm."""
     rows = [
         f"| task | workers | {' | '.join(ALGORITHMS)} |",
         "|---" * (2 + len(ALGORITHMS)) + "|",
@@ -129,7 +129,7 @@ def longer(made: dict[str, dict[str, Any]]) -> str:
 
 
 def draw(made: dict[str, dict[str, Any]]) -> None:
-    """Writes a picture a task: its figure over the local steps."""
+    """Writes a picture per task: its measure over the local steps."""
     import matplotlib.pyplot as plt
 
     CURVES.mkdir(exist_ok=True)
@@ -154,7 +154,7 @@ def draw(made: dict[str, dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Makes the missing runs, then shows all."""
+    """Makes the missing runs, then shows all runs."""
     made = records()
     RECORDS.parent.mkdir(exist_ok=True)
     wanted = [command(*each) for each in product(TASKS, ALGORITHMS, WORKERS)]

@@ -1,6 +1,6 @@
-"""Timing in turn, ratios turn by turn, records and tables: shared by all benchmarks.
+"""Timing in turn, ratios within turns, records and tables for all benchmarks.
 
-Machines are noisy: contestants run in turn, and ratios are taken within a turn.
+Machines are noisy, so contestants run in turn, and ratios are taken within a turn.
 """
 
 import json
@@ -17,12 +17,12 @@ from typing import Any
 def in_turn(
     runs: Mapping[str, Callable[[], Any]], repeats: int, warmups: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each of the runs, one after the other in every turn.
+    """Times each of the runs, one after the other in every turn.
 
     Args:
         runs: functions to time, by name; each must wait for its results.
-        repeats: turns that count, at least 1; every other one goes backwards.
-        warmups: turns before them, which compile.
+        repeats: number of turns that count, at least 1; every other goes backwards.
+        warmups: number of turns before them, which compile.
 
     Returns:
         By name, the seconds of each turn, (repeats,).
@@ -37,18 +37,18 @@ def in_turn(
 
 
 def spread(values: Sequence[float], digits: int = 4) -> list[float]:
-    """[minimum, median, maximum], to so many significant digits."""
+    """Returns [minimum, median, maximum], to `digits` significant digits."""
     found = min(values), statistics.median(values), max(values)
     return [float(f"{value:.{digits}g}") for value in found]
 
 
 def rates(seconds: Sequence[float], work: float) -> list[float]:
-    """`spread` of the work done in a second, turn by turn."""
+    """Returns the `spread` of the work done per second, over the turns."""
     return spread([work / s for s in seconds])
 
 
 def ratios(seconds: Sequence[float], others: Sequence[float]) -> list[float]:
-    """`spread` of how many times as fast as the others, turn by turn."""
+    """Returns the `spread` of how many times as fast as the others, over the turns."""
     return spread([b / a for a, b in zip(seconds, others, strict=True)])
 
 
@@ -61,12 +61,12 @@ def report(record: dict[str, Any]) -> dict[str, Any]:
 def in_fresh_processes(
     measure: Callable[..., dict[str, Any]], cases: Iterable[Sequence[Any]], jobs: int
 ) -> list[dict[str, Any]]:
-    """Reports on each case from a process of its own.
+    """Measures and reports each case in a separate process.
 
     Args:
-        measure: a case's arguments -> a record.
-        cases: the arguments.
-        jobs: processes at a time.
+        measure: function from a case's arguments to a record.
+        cases: the arguments of each case.
+        jobs: number of processes at a time.
     """
     pool = ProcessPoolExecutor(
         jobs, multiprocessing.get_context("spawn"), max_tasks_per_child=1
@@ -79,13 +79,13 @@ def reported_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
     """Yields the records of processes that run side by side, as the first prints them.
 
     Raises:
-        SystemExit: one of them failed; none is left behind.
+        SystemExit: one of them failed; all of them are ended.
     """
     with ExitStack() as stack:
         outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (len(commands) - 1)]
         pairs = zip(commands, outputs, strict=True)
         processes = [_started(stack, *pair) for pair in pairs]
-        # gloo writes there too.
+        # gloo writes to the same output.
         records = filter(lambda line: line.startswith("{"), processes[0].stdout or ())
         yield from map(json.loads, records)
         codes = [process.wait(60) for process in processes]
@@ -108,7 +108,7 @@ def _started(stack: ExitStack, command: Sequence[str], output: int) -> subproces
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """The rows as a Markdown table; a spread is written as minimum, median, maximum."""
+    """Returns rows as a Markdown table; spreads are minimum, median, maximum."""
 
     def cell(value):
         if isinstance(value, list | tuple):
@@ -123,7 +123,7 @@ def table_of(
     columns: Mapping[str, str | Callable[[Mapping[str, Any]], Any]],
     records: Sequence[Mapping[str, Any]],
 ) -> str:
-    """Records as a table; by heading, columns are a field or a function of a record."""
+    """Returns records as a table; a column is a field or a function of a record."""
     rows = [
         [one[cell] if isinstance(cell, str) else cell(one) for cell in columns.values()]
         for one in records

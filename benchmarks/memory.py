@@ -1,19 +1,20 @@
-"""Peak memory against what must be held: `python -m benchmarks.memory`.
+"""Peak memory compared with the necessary memory: `python -m benchmarks.memory`.
 
-For every algorithm and number of workers, in a fresh process each, --jobs at a time:
+For every algorithm and number of workers, measured in a fresh process, --jobs at a
+time:
 
 - the bytes that a worker must hold: its replica and strategy state, its gradients once
   (as much as its params), and its batch;
-- the peak of the program of `DataParallel.run` by XLA's own analysis: arguments, and
-  results that do not take their place (donated arguments do), and intermediate results,
-  of a device, by its workers; without the resident data, which all workers share;
-- the memory that a second dispatch adds to the process (the peak of its resident set,
-  on Linux), compared with the time before the model was made, by worker;
-- whether donation is complete: the results that take an argument's place are as many
+- the peak of the program of `DataParallel.run` by XLA's own analysis, for a device,
+  divided by its workers: arguments, results that do not replace donated arguments, and
+  intermediate results, without the resident data, which all workers share;
+- the memory per worker that a second dispatch adds to the process (the peak of its
+  resident set, on Linux), compared with the time before the state was made;
+- whether donation is complete: whether the results that replace arguments have as many
   bytes as the whole state.
 
-Work is that of `benchmarks.scaling`, or another of --models, a round of 4 steps a
-dispatch; its rows count too.
+The work is that of `benchmarks.scaling`, or another of --models, with a round of 4
+steps per dispatch; its rows count, too.
 """
 
 import argparse
@@ -59,7 +60,7 @@ COLUMNS = {
 
 
 def measure(workers: int, name: str, model: str) -> dict[str, Any]:
-    """A record; to be called first in a process."""
+    """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     training = Training(make(name, STEPS), workers, model)
     go, lanes = training.dispatch(STEPS), training.trainer.layout.lanes
@@ -98,14 +99,14 @@ def measure(workers: int, name: str, model: str) -> dict[str, Any]:
 
 
 def analysis(trainer: syncalgos.DataParallel) -> Any:
-    """XLA's own analysis of the only program of `run`."""
-    # The engine itself reports temp_bytes alone.
+    """Returns XLA's own analysis of the only program of `run`."""
+    # The engine itself reports only temp_bytes.
     programs = trainer._compiled.programs.items()
     return next(x.memory_analysis() for key, x in programs if key.program is RUN)
 
 
 def witnessed(training: Training, go: Callable[[], None]) -> int | None:
-    """Bytes by which a run raises the process's memory; None where Linux is not."""
+    """Returns the bytes that a run adds to the process's memory; None without Linux."""
     if not STATUS.exists():
         return None
     del training.state
@@ -118,7 +119,7 @@ def witnessed(training: Training, go: Callable[[], None]) -> int | None:
 
 
 def status(name: str) -> int:
-    """Bytes, of a line such as `VmHWM:   123 kB`."""
+    """Returns the bytes in a line such as `VmHWM:   123 kB`."""
     lines = STATUS.read_text().splitlines()
     return 1024 * next(int(x.split()[1]) for x in lines if x.startswith(name))
 
@@ -137,7 +138,7 @@ def main() -> None:
         metavar="NAME",
     )
     flags = parser.parse_args()
-    # Freed memory goes back to the system at once, so that peaks are of held memory.
+    # Freed memory is returned to the system at once, so that peaks show used memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
     cases = itertools.product(flags.workers, flags.algorithms, flags.models)
     print(table_of(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))

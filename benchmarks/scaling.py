@@ -1,13 +1,14 @@
 """Speed by the number of simulated workers: `python -m benchmarks.scaling`.
 
-For each algorithm and number of workers: seconds per worker-step, that is the time of a
-dispatch divided by its local steps and by the workers. An MLP 784-256-256-10 trains on
-32 examples a worker and step, by plain SGD at 0.01; the data is resident, rows are fed.
+It measures the seconds per worker-step for each algorithm and number of workers: the
+time of a dispatch divided by its local steps and by the workers. An MLP 784-256-256-10
+trains on 32 examples per worker and step, with plain SGD at 0.01. The data is resident
+on the devices, and the rows of each batch are fed.
 
-The numbers of workers of an algorithm run in turn. A dispatch holds whole rounds of 16
-steps, as many as take about --seconds; where one round takes longer, one. Each record
-also has the bytes of a worker's state, and of a device's intermediate results by XLA's
-own analysis. The target: from 8 to 256 workers at most 1.35 times the seconds.
+The numbers of workers of an algorithm run in turn. A dispatch has as many whole rounds
+of 16 steps as take about --seconds, at least one. Each record also has the bytes of a
+worker's state, and of a device's intermediate results by XLA's own analysis. The
+target: 256 workers take at most 1.35 times the seconds of 8.
 """
 
 import argparse
@@ -41,7 +42,7 @@ COLUMNS = {
     f"at most {WANTED}": lambda one: _kept(one),
 }
 
-# Where defaults would not sync regularly in short runs, or not in groups.
+# Arguments where the defaults would not sync regularly in short runs.
 OWN: dict[str, dict[str, Any]] = {
     "post_local_sgd": {"dense_steps": 1},
     "qsr": {"growth": LR},  # no round longer than the period
@@ -49,11 +50,11 @@ OWN: dict[str, dict[str, Any]] = {
 
 
 def make(name: str, period: int = ROUND) -> syncalgos.Strategy:
-    """An algorithm of the registry, or "local": plain local steps.
+    """Returns an algorithm of the registry; plain local steps for "local".
 
     Args:
-        name: of the algorithm.
-        period: local steps between two syncs, of those that have rounds by default.
+        name: name of the algorithm.
+        period: local steps between syncs, for algorithms that have rounds by default.
     """
     if name == "local":
         return syncalgos.Strategy()
@@ -74,13 +75,13 @@ def make(name: str, period: int = ROUND) -> syncalgos.Strategy:
 
 
 class Training:
-    """The work that is timed, from the beginning.
+    """The training that is timed.
 
     Attributes:
-        work: what is trained.
+        work: the model, its loss and its data.
         trainer: the engine.
-        state: after the dispatches so far.
-        data: resident on the devices.
+        state: the state after the dispatches so far.
+        data: the data, resident on the devices.
     """
 
     def __init__(self, strategy: syncalgos.Strategy, workers: int, model: str = "mlp"):
@@ -96,11 +97,11 @@ class Training:
         self._rng = np.random.default_rng(0)
 
     def begin(self) -> None:
-        """Takes the first state again."""
+        """Starts again from the first state."""
         self.state = self.trainer.init(self.work.params)
 
     def dispatch(self, steps: int) -> Callable[[], None]:
-        """Returns go(), which takes so many steps and waits for their end."""
+        """Returns go(), which takes `steps` steps and waits for their end."""
         shape = (steps, self.trainer.workers * self.work.batch)
         rows = self._rng.integers(0, self.work.examples, shape, np.int32)
 
@@ -118,7 +119,7 @@ class Training:
 
 
 def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]:
-    """Returns whole rounds of steps of about so many seconds, and their dispatch."""
+    """Returns the steps in whole rounds of about `seconds`, and their dispatch."""
     go = training.dispatch(ROUND)
 
     def timed():
@@ -128,7 +129,7 @@ def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]
 
     if timed() > 2 * seconds:
         return ROUND, go
-    rounds = max(1, round(seconds / timed()))  # the first time is rather long
+    rounds = max(1, round(seconds / timed()))  # the first call takes longer
     steps = ROUND * min(rounds, LONGEST // ROUND)
     go = training.dispatch(steps)
     go()
@@ -138,7 +139,7 @@ def warmed(training: Training, seconds: float) -> tuple[int, Callable[[], None]]
 def measure(
     name: str, workers: Sequence[int], repeats: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """A record for each number of workers, timed in turn."""
+    """Returns a record for each number of workers, timed in turn."""
     trainings = {n: Training(make(name), n) for n in workers}
     ready = {n: warmed(one, seconds) for n, one in trainings.items()}
     steps = {n: taken for n, (taken, _) in ready.items()}
@@ -169,8 +170,8 @@ def main() -> None:
     """Prints a record for each algorithm and number of workers, then a table."""
     parser = argparse.ArgumentParser(description="Speed by the number of workers.")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256, 1024])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a dispatch")
+    parser.add_argument("--repeats", type=int, default=3, help="number of turns")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per dispatch")
     parser.add_argument(
         "--algorithms",
         nargs="+",
@@ -189,7 +190,7 @@ def main() -> None:
 
 
 def _kept(record: Mapping[str, Any]) -> str:
-    """Whether the target is met, where there is one."""
+    """Returns whether the target is met; "" if there is none."""
     if record["compared_with"] != FEW or record["workers"] != MANY:
         return ""
     return "yes" if record["times"][1] <= WANTED else "NO"

@@ -1,16 +1,17 @@
 """Training over a link of a known rate and latency: `python -m benchmarks.slow_link`.
 
-Two processes of `experiments.run`, one worker each, train an MLP of 2 MB in two network
-namespaces (`benchmarks.network.link`). Each algorithm is one run. While it goes on, the
-link is changed: first it has no limit, then each rate and latency in turn. So a row of
+Two processes of `experiments.run`, with one worker each, train an MLP of 2 MB in two
+network namespaces (`benchmarks.network.link`). Each algorithm is one run, during which
+the link changes: first it has no limit, then each rate and latency in turn. So a row of
 metrics.jsonl has the time of some local steps on one link.
 
-The time of communication is that of a step less that of the same algorithm with one
-worker, which sends nothing. Beside it stands the time model of `experiments.compare`,
-for the bytes and calls of the run's summary and the metrics that a dispatch sends.
-Without privileges the benchmark is skipped.
+The time of communication is that of a step minus that of the same algorithm with one
+worker, which sends nothing. It is compared with the time model of
+`experiments.compare`, for the bytes and calls of the run's summary and the metrics that
+a dispatch sends. Without privileges the benchmark is skipped.
 
-`--records FILE` prints the table of what `--out FILE` kept, and measures nothing.
+`--records FILE` prints the table of records that `--out FILE` saved, and measures
+nothing.
 """
 
 import argparse
@@ -45,7 +46,7 @@ PERIOD = 4
 class Method(NamedTuple):
     """An algorithm's flags, and the local steps in a row of metrics.jsonl.
 
-    The rows of all have as many syncs, 4: what a dispatch sends once weighs alike.
+    The rows of all have 4 syncs, so that sends once per dispatch have the same weight.
     """
 
     flags: str
@@ -68,14 +69,14 @@ PROGRAM = (sys.executable, "-m", "experiments.run")
 COMMON = "--task benchmarks.slow_link:wide --steps 1000000"
 TOGETHER = f"--workers 2 --num-processes 2 --coordinator {ADDRESSES[0]}:5701"
 ALONE = "--workers 1 --batch-size 2"
-METRICS = {"all_reduce": (0.0, 1)}  # what each dispatch, a row, sends of its own
-REPEATS = 3  # rows, at least
-SECONDS = 1.0  # of training in them, at least
-PATIENCE = 300  # seconds until a row comes
+METRICS = {"all_reduce": (0.0, 1)}  # the additional send of a dispatch, which is a row
+REPEATS = 3  # minimum number of rows
+SECONDS = 1.0  # minimum seconds of training in them
+PATIENCE = 300  # seconds to wait for a row
 
 
 def wide() -> Task:
-    """Random images for an MLP of 508,810 params, 2 MB: next to nothing to compute."""
+    """Returns random images for an MLP of 508,810 params (2 MB), quick to compute."""
     return Task(
         **fields(perceptron(784, 640, 10)),
         load=_load,
@@ -96,7 +97,7 @@ def _load() -> Data:
 def measure(
     link: Link, name: str, links: Sequence[tuple[float, float]]
 ) -> Iterator[dict[str, Any]]:
-    """Trains by a method, and yields a record for each (Mbit/s, ms), no limit first."""
+    """Trains with a method; yields a record without a limit, then for each link."""
     method, found = METHODS[name], []
     link.shape(None, 0.0)
     with Runs(link, method, [ALONE]) as runs:
@@ -109,7 +110,7 @@ def measure(
             found.append((rate, latency, runs.rows(), os.getloadavg()[0]))
         summary = runs.end()
     kinds = sends.from_json(summary["sends"])
-    # Of a row: all are alike.
+    # The sends of one row: all rows are alike.
     row = kinds._replace(steps=kinds.steps[: method.steps])
     for rate, latency, seconds, load in found:
         yield {
@@ -127,12 +128,12 @@ def measure(
 
 
 class Runs:
-    """Commands of `experiments.run`, one at each host; they end when a `with` does.
+    """Commands of `experiments.run`, one on each host; they end when a `with` does.
 
     Args:
-        link: between the hosts.
-        method: that all train by.
-        flags: of each command.
+        link: the link between the hosts.
+        method: the method that all train with.
+        flags: the flags of each command.
     """
 
     def __init__(self, link: Link, method: Method, flags: Sequence[str]):
@@ -173,12 +174,12 @@ class Runs:
         return process
 
     def rows(self) -> list[float]:
-        """Waits for rows that began on the link as it is now; returns their seconds."""
+        """Waits for rows that began on the current link; returns their seconds."""
         before, latest = len(self._clock()), time.monotonic() + PATIENCE
         while time.monotonic() < latest:
             if any(process.poll() is not None for process in self._processes):
                 break
-            # The first row that ends on this link began on the one before.
+            # The first row that ends on this link began on the previous one.
             seconds = np.diff(self._clock()[before:])
             if len(seconds) >= REPEATS and seconds.sum() >= SECONDS:
                 return [round(float(x), 6) for x in seconds]
@@ -219,7 +220,7 @@ def compared(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns ms a step, and times the modelled ones: a link a column."""
+    """Returns ms per step and their ratio to the model, with a column per link."""
     rows: dict[str, dict[str, str]] = {}
     for one in sorted(compared(records), key=lambda x: (-x["rate"], x["latency"])):
         row = rows.setdefault(one["algorithm"], {"algorithm": one["algorithm"]})
@@ -232,17 +233,17 @@ def table(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def numbers(text: str) -> list[float]:
-    """The numbers of --rates and --latencies."""
+    """Reads the numbers of --rates and --latencies."""
     return [float(x) for x in text.split(",")]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Training over a real slow link.")
-    parser.add_argument("--rates", type=numbers, default=RATES, help="Mbit/s")
-    parser.add_argument("--latencies", type=numbers, default=LATENCIES, help="ms")
+    parser.add_argument("--rates", type=numbers, default=RATES, help="in Mbit/s")
+    parser.add_argument("--latencies", type=numbers, default=LATENCIES, help="in ms")
     parser.add_argument("--algos", nargs="+", choices=METHODS, default=[*METHODS])
-    parser.add_argument("--out", type=Path, help="a file of JSON lines, for records")
-    parser.add_argument("--records", type=Path, help="such a file, to be shown alone")
+    parser.add_argument("--out", type=Path, help="append records to this file")
+    parser.add_argument("--records", type=Path, help="only show such a file")
     arguments = parser.parse_args()
     if arguments.records:
         lines = arguments.records.read_text().splitlines()

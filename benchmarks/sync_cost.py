@@ -1,16 +1,17 @@
 """The time that a sync adds to plain local steps: `python -m benchmarks.sync_cost`.
 
-For every algorithm: the time of a dispatch of --steps local steps, less that of as many
-steps of `Strategy()`, which never sync, divided by the syncs in it; and beside it the
-bare collective, a program of pmap over the same devices that does nothing but
-all-reduce, gather, exchange or permute one array a worker of as many bytes as a sync
-sends on average, as `syncalgos.communication` counts them. It uses nothing of the
-engine. The three run in turn, ratios are of a turn.
+For every algorithm, the added time is that of a dispatch of --steps local steps, minus
+that of as many steps of `Strategy()`, which never syncs, divided by the number of syncs
+in it. It is compared with the bare collective: a program of pmap over the same devices
+that only all-reduces, gathers, exchanges or permutes one array per worker, with as many
+bytes as a sync sends on average, as counted by `syncalgos.communication`. It uses
+nothing of the engine. The three run in turn, and ratios are taken within a turn.
 
-Work is that of `benchmarks.scaling`. Rounds are short, --period, so that the difference
-is more than the noise; work of an algorithm at every local step counts as its syncs'.
-Groups (hierarchical) are compared with an all-reduce over all workers. "of the least"
-compares the shortest times of all turns, which noise touches least.
+The work is that of `benchmarks.scaling`. Rounds are short (--period), so that the
+difference is larger than the noise; work that an algorithm does at every local step is
+counted as work of its syncs. Groups (hierarchical) are compared with an all-reduce over
+all workers. "of the least" compares the shortest times of all turns, which are the
+least noisy.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from benchmarks.measure import in_turn, report, spread, table_of
 from benchmarks.scaling import Training, make
 
 DEVICES = syncalgos.WORKERS[0]
-CALLS = 64  # of the bare collectives in a dispatch
+CALLS = 64  # number of bare collectives in a dispatch
 COLUMNS = {
     "algorithm": "algorithm",
     "workers": "workers",
@@ -43,7 +44,8 @@ COLUMNS = {
 }
 
 
-# From the arrays that all lanes of a device send, (lanes, length), to those they get.
+# Functions from the arrays that a device's lanes send, (lanes, length), to those that
+# the lanes receive.
 def _reduced(x: jax.Array) -> jax.Array:
     # XLA's own sum over the lanes takes up to 50 times as long on a CPU.
     mean = jnp.full(len(x), 1 / len(x)) @ x
@@ -51,7 +53,7 @@ def _reduced(x: jax.Array) -> jax.Array:
 
 
 def _gathered(x: jax.Array) -> jax.Array:
-    # The barrier keeps the compiler from sending only what is looked at.
+    # The barrier keeps the compiler from sending only the part that is used.
     others = lax.optimization_barrier(lax.all_gather(x, DEVICES))
     return others[(lax.axis_index(DEVICES) + 1) % len(others)]
 
@@ -68,8 +70,8 @@ def _permuted(x: jax.Array) -> jax.Array:
     return lax.ppermute(x, DEVICES, [((i + 1) % n, i) for i in range(n)])
 
 
-# By collective: bytes that a worker of n sends per byte of its array, as in the ledger;
-# and a function that sends it.
+# For each collective: the bytes that a worker of n sends per byte of its array, as in
+# the ledger, and a function that sends it.
 BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]] = {
     "all_reduce": (lambda n: 2 * (n - 1) / n, _reduced),
     "all_gather": (lambda n: n - 1, _gathered),
@@ -79,11 +81,11 @@ BARE: dict[str, tuple[Callable[[int], float], Callable[[jax.Array], jax.Array]]]
 
 
 def bare(sent: Mapping[str, float], training: Training) -> Callable[[], None]:
-    """Returns go(), which sends so much CALLS times and waits for the end.
+    """Returns go(), which sends this many bytes CALLS times and waits for the end.
 
     Args:
         sent: bytes of a worker, by collective.
-        training: whose workers send.
+        training: the training whose workers send.
     """
     layout, n = training.trainer.layout, training.trainer.workers
     parts = {}
@@ -110,7 +112,7 @@ def bare(sent: Mapping[str, float], training: Training) -> Callable[[], None]:
 
 
 def per_sync(training: Training, first: int, last: int) -> tuple[int, dict[str, float]]:
-    """The syncs of local steps first … last - 1, and bytes of each, by collective."""
+    """Returns the number of syncs in steps first … last - 1, and bytes of each."""
     sent = training.trainer.communication(training.state, last)
 
     def since_first(cumulative):
@@ -169,9 +171,9 @@ def main() -> None:
     """Prints a record for each algorithm, then a table."""
     parser = argparse.ArgumentParser(description="Time that syncs add to local steps.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8], help="2 or more")
-    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--repeats", type=int, default=7, help="number of turns")
     parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
-    parser.add_argument("--period", type=int, default=4, help="of what has rounds")
+    parser.add_argument("--period", type=int, default=4, help="local steps of a round")
     parser.add_argument(
         "--algorithms",
         nargs="+",
@@ -181,7 +183,7 @@ def main() -> None:
     )
     flags = parser.parse_args()
     if min(flags.workers) < 2:
-        parser.error("--workers must be at least 2: one alone sends nothing")
+        parser.error("--workers must be at least 2: a single worker sends nothing")
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     found = [
         report(measure(name, workers, flags.steps, flags.repeats, flags.period))

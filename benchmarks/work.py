@@ -1,4 +1,4 @@
-"""Models of the project, trained by the benchmarks on random data of real shapes."""
+"""Models of the project, which benchmarks train on random data with real shapes."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,9 +20,9 @@ class Work(NamedTuple):
 
     Attributes:
         loss: (params, batch) -> scalar, a mean over its batch.
-        params: of the model.
-        data: leaves (examples, ...).
-        batch: examples of each worker in a step.
+        params: params of the model.
+        data: a tree of arrays (examples, ...).
+        batch: number of examples of each worker in a step.
         steps: local steps in a dispatch, a multiple of 16.
     """
 
@@ -85,7 +85,7 @@ WORK: dict[str, Callable[[], Work]] = {
     "lenet": _lenet,
     "lstm": _lstm,
     "gpt": partial(_gpt, 128, 4, 4, 128, 4),
-    # Of 10.7 and 49.7 million params, one sequence a worker: a turn takes seconds.
+    # 10.7 and 49.7 million params, one sequence per worker: a turn takes seconds.
     "gpt10m": partial(_gpt, 384, 6, 6, 64, 1),
     "gpt50m": partial(_gpt, 768, 7, 12, 32, 1),
 }

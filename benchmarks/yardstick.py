@@ -1,19 +1,20 @@
-"""The engine against hand-written loops: `python -m benchmarks.yardstick`.
+"""Compares the engine with hand-written loops: `python -m benchmarks.yardstick`.
 
-For model averaging and BMUF of period 16 loops by hand have two forms, on one device
-and on all: vmap over a device's workers around one scan over the steps; and rounds
-without a branch, in which lax.map takes one worker after the other. `same` is the ratio
-to the form that the engine takes (`map` on all devices), `best` to the fastest of all,
-by median. For sync_sgd it is one plain jitted gradient of the whole global batch.
+For model averaging and BMUF with period 16, hand-written loops have two forms, on one
+device and on all: vmap over a device's workers around one scan over the steps; and
+rounds without a branch, in which lax.map takes one worker after the other. `same` is
+the ratio to the form that the engine uses (`map` on all devices), `best` the ratio to
+the fastest of all, by median. For sync_sgd the loop is one plain jitted gradient of the
+whole global batch.
 
-`plain_functions` is model averaging as a user writes it, a strategy of four plain
-functions that declares when it acts; it is compared with the library's own.
+`plain_functions` is model averaging as a user would write it: a strategy of four plain
+functions that declares when it acts. It is compared with the library's own strategy.
 
 `of the matmuls alone` is the ratio to a program that does only the matmuls of a
 worker's gradient, on random operands, with all devices busy (`engine/matmuls.py`).
 
-All train with plain SGD, data resident on the devices, in turn, and ratios are taken
-within a turn. At the first turn their losses are compared.
+All train with plain SGD, with data resident on the devices. They run in turn, ratios
+are taken within a turn, and losses are compared in the first turn.
 """
 
 import argparse
@@ -35,7 +36,7 @@ from benchmarks.work import LR, WORK, Work
 
 
 def plain_functions() -> syncalgos.Strategy:
-    """Model averaging by plain functions, made by no combinator."""
+    """Returns model averaging made of plain functions, without combinators."""
 
     def reduce(grads, replica, state, step):
         return grads, state
@@ -99,13 +100,15 @@ def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
 def loops(
     work: Work, algorithm: str, workers: int, same: bool = False
 ) -> dict[str, Callable]:
-    """The engine's contestants by name: loops by hand, but for plain functions.
+    """Returns the engine's contestants by name: hand-written loops, with one exception.
+
+    The exception is `plain_functions`, whose contestant is the library's strategy.
 
     Args:
-        work: what is trained.
-        algorithm: of ALGORITHMS.
-        workers: their number.
-        same: only the form that the engine takes; else all.
+        work: the training work.
+        algorithm: name of the algorithm, one of ALGORITHMS.
+        workers: number of workers.
+        same: whether to return only the form that the engine uses.
     """
     if algorithm == "sync_sgd":
         return {WHOLE: by_hand.whole_batch(work)}
@@ -122,7 +125,7 @@ def loops(
 def contest(
     model: str, algorithm: str, workers: int, repeats: int, same: bool = False
 ) -> dict[str, Any]:
-    """Times all in turn; returns a record."""
+    """Times all contestants in turn; returns a record."""
     work = WORK[model]()
     engine, trainer = by_engine(work, algorithm, workers)
     runs = {ENGINE: engine, **loops(work, algorithm, workers, same)}
@@ -165,12 +168,12 @@ def contest(
 def compared(
     seconds: dict[str, list[float]], same: str, worker_steps: int
 ) -> dict[str, Any]:
-    """Rates of all, and ratios of the engine to the same and to the best form.
+    """Returns rates of all, and ratios of the engine to the same and the best form.
 
     Args:
-        seconds: of each turn, by name; of the matmuls alone, too.
-        same: the form by hand that the engine takes, if it was run.
-        worker_steps: of a turn.
+        seconds: seconds of each turn, by name; those of the matmuls, too.
+        same: the hand-written form that the engine uses, if it was run.
+        worker_steps: number of worker-steps in a turn.
     """
     best = min(
         seconds.keys() - {ENGINE, MATMULS}, key=lambda name: median(seconds[name])
@@ -189,7 +192,7 @@ def compared(
 
 def main() -> None:
     """Prints a JSON line for each contest, and a table."""
-    parser = argparse.ArgumentParser(description="The engine against loops by hand.")
+    parser = argparse.ArgumentParser(description="The engine and hand-written loops.")
     parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
     parser.add_argument(
         "--algorithms", nargs="+", choices=ALGORITHMS, default=[*ALGORITHMS]
@@ -197,7 +200,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--same", action="store_true", help="only the loop of the engine's form"
+        "--same", action="store_true", help="run only the loop of the engine's form"
     )
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())

@@ -1,1 +1,1 @@
-"""Parts of the engine, timed apart."""
+"""Timings of single parts of the engine."""

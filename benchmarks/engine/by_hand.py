@@ -1,6 +1,6 @@
-"""Minimal training loops written by hand, for one algorithm each, to measure against.
+"""Minimal hand-written training loops to compare with, each for one algorithm.
 
-They know their algorithm, their layout and that every dispatch holds whole rounds; they
+They are written for their algorithm, their layout and dispatches of whole rounds. They
 check nothing, count nothing and evaluate nothing.
 """
 
@@ -31,7 +31,7 @@ def _averaged(state, mean, workers):
 
 
 def _filtered(state, mean, workers):
-    """A block of classical BMUF."""
+    """Returns the state after a block of classical BMUF."""
     velocity = jax.tree.map(
         lambda d, m, w: (1 - 1 / workers) * d + m - w,
         state["velocity"],
@@ -46,7 +46,7 @@ SYNCS = {"model_averaging": _averaged, "bmuf": _filtered}
 
 
 def _under_vmap(work: Work, sync: Callable, workers: int) -> Callable:
-    """vmap over the lanes of one scan over the steps, the sync under a cond."""
+    """Returns vmap over lanes of a scan over steps, with the sync inside a cond."""
 
     def worker(state, rest):
         step, data, rows = rest
@@ -71,9 +71,9 @@ def _under_vmap(work: Work, sync: Callable, workers: int) -> Callable:
 
 
 def _one_by_one(work: Work, sync: Callable, workers: int) -> Callable:
-    """Rounds without a branch; lax.map over the lanes, in it a scan over the steps.
+    """Returns rounds without a branch: lax.map over lanes of a scan over steps.
 
-    What all lanes share is held once a device.
+    State that all lanes share is held once per device.
     """
 
     def device(state, rest):
@@ -114,11 +114,11 @@ def loop(
     """Returns go(step, data, rows) -> losses, which keeps its own donated state.
 
     Args:
-        work: what is trained, with plain SGD.
-        algorithm: of SYNCS.
-        form: of FORMS.
-        workers: their number.
-        devices: over which they lie; they divide them.
+        work: the training work; it uses plain SGD.
+        algorithm: name of the algorithm, one of SYNCS.
+        form: form of the loop, one of FORMS.
+        workers: number of workers.
+        devices: number of devices, which must divide the workers.
     """
     make = {"vmap": _under_vmap, "map": _one_by_one}[form]
     run = jax.pmap(
@@ -149,7 +149,7 @@ def loop(
 
 
 def whole_batch(work: Work) -> Callable[[int, Any, np.ndarray], np.ndarray]:
-    """As `loop`, for one plain jitted gradient of the whole global batch a step."""
+    """Returns go as in `loop`: one jitted gradient of the global batch per step."""
 
     @partial(jax.jit, donate_argnums=0)
     def run(params, data, rows):

@@ -1,4 +1,4 @@
-"""The matmuls and convolutions of a model's gradient alone, by its traced gradient."""
+"""Runs only the matmuls and convolutions of a model's gradient, from its trace."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Product(NamedTuple):
     """A matmul or convolution of a worker-step.
 
     Attributes:
-        equation: of the traced gradient.
+        equation: its equation in the traced gradient.
         times: how often a worker-step runs it.
     """
 
@@ -26,12 +26,12 @@ class Product(NamedTuple):
     times: int
 
     def __call__(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The product of other operands."""
+        """Returns the product of other operands."""
         return self.equation.primitive.bind(x, y, **self.equation.params)
 
 
 def products(work: Work) -> list[Product]:
-    """All of a worker's local step, from the trace of its gradient."""
+    """Returns all products of a worker's local step, from its traced gradient."""
 
     def batch(x):
         return jax.ShapeDtypeStruct((work.batch, *x.shape[1:]), x.dtype)
@@ -41,17 +41,17 @@ def products(work: Work) -> list[Product]:
 
 
 def flops(found: list[Product]) -> int:
-    """Floating-point operations of the matmuls among them."""
+    """Returns the floating-point operations of the matmuls among the products."""
     return sum(map(_flops, found))
 
 
 def alone(work: Work, worker_steps: int, devices: int) -> Callable[[], None]:
-    """Returns a program of these alone, over all devices, on random operands.
+    """Returns a program of only these products, on random operands.
 
     Args:
-        work: whose local steps.
-        worker_steps: of all devices.
-        devices: over which they are spread.
+        work: the work whose local steps have the products.
+        worker_steps: number of worker-steps of all devices.
+        devices: number of devices that share them.
     """
     found = products(work)
     rng = np.random.default_rng(0)
@@ -64,8 +64,8 @@ def alone(work: Work, worker_steps: int, devices: int) -> Callable[[], None]:
     lefts, rights = zip(*pairs, strict=True)
 
     def device(lefts, rights):
-        # What was made before is one entry of what is multiplied next, and all results
-        # are carried: so nothing is left out, or taken out of the loops.
+        # One entry of each result goes into the next operand, and all results are
+        # carried, so that the compiler removes nothing and moves nothing out of loops.
         def local_step(_, carry):
             lefts, made = map(list, carry)
             last = _first(made[-1])
@@ -95,7 +95,7 @@ def _zeros(product: Product) -> jax.Array:
 
 
 def _first(x: jax.Array) -> jax.Array:
-    """Its first entry."""
+    """Returns the first entry."""
     return x[(0,) * x.ndim].astype(jnp.float32)
 
 

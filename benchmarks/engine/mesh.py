@@ -1,11 +1,11 @@
-"""Workers of several devices against loops by hand: `python -m benchmarks.engine.mesh`.
+"""Compares workers of several devices with loops: `python -m benchmarks.engine.mesh`.
 
-A GPT (4 layers of width 128, 128 characters, 4 examples a worker) trains by model
-averaging every 16 steps and plain SGD. Workers lie on 8 virtual CPU devices; each
-shards its matrices and its batch over an axis "fsdp". The loops by hand are jax alone:
-one maps the workers by shard_map, the other one by vmap, and both leave "fsdp" to the
-compiler. All run in turn, ratios are taken within a turn, and at the first turn their
-losses are compared. `unsharded` is the engine with a device for each worker.
+A GPT (4 layers of width 128, 128 characters, 4 examples per worker) trains with model
+averaging every 16 steps and plain SGD. Workers share 8 virtual CPU devices; each shards
+its matrices and its batch over an axis "fsdp". The hand-written loops use only jax: one
+maps the workers with shard_map, the other with vmap, and both leave "fsdp" to the
+compiler. All run in turn, ratios are taken within a turn, and losses are compared in
+the first turn. `unsharded` is the engine with one device for each worker.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def by_engine(
 
 
 def contest(workers: int, repeats: int, steps: int) -> dict[str, Any]:
-    """Times all in turn; returns a record."""
+    """Times all contestants in turn; returns a record."""
     work, devices = WORK["gpt"](), DEVICES // workers
     runs = {
         ENGINE: by_engine(work, workers, devices),
@@ -102,11 +102,11 @@ def contest(workers: int, repeats: int, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Prints a JSON line for each number of workers, and a table."""
-    parser = argparse.ArgumentParser(description="Meshes against loops by hand.")
+    parser = argparse.ArgumentParser(description="Meshes and hand-written loops.")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], metavar="N")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--steps", type=int, default=PERIOD, help=f"of a dispatch, {PERIOD} a round"
+        "--steps", type=int, default=PERIOD, help=f"per dispatch, {PERIOD} per round"
     )
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)

@@ -1,6 +1,6 @@
-"""Loops by hand for workers of several devices: FSDP inside, model averaging across.
+"""Hand-written loops for workers of several devices: FSDP inside, averaging across.
 
-They know their model, their layout and that every dispatch holds whole rounds; they
+They are written for their model, their layout and dispatches of whole rounds. They
 check nothing, count nothing and evaluate nothing.
 """
 
@@ -46,7 +46,7 @@ def _local_step(work: Work, put: Callable, specs: PyTree, data, params, row):
 
 
 def _under_shard_map(work: Work, mesh: Mesh, specs: PyTree) -> Callable:
-    """Maps the workers' axis alone; the compiler cuts over the other one."""
+    """Maps only the axis of workers; the compiler shards over the other axis."""
     put = lax.with_sharding_constraint
 
     def worker(params, data, rows):  # params: (1, ...), rows: (rounds, steps, 1, batch)
@@ -110,9 +110,9 @@ def loop(
 
     Args:
         work: the GPT, trained with plain SGD; its data lie on all devices.
-        form: of FORMS.
-        workers: their number.
-        devices: of each worker.
+        form: form of the loop, one of FORMS.
+        workers: number of workers.
+        devices: number of devices of each worker.
     """
     grid = np.array(jax.devices()[: workers * devices]).reshape(workers, devices)
     mesh = Mesh(grid, (WORKERS, FSDP))
@@ -135,7 +135,7 @@ def loop(
     def go(rows):
         nonlocal params
         rows = rows.reshape(-1, PERIOD, workers, rows.shape[1] // workers)
-        # The model gives hints where it finds a mesh.
+        # The model adds sharding hints if it finds a mesh.
         with jax.set_mesh(mesh):
             params, losses = run(params, data, jax.device_put(rows, of_rows))
         jax.block_until_ready(params)

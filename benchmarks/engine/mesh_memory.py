@@ -1,15 +1,15 @@
-"""Memory of workers that are meshes: `python -m benchmarks.engine.mesh_memory`.
+"""Memory of workers of several devices: `python -m benchmarks.engine.mesh_memory`.
 
-Two workers train a GPT by Adam and diloco that syncs at each step, on virtual CPU
-devices. For each size of the model and of the mesh, in a fresh process each:
+Two workers train a GPT with Adam and diloco, which syncs at each step, on virtual CPU
+devices. For each size of the model and of the mesh it measures in a fresh process:
 
 - a device's bytes of params, of Adam's state and of diloco's, from the arrays' shards;
 - the peak of the program of two steps by XLA's own analysis of a device: arguments,
-  results that do not take their place, and intermediate results (temporary);
-- the same of plain local steps, so that the difference is what the sync adds;
+  results that do not replace arguments, and intermediate results (temporary);
+- the same for plain local steps: the difference is the memory that the sync adds;
 - the seconds of a step, and the peak resident set of the whole process.
 
-Each worker takes 4 sequences of 32 tokens a step.
+Each worker takes 4 sequences of 32 tokens per step.
 """
 
 import argparse
@@ -67,7 +67,7 @@ COLUMNS = {
 
 
 def measure(size: str, devices: int) -> dict[str, Any]:
-    """A record; to be called first in a process."""
+    """Returns a record; must be the first call in a process."""
     jax.config.update("jax_num_cpu_devices", WORKERS * devices)
     params = gpt.init(jax.random.key(0), *_arguments(SIZES[size]))
     numbers = sum(x.size for x in jax.tree.leaves(params))
@@ -93,7 +93,7 @@ def _arguments(size: Size) -> tuple[int, int, int, int]:
 def _trained(
     params: PyTree, strategy: syncalgos.Strategy, size: str, devices: int
 ) -> dict[str, Any]:
-    """A device's bytes, and the seconds of a step, of a training by a strategy."""
+    """Returns a device's bytes and the seconds of a step, for a strategy."""
     vocabulary, width, _ = SIZES[size]
 
     def loss(params, text):
@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A device's memory under meshes.")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4M", "29M"])
     parser.add_argument(
-        "--devices", type=int, nargs="+", default=[1, 2, 4], help="of each worker"
+        "--devices", type=int, nargs="+", default=[1, 2, 4], help="per worker"
     )
     flags = parser.parse_args()
     cases = itertools.product(flags.sizes, flags.devices)

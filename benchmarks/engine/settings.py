@@ -1,9 +1,9 @@
-"""Settings in turn or stacked: `python -m benchmarks.engine.settings`.
+"""Compares forms of training several settings: `python -m benchmarks.engine.settings`.
 
-Eight rates of one algorithm with 8 workers train in one call, on resident data, in two
-forms: one setting after the other inside the program, and as one more axis of vmap.
-Each is compared, within a turn, with a call for each setting by the same trainer;
-compilation is excluded. Above 1 a form is faster than the separate calls.
+Eight learning rates of one algorithm with 8 workers train in one call, on resident
+data, in two forms: one setting after the other inside the program, and with settings as
+another axis of vmap. Each form is compared, within a turn, with separate calls for the
+settings; compilation is excluded. Above 1 the form is faster than the separate calls.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def calls(
     """Returns a function that trains all settings for a dispatch.
 
     Args:
-        work: what is trained.
+        work: the training work.
         algorithm: one of ALGORITHMS.
         form: one of FORMS; None makes a call for each setting.
     """

@@ -1,1 +1,1 @@
-"""Timings of the commands: their start-up, and studies by jobs."""
+"""Timings of commands and of studies by jobs; figures and tables of docs/studies."""

@@ -1,11 +1,11 @@
-r"""Joins the tables of several studies: which algorithm is fast on which network?
+r"""Joins the tables of several studies, to show which algorithm is fast on a network.
 
     python -m benchmarks.harness.atlas docs/studies/atlas-mnist1d \
         docs/studies/atlas-spoken-digits --out docs/studies/atlas
 
 reads the table.csv of each folder, prints one table of all algorithms, and writes a
-figure of performance profiles over all workloads (a study on a network). Studies that
-sweep a flag have several lines of an algorithm, and are refused.
+figure of performance profiles over all workloads (each a study on a network). Studies
+that sweep a flag have several lines per algorithm, and are refused.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from experiments.study.report.styles import styles
 from experiments.training import records
 
 TIME = "seconds to target: "
-FIRST = "sync_sgd"  # sends are in units of its own
+FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes
 
 Lines = Mapping[str, Mapping[str, str]]
 
@@ -36,12 +36,12 @@ def read(folder: Path) -> Lines:
         lines = list(csv.DictReader(file))
     found = {line["algorithm"]: line for line in lines}
     if len(found) < len(lines):
-        raise BadRequest(f"{folder} sweeps a flag: an atlas has a line an algorithm")
+        raise BadRequest(f"{folder} sweeps a flag, but an atlas takes no sweeps")
     return found
 
 
 def joined(folders: Sequence[Path]) -> dict[str, Lines]:
-    """Returns the tables of studies by their names."""
+    """Returns the tables of studies by the studies' names."""
     return {x.name.removeprefix("atlas-"): read(x) for x in folders}
 
 
@@ -64,7 +64,7 @@ def scores(times: Times) -> dict[str, float]:
 
 
 def end(line: Mapping[str, str] | None) -> str:
-    """Returns the measure at the end of a study's runs, and how many were lost."""
+    """Returns the final measure of a study's runs, and how many diverged."""
     if line is None:
         return ""
     key = next(head for head in line if head.endswith("_mean"))
@@ -78,7 +78,7 @@ def end(line: Mapping[str, str] | None) -> str:
 
 
 def sent(lines: Lines, label: str) -> str:
-    """Returns what a worker sends over what it sends in `FIRST`; "" if not counted."""
+    """Returns a worker's bytes relative to those of `FIRST`; "" if not counted."""
     both = [lines.get(x, {}).get("bytes_per_worker") for x in (label, FIRST)]
     if not all(both):
         return ""

@@ -1,9 +1,10 @@
-"""Makes the evaluations of a study small: a line a run, with a list a quantity.
+"""Makes the evaluations of a study small: a line per run, with a list per quantity.
 
     python -m benchmarks.harness.curves runs/STUDY test_accuracy bytes_per_worker
 
-reads metrics.jsonl there, and prints the curves of these quantities in seven digits, as
-float32 has: about a tenth of what it read. Committed studies have it as curves.jsonl.
+reads metrics.jsonl there, and prints the curves of these quantities with seven digits,
+like float32. The output is about a tenth of the input. Committed studies have it as
+curves.jsonl.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from experiments.study.grid import Lines
 
 
 def compact(lines: Lines, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields a line for each run, which has what names it as each evaluation has."""
+    """Yields a line for each run, with the fields that identify the run."""
 
     def names(line: Any) -> dict[str, Any]:
         return dict(itertools.takewhile(lambda x: x[0] != "step", line.items()))
@@ -28,12 +29,12 @@ def compact(lines: Lines, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
 
 
 def rounded(value: Any) -> Any:
-    """Returns a float in seven digits, and all else as it is."""
+    """Returns a float with seven digits; other values do not change."""
     return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
-    """Returns a line for each evaluation again."""
+    """Reads curves.jsonl, and returns a line for each evaluation."""
     runs = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
     return [
         {k: x[i] if isinstance(x, list) else x for k, x in run.items()}

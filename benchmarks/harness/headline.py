@@ -1,7 +1,8 @@
 """The README's figure, which benchmarks.harness.studies writes with the others.
 
-A point is an algorithm of the atlas on MNIST-1D, at its best: the bytes that a worker
-sent, and the test accuracy. A line joins those that no other beats with as few bytes.
+Each point is an algorithm of the atlas on MNIST-1D, at its best: the bytes that a
+worker sent, and the test accuracy. A line joins the algorithms that no other beats with
+as few bytes.
 """
 
 from pathlib import Path
@@ -14,7 +15,7 @@ from experiments.study.report.charts import Plot
 from experiments.study.report.styles import LIGHT
 
 SHARES = {0.01: "1 %", 0.03: "3 %", 0.1: "10 %", 0.3: "30 %", 1: "100 %"}
-# Where the names stand, in points from their own.
+# Positions of the names, in points from the algorithms' points.
 NAMES = {
     "sparseloco": (9, -4),
     "distributed_lion": (-76, 9),

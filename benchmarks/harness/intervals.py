@@ -2,10 +2,11 @@
 
     python -m benchmarks.harness.intervals [--draws 20000]
 
-prints a table: for differences of several distributions, the share of draws whose 95 %
-interval holds the mean, by Student's interval and by the percentile bootstrap widened
-for few pairs (Hesterberg, "What teachers should know about the bootstrap", The American
-Statistician 2015), and how much narrower the bootstrap's is.
+prints a table. For differences of several distributions, it has the share of draws
+whose 95 % interval holds the mean, for Student's interval and for the percentile
+bootstrap widened for few pairs (Hesterberg, "What teachers should know about the
+bootstrap", The American Statistician 2015), and the ratio of the bootstrap's width to
+Student's.
 """
 
 import argparse
@@ -15,11 +16,11 @@ import numpy as np
 from scipy.stats import norm, t
 
 RESAMPLES = 4000
-CHUNK = 200  # draws at once: their resamples are some hundred MB
+CHUNK = 200  # draws at a time: their resamples take some hundred MB
 PAIRS = (5, 10, 20)
 
-# Of mean 0. An accuracy's differences are skewed where a run in ten ends far below the
-# others, and about normal elsewhere.
+# All have mean 0. Differences of accuracies are skewed if one run in ten ends far below
+# the others, and about normal otherwise.
 DISTRIBUTIONS = {
     "normal": lambda rng, shape: rng.normal(size=shape),
     "uniform": lambda rng, shape: rng.uniform(-1, 1, shape),

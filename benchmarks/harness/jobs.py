@@ -1,12 +1,13 @@
-"""Studies by jobs: `python -m benchmarks.harness.jobs`.
+"""Times studies by jobs: `python -m benchmarks.harness.jobs`.
 
-Measured: one study made in turn by one process, and by `--jobs 2`; each with an empty
-compilation cache ("cold"), and with the one that the cold study has filled ("warm").
-Both make the same hashes, which is checked.
+It measures the time of one study, made by one process and by `--jobs 2` in turn; each
+with an empty compilation cache ("cold"), and with the one that the cold study has
+filled ("warm"). It checks that both give the same hashes.
 
-Simulated, by the plan that hands runs to jobs and the seconds that a study's runs took:
-the time on many workers, beside a lower bound. That is the larger of all training over
-the workers, and of the longest trial and the longest final run of one variant.
+It also simulates the time on many workers, with the plan that hands runs to jobs and
+the measured seconds of a study's runs, and compares it with a lower bound. The bound is
+the larger of two times: all training divided by the workers, and the longest trial plus
+the longest final run of one variant.
 """
 
 import argparse
@@ -39,8 +40,8 @@ class Cell(NamedTuple):
     """The measured runs of one command, in the order of their seeds.
 
     Attributes:
-        compile: seconds that the first one took longer than the others.
-        seconds: of each run without that.
+        compile: additional seconds of the first run, compared with the others.
+        seconds: seconds of each run, without `compile`.
     """
 
     compile: float
@@ -48,7 +49,7 @@ class Cell(NamedTuple):
 
 
 def cell(found: Sequence[float]) -> Cell:
-    """Takes a cell's seconds apart; of a single run, all of it counts as training."""
+    """Splits seconds into compilation and training; a single run is all training."""
     first, *later = found
     compile_ = max(0.0, first - sum(later) / len(later)) if later else 0.0
     return Cell(compile_, [first - compile_, *later])
@@ -100,7 +101,7 @@ def _command(row: Mapping[str, Any]) -> str:
 
 
 class _Job(NamedTuple):
-    """A run under way: when it ends, and what it is."""
+    """A run in progress: its end, its number and its share."""
 
     end: float
     number: int
@@ -113,7 +114,7 @@ def simulated(
     finals: Mapping[str, str],
     workers: int,
 ) -> float:
-    """Returns the seconds that a study takes on so many workers."""
+    """Returns the seconds that a study takes on `workers` workers."""
     with tempfile.TemporaryDirectory() as folder:
         placed = [_placed(each, Path(folder)) for each in sets]
         plan = Plan(
@@ -121,7 +122,7 @@ def simulated(
             lambda made: made._replace(common=_of(finals[made.variant.label])),
         )
         now, busy, free, begun = 0.0, list[_Job](), workers, 0
-        compiled = set[tuple[str, bool]]()  # the others read it from jax's cache
+        compiled = set[tuple[str, bool]]()  # later runs read these from jax's cache
         while not plan.is_over:
             while free and (share := plan.take(workers)):
                 free, begun = free - 1, begun + 1
@@ -159,7 +160,7 @@ def bound(
     finals: Mapping[str, str],
     workers: int,
 ) -> float:
-    """Returns seconds below which no plan gets."""
+    """Returns a lower bound on the seconds of any plan."""
     work = sum(sum(x.seconds) for x in cells.values()) / workers
     chains = [
         max(
@@ -176,7 +177,7 @@ def study(folder: Path, cache: Path, flags: Sequence[str]) -> float:
     """Makes a study, and returns its seconds.
 
     Raises:
-        RuntimeError: the command failed; with its last line.
+        RuntimeError: the command failed; the message is its last line.
     """
     environ = {
         **os.environ,
@@ -196,7 +197,7 @@ def study(folder: Path, cache: Path, flags: Sequence[str]) -> float:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Returns the hashes of a study's runs by their folders."""
+    """Returns the hashes of a study's runs, by the runs' folders."""
     return {
         str(path.relative_to(folder)): json.loads(path.read_text())["params_sha256"]
         for path in folder.rglob("summary.json")
@@ -218,7 +219,7 @@ def measure(repeats: int, jobs: int) -> dict[str, list[float]]:
                     found[out.name] = hashes(out)
             first, *others = found.values()
             if any(other != first for other in others):
-                raise RuntimeError("the ways make other params")
+                raise RuntimeError("the studies have different params")
     return seconds
 
 

@@ -1,11 +1,11 @@
 """Start-up times of the harness: `python -m benchmarks.harness.startup`.
 
-Every command runs in a process of its own, one after the other in every turn. Measured
-are `--help`, two imports, and short runs of tasks by bmuf: seconds from the start of
+Every command runs in a separate process, one after the other in every turn. It measures
+`--help`, two imports, and short runs of tasks with bmuf: the seconds from the start of
 the process to the first line of progress on stderr (its first evaluation, after
 `--first` local steps) and to its end. "off" has no compilation cache, "cold" an empty
-one, "second" the one that the cold run of the same turn has filled. A task whose data
-is missing is left out.
+one, and "second" the one that the cold run of the same turn has filled. A task whose
+data is missing is left out.
 """
 
 import argparse
@@ -29,7 +29,7 @@ KINDS = ("off", "cold", "second")
 
 
 def environment(folder: Path, cached: bool) -> dict[str, str]:
-    """The user's, with a compilation cache in the folder or without any."""
+    """Returns the user's environment, with a compilation cache in a folder or none."""
     own = {"JAX_COMPILATION_CACHE_DIR": str(folder)}
     own |= {"JAX_ENABLE_COMPILATION_CACHE": str(cached).lower()}
     return {**os.environ, **own}
@@ -39,7 +39,7 @@ def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, flo
     """Runs Python; returns seconds to the first "step" line on stderr, and to the end.
 
     Raises:
-        RuntimeError: the command failed; with its last lines.
+        RuntimeError: the command failed; the message is its last lines.
     """
     start, said = time.perf_counter(), []
     with subprocess.Popen(
@@ -60,13 +60,13 @@ def timed(arguments: Sequence[str], environ: dict[str, str]) -> tuple[float, flo
 
 
 def run(task: str, steps: int, first: int, out: Path) -> list[str]:
-    """The arguments of a run that is evaluated after so many steps, and at the end."""
+    """Returns the arguments of a run that is evaluated every `first` steps."""
     words = f"--algo bmuf --task {task} --steps {steps} --eval-every {first}"
     return [*PROGRAM, *words.split(), "--out", str(out), "--overwrite"]
 
 
 def turn(task: str, steps: int, first: int) -> dict[str, tuple[float, float]]:
-    """Seconds of one turn of a task, by kind."""
+    """Returns the seconds of one turn of a task, by kind of cache."""
     with tempfile.TemporaryDirectory() as name:
         folder, found = Path(name), {}
         arguments = run(task, steps, first, folder / "out")
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--tasks", default="digits,fashion_mnist")
     parser.add_argument("--steps", type=int, default=64, help="local steps of a run")
-    parser.add_argument("--first", type=int, default=16, help="before an evaluation")
+    parser.add_argument("--first", type=int, default=16, help="steps per evaluation")
     s = parser.parse_args()
     rows = []
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.harness.studies
 
-makes all of docs/studies; or name folders. It reads finals.jsonl of each, curves.jsonl
-where there is one (benchmarks.harness.curves), and the preset of the folder's name. It
-writes the table.csv and the figures that are there again. What the records do not have,
-as modelled times, stays as it is. Records of other flags have a suffix, such as
-finals-2500.jsonl, and so have their table and figures. The atlas joins two of the
-tables.
+makes all of docs/studies, or the folders given as arguments. For each folder it reads
+finals.jsonl, curves.jsonl if it exists (benchmarks.harness.curves), and the preset with
+the folder's name. It writes table.csv and the existing figures again. Values that the
+records lack, such as modelled times, do not change. Records made with other flags have
+a suffix, such as finals-2500.jsonl, and so do their table and figures. The atlas joins
+two of the tables.
 """
 
 import argparse
@@ -38,20 +38,20 @@ from experiments.training import records
 
 FOLDER = Path("docs/studies")
 JOINED = "atlas-mnist1d", "atlas-spoken-digits"
-# Of studies without a preset.
+# The flags of studies without a preset.
 FLAGS = {
     "fashion-mnist": "--algos 'sync_sgd, model_averaging, bmuf, bmuf --nesterov, "
     "slowmo --slow-momentum 0.7, diloco' --task fashion_mnist --workers 8 --period 12 "
     "--steps 1440 --eval-every 240 --tune lr=0.000125:0.032:log:9"
 }
-# Columns of a table that need more than the records.
+# Columns of a table that cannot be computed from the records.
 KEPT = "seconds", "steps_to_target", "syncs", "command"
-# The rows of the atlas's table, and its head.
+# The head and the rows of the atlas's table.
 ROWS = re.compile(r"(<!-- table -->\n\n(?:\|.*\n){2})(?:\|.*\n)*")
 
 
 def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunSet]:
-    """Yields the runs of a study, as far as its records have them."""
+    """Yields the runs of a study that its records have."""
     for number, variant in enumerate(config.variants, 1):
         own = [line for line in lines if line["label"] == variant.label]
         for point, common in config.points[variant.label].items():
@@ -70,7 +70,7 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
 
 
 def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, Any]]:
-    """Returns the lines of some runs by seed."""
+    """Returns the final lines of a run set, by seed."""
     wanted = {k: literal(x) for k, x in made.values.items()} | _swept(made)
     return {
         line["seed"]: {**line, "syncs": None, "sends": None}
@@ -80,7 +80,7 @@ def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, An
 
 
 def _measured(made: RunSet, lines: Lines, seed: int) -> Lines:
-    """Returns the lines of a run, without what names it."""
+    """Returns the lines of a run, without the fields that identify it."""
     names = {"label": made.variant.label, "algo": made.variant.algo, "seed": seed}
     names |= _swept(made)
     own = [line for line in lines if names.items() <= line.items()]
@@ -94,7 +94,7 @@ def _swept(made: RunSet) -> dict[str, Any]:
 
 
 def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
-    """Returns the report of a study, but for what needs more than its records."""
+    """Returns the report of a study, except for parts that its records lack."""
     runs = [made for made in runs_of(config, lines, measured) if made.summaries]
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
@@ -131,14 +131,14 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
 
 
 def _curve(made: RunSet) -> Curve:
-    """Returns the curve of some runs; an empty one without a record of it."""
+    """Returns the curve of a run set; an empty one if there is no record of it."""
     if any(made.lines.values()):
         return curve_of(made, 0.0, [], False)
     return Curve(made.variant.label, made.point, [], {}, None, {})
 
 
 def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
-    """Returns a table with the figures of a report, and its old values elsewhere."""
+    """Returns a table with a report's figures; other columns keep their old values."""
     new = {(row.label, row.point): tables.csv_row(report, row) for row in report.rows}
     with io.StringIO(newline="") as file:
         writer = csv.DictWriter(file, [*old[0]], lineterminator="\n")
@@ -188,7 +188,7 @@ def atlas_again(folder: Path) -> list[Path]:
 
 
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
-    """Writes the figures of a study that are there again; returns their files."""
+    """Writes the existing figures of a study again; returns their files."""
     from experiments.study.report import figures
 
     with figures.style():
@@ -200,7 +200,7 @@ def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Writes the tables and figures, and says which."""
+    """Writes the tables and figures, and prints their names."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

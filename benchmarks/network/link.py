@@ -1,8 +1,8 @@
-"""A link between two hosts that are network namespaces, of a rate and a latency.
+"""A link with a rate and a latency between two hosts, which are network namespaces.
 
-On Linux, with `ip` and `tc`, as root. Each host has a veth pair to a third namespace,
-the road. tc's token bucket at each host lets so many bits a second out, headers
-included. `road.py` holds each frame for the latency: not every kernel has tc's netem.
+It needs Linux, `ip` and `tc`, and root. Each host has a veth pair to a third namespace,
+the road. At each host, tc's token bucket limits the bits per second, headers included.
+`road.py` delays each frame by the latency, because not every kernel has tc's netem.
 """
 
 import os
@@ -12,10 +12,10 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")  # of the two hosts, which nobody else sees
-INTERFACE = "wire"  # of each host, in its namespace
-# Mbit/s. A shaper all the same: one put in place of none drops what waits to be sent,
-# and TCP's window then grows by a segment a round trip.
+ADDRESSES = ("10.77.0.1", "10.77.0.2")  # addresses of the hosts, unseen from outside
+INTERFACE = "wire"  # the interface of each host, in its namespace
+# Mbit/s. "No limit" needs a shaper, too: replacing none by one drops waiting frames,
+# and TCP's window then grows by only a segment per round trip.
 NO_LIMIT = 100_000
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ class Link:
     """Two hosts and the road between them; removed when a `with` ends.
 
     Raises:
-        OSError: no privileges, or a program is missing.
+        OSError: privileges or a program are missing.
     """
 
     def __init__(self):
@@ -32,7 +32,7 @@ class Link:
         *self._hosts, self._road = names
 
     def __enter__(self) -> "Link":
-        with ExitStack() as undo:  # where making it fails, or is interrupted
+        with ExitStack() as undo:  # undoes everything if a step fails
             undo.callback(self._remove)
             self._make()
             self._carrier = undo.enter_context(self._carried())
@@ -53,7 +53,7 @@ class Link:
             _system(f"ip -n {name} link set lo up")
             _system(f"ip -n {name} link set {INTERFACE} up")
             _system(f"ip -n {self._road} link set {end} up")
-            # It differs between machines, and Linux allows Reno in every namespace.
+            # The default differs between machines; Linux allows Reno everywhere.
             kept = "/proc/sys/net/ipv4/tcp_congestion_control"
             _system(shlex.join([*self.command(end), "sh", "-c", f"echo reno > {kept}"]))
 
@@ -73,10 +73,10 @@ class Link:
         )
 
     def shape(self, rate: float | None, latency: float) -> None:
-        """Sets the rate of each direction, in Mbit/s, or none; and the latency, in s.
+        """Sets the rate of each direction in Mbit/s, or no limit, and the latency in s.
 
-        The bucket holds 2 ms of the rate, and 16 kB at least: with less, a timer that
-        is late costs rate.
+        The bucket holds 2 ms of the rate, and at least 16 kB: with less, a late timer
+        reduces the rate.
         """
         bits = round((rate or NO_LIMIT) * 1e6)
         bucket = max(16_000, round(bits / 8 * 0.002))
@@ -89,7 +89,7 @@ class Link:
             raise OSError("the road has ended")
 
     def command(self, end: int) -> list[str]:
-        """Returns a prefix that runs a command at a host, 0 or 1."""
+        """Returns a prefix that runs a command on host 0 or 1."""
         return ["ip", "netns", "exec", self._hosts[end]]
 
 

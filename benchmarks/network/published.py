@@ -1,8 +1,8 @@
-"""The model of time beside published figures.
+"""Compares the model of time with published figures.
 
-`python -m benchmarks.network.published` holds what `experiments.aim` and
-`experiments.compare` call modelled, the ledger's bytes over a link by the α-β model,
-against figures that others have published:
+`python -m benchmarks.network.published` compares the modelled times of
+`experiments.aim` and `experiments.compare` (the ledger's bytes over a link by the α-β
+model) with published figures:
 
 - the bandwidth between two workers at which they compute for 50 to 99 % of the time
   (Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, table 4);
@@ -10,9 +10,9 @@ against figures that others have published:
   minibatch SGD", 2017), and on 8 and 64 GPUs over one (Caffe2's announcement, 2017);
 - that of BMUF on 4 to 64 GPUs (CNTK's documentation, "Multiple GPUs and machines").
 
-It trains nothing. In the last column two thirds of a step, its backward pass, go on
-beside what the step sends, as the first paper assumes; a local step of syncalgos ends
-before its sync begins.
+It trains nothing. In the last column, two thirds of a step (its backward pass) overlap
+with the step's sends, as the first paper assumes; in syncalgos a local step ends before
+its sync begins.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Method(NamedTuple):
     delay: int = 0
 
 
-# Params are bfloat16. Anchors are float32, so that outer gradients are, too, unless a
+# Params are bfloat16. Anchors are float32, so pseudo-gradients are, too, unless a
 # reducer rounds them.
 METHODS = {
     "data-parallel": Method(lambda *_: syncalgos.sync_sgd()),
@@ -118,7 +118,7 @@ BMUF = {
 }
 
 
-# What is measured, the figure, workers, the link, and what all workers count for.
+# The measure, its figure, workers, the link, and the measure's ideal value.
 SYNCHRONOUS = (
     ("Goyal, 256 GPUs: efficiency over 8", 0.9, 256, ETHERNET, 1),
     ("Caffe2, 8 GPUs: speed-up over 1", 7.0, 8, NVLINK, 8),
@@ -134,7 +134,7 @@ COLUMNS = {
 def sent(
     strategy: Strategy, params: Sequence[jax.ShapeDtypeStruct], workers: int, steps: int
 ) -> Sends:
-    """Returns what a worker sends in so many local steps, by the ledger."""
+    """Returns the sends of a worker in `steps` local steps, by the ledger."""
     return sends(
         syncalgos.communication(strategy, [*params], workers=workers, steps=steps)
     )
@@ -151,12 +151,12 @@ def computing(
     """Returns the share of the time in which workers compute, by the model.
 
     Args:
-        of_run: what each of them sends.
-        workers: N.
-        link: between any two.
-        seconds: of a local step.
+        of_run: the sends of each worker.
+        workers: number of workers.
+        link: the link between any two workers.
+        seconds: seconds of a local step.
         delay: local steps that a message may take.
-        hidden: the share of a step that goes on beside what it sends itself.
+        hidden: the fraction of a step that overlaps with its own sends.
     """
     sent_in = (cost(kind, link, workers) for kind in of_run.kinds)
     costs = [max(0.0, seconds_sent - hidden * seconds) for seconds_sent in sent_in]
@@ -165,7 +165,7 @@ def computing(
 
 
 def least(is_enough: Callable[[float], bool]) -> float:
-    """Returns the least bandwidth that is enough, bytes per second, to a millionth."""
+    """Returns the smallest sufficient bandwidth in bytes per second, to a millionth."""
     low, high = 1.0, MOST
     while high / low > 1 + 1e-6:
         middle = math.sqrt(low * high)
@@ -175,7 +175,7 @@ def least(is_enough: Callable[[float], bool]) -> float:
 
 @cache
 def of_two(model: Model, method: Method) -> Sends:
-    """Returns what each of two workers sends in four rounds."""
+    """Returns the sends of each of two workers in four rounds."""
     layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
     fragments = model.layers // 3  # of three layers, as in the paper
     period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
@@ -187,7 +187,7 @@ def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]
     """Returns the Gbit/s at which two workers compute for each of SHARES.
 
     Args:
-        model, method: of the table.
+        model, method: a model and a method of the table.
         hidden: as in `computing`.
     """
     of_run = of_two(model, method)
@@ -200,7 +200,7 @@ def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]
 
 
 def of_bmuf() -> dict[int, float]:
-    """Returns BMUF's speed-up by GPUs, with the link that is fitted on 4 of them."""
+    """Returns BMUF's speed-up by GPUs, with a link that is fitted to 4 of them."""
     params, period = [jax.ShapeDtypeStruct((1_000_000,), jnp.float32)], 10
 
     def on(workers, bandwidth):
@@ -242,7 +242,7 @@ def rows() -> Iterator[dict[str, Any]]:
 
 def main() -> None:
     """Prints the records and their table."""
-    about = "The model of time beside published figures."
+    about = "Compare the model of time with published figures."
     argparse.ArgumentParser(description=about).parse_args()
     records = [report({"benchmark": "published", **row}) for row in rows()]
     columns = {head: partial(_shown, field) for head, field in COLUMNS.items()}

@@ -1,7 +1,7 @@
-"""A road between two interfaces: each frame leaves by the other one, some time later.
+"""Forwards frames between two network interfaces, each way after a delay.
 
 `python -m benchmarks.network.road A B` runs in the network namespace that has both. A
-line of standard input sets the delay, in seconds, and a line answers it.
+line on standard input sets the delay in seconds, and is echoed when it holds.
 """
 
 import select
@@ -10,8 +10,8 @@ import sys
 import time
 from collections import deque
 
-# Of <linux/if_packet.h>: a segment of 64 kB stays whole, and what goes out by an
-# interface does not come in again.
+# From <linux/if_packet.h>: segments of 64 kB stay whole, and frames that leave an
+# interface are not received on it again.
 SOL_PACKET, PACKET_VNET_HDR, PACKET_IGNORE_OUTGOING = 263, 15, 23
 SO_RCVBUFFORCE = 33
 EVERY = 3  # ETH_P_ALL
@@ -30,7 +30,7 @@ def opened(interface: str) -> socket.socket:
 
 
 def carry(first: socket.socket, second: socket.socket) -> None:
-    """Carries frames in both directions until standard input ends."""
+    """Forwards frames in both directions until standard input ends."""
     others = {first: second, second: first}
     waiting: deque[tuple[float, socket.socket, bytes]] = deque()
     delay: float | None = 0.0
@@ -48,7 +48,7 @@ def carry(first: socket.socket, second: socket.socket) -> None:
 
 
 def told() -> float | None:
-    """Reads the delay from now on; None at the end."""
+    """Reads a new delay from standard input; returns None at its end."""
     if not (line := sys.stdin.readline()):
         return None
     print(line, end="", flush=True)

@@ -1,1 +1,1 @@
-"""syncalgos beside its peers."""
+"""Comparisons of syncalgos with its peers."""

@@ -1,15 +1,16 @@
-"""syncalgos beside its peers: `python -m benchmarks.peers --environment DIR`.
+"""Compares syncalgos with its peers: `python -m benchmarks.peers --environment DIR`.
 
 EXO Gym, PyTorch (gloo) and torchft do the same work as syncalgos on this machine's
-CPUs (`benchmarks.peers.work`), each by a script of its own in this folder. Each
-measurement is a process started for it, and counts training alone, without start-up,
+CPUs (`benchmarks.peers.work`), each with its own script in this folder. Each
+measurement runs in a new process, and counts only training, without start-up,
 compilation, warm-up and evaluation. A rate is in worker-steps/s: steps x workers /
 seconds. Contestants run in turn, every other turn backwards; ratios are taken within a
-turn. A measurement that lasts less than a second is taken again with more steps.
+turn. A measurement that lasts less than a second is repeated with more steps.
 
-Peers live in an environment of their own, made in DIR where it is missing. A process of
-theirs has cores / workers threads, at least one (OMP_NUM_THREADS), and torchft's log of
-each step is off. A peer that cannot be installed is named and skipped.
+Peers are installed in a separate environment, which is made in DIR if it does not
+exist. Each of their processes has cores / workers threads, at least one
+(OMP_NUM_THREADS), and torchft's log of each step is off. A peer that cannot be
+installed is named and skipped.
 """
 
 import argparse
@@ -29,13 +30,13 @@ from benchmarks.measure import rates, ratios, report, table
 from benchmarks.peers.setup import prepare
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = {  # by peer, and a number of which the steps of a measurement are a multiple
+SCRIPTS = {  # by peer: its script, and a number that must divide the measured steps
     "syncalgos": ("own", 64),  # a dispatch
-    "exogym": ("exogym", 16),  # a period, so that each has its share of syncs
+    "exogym": ("exogym", 16),  # a period, so that the syncs are whole
     "torch": ("torch_gloo", 16),
     "torchft": ("torchft_diloco", 16),
 }
-LEAST, WANTED = 1.0, 2.0  # seconds of a measurement
+LEAST, WANTED = 1.0, 2.0  # minimum and intended seconds of a measurement
 
 
 class Contestant(NamedTuple):
@@ -43,8 +44,8 @@ class Contestant(NamedTuple):
 
     peer: str
     algorithm: str
-    like: str  # the algorithm of syncalgos that does the same
-    rate: float  # worker-steps/s to expect; it sets only the steps of the first try
+    like: str  # the equivalent algorithm of syncalgos
+    rate: float  # expected worker-steps/s, which sets only the steps of the first try
 
 
 CONTESTANTS = (
@@ -64,16 +65,16 @@ CONTESTANTS = (
 
 
 class Entry(NamedTuple):
-    """A contestant at a number of workers; lists grow by an item a turn."""
+    """A contestant with a number of workers; lists grow by an item per turn."""
 
     contestant: Contestant
     workers: int
-    seconds: list[float]  # a worker-step
-    steps: list[int]  # of the next measurement, the last item
+    seconds: list[float]  # per worker-step
+    steps: list[int]  # the last item is for the next measurement
 
 
 def steps_for(peer: str, rate: float, workers: int) -> int:
-    """Returns a number of steps that last about as long as wanted."""
+    """Returns a number of steps that take about WANTED seconds."""
     chunk = SCRIPTS[peer][1]
     return chunk * max(1, ceil(WANTED * rate / workers / chunk))
 
@@ -82,12 +83,12 @@ def run(command: list[str], threads: int, timeout: float) -> float:
     """Returns the seconds that a contestant's process reports.
 
     Args:
-        command: starts it.
-        threads: of each of its processes.
-        timeout: seconds that it may take.
+        command: the command that starts it.
+        threads: number of threads of each process.
+        timeout: most seconds that it may take.
 
     Raises:
-        RuntimeError: it failed or took too long; the message says why, in one line.
+        RuntimeError: it failed or took too long; the message has the reason, one line.
     """
     environment = {
         "OMP_NUM_THREADS": str(threads),
@@ -156,9 +157,9 @@ def measure_all(
     pythons: dict[str, str],
     arguments: argparse.Namespace,
 ) -> list[Entry]:
-    """Measures all in turn; returns those that never failed.
+    """Measures all in turn; returns the entries that never failed.
 
-    Ctrl-C ends it early: measurements that are complete by then count.
+    Ctrl-C ends it early: the measurements so far count.
     """
     failed = []
     with suppress(KeyboardInterrupt):
@@ -173,7 +174,7 @@ def measure_all(
 def attempt(
     entry: Entry, turn: int, pythons: dict[str, str], arguments: argparse.Namespace
 ) -> bool:
-    """Measures once; reports a failure, and returns whether there was none."""
+    """Measures once, and reports a failure; returns whether it succeeded."""
     (peer, algorithm, *_), workers, *_ = entry
     launch = [*shlex.split(arguments.launcher), pythons[peer]]
     try:
@@ -218,17 +219,17 @@ def summary(entries: list[Entry]) -> list[list]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description="syncalgos beside its peers.")
+    parser = argparse.ArgumentParser(description="Compare syncalgos with its peers.")
     parser.add_argument(
-        "--environment", type=Path, required=True, help="the peers'; made if missing"
+        "--environment", type=Path, required=True, help="the peers' folder to make"
     )
     parser.add_argument(
-        "--exogym", help="what pip installs EXO Gym from, instead of GitHub: a checkout"
+        "--exogym", help="a checkout of EXO Gym to install, instead of GitHub's"
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
-    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
-        "--timeout", type=float, default=180, help="seconds for a measurement at most"
+        "--timeout", type=float, default=180, help="most seconds of a measurement"
     )
     parser.add_argument(
         "--launcher",

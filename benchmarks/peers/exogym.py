@@ -1,9 +1,10 @@
 # pyright: reportMissingImports=false
-"""EXO Gym at the work of `benchmarks.peers`, which starts this script.
+"""EXO Gym doing the work of `benchmarks.peers`, which starts this script.
 
-Its Trainer, a process a worker, without logging and evaluation: its all-reduce of
-gradients, FedAvg (an average of the models) and DiLoCo, the last two every 16 steps.
-Batches are cut from tensors in one piece, which is faster than its default collation.
+It uses EXO Gym's Trainer with one process per worker, without logging and evaluation:
+all-reduce of gradients, FedAvg (an average of the models) and DiLoCo, the last two
+every 16 steps. Each batch is one slice of tensors, which is faster than the default
+collation.
 """
 
 import time
@@ -20,16 +21,16 @@ from benchmarks.peers.torch_gloo import free_port, network
 
 
 def connect(backend: str, rank: int, world_size: int) -> None:
-    """Joins the workers; EXO Gym asks for an interface by its name on macOS alone."""
+    """Connects the workers; EXO Gym's own function only works on macOS."""
     dist.init_process_group(backend, rank=rank, world_size=world_size)
 
 
-# Its processes import this module anew, so that this reaches them.
+# Its processes import this module again, so this takes effect in them.
 exogym.trainer.init_process_group_portsafe = connect
 
 
 class Timed(Strategy):
-    """Mixed into a strategy: worker 0 reports the seconds of its steps."""
+    """A mix-in for strategies: worker 0 reports the seconds of its steps."""
 
     def step(self):
         super().step()
@@ -52,7 +53,7 @@ class DiLoCo(Timed, DiLoCoStrategy):
 
 
 class Examples(torch.utils.data.Dataset):
-    """The examples; a batch is cut in one piece."""
+    """The examples; a batch is one slice of the tensors."""
 
     def __init__(self):
         self.x, self.y = map(torch.from_numpy, work.examples())
@@ -65,17 +66,17 @@ class Examples(torch.utils.data.Dataset):
 
 
 def examples(rank, workers, train_dataset):
-    """Made in each worker's process."""
+    """Returns the examples, made in each worker's process."""
     return Examples()
 
 
 def whole(batch):
-    """The batch as it was cut."""
+    """Returns the batch unchanged."""
     return batch
 
 
 class Loss(nn.Module):
-    """The network with its loss, as EXO Gym wants it."""
+    """The network with its loss, as EXO Gym requires."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +88,7 @@ class Loss(nn.Module):
 
 
 def strategy(algorithm: str):
-    """The strategy of that name."""
+    """Returns the strategy with a name."""
     inner = OptimSpec(torch.optim.SGD, lr=work.LR, fused=True)
     if algorithm == "all_reduce":
         return Reduce(optim_spec=inner)

@@ -1,6 +1,6 @@
 """A bar chart of docs/records/peers.jsonl: `python -m benchmarks.peers.figure`.
 
-Each bar says how many times as fast as a peer syncalgos is, by medians.
+Each bar shows how many times as fast as a peer syncalgos is, by medians.
 """
 
 import json
@@ -22,7 +22,7 @@ def rounded(times: float) -> str:
 
 
 def draw(times: Mapping[str, float]) -> Figure:
-    """Returns bars from 1, as fast as the peer, on a logarithmic axis."""
+    """Returns bars that start at 1, the peer's speed, on a logarithmic axis."""
     figure = Figure(figsize=(WIDTH / 72, 3), layout="constrained")
     axes = figure.subplots()
     axes.set(xscale="log", xlim=(1, 300), xlabel="times as fast (logarithmic)")

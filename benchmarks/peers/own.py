@@ -1,6 +1,7 @@
-"""syncalgos at the work of `benchmarks.peers`, which starts this script.
+"""syncalgos doing the work of `benchmarks.peers`, which starts this script.
 
-Whole dispatches of 64 steps on data resident on the devices; losses come to the host.
+It makes dispatches of 64 steps on data resident on the devices, and copies losses to
+the host.
 """
 
 import os
@@ -26,12 +27,12 @@ STRATEGIES = {
 
 
 def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
-    """Trains; returns the seconds of all dispatches but the first.
+    """Trains; returns the seconds of all dispatches except the first.
 
     Args:
-        task: what is measured.
+        task: the task to measure.
         own: the workers of this process.
-        options: of `DataParallel`.
+        options: arguments of `DataParallel`.
     """
     trainer = syncalgos.DataParallel(
         mlp_loss,

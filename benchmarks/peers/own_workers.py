@@ -1,7 +1,8 @@
-"""syncalgos at the work of `benchmarks.peers.scale`, which starts this script.
+"""syncalgos doing the work of `benchmarks.peers.scale`, which starts this script.
 
-Each worker has a device of its own: all in one process, or each in its process, which
-talk by gloo on this host. After "alone:" processes do not talk: each trains a worker.
+Each worker has one device. All devices are in one process, or each is in a separate
+process, connected by gloo on this host. With "alone:" before the algorithm, the
+processes do not communicate: each trains one worker.
 """
 
 import multiprocessing
@@ -24,7 +25,7 @@ def devices(task: work.Task) -> None:
 
 
 def process(number: int, task: work.Task, coordinator: str) -> None:
-    """Trains the worker of one process of several; the first one reports."""
+    """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
     gloo.connect(coordinator, number, task.workers, PATIENCE)
     options = {}
@@ -38,7 +39,7 @@ def process(number: int, task: work.Task, coordinator: str) -> None:
 
 
 def processes(task: work.Task) -> None:
-    """Trains by as many processes as there are workers."""
+    """Trains with one process per worker."""
     coordinator = f"127.0.0.1:{free_port()}"
     fresh = multiprocessing.get_context("spawn")
     started = [

@@ -1,18 +1,19 @@
-"""More workers of one device, beside PyTorch: `python -m benchmarks.peers.scale`.
+"""Compares scaling with workers to PyTorch's: `python -m benchmarks.peers.scale`.
 
-The work of `benchmarks.peers`, 32 examples a worker and step, so the ideal rate grows
-with the workers up to the number of cores. A worker of syncalgos is a virtual device of
-one process, or a process ("processes") that talks to the others by gloo; PyTorch's are
-processes with gloo. All have one thread a worker. "alone" are processes that train
-without talking: what the machine gives so many of them.
+The work is that of `benchmarks.peers`, 32 examples per worker and step, so the ideal
+rate grows with the workers up to the number of cores. A worker of syncalgos is a
+virtual device of one process ("devices"), or a process that is connected to the others
+by gloo ("processes"); PyTorch's workers are processes with gloo. All have one thread
+per worker. "alone" are processes that train without communication, which shows what the
+machine itself allows.
 
-Each measurement is a process started for it, or several, and counts training alone;
-forms run in turn, every other turn backwards, and ratios are taken within a turn.
-`times` is a rate by that of one worker of the same library; `efficiency` divides it by
-the workers, or by the cores where these are fewer: such workers take turns on them.
+Each measurement runs in new processes, and counts only training. Forms run in turn,
+every other turn backwards, and ratios are taken within a turn. `times` is the rate
+divided by that of one worker of the same library; `efficiency` divides it by the number
+of workers, or of cores if there are fewer, because workers then take turns on them.
 
-Without --environment, where PyTorch is installed if it is missing, its forms are left
-out.
+PyTorch is installed in the folder of --environment if it is missing; without that flag,
+its forms are left out.
 """
 
 import argparse
@@ -30,14 +31,14 @@ CORES = os.cpu_count() or 1
 
 
 class Form(NamedTuple):
-    """One way of having workers.
+    """A form of workers.
 
     Attributes:
-        library: whose.
-        words: of the module that trains, and what comes before its algorithm.
-        algorithms: by name of syncalgos, as the module calls them.
-        least: workers from which it is measured; the other forms of its library have
-            the same single worker.
+        library: the library that trains.
+        words: the module that trains, and its arguments before the algorithm.
+        algorithms: the module's names of algorithms, by name in syncalgos.
+        least: smallest measured number of workers; with a single worker the form equals
+            another one of its library.
     """
 
     library: str
@@ -65,7 +66,7 @@ FORMS = {
     ),
 }
 TRIES = 3
-FIRST = 300.0  # worker-steps/s to expect of a form; it sets the steps of the first try
+FIRST = 300.0  # expected worker-steps/s, which sets the steps of the first try
 
 COLUMNS = {
     "algorithm": "algorithm",
@@ -93,17 +94,17 @@ def cases(algorithms: Sequence[str], workers: Sequence[int], torch: bool) -> lis
 
 
 def measured(case: Case, steps: int, seconds: float, python: str) -> tuple[int, float]:
-    """Measures once, and again with more steps where it did not last so long.
+    """Measures once, and again with more steps if it took less than `seconds`.
 
     Returns:
-        The steps taken, and the seconds.
+        The number of steps, and the seconds that they took.
 
     Raises:
-        RuntimeError: it failed as often as TRIES; each failure is reported.
+        RuntimeError: it failed TRIES times; each failure is reported.
     """
     algorithm, name, workers = case
     form = FORMS[name]
-    # XLA has its threads for all devices of a process.
+    # The devices of a process share XLA's threads.
     threads = workers if name == "devices" else 1
     words = [*form.words, form.algorithms[algorithm], str(workers)]
     failures = 0
@@ -112,7 +113,7 @@ def measured(case: Case, steps: int, seconds: float, python: str) -> tuple[int, 
         try:
             found = run(command, 1, timeout=180)
         except RuntimeError as error:
-            failures += 1  # PyTorch with two workers aborted now and then
+            failures += 1  # PyTorch with two workers aborted occasionally
             report({"benchmark": "scale", "case": case, "failed": str(error)})
             if failures == TRIES:
                 raise
@@ -125,7 +126,7 @@ def measured(case: Case, steps: int, seconds: float, python: str) -> tuple[int, 
 def measure_all(
     found: Sequence[Case], repeats: int, seconds: float, pythons: Mapping[str, str]
 ) -> dict[Case, list[float]]:
-    """Returns the seconds of a worker-step by case, (repeats,)."""
+    """Returns the seconds per worker-step by case, each (repeats,)."""
     each: dict[Case, list[float]] = {case: [] for case in found}
     steps = {
         case: 64 if seconds < LEAST else steps_for("syncalgos", FIRST, case[2])
@@ -140,7 +141,7 @@ def measure_all(
 
 
 def summary(case: Case, each: Mapping[Case, list[float]]) -> dict[str, Any]:
-    """A case's record, of all turns."""
+    """Returns the record of a case over all turns."""
     algorithm, name, workers = case
     own = each[case]
     record = {
@@ -167,13 +168,13 @@ def summary(case: Case, each: Mapping[Case, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     """Prints a record for each case, then a table."""
-    parser = argparse.ArgumentParser(description="More workers, beside PyTorch.")
-    parser.add_argument("--environment", type=Path, help="PyTorch's")
+    parser = argparse.ArgumentParser(description="Compare scaling with PyTorch's.")
+    parser.add_argument("--environment", type=Path, help="folder to install PyTorch in")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--algorithms", nargs="+", choices=NAMES, default=NAMES)
-    parser.add_argument("--repeats", type=int, default=3, help="turns")
+    parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
-        "--seconds", type=float, default=LEAST, help="of a measurement at least"
+        "--seconds", type=float, default=LEAST, help="least time of a measurement"
     )
     flags = parser.parse_args()
     pythons = {"syncalgos": sys.executable}

@@ -1,4 +1,4 @@
-"""Makes and completes the environment of the peers of `benchmarks.peers`."""
+"""Makes the Python environment of the peers of `benchmarks.peers`, or completes it."""
 
 import subprocess
 import venv
@@ -22,21 +22,21 @@ print(version(sys.argv[1]))
 def prepare(
     directory: Path, exogym: str | None = None, peers: Iterable[str] = MODULES
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Makes the environment where there is none, and installs the peers it lacks.
+    """Makes the environment if there is none, and installs the missing peers.
 
     Args:
-        directory: of the environment.
-        exogym: what pip installs EXO Gym from; None means GitHub.
-        peers: which are wanted.
+        directory: folder of the environment.
+        exogym: source from which pip installs EXO Gym; None means GitHub.
+        peers: the peers to install.
 
     Returns:
-        Versions, by peer; and, by peer that cannot be installed, the reason in a line.
+        Versions by peer; and, for each peer that cannot be installed, the reason.
     """
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
-    # pip knows no floor for CPU-only builds alone; others bring gigabytes of CUDA, and
-    # are taken only where there is none.
+    # pip cannot ask for any CPU-only build above a version, so one version is pinned.
+    # Other builds bring gigabytes of CUDA, and are used only if that one is missing.
     cpu_only = ["torch==2.13.0+cpu", "numpy>=2", "--extra-index-url", CPU_WHEELS]
     few = ["tqdm>=4.60", "einops>=0.6", "psutil>=5.8"]  # that EXO Gym imports, of 15
     ways = {
@@ -51,7 +51,7 @@ def prepare(
             found[peer] = version
             continue
         missing[peer] = reason
-        if peer == "torch":  # without which the others cannot run
+        if peer == "torch":  # the others cannot run without it
             break
     return found, missing
 
@@ -59,7 +59,7 @@ def prepare(
 def installed(
     python: Path, peer: str, alternatives: list[list[list[str]]]
 ) -> tuple[str, str]:
-    """The version of a peer, installed if it is missing; or "" and the reason."""
+    """Returns a peer's version, after installing it if needed; or "" and the reason."""
     look = [str(python), "-c", VERSION, peer, MODULES[peer]]
     version, reason = run(look)
     for installs in alternatives:
@@ -72,7 +72,7 @@ def installed(
 
 
 def install(python: Path, installs: list[list[str]]) -> str:
-    """Runs pip with each list of arguments; returns the first error, or nothing."""
+    """Runs pip with each list of arguments; returns the first error, or ""."""
     for arguments in installs:
         pip = [str(python), "-m", "pip", "install", "-q", "--retries", "1"]
         _, reason = run([*pip, *arguments])
@@ -82,7 +82,7 @@ def install(python: Path, installs: list[list[str]]) -> str:
 
 
 def run(command: list[str]) -> tuple[str, str]:
-    """A command's output; or, if it fails, "" and the last line of its errors."""
+    """Returns a command's output; if it fails, "" and the last line of its errors."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,8 @@
 # pyright: reportMissingImports=false
-"""PyTorch with gloo at the work of `benchmarks.peers`, which starts this script.
+"""PyTorch with gloo doing the work of `benchmarks.peers`, which starts this script.
 
-A process a worker; DistributedDataParallel, or PeriodicModelAverager every 16 steps.
+It has one process per worker, and uses DistributedDataParallel, or
+PeriodicModelAverager every 16 steps.
 """
 
 import os
@@ -19,7 +20,7 @@ from benchmarks.peers import work
 
 
 def network() -> nn.Module:
-    """The MLP, identical on all workers."""
+    """Returns the MLP, identical on all workers."""
     torch.manual_seed(0)
     inputs, first, second, classes = work.SIZES
     return nn.Sequential(
@@ -32,12 +33,12 @@ def network() -> nn.Module:
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    """The inner optimizer; fused is no slower than PyTorch's other forms."""
+    """Returns the inner optimizer; fused is no slower than PyTorch's other forms."""
     return torch.optim.SGD(model.parameters(), lr=work.LR, fused=True)
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Returns a free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
@@ -56,10 +57,10 @@ def train(
     Args:
         model: replicated by the caller.
         optimizer: its optimizer.
-        rank: the worker.
-        task: what is measured.
-        sync: called after each step of the optimizer.
-        wait: called before the clock is read, where a step does not wait for all.
+        rank: index of the worker.
+        task: the task to measure.
+        sync: function to call after each step of the optimizer.
+        wait: function to call before the clock is read, if steps do not wait for all.
     """
     x, y = map(torch.from_numpy, work.examples())
     rows = torch.from_numpy(work.rows(work.WARMUP + task.steps, task.workers)[:, rank])
@@ -78,7 +79,7 @@ def train(
 
 
 def worker(rank: int, task: work.Task, port: int) -> None:
-    """One worker's process."""
+    """Trains one worker in its process."""
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     dist.init_process_group("gloo", rank=rank, world_size=task.workers)
     model = network()

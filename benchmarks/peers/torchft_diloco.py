@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""torchft at the work of `benchmarks.peers`, which starts this.
+"""torchft doing the work of `benchmarks.peers`, which starts this script.
 
-A process and a replica group a worker, gloo between them, one lighthouse. Its DDP, its
-LocalSGD and its DiLoCo, the last two every 16 steps. All start from equal weights, so
-that nothing is sent at step 0, as its manual recommends.
+Each worker has one process and one replica group; they use gloo and one lighthouse. It
+measures torchft's DDP, LocalSGD and DiLoCo, the last two every 16 steps. All workers
+start from equal weights, so that nothing is sent at step 0, as its manual recommends.
 """
 
 from datetime import timedelta
@@ -26,7 +26,7 @@ TIMEOUT = timedelta(seconds=60)
 
 
 def managed(rank: int, task: work.Task, lighthouse: str) -> None:
-    """Trains as the algorithm says."""
+    """Trains one worker with the task's algorithm."""
     model, store = network(), TCPStore("localhost", free_port(), is_master=True)
     optimizer = sgd(model)
     manager = Manager(

@@ -1,7 +1,7 @@
 """The work that `benchmarks.peers` gives to each contestant; needs NumPy alone.
 
-An MLP 784-256-256-10 with ReLU, cross entropy, plain SGD, float32; 8192 random examples
-in memory, 32 a worker and step.
+It trains an MLP 784-256-256-10 with ReLU, cross entropy, plain SGD and float32, on 8192
+random examples in memory, 32 per worker and step.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import numpy as np
 SIZES, BATCH, PERIOD, LR = (784, 256, 256, 10), 32, 16, 0.01
 EXAMPLES = 8192
 OUTER_LR, OUTER_MOMENTUM = 0.7, 0.9  # DiLoCo's, with Nesterov's momentum
-WARMUP = PERIOD  # steps before the clock starts; syncalgos makes a dispatch
+WARMUP = PERIOD  # steps before the clock starts; syncalgos uses a whole dispatch
 
 
 class Task(NamedTuple):
-    """One measurement; steps is a multiple of PERIOD."""
+    """A task to measure; steps is a multiple of PERIOD."""
 
     algorithm: str
     workers: int
@@ -25,7 +25,7 @@ class Task(NamedTuple):
 
 
 def task() -> Task:
-    """The task on the command line."""
+    """Returns the task on the command line."""
     parser = argparse.ArgumentParser(description="One measurement of benchmarks.peers.")
     parser.add_argument("algorithm")
     parser.add_argument("workers", type=int)
@@ -34,14 +34,14 @@ def task() -> Task:
 
 
 def examples() -> tuple[np.ndarray, np.ndarray]:
-    """Features (examples, 784) and labels (examples,), int64 as PyTorch has them."""
+    """Returns features (examples, 784) and labels (examples,), int64 as in PyTorch."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(EXAMPLES, SIZES[0])).astype(np.float32)
     return x, rng.integers(0, SIZES[-1], EXAMPLES)
 
 
 def rows(steps: int, workers: int) -> np.ndarray:
-    """Rows of the examples, (steps, workers, batch): the same for all contestants."""
+    """Returns rows of examples, (steps, workers, batch), equal for all contestants."""
     return np.random.default_rng(1).integers(0, EXAMPLES, (steps, workers, BATCH))
 
 

@@ -1,4 +1,4 @@
-"""Published figures of chips and of the networks between them: those of chips.toml."""
+"""Published figures of chips and of the networks between them, from chips.toml."""
 
 import string
 import tomllib
@@ -13,16 +13,16 @@ class Chip(NamedTuple):
 
     Attributes:
         platform: "tpu", "cuda" or "cpu".
-        name: as in a target.
-        memory: bytes of HBM; None: no published figure.
-        flops: peak FLOP/s of dense bfloat16 products; None: no published figure.
-        source: where both figures stand, with the year.
+        name: its name in a target.
+        memory: bytes of HBM; None without a published figure.
+        flops: peak FLOP/s of dense bfloat16 products; None without a published figure.
+        source: source of both figures, with the year.
         inside: the link within a slice or host; a chip's bandwidth each way.
         between: the link between slices or hosts; a chip's share of it each way.
-        link_sources: where the figures of the two links stand.
-        most: chips of the largest slice, or GPUs of the largest host.
-        example: a shape: "4x4", or hosts x GPUs.
-        description: of a GPU, by which XLA compiles without it: a text proto.
+        link_sources: sources of the figures of the two links.
+        most: number of chips of the largest slice, or of GPUs of the largest host.
+        example: an example of a shape: "4x4", or hosts x GPUs.
+        description: a text proto that lets XLA compile for a GPU without having it.
     """
 
     platform: str
@@ -59,14 +59,14 @@ def _chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
 PLATFORMS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("chips.toml").read_text("utf-8")
 )
-"""The file: a platform's compiler and environment, its links, and its chips."""
+"""The content of chips.toml: each platform's compiler, environment, links and chips."""
 
 CHIPS = {
     f"{platform}:{name}": _chip(platform, name, figures)
     for platform, of_all in PLATFORMS.items()
     for name, figures in of_all["chips"].items()
 }
-"""Chips by the names of their platform and their own: "tpu:v5e"."""
+"""Chips by platform and name: "tpu:v5e"."""
 
 CPU = Chip(
     *("cpu", "cpu", None, None, "no published figures: machines differ"),

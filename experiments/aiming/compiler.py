@@ -1,4 +1,4 @@
-"""Calls the compiler of a target, and reads its program."""
+"""Calls the compiler of a target, and gets its program."""
 
 import re
 import tempfile
@@ -10,8 +10,8 @@ class Compiled(NamedTuple):
     """A compiled program.
 
     Attributes:
-        program: a jax.stages.Compiled, for its memory.
-        text: its HLO.
+        program: a jax.stages.Compiled, used for its memory analysis.
+        text: its HLO text.
     """
 
     program: Any
@@ -22,7 +22,7 @@ def compiled(lowered: Any) -> Compiled:
     """Compiles a jax.stages.Lowered.
 
     Raises:
-        jax.errors.JaxRuntimeError: of the compiler; see `memory_needed`.
+        jax.errors.JaxRuntimeError: the compiler fails; see `memory_needed`.
     """
     import jax
 
@@ -30,8 +30,8 @@ def compiled(lowered: Any) -> Compiled:
     try:
         return Compiled(program, program.as_text())
     except jax.errors.JaxRuntimeError as error:
-        # A libtpu newer than jaxlib writes instructions that jaxlib cannot read, such
-        # as gathers on the sparse cores of v5p; it can write them down itself.
+        # A libtpu newer than jaxlib uses instructions that jaxlib cannot read, such as
+        # gathers on the sparse cores of v5p; libtpu can dump them itself.
         if "RET_CHECK" not in str(error):
             raise
         return _dumped(lowered)
@@ -47,10 +47,10 @@ def _dumped(lowered: Any) -> Compiled:
 
 
 def memory_needed(error: BaseException) -> tuple[float, float] | None:
-    """Returns the bytes that a program needs on a chip, and those that there are.
+    """Returns the bytes that a program needs on a chip, and those available.
 
-    None if the error says nothing of it. The TPU compiler refuses programs that do not
-    fit; that of GPUs compiles them.
+    Returns None if the error does not tell them. The TPU compiler refuses programs that
+    do not fit; the GPU compiler compiles them.
     """
     amounts = re.findall(r"\(([\d.]+)([KMGT])\)", str(error).partition("HLO module")[0])
     if "RESOURCE_EXHAUSTED" not in str(error) or len(amounts) != 2:

@@ -25,7 +25,7 @@ from experiments.training.config import RunConfig
 
 NOT_HERE = "on machines that are not here"  # in a page's title
 PROGRAM = "python -m experiments.aim"
-# How files that this command has written begin, and what they hold.
+# How files written by this command begin, and text that they contain.
 OURS = {
     ".json": (f'{{"command": {json.dumps(PROGRAM.split())[:-1]}', '"programs": ['),
     ".md": (f"```sh\n{PROGRAM} ", ""),
@@ -33,7 +33,7 @@ OURS = {
 }
 ALL = "all"
 BASELINE = "sync_sgd"
-# Flags of training that would have no effect, and what to say in their place.
+# Flags of training that would have no effect, and what to use instead.
 INSTEAD = {
     training.FILES.title: "--json or --page, as nothing trains",
     training.PROCESSES.title: "--target, whose hosts are the processes",
@@ -44,10 +44,10 @@ TAKEN = {
     if setting.group is not None and setting.group.title in INSTEAD
 }
 TAKEN |= {
-    "algo": "--algo or --algos, outside of --algos",
-    "task": "--task, outside of --algos",
+    "algo": "--algo or --algos, not inside the value of --algos",
+    "task": "--task, not inside the value of --algos",
     "devices": "--target, whose chips are the devices",
-    "displacements": "nothing: what a run measures is left out",
+    "displacements": "no flag: measurements of runs are left out",
     "help": "experiments.run --algo NAME --help",
     "help_all": "experiments.run --algo NAME --help-all",
 }
@@ -59,8 +59,8 @@ class Job(NamedTuple):
     Attributes:
         target: the machine.
         variant: the algorithm with its own flags.
-        argv: flags of the run, as experiments.run takes them.
-        config: of the run, whose workers take all chips.
+        argv: flags of the run, as for experiments.run.
+        config: the config of the run, whose workers take all chips.
     """
 
     target: Target
@@ -74,76 +74,74 @@ class AimConfig:
     """The config of aim: its own flags, and the flags that all runs share.
 
     Attributes:
-        shared: flags of all runs, split before each flag.
+        shared: flags of all runs, one tuple of words for each flag.
     """
 
     target: tuple[str, ...] = flag(
-        "machines to compile for, with commas between them: tpu:v5e:16x16, "
+        "machines to compile for, separated by commas: tpu:v5e:16x16, "
         "cuda:h100:4x8 (hosts x GPUs), cpu:8; may be repeated",
         (),
         group=Group("what is compiled"),
     )
     slices: int = flag(
-        "TPU slices of the target's shape, joined by the data-centre network",
+        "number of TPU slices of this shape, joined by the data-centre network",
         1,
         least=1,
     )
     algo: str | None = flag(
-        "one algorithm", otherwise=training.SETTINGS["algo"].default
+        "the algorithm, if only one", otherwise=training.SETTINGS["algo"].default
     )
     algos: str | None = flag(
-        "several, each with flags of its own: 'diloco, NBM=bmuf --nesterov'; or all",
+        "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",
         metavar="A,B,…",
     )
     task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
 
     mfu: float = flag(
-        "share of a chip's peak that the model's products reach",
+        "fraction of a chip's peak that matrix products are assumed to reach",
         0.4,
         group=Group("model of time"),
         above=0,
     )
     step_time: float | None = flag(
-        "seconds of a worker's local step, in place of what its operations take",
-        otherwise="by --mfu",
+        "seconds per local step of a worker, instead of an estimate",
+        otherwise="from --mfu",
         metavar="S",
         above=0,
     )
     network: tuple[str, ...] = flag(
-        "also model time with this network between workers, whose chips share it: "
-        "'100Gbit/s, 20us' or a preset of experiments.compare; may be repeated",
+        "also model time with this network between workers, shared by the chips of a "
+        "worker: '100Gbit/s, 20us' or a preset of experiments.compare; may be repeated",
         (),
         otherwise="none",
         metavar="NET",
     )
 
     timeout: float | None = flag(
-        "seconds after which a compilation is given up",
+        "seconds after which a compilation is given up; unlimited by default",
         group=Group("report"),
         metavar="SECONDS",
         above=0,
     )
-    json: Path | None = flag(
-        "write all that was found to this file, after each program"
-    )
+    json: Path | None = flag("write all results to this JSON file, after each program")
     reuse: tuple[Path, ...] = flag(
-        "take programs from this file of an earlier --json; may be repeated: those "
-        "of a later file replace those of an earlier one",
+        "take compiled programs from this file of an earlier --json; may be repeated: "
+        "later files take precedence",
         (),
         otherwise="none",
         metavar="JSON",
     )
-    page: Path | None = flag("write it as a page to this .html or .md file")
+    page: Path | None = flag("write the report to this .html or .md file")
 
     shared: tuple[Words, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for a field out of its range, or two that do not fit."""
+        """Raises a ValueError for a field out of range, or for two that conflict."""
         checked(SETTINGS, self)
         if self.mfu > 1:
             raise ValueError(f"--mfu must be at most 1, got {self.mfu}")
         if self.algo is not None and self.algos is not None:
-            raise ValueError("--algo is one algorithm, --algos are several: say one")
+            raise ValueError("--algo and --algos both set algorithms: say one of them")
         if not self.target:
             raise ValueError(f"--target is missing: {targets.FORMS}")
         _ = self.targets, self.networks
@@ -158,12 +156,12 @@ class AimConfig:
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
-        """The networks on which time is modelled, too, each once."""
+        """The additional networks on which time is modelled, each once."""
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The algorithms, with what their runs take of all flags."""
+        """The algorithms, with the flags that their runs accept."""
         text = self.algos or self.algo or str(training.SETTINGS["algo"].default)
         text = ",".join(ALGORITHM.files) if text == ALL else text
         return spec.resolved(
@@ -174,12 +172,12 @@ class AimConfig:
     def jobs(self) -> tuple[Job, ...]:
         """The programs, target by target.
 
-        Speed is told against sync_sgd: where no variant is it, it comes after them,
-        with the flags that all share.
+        Speed is compared with sync_sgd: if no variant is plain sync_sgd, it is added
+        after them, with the shared flags.
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            # It has no state to keep elsewhere.
+            # sync_sgd has no strategy state to keep elsewhere.
             shared = [x for x in self.shared if parameter(x[0]) != "sync_memory"]
             plain = Variant(BASELINE, BASELINE)
             variants += (plain.taking(self.task, shared, (), None, TAKEN, added=()),)
@@ -190,7 +188,7 @@ SETTINGS = settings_of(AimConfig)
 
 
 def is_baseline(variant: Variant) -> bool:
-    """Whether a variant is synchronous SGD as it comes."""
+    """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
 
@@ -198,7 +196,7 @@ def read(argv: Sequence[str]) -> AimConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Raises:
-        BadRequest: unknown or out of range, in one line.
+        BadRequest: a flag is unknown or out of range; one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
     shared = tuple(spec.flag_groups(rest))
@@ -212,7 +210,7 @@ def read(argv: Sequence[str]) -> AimConfig:
     if config.page is not None:
         if config.page.suffix not in (".html", ".md"):
             raise BadRequest(
-                f"--page {config.page}: say a file that ends in .html or .md"
+                f"--page {config.page}: the file's name must end in .html or .md"
             )
         _check_file("--page", config.page, config.page.suffix)
     if config.json is not None:
@@ -221,7 +219,7 @@ def read(argv: Sequence[str]) -> AimConfig:
 
 
 def _check_file(name: str, path: Path, kind: str) -> None:
-    """Raises a BadRequest for a file whose folder is missing, or that is not ours."""
+    """Raises a BadRequest if a file's folder is missing, or it is not ours."""
     if not path.parent.is_dir():
         raise BadRequest(f"{path}: there is no folder {path.parent}")
     if not path.is_file():  # such as /dev/stdout
@@ -244,9 +242,9 @@ def parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         usage=f"{PROGRAM} --target TARGET [--algo NAME] [--task NAME] [flags]",
         allow_abbrev=False,
-        description="Compile a run for machines that are not here: what fits, what is "
-        "sent over which network, and how long it takes by a model. Nothing trains.",
-        epilog="All other flags are those of experiments.run: see "
+        description="Compile a run for machines that you do not have: whether it fits, "
+        "what is sent over which network, and its modelled time. Nothing is trained.",
+        epilog="Other flags of experiments.run are accepted, too: see "
         f"{flags.PROGRAM} --help-all",
     )
     flags.add_version(made)
@@ -266,35 +264,36 @@ def _job(target: Target, variant: Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
 
     Raises:
-        BadRequest: flags that a run refuses, or workers that the chips cannot carry.
+        BadRequest: a run does not accept its flags, or the workers do not fit the
+            chips.
     """
     argv = ("--workers", str(_workers(target, variant)), *variant.argv)
     config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
-            f"--backend {config.backend}: only shard_map compiles for devices that are "
-            "not here: leave it out"
+            f"--backend {config.backend}: only shard_map compiles for absent devices: "
+            "leave out --backend"
         )
     places = target.chips // config.worker_devices
     lanes, rest = divmod(config.workers, places)
     if rest or config.lanes not in (None, lanes):
         raise BadRequest(
             f"--workers {config.workers} do not fill the {target.chips} chips of "
-            f"{target.text}: leave it out, or take a multiple of {places}"
+            f"{target.text}: leave out --workers, or give a multiple of {places}"
         )
     argv += ("--backend", "shard_map")
     return Job(target, variant, argv, replace(config, backend="shard_map"))
 
 
 def _workers(target: Target, variant: Variant) -> int:
-    """Returns the workers that take all chips, in the variant's mesh and lanes."""
+    """Returns the number of workers that take all chips, given mesh and lanes."""
     placing = {name: training.SETTINGS[name] for name in ("mesh", "lanes")}
     known = flags.parser_of(placing).parse_known_args(variant.argv)[0]
     each = math.prod((known.mesh or {}).values())
     if each < 1 or target.chips % each:
         axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
         raise BadRequest(
-            f"--mesh {axes}: workers of {each} chips do not divide the "
+            f"--mesh {axes}: workers of {each} chips do not evenly divide the "
             f"{target.chips} chips of {target.shown}"
         )
     return target.chips // each * (known.lanes or 1)

@@ -1,13 +1,13 @@
-"""The collectives of a compiled program, as its HLO text tells them.
+"""The collectives of a compiled program, read from its HLO text.
 
-Programs of CPUs, TPUs and GPUs are written alike, but for what goes on in the
+Programs for CPUs, TPUs and GPUs have the same form, except for operations in the
 background:
 
 - GPUs: `all-reduce-start` and `all-reduce-done`, and so on for all kinds;
 - TPUs: the same for permutations; other collectives are spread over fusions, from one
   with `AsyncCollectiveStart` to one with `AsyncCollectiveDone`, and appear in each;
 - TPUs: a reduce-scatter is a fusion of an all-reduce and a slice of it;
-- TPUs of several slices: the program is that of one slice, and knows the others only as
+- TPUs of several slices: the program is for one slice, and refers to the others only as
   hosts, by `send` and `recv` to `xla_megascale_runtime`.
 """
 
@@ -30,7 +30,7 @@ KINDS = {
 }
 """The ledger's names of HLO's collectives."""
 
-# Between a start and its done these do not compute: they only name or move data.
+# Instructions that do not compute: they only name or move data.
 _IDLE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy"}
 _IDLE |= {"after-all", "opt-barrier", "partition-id", "replica-id", "send", "recv"}
 
@@ -39,19 +39,20 @@ class Collective(NamedTuple):
     """A collective.
 
     Attributes:
-        kind: as the ledger names it.
-        bytes: that each device sends by rings.
-        groups: of the positions of the devices that take part together; of a
+        kind: its name in the ledger.
+        bytes: bytes that each device sends by rings.
+        groups: groups of devices that take part together, by position; for a
             permutation the pairs (from, to). See `slices`.
-        dtypes: of its operands.
+        dtypes: types of its operands.
         overlapped: whether anything is computed between its start and its end.
-        slices: whether it goes between TPU slices. Its groups then hold the devices'
-            ids. The groups of others in such a program are of positions in a slice.
+        slices: whether it crosses TPU slices. Its groups then hold device ids. Other
+            collectives of such a program have groups of positions in a slice.
         promoted: whether the compiler made the type wider than the program asked for,
             such as bfloat16 that is sent as float32.
         is_looped: whether it is in the loop over local steps.
-        times: it runs in a step (in the program, outside of the loop over steps): more
-            than once in loops, as over layers. A loop of unknown length counts once.
+        times: how often it runs in a step, or outside of the loop over steps in the
+            program: more than once in loops, such as over layers. A loop of unknown
+            length counts once.
         choices: the branches that lead to it, outermost first: (conditional, branch).
     """
 
@@ -71,9 +72,9 @@ class Program(NamedTuple):
     """A compiled program.
 
     Attributes:
-        collectives: in the order of the program.
-        steps: of the loop over local steps; 1 without one, None if the text does not
-            tell it.
+        collectives: its collectives, in order.
+        steps: number of steps in the loop over local steps; 1 without a loop, None if
+            the text does not tell it.
     """
 
     collectives: list[Collective]
@@ -81,9 +82,9 @@ class Program(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The way to a computation: in how many loops and branches it is.
+    """The position of a computation: the loops and branches around it.
 
-    `overlapped` is that of the start which calls it, if one does.
+    `overlapped` comes from the start instruction that calls it, if there is one.
     """
 
     is_looped: bool = False
@@ -95,7 +96,7 @@ class _Place(NamedTuple):
 def read(text: str) -> Program:
     """Reads the HLO text of a compiled program.
 
-    The loop over local steps is the largest of those that no other loop holds.
+    The loop over local steps is the largest of the loops that are in no other loop.
     """
     module = hlo_text.parse(text)
     sent = functools.cache(lambda name: _sent(name, module))
@@ -138,11 +139,11 @@ def _outer_loops(name: str, module: Module) -> Iterator[Instruction]:
 
 
 def _sent(name: str, module: Module) -> dict[int, Collective]:
-    """The collectives of a computation by their line, as if it ran once.
+    """Returns the collectives of a computation by line number, as if it ran once.
 
-    What goes between slices is what a device hands to its host for them. An array that
-    all slices reduce goes over the network by the hosts; we take it that they send as
-    rings do.
+    Between slices, it counts the bytes that a device hands to its host. If all slices
+    reduce an array, the hosts send it over the network, which is assumed to be by
+    rings.
     """
     lines = module.computations[name]
     types = {x.name: x.type for x in lines}
@@ -154,7 +155,7 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
             kind, groups = hlo_text.slice_kind(line), hlo_text.slice_groups(line.rest)
         elif kind := KINDS.get(line.opcode.removesuffix("-start")):
             groups = hlo_text.groups(line.rest, module.devices)
-            # A TPU fusion before this one has begun it.
+            # An earlier TPU fusion has started it.
             if "async_collective_fusion_config" in line.rest and not is_start:
                 continue
         else:
@@ -176,14 +177,14 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
 
 
 def _works_until_done(lines: list[Instruction], place: int) -> bool:
-    """Whether instructions between a start and its done compute."""
+    """Whether any instruction between a start and its done computes."""
     start = lines[place]
-    # A GPU's stream waits at the start itself.
+    # With is_sync, a GPU's stream waits at the start itself.
     is_start = start.opcode.endswith("-start") or start.opcode == "send"
     if not is_start or '"is_sync":true' in start.rest:
         return False
     done, names = start.opcode.removesuffix("-start") + "-done", {start.name}
-    if start.opcode == "send":  # between slices it meets the recv of the same name
+    if start.opcode == "send":  # between slices, the matching recv has the same name
         key = "_xla_host_transfer_rendezvous"
         meeting = [x for x in lines if x.attribute(key) == start.attribute(key)]
         done, names = "recv-done", {x.name for x in meeting if x.opcode == "recv"}

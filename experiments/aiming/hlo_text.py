@@ -1,4 +1,4 @@
-"""The text of a compiled program, as instructions: no meaning, and no jax."""
+"""Splits the text of a compiled program into instructions, without using jax."""
 
 import math
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
-"""Bits of the types whose names do not say them."""
+"""Bits of the types whose names do not contain them."""
 
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
@@ -23,10 +23,10 @@ class Instruction(NamedTuple):
     """An instruction.
 
     Attributes:
-        name: within its computation.
-        type: of its result, as written.
-        opcode: such as "all-reduce" or "fusion".
-        rest: its operands and attributes, as written.
+        name: its name within the computation.
+        type: the type of its result, as in the text.
+        opcode: the operation, such as "all-reduce" or "fusion".
+        rest: its operands and attributes, as in the text.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Instruction(NamedTuple):
         ]
 
     def attribute(self, key: str) -> str | None:
-        """Returns the text in quotes behind `key=` or `"key":`."""
+        """Returns the text in quotes after `key=` or `"key":`."""
         found = re.search(rf'\b{key}"?[=:]"([^"]*)"', self.rest)
         return found[1] if found else None
 
@@ -59,9 +59,9 @@ class Module(NamedTuple):
     """A program's computations.
 
     Attributes:
-        computations: instructions by the name of their computation, in their order.
-        entry: the name of the first one to run.
-        devices: on which it runs.
+        computations: instructions by the name of their computation, in order.
+        entry: the name of the first computation to run.
+        devices: number of devices on which it runs.
     """
 
     computations: dict[str, list[Instruction]]
@@ -95,7 +95,7 @@ def parse(text: str) -> Module:
 
 
 def size(type_: str) -> int:
-    """Returns the bytes of a type, all parts of a tuple together; layouts add none."""
+    """Returns the bytes of a type, summed over a tuple; layouts add none."""
     total = 0
     for dtype, dims in _SHAPE.findall(type_):
         bits = BITS.get(dtype)
@@ -109,16 +109,16 @@ def size(type_: str) -> int:
 
 
 def dtypes(types: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names of the types of all arrays, each once."""
+    """Returns the names of the element types of all arrays, each once."""
     return tuple(dict.fromkeys(x for t in types for x, _ in _SHAPE.findall(t)))
 
 
 def groups(rest: str, devices: int) -> list[list[int]]:
-    """Returns who takes part together; of a permutation (from, to).
+    """Returns the groups of devices that take part together; pairs of a permutation.
 
     Args:
-        rest: of the instruction.
-        devices: of the program, which are all one group where none is named.
+        rest: the operands and attributes of the instruction.
+        devices: number of devices of the program, one group if the text has no groups.
     """
     lists = r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})\}"
     mesh = r"replica_groups=mesh\[(.*?)\] \{(.*?)\}"
@@ -141,8 +141,7 @@ def groups(rest: str, devices: int) -> list[list[int]]:
 
 
 SLICE = 100_000
-"""The ids of the devices of slice n, from 1, begin with n times this."""
-
+"""The device ids of slice n, from 1, start at n times this number."""
 
 _MEGASCALE = {
     "ALL_REDUCE": "all_reduce",
@@ -164,9 +163,10 @@ def slice_kind(send: Instruction) -> str:
 def slice_groups(rest: str) -> list[list[int]]:
     """Returns the ids of the devices that exchange between TPU slices.
 
-    They are written as lists, {{100000,200000},{100001,200001}}; as pairs,
-    {{200000->100015},{100000->200015}}; or as a product, "{1,2}x{0:15}": those with one
-    number in several slices. The first slice is 1; device 3 of it has the id 100003.
+    The text has them as lists, {{100000,200000},{100001,200001}}; as pairs,
+    {{200000->100015},{100000->200015}}; or as a product, "{1,2}x{0:15}", which groups
+    devices with the same number in several slices. The first slice is 1; its device 3
+    has the id 100003.
     """
     target = rest.partition("_xla_megascale_target=")[2]
     if target.startswith("{{"):

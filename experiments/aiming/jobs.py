@@ -1,4 +1,4 @@
-"""Compiles all programs that were asked for, and reports what was found."""
+"""Compiles all requested programs, and reports the results."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,18 +17,18 @@ from experiments.cli.errors import BadRequest
 
 
 def run(config: AimConfig, argv: list[str]) -> int:
-    """Compiles one program after the other, and shows and writes what was found.
+    """Compiles one program after the other, and shows and writes the results.
 
     Args:
-        config: checked.
-        argv: of the command, for its files.
+        config: the checked config.
+        argv: flags of the command, to record in its files.
 
     Returns:
         The exit code: 0, or 1 where a program could not be compiled.
 
     Raises:
-        BadRequest: every program of the user's is refused: the first one's reason; a
-            missing compiler; a file that cannot be read or written.
+        BadRequest: all requested programs are refused (with the reason of the first),
+            a compiler is missing, or a file cannot be read or written.
     """
     found: tuple[Result, ...] = ()
     known = files.known(config)
@@ -43,9 +43,9 @@ def run(config: AimConfig, argv: list[str]) -> int:
 
 
 def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
-    """Yields after each compilation, and at the end, the answers in the jobs' order.
+    """Yields the answers in the order of the jobs, after each compilation.
 
-    It shows a bar where stderr is a terminal, a line for each program elsewhere.
+    Shows a bar if stderr is a terminal, otherwise a line for each program.
     """
     answers, forms, jobs = [], {}, config.jobs
     for job in jobs:
@@ -60,7 +60,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             answer = known.get(files.key_of(job))
             is_new = answer is None
             if answer is None:
-                c = job.config  # from which the shapes of the data follow
+                c = job.config  # it determines the shapes of the data
                 data = c.task, *sorted(c.task_arguments.items()), c.validation
                 key = *data, c.data_dir
                 answer = processes.answer(job, forms.get(key), config.timeout)
@@ -70,6 +70,6 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
                 raise BadRequest(answers[0]["error"])
             bar.update(task, completed=number)
             terminal.above(bar, f"{number}/{len(jobs)} {name}: {outcome(answer)}")
-            # What is known stands in its file already.
+            # Reused answers are in their file already.
             if is_new or number == len(jobs):
                 yield answers

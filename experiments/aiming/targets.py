@@ -1,4 +1,4 @@
-"""Machines that a run is compiled for, and need not be there."""
+"""Machines that a run is compiled for; they need not be present."""
 
 import importlib.metadata
 import importlib.util
@@ -16,17 +16,18 @@ FORMS = (
     f"as tpu:v5e:16x16; {', '.join(x for x in CHIPS if x.startswith('cuda'))} with "
     "hosts x GPUs, such as cuda:h100:4x8; cpu, cpu:8"
 )
-"""The targets that `parse` takes, for a message."""
+"""The targets that `parse` accepts, for messages."""
 
 
 class Target(NamedTuple):
     """A machine.
 
     Attributes:
-        text: the target's name, such as "tpu:v5e:16x16"; the number of slices apart.
-        chip: of which it is made.
-        shape: the grid of a slice's chips; of cuda (hosts, GPUs of each); of cpu (n,).
-        slices: of a TPU; 1 elsewhere.
+        text: the target's name without the number of slices, such as "tpu:v5e:16x16".
+        chip: the chip that it is made of.
+        shape: the grid of a slice's chips; (hosts, GPUs per host) for cuda; (n,) for
+            cpu.
+        slices: number of TPU slices; 1 for others.
     """
 
     text: str
@@ -36,17 +37,17 @@ class Target(NamedTuple):
 
     @property
     def platform(self) -> str:
-        """tpu, cuda or cpu."""
+        """The platform: tpu, cuda or cpu."""
         return self.chip.platform
 
     @property
     def chips(self) -> int:
-        """The number of chips, of all slices."""
+        """The number of chips in all slices."""
         return self.slices * math.prod(self.shape)
 
     @property
     def shown(self) -> str:
-        """Its name with the number of slices, if there are several."""
+        """The name with the number of slices, if there are several."""
         return self.text + (f" × {self.slices} slices" if self.slices > 1 else "")
 
 
@@ -59,7 +60,7 @@ def parse(text: str, slices: int = 1) -> Target:
         slices: TPU slices of this shape, joined by the data-centre network.
 
     Raises:
-        ValueError: an unknown target or a shape that no slice or host has.
+        ValueError: the target is unknown, or no slice or host has the shape.
     """
     name, said = text.strip().lower(), f"target {checks.shown(text)}"
     platform, _, rest = name.partition(":")
@@ -69,7 +70,7 @@ def parse(text: str, slices: int = 1) -> Target:
     if platform == "cpu":
         if not re.fullmatch(r"([1-9]\d{0,3})?", rest):
             raise ValueError(
-                f"{said}: say cpu, or cpu:N with a number of devices from 1 to 9999"
+                f"{said}: give cpu, or cpu:N with a number of devices from 1 to 9999"
             )
         count = int(rest or 1)
         return Target(f"cpu:{count}", CPU, (count,), 1)
@@ -83,7 +84,7 @@ def parse(text: str, slices: int = 1) -> Target:
         raise ValueError(f"unknown {said}{hint} (known: {FORMS})")
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
         raise ValueError(
-            f"{said}: its shape must be numbers with x between them, such as "
+            f"{said}: the shape must be numbers with x between them, such as "
             f"{platform}:{kind}:{chip.example}"
         )
     shape = tuple(int(n) for n in grid.split("x"))
@@ -93,7 +94,7 @@ def parse(text: str, slices: int = 1) -> Target:
 
 
 def _impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
-    """Returns why there are no slices or hosts of this shape, if there are none."""
+    """Returns why no slice or host has this shape; None if one has."""
     axes, count = chip.example.count("x") + 1, math.prod(shape)
     if len(shape) != axes:
         return f"{chip.name} takes {axes} numbers, such as {chip.example}"
@@ -104,14 +105,14 @@ def _impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
         return f"a slice has at most {chip.most} chips, got {count}; see --slices"
     # A host holds 2 x 2 chips of a slice, or its only chip.
     if count > 1 and any(n % 2 for n in shape[:2]):
-        return "the first two numbers must be even, as hosts hold 2x2"
+        return "the first two numbers must be even, because a host holds 2x2 chips"
     return None
 
 
 def environment(target: Target) -> dict[str, str]:
     """Returns the environment variables to set before jax is imported.
 
-    No device but CPUs is opened, on machines that have others too.
+    They keep jax from opening any devices except CPUs.
     """
     return {
         "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -140,13 +141,13 @@ def compiler_version(target: Target) -> dict[str, str]:
 
 
 def devices(target: Target) -> tuple[Device, ...]:
-    """Returns the target's devices, those of a slice or host next to each other.
+    """Returns the target's devices, ordered by slice or host.
 
-    Within a slice, those of a host are next to each other too, as workers of several
-    hosts need.
+    Within a slice they are ordered by host, as workers that span hosts require.
 
     Raises:
-        BadRequest: a compiler that refuses the shape, or too few virtual devices.
+        BadRequest: the compiler refuses the shape, or there are too few virtual
+            devices.
     """
     import jax
     from jax.experimental import topologies
@@ -166,12 +167,11 @@ def devices(target: Target) -> tuple[Device, ...]:
         raise BadRequest(
             f"target {target.text!r}: the compiler says: {first}"
         ) from error
-    # Those of a slice, and then of a host, follow one another.
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 
 def _topology(target: Target) -> dict:
-    """The arguments of jax's `get_topology_desc`."""
+    """Returns the arguments of jax's `get_topology_desc`."""
     if target.platform == "cuda":
         hosts, each = target.shape
         return {
@@ -192,7 +192,7 @@ def _topology(target: Target) -> dict:
 def place_of(device: Device) -> int:
     """Returns the number of a device's slice (TPU) or host (others).
 
-    Devices of one place talk over the target's link `inside`, others over `between`.
+    Devices in the same place use the target's link `inside`, others `between`.
     """
     if device.platform == "tpu":
         return getattr(device, "slice_index", None) or 0

@@ -1,4 +1,4 @@
-"""The modelled time of steps and syncs, from what was read off a program."""
+"""The modelled time of steps and syncs, from the findings in a program."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,24 +10,24 @@ from experiments.aiming.traffic import ACROSS, DISPATCH, INSIDE, STEP, SYNC, Row
 from experiments.study.network import Network, cost, wall_clock
 from experiments.training.measurements.sends import Sends, from_json
 
-SMALL = 0.05  # share of the time below which communication is called small
+SMALL = 0.05  # the fraction of the time below which communication counts as small
 
 
 class Times(NamedTuple):
     """The modelled seconds of a run.
 
     Attributes:
-        network: between workers; "" is the target's own.
-        compute: of a local step's products, at the share of peak.
-        step: of a local step without what crosses workers: compute, and what a
-            worker's chips send each other.
-        every: of what crosses workers in each step, as far as it is waited for.
-        sync: of the step that sends most; 0 where nothing is sent but `every`.
-        mean: of a local step, syncs included, over the run.
-        share: of the mean that what crosses workers takes.
-        period: the least number of local steps between syncs at which it takes less
-            than a twentieth; None where there is no period, or none is enough.
-        speed_up: over sync_sgd on the same machine; None where that is not known.
+        network: the network between workers; "" is the target's own.
+        compute: seconds of a local step's products, at the assumed fraction of peak.
+        step: seconds of a local step without communication between workers: compute,
+            and communication between a worker's chips.
+        every: seconds that each step waits for communication between workers.
+        sync: seconds of the step that sends the most; 0 if nothing is sent but `every`.
+        mean: mean seconds of a local step over the run, syncs included.
+        share: the fraction of the mean taken by communication between workers.
+        period: the smallest number of local steps between syncs at which this fraction
+            is less than a twentieth; None without a period, or if none is enough.
+        speed_up: the speed relative to sync_sgd on the same machine; None if unknown.
     """
 
     network: str
@@ -49,16 +49,17 @@ def modelled(
     network: Network | None = None,
     step_seconds: float | None = None,
 ) -> Times | None:
-    """Returns the modelled times of a program; None without a program, or a peak.
+    """Returns the modelled times of a program; None without a program or a peak.
 
     Args:
-        record: of `prepare.compiled`.
+        record: the result of `prepare.compiled`.
         target: the machine.
-        mfu: share of its chips' peak that products reach.
-        arguments: of the algorithm.
-        network: between workers, in place of the target's own; the chips of a worker
-            share it.
-        step_seconds: of a local step's compute, in place of what its operations take.
+        mfu: fraction of its chips' peak that products reach.
+        arguments: arguments of the algorithm.
+        network: network between workers, in place of the target's own; the chips of a
+            worker share it.
+        step_seconds: seconds of a local step's compute, in place of an estimate from
+            its operations.
     """
     flops, compute = record.get("flops", {}), step_seconds
     if record.get("traffic") is None or not (compute or target.chip.flops):
@@ -80,7 +81,7 @@ def modelled(
     branches += sum(_seconds(traffic.of(rows, INSIDE, SYNC), links))
     branches += flops["sync"] / peak
     costs = [branches * share for share in shares(record, arguments)]
-    # The part that every step sends is waited for, or hidden already.
+    # `every` already counts the waiting for what each step sends.
     ended = wall_clock(costs, step + every, record["delay"])
     mean = float(ended[-1]) / len(costs) + once
     return Times(
@@ -96,18 +97,18 @@ def modelled(
 
 
 class _Seconds(NamedTuple):
-    """Seconds of collectives: waited for, or beside other work."""
+    """Seconds of collectives: waited for, or overlapped with other work."""
 
     waited: float
     hidden: float
 
 
 def _by_one_link(row: Row, record: Mapping[str, Any]) -> Row:
-    """Returns a row as all chips of a worker together send it, by one link."""
+    """Returns a row as if all chips of a worker sent it together over one link."""
     if row["scope"] != ACROSS:
         return row
     chips = math.prod(record["mesh"].values())
-    # Of a ring through all chips of the workers only one hop in so many is a link's.
+    # A ring through all chips of the workers uses the link in one hop of `members`.
     members = max(1, row["group"] // (record["workers"] // record["lanes"]))
     size, group = row["bytes"] * chips / members, row["group"] // members
     return {**row, "bytes": size, "group": group, "rings": 1}
@@ -117,7 +118,7 @@ def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> _Seconds:
     """Returns the seconds of rows by the α-β model, one collective after the other."""
     found = [0.0, 0.0]
     for row in rows:
-        # Between hosts each ring goes by an adapter of its own.
+        # Between hosts each ring uses a separate adapter.
         size = row["bytes"] / (row["rings"] if row["network"] == "between" else 1)
         sent = {row["kind"]: (size, row["calls"])}
         seconds = cost(sent, links[row["network"]], row["group"])
@@ -128,17 +129,17 @@ def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> _Seconds:
 
 
 def shares(record: Mapping[str, Any], arguments: Mapping[str, Any]) -> Sequence[float]:
-    """Returns the share of all branches' sends that each step of the run sends.
+    """Returns the fraction of all branches' sends that each step of the run sends.
 
     A program shows all branches of a step; the ledger says which of them a step takes.
-    The time of a branch is taken to go with its bytes.
+    The time of a branch is assumed to be proportional to its bytes.
 
     Args:
-        record: of `prepare.compiled`.
-        arguments: of the algorithm.
+        record: the result of `prepare.compiled`.
+        arguments: arguments of the algorithm.
     """
     steps, ledger = record["steps"], record["ledger"]
-    if record["sends"] is None:  # only a run shows it: here, at each chance
+    if record["sends"] is None:  # only a run shows it: assume a sync at each chance
         period = _period_of(arguments) or 1
         return [float((i + 1) % period == 0) for i in range(steps)]
     found: Sends = from_json(record["sends"])
@@ -165,26 +166,26 @@ def _period(
     every: float,
     delay: int,
 ) -> int | None:
-    """Returns the least period at which communication takes less than SMALL.
+    """Returns the smallest period at which communication takes less than SMALL.
 
     Args:
         costs: seconds of each step's sync.
-        arguments: of the algorithm.
+        arguments: arguments of the algorithm.
         step: seconds of a local step.
-        every: seconds a step that no period makes less, once a dispatch included.
+        every: seconds per step that no period reduces, with those of each dispatch.
         delay: local steps that hide a sync.
     """
     period = _period_of(arguments)
     if period is None:
         return None
-    # The later half of the rounds: they may differ, and another phase may be first.
+    # Only the later half of the rounds counts: the first ones may differ.
     rounds = max(1, len(costs) // period // 2)
     late = costs[-rounds * period :]
     if not any(late):
         return None
-    # What every step sends stays, however long the period.
+    # The sends of every step remain, however long the period.
     left = SMALL / (1 - SMALL) * step - every
-    if delay >= period:  # a whole round for each sync, however long it is
+    if delay >= period:  # each sync has a whole round, however long it is
         return max(1, math.ceil(max(late) / (step + left))) if left > 0 else None
     least = min(late) if period > 1 else 0.0
     left -= least

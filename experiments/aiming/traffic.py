@@ -1,4 +1,4 @@
-"""Traffic of a compiled program: when, between whom and over which network."""
+"""The traffic of a compiled program: when, between which devices, on which network."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,29 +11,30 @@ SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
 
 
 class Row(TypedDict):
-    """Collectives of one kind, as JSON has them.
+    """Collectives of one kind, as in JSON.
 
     Attributes:
-        scope: "across workers", or "inside a worker" whose devices alone take part.
-        when: "sync", only in a branch; "step", at each local step; "dispatch", once a
+        scope: "across workers", or "inside a worker" if only its devices take part.
+        when: "sync", only in a branch; "step", at each local step; "dispatch", once per
             program, outside of the loop over local steps.
-        network: "inside" a slice or host, or "between" them, where any of those that
-            take part are in different ones.
-        kind: as the ledger names it.
-        calls: collectives in one such sync, step or dispatch.
-        group: the number of devices that take part together; of a permutation 2.
-        bytes: that a device sends by rings, in one sync, step or dispatch; of the
-            device that sends most, where permutations are of some devices alone.
-        overlapped: those of the calls that go on while something is computed.
-        rings: of "between", the devices of a group in one place. As many rings can pass
-            from place to place, each by its own device's adapter, which then carries
-            bytes / rings, as with NCCL. 1 for permutations and all-to-alls, and for
-            TPU slices, where the compiler itself cuts arrays for all devices.
-        choice: the conditional of a sync. Of the rows with the same choice, those of
-            one branch are sent at a step.
-        branch: which.
-        dtypes: of what is sent.
-        promoted: those of the calls whose type the compiler has made wider.
+        network: "inside" a slice or host, or "between" them if devices that take part
+            are in different ones.
+        kind: the collective's name in the ledger.
+        calls: number of collectives in one such sync, step or dispatch.
+        group: number of devices that take part together; 2 for a permutation.
+        bytes: bytes that a device sends by rings in one sync, step or dispatch; if only
+            some devices take part in permutations, those of the busiest device.
+        overlapped: number of the calls during which something is computed.
+        rings: for "between", the number of a group's devices in one place. As many
+            rings can pass from place to place, each over its own device's adapter,
+            which then carries bytes / rings, as with NCCL. 1 for permutations and
+            all-to-alls, and for TPU slices, where the compiler itself cuts arrays for
+            all devices.
+        choice: the conditional of a sync. Of the rows with the same choice, a step
+            sends those of one branch.
+        branch: the branch of that conditional.
+        dtypes: types of the sent arrays.
+        promoted: number of the calls whose type the compiler has widened.
     """
 
     scope: str
@@ -52,7 +53,7 @@ class Row(TypedDict):
 
 
 def of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
-    """Returns the rows of a scope that are sent at that time."""
+    """Returns the rows with a scope and a time."""
     return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
 
 
@@ -61,15 +62,15 @@ def traffic(
     devices: Sequence[targets.Device],
     each: int,
 ) -> list[Row]:
-    """Returns what a program sends, alike collectives together.
+    """Returns what a program sends, with similar collectives in one row.
 
     Args:
-        program: compiled for more than one local step: without a loop all of a step is
-            of the dispatch.
-        devices: in the order of the program's mesh, those of a worker together.
-        each: devices of a worker.
+        program: a program compiled for more than one local step: without a loop, all
+            of a step would count as part of the dispatch.
+        devices: the devices in the order of the program's mesh, worker by worker.
+        each: number of devices of a worker.
 
-    A row's bytes count loops within a step, as those over layers.
+    A row's bytes include repetitions in loops within a step, such as over layers.
     """
     rows: dict[str, dict[str, Any]] = {}
     by_device: dict[str, Any] = defaultdict(Counter)
@@ -92,7 +93,7 @@ def traffic(
         row["bytes"] = float(max(by_device[key].values()))
     syncs = {x["choice"] for x in rows.values() if x["scope"] == ACROSS}
     for row in rows.values():
-        # Compilers cut products in windows by conditionals of their own, in every step.
+        # Compilers add conditionals that cut products into windows, in every step.
         if row["when"] == SYNC and row["choice"] not in syncs:
             row["when"] = STEP
     return [Row(**row) for row in rows.values()]
@@ -101,12 +102,12 @@ def traffic(
 def _names(
     sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
 ) -> dict[str, Any]:
-    """Returns the row of a collective before anything is added up."""
+    """Returns the row of a collective, before anything is summed."""
     is_across = any(len({i // each for i in group}) > 1 for group in groups)
     on_places = [[places[i] for i in group] for group in groups]
     crossing = [x for x in on_places if len({*x}) > 1]
-    # Permutations and all-to-alls go by no rings. Of the others it is the least number
-    # of devices of a group in one place.
+    # Permutations and all-to-alls use no rings. For the others, it is the smallest
+    # number of devices of a group in one place.
     by_rings = crossing if sent.kind not in ("permute", "all_to_all") else ()
     choice, branch = sent.choices[-1] if sent.choices else ("", "")
     return {

@@ -27,15 +27,15 @@ from experiments.training.config import RunConfig
 from syncalgos import checks
 
 PROGRAM = "python -m experiments.compare"
-# The study without flags compares algorithms, not rates.
+# The study without flags tunes the rates, so that it compares algorithms.
 TUNED = "lr=0.0125:1.6:log:8"
-BASIC = (  # of the flags, those that are needed most
+BASIC = (  # the most needed flags
     *("algos", "preset", "task", "seeds", "sweep"),
     *("tune", "target", "network", "jobs", "out"),
 )
 DECISIVE = "algos", "preset", "task", "sweep", "worker_batch", "scale_lr"
-MOST_JOBS = 1025  # and devices of one: all are started on this machine
-# Powers of the global batch that the learning rate follows.
+MOST_JOBS = 1025  # also limits the devices per job: all start on this machine
+# Powers of the global batch size by which the learning rate is scaled.
 SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 
@@ -44,7 +44,7 @@ class StudyConfig:
     """The config of a study: its own flags, and the flags that all runs share.
 
     Attributes:
-        shared: flags of all runs, split before each flag.
+        shared: flags of all runs, one tuple of words for each flag.
     """
 
     algos: str = flag(
@@ -55,8 +55,8 @@ class StudyConfig:
         metavar="A,B,…",
     )
     preset: str | None = flag(
-        "a published comparison, whose settings other flags override; or paper: each "
-        "algorithm's own flags from its paper",
+        "a published comparison to repeat; other flags override its settings. 'paper' "
+        "gives each algorithm the flags of its paper",
         choices=(*presets.NAMES, PAPER),
     )
     task: str = flag(
@@ -69,19 +69,19 @@ class StudyConfig:
         metavar="FLAG=…",
     )
     worker_batch: int | None = flag(
-        "batch size of each worker; the global batch grows with their number", least=1
+        "batch size of each worker; the global batch grows with --workers", least=1
     )
     scale_lr: Literal["none", "linear", "sqrt"] = flag(
         "how --lr scales with the global batch in a sweep", "none"
     )
 
     tune: tuple[str, ...] = flag(
-        "choose a flag for each algorithm on validation data, from LOW:HIGH:log:COUNT, "
+        "tune a flag for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
         "LOW:HIGH:linear:COUNT or a list; may be repeated",
         (),
         group=Group("tuning"),
         metavar="FLAG=…",
-        otherwise=f"{TUNED}, if no flag changes the runs",
+        otherwise=f"{TUNED} if no flag changes the runs",
     )
     tune_seeds: int = flag("runs for each value tried", 1, least=1)
     tune_share: float = flag(
@@ -96,11 +96,11 @@ class StudyConfig:
     )
     measure: str | None = flag(
         "the result to compare, such as test_loss",
-        otherwise="test_accuracy, where there is one",
+        otherwise="test_accuracy if there is one",
     )
     target: float | None = flag(
-        "value that the time to target is measured to, such as 0.95",
-        otherwise="near the baseline's",
+        "value of the measure to reach, such as 0.95, for the time to target",
+        otherwise="near the baseline's value",
         above=0,
     )
     network: tuple[str, ...] = flag(
@@ -110,30 +110,30 @@ class StudyConfig:
         metavar="NET",
     )
     fused: bool = flag(
-        "model all arrays of a sync as one message, as bucketing does", False
+        "model all arrays of a sync as one message, as with bucketing", False
     )
     step_time: float | None = flag(
-        "seconds per local step of a worker",
+        "seconds per local step of a worker, for modelled times",
         otherwise="as measured",
         metavar="S",
         above=0,
     )
     track: tuple[str, ...] = flag(
-        f"show the runs and the report in {', '.join(trackers.KINDS)}; may be repeated",
+        f"send the runs and the report to {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
     )
 
     jobs: int = flag(
-        "number of runs at a time, on a cluster on this machine",
+        "number of runs at a time, in parallel processes on this machine",
         1,
         group=Group("jobs"),
         least=1,
         below=MOST_JOBS,
     )
     scheduler: str | None = flag(
-        "make the runs on the workers of a Dask scheduler: tcp://HOST:PORT, "
-        "tls://HOST:PORT or its scheduler file",
+        "run on the workers of a Dask scheduler: tcp://HOST:PORT, tls://HOST:PORT or "
+        "its scheduler file",
         metavar="ADDRESS",
     )
     devices_per_job: int | None = flag(
@@ -144,21 +144,21 @@ class StudyConfig:
     )
 
     out: Path | None = flag(
-        "folder of the study, where the same command continues it",
-        otherwise="in runs/",
+        "folder of the study; the same command continues it there",
+        otherwise="a folder in runs/",
         group=Group("files"),
     )
-    overwrite: bool = flag("make all runs in the folder again", False)
+    overwrite: bool = flag("repeat all runs, replacing those in the folder", False)
 
     shared: tuple[Words, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for a field out of its range."""
+        """Raises a ValueError for a field that is out of range."""
         checked(SETTINGS, self)
 
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The algorithms, with what their runs take of all flags."""
+        """The algorithms, with the flags that their runs accept."""
         varied = self.tuned, self.swept
         return spec.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
 
@@ -167,7 +167,7 @@ class StudyConfig:
         """The config of each variant's runs, by its label and the point of the sweep.
 
         Raises:
-            BadRequest: flags that a run refuses.
+            BadRequest: a run does not accept its flags.
         """
         return {
             variant.label: {
@@ -194,14 +194,14 @@ class StudyConfig:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """The settings that decide the runs, as study.json has them.
+        """The settings that decide the runs, as in study.json.
 
-        Two studies of one folder must agree on them.
+        Two studies in one folder must agree on them.
         """
-        # Seeds, networks, target and baseline decide no run: five seeds go on from
-        # three, and another network needs none.
+        # Seeds, networks, target and baseline change no run: five seeds reuse the runs
+        # of three, and another network needs no new run.
         is_tuned = bool(self.tune)
-        # Given, it holds wherever the runs are made; else a machine's own number does.
+        # A given number holds on every machine; the default depends on the machine.
         devices = self.devices_per_job
         return {
             **({} if devices is None else {"devices_per_job": devices}),
@@ -218,17 +218,17 @@ class StudyConfig:
 
     @property
     def factories(self) -> tuple[str, ...]:
-        """The names of the task and of the algorithms, which may be the user's own."""
+        """The names of the task and of the algorithms; some may be the user's."""
         return self.task, *(variant.algo for variant in self.variants)
 
     @property
     def is_parallel(self) -> bool:
-        """Whether runs are made by jobs, not one after the other in this process."""
+        """Whether jobs make the runs, instead of this process one after the other."""
         return self.jobs > 1 or self.scheduler is not None
 
     @cached_property
     def folder(self) -> Path:
-        """The folder of its files: the same command finds it again."""
+        """The folder of the study's files; the same command finds it again."""
         content = json.dumps(self.identity, sort_keys=True)
         digest = hashlib.sha256(content.encode()).hexdigest()[:8]
         name = f"compare-{self.task.replace(':', '.')}-{digest}"
@@ -242,10 +242,10 @@ def read(argv: list[str]) -> StudyConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
     Raises:
-        BadRequest: unknown or out of range, in one line.
+        BadRequest: a flag is unknown or out of range; one line.
     """
     config = parse(argv)
-    # Runs must not find out hours later what is known now, without jax even.
+    # Errors are found now, before jax is imported, rather than hours later in a run.
     _check_conflicts(config)
     _check_jobs(config)
     _check_report(config)
@@ -254,10 +254,10 @@ def read(argv: list[str]) -> StudyConfig:
 
 
 def parse(argv: Sequence[str]) -> StudyConfig:
-    """Reads a study's flags and its preset's, each checked by itself.
+    """Reads the flags of a study and of its preset, and checks each by itself.
 
     Raises:
-        BadRequest: a value out of range, in one line.
+        BadRequest: a value is out of range; one line.
     """
     words, made = cleaned(argv), parser()
     if {"-h", "--help"} & {*words}:
@@ -267,7 +267,7 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     if known.preset in presets.NAMES:
         flags_of_preset = presets.words(presets.load(known.preset)["flags"])
         known, rest = made.parse_known_args(presets.under(flags_of_preset, words))
-    if rest and rest[0].strip(",") in ALGORITHM.files:  # no other flag takes that
+    if rest and rest[0].strip(",") in ALGORITHM.files:  # meant for --algos
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
         raise BadRequest(f"unexpected argument {rest[0]!r}: say --algos '{several}'")
@@ -289,14 +289,14 @@ def parser_for(words: list[str]) -> argparse.ArgumentParser:
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
-    """Returns the parser of a study's own flags, or of some of them."""
+    """Returns the parser of a study's own flags, or of the given ones."""
     made = flags.Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compare algorithms on the same batches, over several seeds.",
-        epilog="All other flags are those of experiments.run, for every algorithm that "
-        f"has them: see {flags.PROGRAM} --help-all",
+        epilog="Other flags of experiments.run are accepted, too, and apply to every "
+        f"algorithm that has them: see {flags.PROGRAM} --help-all",
     )
     flags.add_help_all(made)
     flags.add_version(made)
@@ -305,31 +305,33 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
 
 
 def _check_conflicts(config: StudyConfig) -> None:
-    """Raises a BadRequest where one of two flags would silently have no effect."""
+    """Raises a BadRequest if one of two flags would silently have no effect."""
     given = {name for variant in config.variants for name in variant.parameters}
     if config.worker_batch is not None and "batch_size" in given:
-        raise BadRequest("--worker-batch and --batch-size both set the batch: say one")
+        raise BadRequest("--worker-batch and --batch-size both set the batch: give one")
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
-        raise BadRequest("--worker-batch goes with a swept --workers, not a tuned one")
+        raise BadRequest("--worker-batch needs a fixed or swept --workers, not a tuned")
     varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
-        raise BadRequest("--scale-lr follows the batch of a --sweep of another flag")
+        raise BadRequest("--scale-lr needs a --sweep of another flag, and lr not tuned")
 
 
 def _check_jobs(config: StudyConfig) -> None:
-    """Raises a BadRequest for flags of jobs that do not go together."""
+    """Raises a BadRequest for flags of jobs that exclude each other."""
     if config.scheduler is not None and config.jobs > 1:
-        raise BadRequest("--jobs starts workers, --scheduler has some: say one of them")
+        raise BadRequest(
+            "--jobs starts workers, --scheduler has its own: give only one"
+        )
     if config.list and (config.overwrite or config.is_parallel):
         raise BadRequest(
-            "--list makes no run: it goes without --jobs, --scheduler and --overwrite"
+            "--list makes no run: give it without --jobs, --scheduler and --overwrite"
         )
     if config.is_parallel:
         check_installed("--scheduler" if config.scheduler else "--jobs")
 
 
 def _check_report(config: StudyConfig) -> None:
-    """Raises a BadRequest for flags of the report that it cannot have."""
+    """Raises a BadRequest for invalid flags of the report."""
     try:
         trackers.check(config.track)
         labels = [variant.label for variant in config.variants]
@@ -340,12 +342,12 @@ def _check_report(config: StudyConfig) -> None:
 
 
 def _check_runs(config: StudyConfig) -> None:
-    """Raises a BadRequest for too many runs, and for flags that a run refuses."""
+    """Raises a BadRequest for too many runs, or flags that a run does not accept."""
     runs = count_runs(config)
     if runs > MOST_RUNS:
         raise BadRequest(
-            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: take fewer "
-            "values of --tune or --sweep, or fewer seeds"
+            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
+            "values to --tune or --sweep, or fewer seeds"
         )
     for variant in config.variants:
         trials = [as_words(x) for x in variant.decisive_trials()]
@@ -355,7 +357,7 @@ def _check_runs(config: StudyConfig) -> None:
 
 
 def count_runs(config: StudyConfig) -> int:
-    """Returns the number of runs, which are not planned for that."""
+    """Returns the number of runs, without planning them."""
     of_tuning, of_report = config.tune_seeds, config.seeds
     return sum(
         len(variant.points) * (variant.trials * of_tuning + of_report)

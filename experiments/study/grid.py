@@ -1,4 +1,4 @@
-"""The runs of a study: which they are, their files, and what the files say."""
+"""The runs of a study: their configs, their files, and the content of the files."""
 
 import re
 import shlex
@@ -27,26 +27,26 @@ from experiments.training.measurements.sends import Sends, from_json
 from experiments.training.plan import Plan
 from experiments.training.run import Run, checked
 
-# Seeds of trials must be none of those that are reported.
+# Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000
 
-# Fields that follow the first point of a sweep, so that all see as many samples.
+# Fields scaled from the first point of a sweep, so that all see as many samples.
 FOLLOWING = "batch_size", "steps", "lr"
 
 Lines = list[dict[str, Any]]
 
 
 class RunSet(NamedTuple):
-    """The runs of one variant at one point: they differ in their seed alone.
+    """The runs of one variant at one point, which differ only in their seeds.
 
     Attributes:
         variant: the variant.
         number: its place in --algos, from 1.
         point: value of the sweep, such as "workers=4"; "" without a sweep.
-        common: the config of all of them, but for the seed.
+        common: the config that all runs share, except for the seed.
         out: the study's folder.
         seeds: seeds of the runs.
-        values: values by flag that the runs try, or that were chosen.
+        values: the values by flag that the runs try, or that were chosen for them.
         trials: run sets that try values for this one.
         config: content of the first run's config.json, once read.
         summaries: contents of summary.json by seed, once read.
@@ -77,8 +77,8 @@ class RunSet(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """The folder with a folder for each seed."""
-        # The number keeps labels apart that have the same letters, as a+b and a-b.
+        """The folder that holds a folder for each seed."""
+        # The number distinguishes labels with the same letters, such as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
         kind = "tuning" if self.is_trial else "runs"
         own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
@@ -86,7 +86,7 @@ class RunSet(NamedTuple):
 
     @property
     def is_trial(self) -> bool:
-        """Whether they try values, on training data that is held out."""
+        """Whether the runs try values, on held-out training data."""
         return self.common.validation is not None
 
     @property
@@ -108,11 +108,11 @@ class RunSet(NamedTuple):
         return self.folder / f"seed-{seed}"
 
     def missing(self) -> list[int]:
-        """Returns the seeds whose runs are yet to be made."""
+        """Returns the seeds of missing runs."""
         return [seed for seed in self.seeds if not is_done(self.run(seed))]
 
     def read(self) -> "RunSet":
-        """Returns the run set with the content of its files, as far as they exist."""
+        """Returns the run set with the content of the files that exist."""
         found = {s: x for s in self.seeds if (x := _sound(self.run(s))) is not None}
         return self._replace(
             trials=[trial.read() for trial in self.trials],
@@ -142,31 +142,31 @@ class RunSet(NamedTuple):
 
     @property
     def sends(self) -> list[Sends] | None:
-        """The sends of a whole run: one if all seeds agree, else one for each seed."""
+        """The sends of a whole run: one if all seeds agree, otherwise one per seed."""
         found = [s["sends"] for s in (self.fine or self.summaries).values()]
         if any(x is None for x in found):
             return None
-        # The data may decide on a sync: then each seed sends at other steps.
+        # If the data decide when to sync, each seed sends at other steps.
         alike = all(x == found[0] for x in found)
         return [from_json(x) for x in (found[:1] if alike else found)]
 
     @property
     def bytes_per_worker(self) -> float | None:
-        """The mean over runs that did not diverge; None if one is not counted."""
+        """The mean bytes over runs that did not diverge; None if one is not counted."""
         found = [s["bytes_per_worker"] for s in self.fine.values()]
         if not found or any(x is None for x in found):
             return None
-        # Exact where all are identical, which the faster fmean may miss by rounding.
+        # Exact if all are identical; the faster fmean may round.
         return statistics.mean(found)
 
 
 def is_done(run: Path) -> bool:
-    """Whether a run has come to its end, and none of its files is damaged."""
+    """Whether a run is complete and none of its files is damaged."""
     return _sound(run) is not None
 
 
 def damage(run: Path) -> str:
-    """Returns which file of a run is damaged, and how; "" if none is."""
+    """Returns the damaged file of a run, and how it is damaged; "" if none is."""
     try:
         _read(run)
     except Damaged as error:
@@ -175,20 +175,20 @@ def damage(run: Path) -> str:
 
 
 def _sound(run: Path) -> reading.Made | None:
-    """Returns a run's files; None if they are not whole."""
-    # Not for an OSError, which says nothing of what a file holds.
+    """Returns a run's files; None if the run is incomplete or a file is damaged."""
+    # An OSError is not caught: it says nothing about the content of a file.
     with suppress(Damaged):
         return _read(run)
 
 
 def _read(run: Path) -> reading.Made | None:
-    """Returns a run's files; None if it has not come to its end."""
+    """Returns a run's files; None if the run is incomplete."""
     found, path = reading.read_run(run), run / "summary.json"
     if found is None:
         return None
     seed = found.summary.get("seed")
     if seed is not None and run.name != f"seed-{seed}":
-        raise Damaged(path, f"it is of seed {seed}")
+        raise Damaged(path, f"it belongs to seed {seed}")
     sent = found.summary["sends"] or {"kinds": []}
     if unknown := {name for kind in sent["kinds"] for name in kind} - HOPS.keys():
         raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
@@ -196,7 +196,7 @@ def _read(run: Path) -> reading.Made | None:
 
 
 class Loader:
-    """Makes the plans of runs, and loads the data that they share once."""
+    """Makes the plans of runs, and loads the data that they share only once."""
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
@@ -205,11 +205,11 @@ class Loader:
         """Returns the plan and the data of a run.
 
         Args:
-            config: of the run.
-            like: an earlier run, whose programs it shares if it may.
+            config: the config of the run.
+            like: an earlier run, whose programs are shared if possible.
 
         Raises:
-            BadRequest: what a run cannot have.
+            BadRequest: the config is not possible.
         """
         # Some tasks make their data from the seed or for the workers.
         offered = {"seed": config.seed, "workers": config.workers}
@@ -224,11 +224,11 @@ class Loader:
 def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     """Returns every variant at every value of the sweep, with its trials.
 
-    Each trains on as many samples as the first value does. Nothing is chosen yet, and
-    nothing is written.
+    At each value the runs train on as many samples as at the first. No tuned values are
+    chosen yet, and nothing is written.
 
     Raises:
-        BadRequest: what a run cannot have.
+        BadRequest: the config of a run is not possible.
     """
     each = enumerate(study.variants, 1)
     return [r for number, x in each for r in _sets_of(study, loader, number, x)]
@@ -243,7 +243,7 @@ def _sets_of(
         common, base = _same_samples(study, said, loader, base)
         seeds = range(study.seeds)
         made = RunSet(variant, number, point, common, study.folder, seeds)
-        # Refused before any run, not after the hours of those before it.
+        # Impossible trials are refused before any run is made.
         for values in variant.decisive_trials():
             loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
         values = combinations(variant.budget)
@@ -253,26 +253,26 @@ def _sets_of(
 def _same_samples(
     study: StudyConfig, run: RunConfig, loader: Loader, base: Settings | None
 ) -> tuple[RunConfig, Settings]:
-    """Returns a run whose batch, steps and rate follow the first point's."""
+    """Returns a run with batch, steps and rate scaled from the first point's."""
     if study.worker_batch is not None:
         run = _varied(run, batch_size=study.worker_batch * run.workers)
     s = loader.plan(run)[0].config
     if base is None or s.batch_size == base.batch_size:
         return run, base or s
-    # Where the steps differ already, they are what is swept.
+    # If the steps differ already, they are swept.
     if s.steps == base.steps:
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
         run = _varied(run, steps=steps)
     if power := SCALES[study.scale_lr]:
         rate = base.lr * (s.batch_size / base.batch_size) ** power
         run = _varied(run, lr=float(f"{rate:.6g}"))
-    # They may not fit the task.
+    # The new values may not fit the task: this raises an error.
     loader.plan(run)
     return run, base
 
 
 def _varied(run: RunConfig, **values: Any) -> RunConfig:
-    """Returns a config with other values; a BadRequest where they do not fit."""
+    """Returns a config with other values; raises a BadRequest if they do not fit."""
     try:
         return replace(run, **values)
     except ValueError as error:
@@ -284,8 +284,8 @@ def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet
     variant, common = made.variant, made.common
     tried = parse([*variant.argv, *variant.points[made.point], *as_words(values)])
     follow = {name: getattr(common, name) for name in FOLLOWING if name not in values}
-    # A part of the training data, the same for all seeds and variants. The runs to
-    # report train on all of it.
+    # The held-out part of the training data is the same for all seeds and variants.
+    # The reported runs train on all of the training data.
     share = float(f"{study.tune_share:g}")
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds)
     return made._replace(

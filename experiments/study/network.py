@@ -15,9 +15,9 @@ class Network(NamedTuple):
     """A link between any two workers.
 
     Attributes:
-        name: as it is shown.
+        name: the name to show.
         bandwidth: bytes per second in each direction.
-        latency: seconds of a hop.
+        latency: seconds per hop.
     """
 
     name: str
@@ -43,10 +43,10 @@ PRESETS = {
     # broadband America", 2014).
     "dsl": "9.8Mbit/s, 49ms",
 }
-"""Networks by name. Real ones reach less: headers, other traffic and losses count."""
+"""Networks by name. Real ones are slower: headers, other traffic and losses add up."""
 
-# Before gloo sends a message, its receiver has to say that it is ready: measured, a hop
-# takes two latencies of the link (docs/results.md, "A real slow link").
+# Before gloo sends a message, its receiver has to say that it is ready: a hop was
+# measured to take two latencies of the link (docs/results.md, "A real slow link").
 GLOO, LATENCIES = "gloo", 2
 
 _BYTES_PER_SECOND = {
@@ -64,7 +64,7 @@ def parse(text: str) -> Network:
     Args:
         text: a name in PRESETS, or such as "100Mbit/s, 20ms": a bandwidth in bit/s or
             B/s, with k, M, G or T before it, and a latency in ns, us, ms or s, in any
-            order; without a latency it is 0. With "gloo" behind them a hop takes two
+            order; the latency defaults to 0. With "gloo" after them a hop takes two
             latencies, as between processes on CPUs.
 
     Raises:
@@ -115,13 +115,13 @@ def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
     if spelled != unit and spelled in units:  # MB/s is near by its letters alone
         hint = f"; did you mean {spelled!r}?"
     return ValueError(
-        f"network {checks.shown(text)}: {why}: say a bandwidth (bit/s or B/s, with k, "
-        "M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
+        f"network {checks.shown(text)}: {why}: give a bandwidth (bit/s or B/s, with "
+        "k, M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
         f"20ms', or one of: {', '.join(PRESETS)}{hint}"
     )
 
 
-# Messages that must follow one another, by ring algorithms; N workers.
+# The number of messages in sequence of ring algorithms, for N workers.
 HOPS = {
     "all_reduce": lambda n: 2 * (n - 1),
     "all_gather": lambda n: n - 1,
@@ -145,13 +145,13 @@ def cost(
     Args:
         kind: bytes and calls of a step by collective, as in `Sends`.
         network: link between any two workers.
-        workers: N, the number for which the bytes were counted.
+        workers: N, the number of workers for which the bytes were counted.
         fused: whether all calls of one collective in a step are one message, as in
             frameworks that join arrays in buckets.
 
-    The arithmetic of a reduction is free. For collectives within groups of workers
-    (`hierarchical`), N-1 hops are an upper bound: the bytes are those of the group, but
-    its size is not known here.
+    The arithmetic of a reduction takes no time. For collectives within groups of
+    workers (`hierarchical`), N-1 hops are an upper bound: the bytes are those of the
+    group, but its size is not known here.
 
     Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
     operations in MPICH", 2005.
@@ -183,9 +183,10 @@ def modelled_seconds(
     arrival.
 
     Args:
-        sends: sends of one worker.
+        sends: the sends of one worker.
         network: link between any two workers.
-        workers: number for which `sends` was counted; one worker only computes.
+        workers: number of workers for which `sends` was counted; one worker only
+            computes.
         step_seconds: seconds of computation of one local step.
         delay: local steps that a message may take, at least 0 (see
             `syncalgos.Strategy.late`).
@@ -193,8 +194,8 @@ def modelled_seconds(
         since: first local step, from 0, to which the delay applies, as after
             --sync-until.
 
-    The last step does not wait for later arrivals: no result uses them. Within a step
-    nothing overlaps: gradients are sent once all are computed.
+    The last step does not wait for later arrivals, because no result uses them. Within
+    a step nothing overlaps: gradients are sent once all are computed.
     """
     costs = [cost(kind, network, workers, fused) for kind in sends.kinds]
     return wall_clock([costs[x] for x in sends.steps], step_seconds, delay, since)
@@ -209,7 +210,7 @@ def wall_clock(
         costs: seconds that the messages of each step take.
         step_seconds, delay, since: as in `modelled_seconds`.
     """
-    clock = free = 0.0  # when the step has ended, and when the link is free again
+    clock = free = 0.0  # the ends of the step and of the link's last message
     arrived, ended = [], []
     for step, seconds in enumerate(costs):
         clock += step_seconds

@@ -1,4 +1,4 @@
-"""Values of a flag, to sweep or to tune over, and their combinations."""
+"""The values of a flag to sweep or tune over, and their combinations."""
 
 import math
 import re
@@ -10,19 +10,19 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.words import as_words, literal
 
 Words = tuple[str, ...]
-# The most runs of a study, and so the most values of a range.
+# The largest number of runs of a study, and so of values in a range.
 MOST_RUNS = 10_000
 
 
 class Range(NamedTuple):
-    """The values of a flag, to sweep or to tune over.
+    """The values of a flag to sweep or tune over.
 
     Attributes:
         flag: its parameter, with underscores; or several with | between them, of which
-            an algorithm takes the first that it has.
-        values: the values as a command line has them.
-        bounds: low, high and whether logarithmic, of a range; None for a list.
-        others: lists of as many values, for algorithms without these parameters.
+            an algorithm uses the first that it has.
+        values: the values, as on a command line.
+        bounds: low, high and whether logarithmic, for a range; None for a list.
+        others: lists of the same length, for algorithms without these parameters.
     """
 
     flag: str
@@ -38,20 +38,20 @@ class Range(NamedTuple):
 
     @property
     def flags(self) -> Words:
-        """The parameters, one of which it varies."""
+        """The parameters; the range varies one of them for each algorithm."""
         return tuple(x.flag for x in self.each)
 
     @property
     def listed(self) -> list[str]:
-        """The parameters and their values, as they were given."""
+        """The parameters and their values, as given on the command line."""
         return [x for own in (self, *self.others) for x in (own.flag, *own.values)]
 
     @property
     def decisive(self) -> Words:
-        """The values of which one is refused if any value is.
+        """Values that suffice to check all: if any value is invalid, one of these is.
 
-        The allowed values of a flag are an interval, so that two allowed ends allow all
-        values between them. Whole numbers may have to divide something.
+        The valid values of a flag form an interval, so if both ends are valid, all
+        values between them are. Whole numbers may have to divide something.
         """
         if self.bounds is None or _are_whole(*self.bounds[:2]):
             return self.values
@@ -59,12 +59,12 @@ class Range(NamedTuple):
 
     @property
     def points(self) -> dict[str, Words]:
-        """The flags of each value, by its name such as "workers=4"."""
+        """The flags of each value, by the value's name such as "workers=4"."""
         each = [{self.flag: value} for value in self.values]
         return {named(x): tuple(as_words(x)) for x in each}
 
     def refined(self, factor: int) -> "Range":
-        """Returns a range with so many times the values; a list stays as it is."""
+        """Returns a range with `factor` times as many values; lists do not change."""
         if self.bounds is None or factor == 1:
             return self
         values = spaced(*self.bounds, len(self.values) * factor)
@@ -74,15 +74,15 @@ class Range(NamedTuple):
 def read(flag: str, text: str) -> Range:
     """Reads "lr=0.01:1.0:log:7", "lr=0.1:0.5:linear:5" or "workers=1,2,4,8".
 
-    To tune, "block_momentum|slow_momentum=0.5,0.9" is one range under two names, and
-    "block_momentum=0.5,0.9|rank=1,4" has values for each of two.
+    For --tune, "block_momentum|slow_momentum=0.5,0.9" is one range with two names, and
+    "block_momentum=0.5,0.9|rank=1,4" has separate values for each of two parameters.
 
     Args:
         flag: --tune or --sweep, for errors.
         text: its value.
 
     Raises:
-        BadRequest: not of this form, in one line.
+        BadRequest: the text does not have this form; one line.
     """
     names: list[str] = []
     found: list[Range] = []
@@ -100,12 +100,12 @@ def read(flag: str, text: str) -> Range:
     first = found[0]._replace(others=tuple(found[1:]))
     if flag == "--sweep" and first.flags[1:]:
         raise BadRequest(
-            f"--sweep {text!r}: varies one flag; several names are --tune's"
+            f"--sweep {text!r}: varies one flag; only --tune takes several names"
         )
     if first.others and {(x.bounds, len(x.values)) for x in found} != {
         (None, len(first.values))
     }:
-        raise BadRequest(f"--tune {text!r}: needs lists, each of as many values")
+        raise BadRequest(f"--tune {text!r}: needs lists with the same number of values")
     return first
 
 
@@ -117,19 +117,19 @@ def _read(flag: str, text: str, name: str, listed: str) -> Range:
         found = spaced(*bounds, count)
         if len(found) < count:
             raise BadRequest(
-                f"{flag} {text!r}: there are not {count} such whole numbers; ends with "
-                "a point, such as 1.0, give others"
+                f"{flag} {text!r}: there are not {count} whole numbers in this range; "
+                "write the ends with a point, such as 1.0, for other numbers"
             )
         return Range(name, found, bounds)
     found = tuple(value.strip() for value in listed.split(","))
     # 0.1 and 0.10 are one value.
     if not all(found) or len(set(map(literal, found))) < len(found):
-        raise BadRequest(f"{flag} {text!r}: values must differ, and none be empty")
+        raise BadRequest(f"{flag} {text!r}: values must differ and not be empty")
     word = next((x for x in found if isinstance(literal(x), str)), None)
     if flag == "--tune" and word is not None:
         raise BadRequest(
-            f"--tune {name}: needs numbers, got {word!r}; to compare words give the "
-            f"algorithm twice, as in A=NAME --{name} {word}"
+            f"--tune {name}: needs numbers, got {word!r}; to compare words, list the "
+            f"algorithm once for each word, as in A=NAME --{name} {word}"
         )
     return Range(name, found)
 
@@ -147,7 +147,7 @@ def _number(text: str) -> float:
 def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
     """Reads the ends, the spacing and the number of values of a range."""
     parts = listed.split(":")
-    form = f"{shown}: a range is LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
+    form = f"{shown}: a range must be LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
     try:
         low, high, count = _number(parts[0]), _number(parts[1]), int(parts[3])
     except (IndexError, ValueError):
@@ -158,9 +158,9 @@ def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise BadRequest(f"{shown}: {parts[0]} must be below {parts[1]}")
     if logarithmic and low <= 0:
-        raise BadRequest(f"{shown}: a logarithmic range begins above 0")
+        raise BadRequest(f"{shown}: a logarithmic range begins above 0, got {parts[0]}")
     if count < 2:
-        raise BadRequest(f"{shown}: a range has at least 2 values, got {count}")
+        raise BadRequest(f"{shown}: a range needs at least 2 values, got {count}")
     if count > MOST_RUNS:
         raise BadRequest(
             f"{shown}: {count:,} values are too many: a study makes at most "
@@ -170,14 +170,14 @@ def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
-    """Returns evenly spaced values, with three digits or as many as make them differ.
+    """Returns evenly spaced values, with three digits, or more if two would be equal.
 
-    Between ints they are whole, and fewer than `count` where some would be identical.
+    Between ints they are whole, and fewer than `count` if some would be identical.
     """
     ends = (math.log(low), math.log(high)) if logarithmic else (low, high)
     steps = [ends[0] + (ends[1] - ends[0]) * i / (count - 1) for i in range(count)]
     found = [math.exp(x) if logarithmic else x for x in steps]
-    # A flag such as --period reads no 4.0.
+    # A flag such as --period does not accept 4.0.
     if _are_whole(low, high):
         return tuple(dict.fromkeys(f"{x:.0f}" for x in found))
     # Three digits are enough to read; equal ones would be one trial instead of two.

@@ -1,4 +1,4 @@
-"""The variants of a study: the algorithms of --algos, and what their runs take."""
+"""The variants of a study: the algorithms of --algos, and the flags of their runs."""
 
 import math
 import re
@@ -16,21 +16,21 @@ from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS
 from experiments.training.records import MeasuredLine
 
-# Flags of single runs that a study sets itself, and the flag that takes their place.
+# Flags of single runs that a study sets itself, and the flags to use instead.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
 TAKEN |= {
     name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
     for name in ("help", "help_all")
 }
-# What a study's records say of a run by themselves: no parameter's values fit in.
+# Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MeasuredLine.__annotations__}
-# What a study measures besides.
+# Flags of additional measurements that every study makes.
 ADDED: Words = ("--displacements",)
 
 
 class Variant(NamedTuple):
-    """An algorithm with flags of its own, and what its runs take of the study's.
+    """An algorithm with its own flags, and the study's flags that its runs accept.
 
     Attributes:
         label: name in the report.
@@ -39,9 +39,9 @@ class Variant(NamedTuple):
         known: the parameters of its runs that a study may set.
         argv: flags of its runs, without those of a point and of a trial.
         points: flags of each value of the sweep, by its name such as "workers=4"; one
-            point "" without flags if it is not swept.
-        tuned: the ranges of flags that it has.
-        trials: number of trials at each point; whole numbers may give fewer.
+            point "" without flags if the variant is not swept.
+        tuned: the tuned ranges, of flags that it has.
+        trials: number of trials at each point; ranges of whole numbers may give fewer.
     """
 
     label: str
@@ -55,7 +55,7 @@ class Variant(NamedTuple):
 
     @property
     def parameters(self) -> set[str]:
-        """The parameters that are given, swept or tuned for its runs."""
+        """The parameters that are set, swept or tuned for its runs."""
         words = [*self.argv, *chain.from_iterable(self.points.values())]
         given = {parameter(group[0]) for group in flag_groups(words)}
         return given | {r.flag for r in self.tuned}
@@ -67,9 +67,9 @@ class Variant(NamedTuple):
 
     @property
     def budget(self) -> list[Range]:
-        """The ranges that make its trials: the first one is as fine as that takes."""
-        # By a plain grid, a variant that lacks one of the tuned flags would have a
-        # fraction of the others' trials.
+        """The ranges of its trials, the first one refined to reach the trial count."""
+        # With a plain grid, a variant that lacks one of the tuned flags would have only
+        # a fraction of the others' trials.
         coarse = math.prod(len(r.values) for r in self.tuned)
         times = self.trials // coarse
         first = next((r for r in self.tuned if r.bounds is not None), None)
@@ -84,7 +84,7 @@ class Variant(NamedTuple):
         taken: Mapping[str, str] = TAKEN,
         added: Words = ADDED,
     ) -> "Variant":
-        """Returns the variant with what its runs take; the arguments as `resolved`."""
+        """Returns the variant with the flags of its runs; arguments: see `resolved`."""
         known = SETTINGS.keys() - taken.keys()
         known |= factories.describe(ALGORITHM, self.algo).flags.keys()
         known |= factories.describe(TASK, task).flags.keys()
@@ -92,11 +92,11 @@ class Variant(NamedTuple):
         shares = chain(*(group for group in shared if parameter(group[0]) in known))
         own = [next((x for x in r.each if x.flag in known), None) for r in tuned]
         ranges = [r for r in own if r is not None]
-        # Counted without the finer values: they may be too many to be listed.
+        # Counted without the refined values: they may be too many to list.
         counted = tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
             known=frozenset(known),
-            # Its own flags come last: of two equal flags the last one holds.
+            # Its own flags come last: the last of two equal flags wins.
             argv=(*run, *shares, *self.words),
             points=swept.points if swept and swept.flag in known else self.points,
             tuned=ranges,
@@ -104,7 +104,7 @@ class Variant(NamedTuple):
         )
 
     def decisive_trials(self) -> Iterator[dict[str, str]]:
-        """Yields values by flag of which one is refused if any trial is."""
+        """Yields values by flag; if any trial is invalid, one of these is."""
         return combinations([r._replace(values=r.decisive) for r in self.tuned])
 
 
@@ -112,11 +112,11 @@ def variants(text: str) -> tuple[Variant, ...]:
     """Reads `--algos`: "sync_sgd, bmuf --nesterov, Slow=diloco --outer-lr 0.4".
 
     Args:
-        text: algorithms, separated by commas; each may have flags of its own, and a
-            label before =.
+        text: algorithms, separated by commas; each may have its own flags, and a label
+            before =.
 
     Raises:
-        BadRequest: no algorithm, or two with one label.
+        BadRequest: an algorithm has no name, or two have the same label.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
     # A label may have a #.
@@ -138,14 +138,14 @@ def variants(text: str) -> tuple[Variant, ...]:
     labels = [variant.label for variant in found]
     if twice := next((x for x in labels if labels.count(x) > 1), None):
         raise BadRequest(
-            f"--algos has {twice!r} twice: give one another label, as in other="
+            f"--algos has {twice!r} twice: give one of them another label, as in other="
             f"{found[labels.index(twice)].algo}"
         )
     return found
 
 
 def _variant(text: str, words: Sequence[str]) -> Variant:
-    """Reads one algorithm of --algos, whose whole text an error shows."""
+    """Reads one algorithm of --algos; `text` is the whole value, for errors."""
     if not words or words[0].startswith("-"):
         raise BadRequest(
             f"--algos {text!r}: every algorithm needs a name, as in "
@@ -205,21 +205,21 @@ def resolved(
     taken: Mapping[str, str] = TAKEN,
     added: Words = ADDED,
 ) -> tuple[Variant, ...]:
-    """Returns the variants with what their runs take of a study's flags.
+    """Returns the variants with the flags of a study that their runs accept.
 
     Args:
         text: the value of --algos.
-        task: its name.
-        shared: flags for all variants that have them, split before each flag.
-        tuned: all that is tuned.
+        task: the name of the task.
+        shared: flags for all variants that have them, one tuple of words for each flag.
+        tuned: the tuned ranges.
         swept: the sweep, if there is one.
-        others: the study's own parameters, one of which may have been meant.
-        taken: parameters that its runs cannot be given, and what to say instead.
-        added: flags that all runs have.
+        others: the study's own parameters, suggested for a misspelt flag.
+        taken: parameters that cannot be set for runs, and what to use instead.
+        added: flags that all runs get.
 
     Raises:
-        BadRequest: an unknown algorithm or task, a flag that a study sets itself, one
-            of no variant, or one that is given, swept or tuned twice.
+        BadRequest: an unknown algorithm or task, or a flag that a study sets itself,
+            that no variant has, or that is given, swept or tuned twice.
     """
     found = tuple(
         x.taking(task, shared, tuned, swept, taken, added) for x in variants(text)
@@ -229,9 +229,9 @@ def resolved(
     varied = [x for r in (*tuned, swept) if r is not None for x in r.flags]
     for name in (*given, *varied, *own):
         if name in taken:
-            raise BadRequest(f"{flag_of(name)} is for single runs: say {taken[name]}")
+            raise BadRequest(f"{flag_of(name)} is for single runs: use {taken[name]}")
     known = set().union(*(x.known for x in found))
-    # One of several parameters may be of an algorithm that is not among these.
+    # With several parameters, one may belong to an algorithm that is not compared.
     several = [x for r in tuned if r.flags[1:] for x in r.flags]
     for name in (*given, *varied):
         if name in known or (name in several and flags.owners_of(ALGORITHM, name)):
@@ -240,20 +240,20 @@ def resolved(
     for name in varied:
         if name in RECORDED:
             raise BadRequest(
-                f"{flag_of(name)} cannot be swept or tuned: a study's records have "
-                f"{name!r} of their own; give the parameter another name"
+                f"{flag_of(name)} cannot be swept or tuned: a study's records already "
+                f"use the name {name!r}; give the parameter another name"
             )
         if varied.count(name) > 1:
             raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
         if name in (*given, *own):
             raise BadRequest(
-                f"{flag_of(name)} is given, and swept or tuned: say one of both"
+                f"{flag_of(name)} is given, and also swept or tuned: do only one"
             )
     return found
 
 
 def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:
-    """Returns the error for a flag of no variant."""
+    """Returns the error message for a flag that no variant has."""
     owners = ", ".join(flags.owners_of(ALGORITHM, name))
     nearest = nearest_flag(flag_of(name), [flag_of(x) for x in possible])
     hint = f": it belongs to {owners}" if owners else nearest

@@ -13,9 +13,9 @@ from syncalgos import checks
 
 # Fewer pairs do not show whether their differences are far from normal.
 MIN_SEEDS = 5
-# Of a p-value, below which a difference counts as seen.
+# The p-value below which a difference counts as seen.
 LEVEL = 0.05
-# Measures are float32 means: a smaller relative difference is rounding.
+# Measures are float32 means: smaller relative differences are rounding errors.
 ROUNDING = 1e-6
 
 
@@ -26,7 +26,7 @@ class Measure(NamedTuple):
         key: its name in metrics.jsonl and summary.json.
         name: its name in words.
         higher_is_better: True for an accuracy, False for a loss.
-        scale: factor of a value when shown, 100 for an accuracy.
+        scale: factor by which a shown value is multiplied, 100 for an accuracy.
         unit: unit of a value when shown: "%", or "" for a loss.
         difference_unit: unit of a difference when shown: "points", or "".
     """
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
     """The distribution of a measure over seeds.
 
     Attributes:
-        mean: over the seeds.
+        mean: the mean over the seeds.
         deviation: standard deviation of the sample (n - 1); None for one seed.
         count: number of seeds.
     """
@@ -66,14 +66,14 @@ class Difference(NamedTuple):
     """A paired difference to the baseline over the seeds of both.
 
     Attributes:
-        mean: mean of the differences, this minus the baseline.
+        mean: mean of the differences, each this value minus the baseline's.
         low: lower end of the confidence interval; None for too few seeds.
         high: upper end of the confidence interval; None for too few seeds.
         deviation: standard deviation of the differences; None for one seed.
         count: number of pairs.
-        same_sign: whether all differences have one sign.
-        p: probability of a mean at least as far from 0 where nothing differs; None for
-            too few seeds.
+        same_sign: whether all differences have the same sign.
+        p: probability of a mean at least as far from 0 if there is no true difference;
+            None for too few seeds.
     """
 
     mean: float
@@ -89,7 +89,7 @@ class Band(NamedTuple):
     """A metric over a run, as lists of one value per evaluation.
 
     Attributes:
-        mean: over the seeds; unscaled, as in the files; NaN without any value.
+        mean: the mean over the seeds, unscaled, as in the files; NaN without any value.
         low: mean - standard deviation; the mean itself for one seed.
         high: mean + standard deviation; the mean itself for one seed.
     """
@@ -110,7 +110,7 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
 
     Args:
         key: name in summary.json, such as "test_perplexity"; None selects the accuracy
-            if the runs have one, else the loss.
+            if the runs have one, otherwise the loss.
         summaries: summaries of the study's runs.
 
     Raises:
@@ -120,7 +120,7 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
     known = {k for k, x in chain.from_iterable(figures) if x is not None}
     if key is None:
         return ACCURACY if ACCURACY.key in known else LOSS
-    # Without any run that converged, nothing is compared and no name can be checked.
+    # If all runs diverged, nothing is compared and no name can be checked.
     if figures:
         names = sorted(k for k in known if k.startswith("test_"))
         checks.one_of("--measure", key, names)
@@ -128,20 +128,20 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
 
 
 def named_measure(key: str) -> Measure:
-    """Returns the measure with a name in summary.json; of most, less is better."""
+    """Returns the measure with a name in summary.json; for most, lower is better."""
     by_key = {ACCURACY.key: ACCURACY, LOSS.key: LOSS}
     return by_key.get(key) or Measure(key, key.replace("_", " "), False)
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Returns mean and standard deviation, identical for any order of the seeds.
+    """Returns mean and standard deviation; the order of the values does not matter.
 
     Raises:
-        ValueError: no value, or a value that is not finite.
+        ValueError: there is no value, or one is not finite.
     """
     figures = [float(x) for x in values]
     if not figures or not all(map(math.isfinite, figures)):
-        raise ValueError(f"a mean needs finite values, one or more, got {figures}")
+        raise ValueError(f"a mean needs one or more finite values, got {figures}")
     deviation = stdev(figures) if len(figures) > 1 else None
     return Spread(average(figures), deviation, len(figures))
 
@@ -153,17 +153,18 @@ def paired(
 ) -> Difference | None:
     """Returns the mean difference over the common seeds; None without any.
 
-    From 5 pairs on it has Student's interval. Equal differences other than 0 have
-    none, as they show nothing of chance. It does not depend on the order of the seeds,
-    and exchanging both arguments mirrors it.
+    With 5 pairs or more it has Student's interval. Equal differences other than 0 have
+    none, because they show nothing about chance. The result does not depend on the
+    order of the seeds, and exchanging both arguments mirrors it.
 
-    Of normal differences it holds the true mean in 95 % of draws. Of exponential ones,
-    which are skewed, it does in 88 % of 5 pairs and 90 % of 10, where the bootstrap
-    widened for few pairs does in 87 and 91 %: `python -m benchmarks.harness.intervals`.
+    For normal differences the interval holds the true mean in 95 % of draws. For
+    exponential ones, which are skewed, it does in 88 % of draws of 5 pairs and 90 % of
+    10; the bootstrap widened for few pairs does in 87 and 91 %: see
+    `python -m benchmarks.harness.intervals`.
 
     Args:
         values: finite values by seed, without runs that diverged.
-        baseline: finite values by seed of the baseline.
+        baseline: finite values of the baseline, by seed.
         confidence: nominal probability that the interval holds the true mean.
 
     Raises:
@@ -203,13 +204,13 @@ def paired(
 def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
     """Returns the p-values of a study's comparisons, corrected for their number.
 
-    If nothing differs, one or more of them are below 0.05 in at most 5 % of studies.
+    If there are no true differences, at most 5 % of studies have a p-value below 0.05.
 
     Args:
-        differences: of comparisons that a reader takes together.
+        differences: the differences of comparisons that are read together.
 
     Returns:
-        One for each; None for a difference without a p-value, which does not count.
+        A p-value for each; None for a difference without one, which does not count.
 
     Source: Holm, "A simple sequentially rejective multiple test procedure",
     Scandinavian Journal of Statistics 1979.
@@ -227,11 +228,11 @@ def band(curves: Sequence[Sequence[float | None]]) -> Band:
     """Returns mean and deviation of curves, by position.
 
     Args:
-        curves: one for each seed, of any lengths, such as the shorter one of a diverged
-            run. Values that are None or not finite do not count.
+        curves: one for each seed, of any lengths: that of a diverged run is shorter.
+            Values that are None or not finite do not count.
 
     Returns:
-        A band as long as the longest curve. Where a run ends, the mean goes on over
+        A band as long as the longest curve. Where a run ends, the mean continues over
         fewer seeds, and may jump.
     """
     known = [

@@ -39,9 +39,9 @@ from experiments.training.devices import cores, use_cpu_devices, use_devices
 from experiments.training.trackers import Tracked, Tracker, Tracking
 
 NAME = "study.json"
-# Of a summary, beside the measures on test data.
+# The fields of a summary to record, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
-# Of the code that made a run; earlier runs do not say it.
+# Fields about the code that made a run; runs of earlier versions lack them.
 FINAL += "commit", "versions"
 
 
@@ -55,13 +55,13 @@ class Study(TypedDict):
 def run(
     config: StudyConfig, argv: Sequence[str], asked_to_stop: exits.Stopped
 ) -> int | None:
-    """Makes the missing runs, then the report of all.
+    """Makes the missing runs, then the report of all runs.
 
     Returns:
         The exit code; None if it was asked to stop.
 
     Raises:
-        BadRequest: impossible flags, in one line.
+        BadRequest: the flags are impossible; one line.
     """
     try:
         with opened(config) as (plan, loader):
@@ -70,11 +70,11 @@ def run(
         terminal.say(f"error: {error}")
         return exit_codes.UNCONNECTED
     except OSError as error:
-        # A full disk, or a lost scheduler. What is done is not made again.
+        # A full disk, or a lost scheduler. Completed runs are not made again.
         where = f"{error.filename}: " if error.filename else ""
         terminal.say(
-            f"error: {where}{error.strerror or error}: what is done is kept, the same "
-            "command goes on from there"
+            f"error: {where}{error.strerror or error}: completed runs are kept; the "
+            "same command continues from them"
         )
         return exit_codes.TERMINATED
 
@@ -84,13 +84,13 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
     """Holds a study's folder, and yields the plan of its runs.
 
     Raises:
-        BadRequest: impossible flags, here or inside, or a folder of something else.
+        BadRequest: the flags are impossible, or the folder holds something else.
     """
     try:
         records.check_writable(config.folder)
         with lock.held(config.folder):
             out, identity = config.folder, _identity(config)
-            # All that can be refused is, before anything of an old study is removed.
+            # All checks come before anything of an old study is removed.
             _check_folder(out, identity, config.overwrite)
             _use_devices(config)
             loader = Loader()
@@ -126,7 +126,7 @@ def _make(
         return code
     shown = report(config, argv, runs)
     write_all(config, shown, runs)
-    # Before the last line, after which a signal changes nothing.
+    # Decided before the last line is printed: later signals change nothing.
     code = exit_codes.decide(exit_codes.FAILED if plan.failures else exit_codes.DONE)
     terminal.show(tables.screen(shown, config.folder))
     return code
@@ -134,43 +134,43 @@ def _make(
 
 def ended(plan: Plan) -> list[RunSet]:
     """Returns the runs to report, read from their files."""
-    # A report is a function of the files alone: those just made are read again, too.
+    # A report depends only on the files: those just made are read again, too.
     runs = [each.read() for each in plan.found if each is not None]
     return [each for each in runs if each.summaries]
 
 
 def _use_devices(config: StudyConfig) -> None:
-    """Has the CPU devices that the runs need, before the first of them starts jax."""
+    """Sets up the CPU devices that the runs need, before the first run starts jax."""
     if config.devices_per_job is not None:
         return use_devices(config.devices_per_job)
     runs = chain(*(points.values() for points in config.points.values()))
-    # Jobs get as many, as do the runs without a mesh.
+    # Jobs, and runs without a mesh, get the same number of devices.
     if needed := max(run.mesh_devices() for run in runs):
         use_cpu_devices(max(needed, cores()))
         jax.devices()
 
 
 def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
-    """Says what failed; returns the exit code if there can be no report, else 0."""
+    """Says what failed; returns the exit code if no report is possible, otherwise 0."""
     first, count = plan.failures[0], len(plan.failures)
     if not runs and all(each.is_request for each in plan.failures):
         raise BadRequest(first.line)
     alone = listing.command(first.runs, first.seed, config.devices_per_job)
     terminal.say(
-        f"{count} of {plan.total} runs failed: the same command tries them again; the "
-        f"first alone: {alone}"
+        f"{count} of {plan.total} runs failed: the same command tries them again. To "
+        f"run only the first of them: {alone}"
     )
     baseline = config.baseline or config.variants[0].label
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
-        terminal.say(f"no report: the baseline {baseline} has no run to compare to")
+        terminal.say(f"no report: the baseline {baseline} has no run to compare with")
         return exit_codes.FAILED
     return 0 if runs else exit_codes.FAILED
 
 
 def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:
-    """Returns the report of runs, of a study that this command line makes."""
-    # Where the runs are made changes none of them, and no word of the report. Who
-    # repeats the command finds the runs, and does not make them anew.
+    """Returns the report of a study's runs, made by this command line."""
+    # Flags that change neither the runs nor the report are left out of the command.
+    # Repeating it finds the runs, instead of making them again.
     left = ("jobs", "scheduler", "overwrite")
     command = shlex.join([*PROGRAM.split(), *spec.without(cleaned(argv), left)])
     return analysis.report(config, runs, command)
@@ -181,7 +181,7 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
     out = config.folder
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
     finals = [*final_lines(runs)]
-    # More than half of a line's bytes, and mostly those of the line before.
+    # They are more than half of a line's bytes, and mostly equal to the line before.
     pairs = [*zip(finals[:0:-1], finals[-2::-1], strict=True)]
     for key, (line, before) in product(("commit", "versions"), pairs):
         if line.get(key) == before.get(key):
@@ -198,7 +198,7 @@ def track(
     files: Sequence[Path] = (),
     own: Sequence[Tracker] = (),
 ) -> None:
-    """Shows a study's runs to its trackers, then the study with these files."""
+    """Sends a study's runs to its trackers, then the study with these files."""
     if not (config.track or own):
         return
     tracking, out = Tracking(config.track, own), config.folder
@@ -227,14 +227,14 @@ def _digest(out: Path, *more: Any) -> str:
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
-    """Yields every line of every run, with its variant and seed, for a table."""
+    """Yields every line of every run's metrics, with its variant and seed."""
     for r in runs:
         for seed, lines in r.lines.items():
             yield from ({**_name(r), "seed": seed, **line} for line in lines)
 
 
 def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
-    """Yields what every run ended with, those that tune included, for a record."""
+    """Yields the final measures of every run, trials included, for a record."""
     for made in runs:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
@@ -245,30 +245,30 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
 
 
 def _name(r: RunSet) -> dict[str, Any]:
-    """Returns what names the runs of a variant at one point, in a record."""
+    """Returns the fields that identify a variant at one point in a record."""
     flag, _, value = r.point.partition("=")
     point = {flag: literal(value)} if flag else {}
     return {"label": r.variant.label, "algo": r.variant.algo, **point}
 
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
-    """Returns the content of study.json, on which a folder and its study agree."""
+    """Returns the content of study.json, which must match that in the folder."""
     found = {
         "settings": config.identity,
         "versions": versions.of_runs(config.factories),
     }
-    # As JSON has it, so that it can be compared with what is read.
+    # Converted as JSON does, so that it can be compared with what is read.
     return json.loads(json.dumps(found))
 
 
 def check_measure(
     planned: Sequence[RunSet], loader: Loader, key: str | None, target: float | None
 ) -> None:
-    """Raises a ValueError for a measure that no run will have, or its target.
+    """Raises a ValueError if no run will have the measure or can reach the target.
 
     Args:
-        planned: runs to report, one of which is tried out on shapes.
-        loader: prepares it.
+        planned: the runs to report, one of which is traced on shapes.
+        loader: makes its plan.
         key: key of the measure; None takes the accuracy if there is one.
         target: value to reach; None for the default.
     """
@@ -283,7 +283,7 @@ def check_measure(
     names = {f"test_{name}" for name in (*values, *figures)}
     by = measure(key, [dict.fromkeys(names, 1.0) | {"diverged": False}])
     if target is not None and by is ACCURACY and target > 1:
-        raise ValueError(f"--target {target:g}: an accuracy is at most 1: say 0.95")
+        raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 
 
 def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
@@ -293,7 +293,7 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
         raise ValueError(f"--out {out} holds something else: take another folder")
     if not path.exists():
         return
-    # A folder whose owner is not known is not emptied, either.
+    # A folder with a damaged study.json is not emptied, either.
     try:
         there = json_files.read(path, Study)
     except json_files.Damaged as error:
@@ -304,14 +304,14 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     if differing:
         key = differing[0]
         raise ValueError(
-            f"--out {out} holds a study of other {key} "
+            f"--out {out} holds a study with other {key} "
             f"({_changed(there[key], identity[key])}): take another folder, or "
-            "--overwrite"
+            "--overwrite it"
         )
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Returns the first two differences in words."""
+    """Returns the first two differences as text."""
     names = [name for name in new if old.get(name) != new[name]]
     return ", ".join(f"{n}: {old.get(n)!r}, not {new[n]!r}" for n in names[:2])
 
@@ -336,5 +336,5 @@ def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
 
 
 def _content(out: Path) -> list[Path]:
-    """Returns all entries of a folder but the lock."""
+    """Returns all entries of a folder except the lock."""
     return [path for path in out.iterdir() if path.name != lock.NAME]

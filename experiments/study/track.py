@@ -1,6 +1,6 @@
 """The sync track: an entry, its log, and whether its claim holds.
 
-docs/track.md has the rules, and the preset what is fixed.
+docs/track.md has the rules; the preset has the fixed settings.
 """
 
 import hashlib
@@ -42,21 +42,21 @@ from experiments.training.versions import commit, versions
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
 
 PRESET = "track-small"
-MODULE = "track_entry"  # as which an entry's file is imported
-# What an entry chooses of the flags of experiments.run. All others are fixed.
+MODULE = "track_entry"  # the name under which an entry's file is imported
+# The flags of experiments.run that an entry may choose. All others are fixed.
 CHOSEN = "steps", "lr", "schedule", "warmup_steps", "weight_decay", "clip_norm"
 CHOSEN += "optimizer", "momentum", "b1", "b2", "ema"
 CHOSEN += "sync_until", "sync_at_end", "opt_state_at_sync"
-# Seeds of a check, none of which is logged or tunes.
+# Seeds for checks; none of them is logged or used for tuning.
 FRESH = range(10_000, 1_000_000)
-# The share by which other seeds may send more or less, if the data decide on syncs.
+# The fraction by which sends of other seeds may differ, if the data decide on syncs.
 TOLERANCE = 0.05
 
 
 class Figures(TypedDict):
     """The figures of a run, or the means of several.
 
-    The seconds are of the track's model of time, by link.
+    The seconds, by link, are from the track's model of time.
     """
 
     test_accuracy: float | None
@@ -65,21 +65,21 @@ class Figures(TypedDict):
 
 
 class Row(Figures):
-    """A run of an entry."""
+    """A single run of an entry."""
 
     seed: int
     params_sha256: str
 
 
 class Found(Figures):
-    """Several runs: p is of a mean accuracy that is not above the target."""
+    """Figures of several runs; p tests if their mean accuracy is above the target."""
 
     deviation: float | None
     p: float
 
 
 class Log(TypedDict):
-    """The content of an entry's log; what was found is the claim."""
+    """The content of an entry's log; `found` is its claim."""
 
     target: float
     words: list[str]
@@ -97,8 +97,8 @@ class Entry(NamedTuple):
     Attributes:
         code: the text of its file.
         words: the flags of its runs.
-        config: of its runs, but for the seed.
-        track: what is fixed.
+        config: the config of its runs, except for the seed.
+        track: the fixed settings.
     """
 
     code: str
@@ -121,15 +121,15 @@ def run(path: Path, seeds: int | None, stopped: Callable[[], int]) -> int:
     """Trains an entry from seeds 0 to N - 1, and writes its log; returns the exit code.
 
     Raises:
-        BadRequest: an entry or a number of seeds that the rules do not allow.
-        Stopped: it was asked to.
+        BadRequest: the rules do not allow the entry or the number of seeds.
+        Stopped: it was asked to stop.
     """
     entry, out = read_entry(path), path.with_suffix(".json")
     least = entry.track.seeds
     if seeds is not None and seeds < least:
         raise BadRequest(f"--seeds must be at least {least}, got {seeds}")
     if out.exists():
-        read_log(out)  # nothing else is replaced
+        read_log(out)  # only a log is replaced
     try:
         records.try_to_write(path.parent)
     except OSError as error:
@@ -147,8 +147,8 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
     """Trains an entry again, and says whether its claim holds: exit code 0, or 1.
 
     Raises:
-        BadRequest: an entry or a log that cannot be read.
-        Stopped: it was asked to.
+        BadRequest: the entry or the log cannot be read.
+        Stopped: it was asked to stop.
     """
     entry, log = read_entry(path), read_log(path.with_suffix(".json"))
     terminal.show(f"claim  {shown(log['found'])}")
@@ -158,7 +158,7 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
         first = secrets.choice(FRESH) if first_seed is None else first_seed
         if first < len(logged):
             raise BadRequest(
-                f"--first-seed must be at least {len(logged)}, as those before are "
+                f"--first-seed must be at least {len(logged)}, because lower seeds are "
                 f"logged, got {first}"
             )
         fresh = range(first, first + len(logged))
@@ -178,7 +178,7 @@ def read_entry(path: Path) -> Entry:
     """Reads an entry, and runs its file.
 
     Raises:
-        BadRequest: it is no entry, or sets what is fixed.
+        BadRequest: the file is not an entry, or sets a fixed flag.
     """
     try:
         code = path.read_bytes().decode()
@@ -195,7 +195,7 @@ def read_entry(path: Path) -> Entry:
     for flag, *_ in spec.flag_groups(own):
         if spec.parameter(flag) not in CHOSEN:
             chosen = ", ".join(map(spec.flag_of, CHOSEN))
-            raise BadRequest(f"{path}: an entry does not choose {flag}, but {chosen}")
+            raise BadRequest(f"{path}: an entry cannot set {flag}, only {chosen}")
     words = ["--algo", f"{MODULE}:strategy", *fixed, *own]
     config, most = training.parse(words), training.parse(fixed).steps
     if config.steps and most and config.steps > most:
@@ -204,7 +204,7 @@ def read_entry(path: Path) -> Entry:
 
 
 def read_log(path: Path) -> Log:
-    """Reads a log; a BadRequest where a file is none."""
+    """Reads a log; raises a BadRequest if the file is not one."""
     try:
         return json_files.read(path, Log)
     except json_files.Damaged as error:
@@ -215,8 +215,8 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
     """Makes the runs of an entry, all by the same programs.
 
     Raises:
-        BadRequest: a run fails, or what it sends cannot be counted.
-        Stopped: it was asked to.
+        BadRequest: a run fails, or the bytes that it sends cannot be counted.
+        Stopped: it was asked to stop.
     """
     loader = Loader()
     maker = Maker(loader)
@@ -236,10 +236,10 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
 
 
 def center_sends(plan: Plan) -> Sends:
-    """Returns what workers send for the model to evaluate, once.
+    """Returns the sends that make the evaluated model, once.
 
-    The engine takes the mean over the workers of any center, and counts it nowhere: by
-    that alone a strategy would average for nothing.
+    The engine takes the mean of the center over the workers, and does not count it.
+    Without this count a strategy could average for free.
     """
     strategy = plan.method.strategy
     center = strategy.center
@@ -256,13 +256,13 @@ def center_sends(plan: Plan) -> Sends:
 
 
 def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Row:
-    """Returns what counts of a run.
+    """Returns the figures of a run.
 
     Raises:
-        BadRequest: what it sends is not counted.
+        BadRequest: the bytes that it sends are not counted.
     """
     if summary["sends"] is None:
-        raise BadRequest("what this entry sends cannot be counted, so it has no score")
+        raise BadRequest("the bytes that this entry sends cannot be counted: no score")
     t, c, sent = entry.track, entry.config, from_json(summary["sends"])
     how = c.workers, t.step_time or 0.0, summary["sends"]["delay"], t.fused
     seconds = {}
@@ -284,7 +284,7 @@ def figures(rows: Sequence[Row], target: float | None) -> Found:
     """Returns the figures of runs; one that diverged has an accuracy of 0."""
     values = [row["test_accuracy"] or 0.0 for row in rows]
     p = 1.0
-    if len({*values}) > 1:  # equal figures show nothing of chance
+    if len({*values}) > 1:  # equal figures show nothing about chance
         from scipy.stats import ttest_1samp  # takes half a second
 
         found: Any = ttest_1samp(values, target, alternative="greater")
@@ -303,10 +303,10 @@ def figures(rows: Sequence[Row], target: float | None) -> Found:
 
 
 def contradictions(entry: Entry, log: Log) -> Iterator[str]:
-    """Yields what a log says against its entry, the rules or itself."""
+    """Yields how a log contradicts its entry, the rules or itself."""
     for name, x in entry.identity.items():
         if log[name] != x:
-            yield f"{name} of the log is not that of the entry by today's rules"
+            yield f"{name} in the log differs from that of the entry by today's rules"
     rows, least = log["runs"], entry.track.seeds
     if [row["seed"] for row in rows] != [*range(max(len(rows), least))]:
         yield f"the seeds of the log are not 0 to N - 1, with N of {least} or more"
@@ -315,9 +315,9 @@ def contradictions(entry: Entry, log: Log) -> Iterator[str]:
 
 
 def contradicted(log: Log, again: Sequence[Row], found: Found) -> Iterator[str]:
-    """Yields what the logged seeds again, and others, say against a log."""
+    """Yields how new runs of the logged seeds, and of others, contradict a log."""
     for was, now in zip(log["runs"], again, strict=True):
-        # Other versions and machines round otherwise, and train other params.
+        # Other versions and machines round differently, and train other params.
         if was["params_sha256"] == now["params_sha256"]:
             yield from (f"seed {was['seed']}: {x}" for x in differences(was, now))
     varies = len({row["bytes_per_worker"] for row in again}) > 1
@@ -325,13 +325,13 @@ def contradicted(log: Log, again: Sequence[Row], found: Found) -> Iterator[str]:
     yield from differences(cost, found, TOLERANCE if varies else ROUNDING)
     for which, p in (("logged", log["found"]["p"]), ("these", found["p"])):
         if p >= LEVEL:
-            yield f"by {which} seeds the mean is not seen above the target, p = {p:.2g}"
+            yield f"{which} seeds do not show a mean above the target, p = {p:.2g}"
 
 
 def differences(
     logged: Mapping[str, Any], now: Mapping[str, Any], tolerance: float = ROUNDING
 ) -> Iterator[str]:
-    """Yields the figures that differ by more than a share."""
+    """Yields the figures that differ by more than a fraction `tolerance`."""
     for name, x in logged.items():
         y = now.get(name)
         if isinstance(x, dict):
@@ -341,7 +341,7 @@ def differences(
 
 
 def repeated(log: Log, again: Sequence[Row]) -> str:
-    """Says how many logged seeds have the same bits, and which versions differ."""
+    """Returns how many logged seeds gave the same bits, and which versions differ."""
     both = zip(log["runs"], again, strict=True)
     same = sum(was["params_sha256"] == now["params_sha256"] for was, now in both)
     there, here = log["versions"], _versions()
@@ -352,16 +352,16 @@ def repeated(log: Log, again: Sequence[Row]) -> str:
 
 
 def shown(found: Found) -> str:
-    """Returns figures for a person."""
+    """Returns figures as text."""
     mean, deviation = 100 * (found["test_accuracy"] or 0), found["deviation"] or 0
     times = ", ".join(f"{x:.3g} s on {link}" for link, x in found["seconds"].items())
     return (
         f"{mean:.1f} ± {100 * deviation:.1f} %, p = {found['p']:.2g}, "
-        f"{terminal.size(found['bytes_per_worker'])} a worker, {times}"
+        f"{terminal.size(found['bytes_per_worker'])} per worker, {times}"
     )
 
 
 def _versions() -> dict[str, str]:
-    """Returns all that decides on rounding."""
+    """Returns the versions and devices, on which rounding depends."""
     devices = f"{jax.device_count()} {jax.default_backend()} of {platform.machine()}"
     return {**versions(), "devices": devices}

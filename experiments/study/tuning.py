@@ -18,17 +18,19 @@ class Tuning(NamedTuple):
     Attributes:
         label: label of the variant.
         point: value of the sweep, as in a row.
-        flag: such as "lr".
+        flag: the tuned flag, such as "lr".
         values: the values that were tried.
-        scores: means of the measure on validation data, by value, of the best trial
+        scores: for each value, the mean measure on validation data of the best trial
             with this value; None where a run diverged.
         chosen: the best value.
-        at_edge: whether it is at an end of the range, so that better may lie beyond.
+        at_edge: whether the best value is at an end of the range, so that a value
+            beyond it may be better.
         low: lower end of a 95 % interval of the best value; None for too few seeds.
-        high: its upper end.
-        shortfalls: by how much the variant would be worse if other seeds had tuned it:
-            for each resample of the tuning seeds the score, by all seeds, of the trial
-            that is best there, minus that of the chosen trial. Empty for too few seeds.
+        high: upper end of that interval.
+        shortfalls: by how much the variant would be worse if other seeds had tuned it.
+            For each resample of the tuning seeds, it is the score over all seeds of the
+            trial that is best in the resample, minus the score of the chosen trial.
+            Empty for too few seeds.
     """
 
     label: str
@@ -51,7 +53,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
         measure_key: measure to choose by; None takes the accuracy if there is one.
 
     Returns:
-        The run set; None if it has trials, and none of them could be made.
+        The run set; None if it has trials and all of them failed.
 
     Raises:
         ValueError: the trials lack this measure.
@@ -68,7 +70,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
 
 
 def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
-    """Returns the trials of which at least one run could be made."""
+    """Returns the trials with at least one successful run."""
     return [trial for trial in trials if trial.summaries]
 
 
@@ -80,9 +82,9 @@ def _best(trials: Sequence[RunSet], by: Measure) -> RunSet:
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer diverged runs, then a better measure."""
     if trial.diverged:
-        # Where all trials diverge, the fewest diverged runs are chosen.
+        # If all trials diverge, the one with the fewest diverged runs is chosen.
         return (-trial.diverged,)
-    # The loss decides between equal accuracies, which are few on little data.
+    # The loss decides between equal accuracies, which are common on little data.
     return 0, by.side * _mean(trial, by), -_mean(trial, LOSS)
 
 
@@ -100,7 +102,7 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
     # The same for all flags, and the same resamples for all variants.
     shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
     for flag, value in best.values.items():
-        # A value's score is that of its best trial, over all other tuned flags.
+        # The score of a value is that of its best trial over all other tuned flags.
         by_value: dict[str, RunSet] = {}
         for trial in sorted(trials, key=lambda x: _rank(x, by)):
             by_value[trial.values[flag]] = trial
@@ -116,7 +118,7 @@ def report(tuned: RunSet, by: Measure) -> list[Tuning]:
                 scores=[None if x.diverged else _mean(x, by) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
-                # It may be in none of the resamples, if others are almost as good.
+                # No resample may choose it if other values are almost as good.
                 low=None if low is None else min(low, float(value)),
                 high=None if high is None else max(high, float(value)),
                 shortfalls=shortfalls,
@@ -143,7 +145,7 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """Returns the values between which 95 % of some lie."""
+    """Returns the ends of the range that holds the middle 95 % of the values."""
     if not values:
         return None, None
     ordered = sorted(values)

@@ -579,7 +579,7 @@ def test_the_value_chosen_is_that_of_the_best_validation_figure(tuned):
     assert (config["lr"], config["validation"]) == (best, None)
     edge = f"the best --lr, {best:g}, is at the edge of what was tried"
     assert (edge in tuned.stdout) == (best != 0.0316)
-    assert "chosen for each algorithm by 3 trials of 1 seed" in tuned.stdout
+    assert "tuned for each algorithm by 3 trials of 1 seed" in tuned.stdout
     assert len([x for x in tuned.stderr.splitlines() if x.startswith("run ")]) == 4
 
 

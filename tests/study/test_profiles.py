@@ -139,7 +139,7 @@ FEW = (10.0, 0.7), (20.0, 0.9), (20.0, 0.8), (40.0, 0.85), (80.0, 0.95)
 
 def test_the_front_is_of_those_that_nobody_beats_with_as_few_bytes():
     (plot,) = tradeoff.plots(*ends(*FEW))
-    assert "as little has a better mean (a0, a1, a4)" in plot.note
+    assert "no other beats with as few bytes (a0, a1, a4)" in plot.note
     figure = plot.draw()
     assert labels(figure) == {f"a{i}" for i in range(5)}
     front = np.asarray(figure.axes[0].lines[-1].get_xydata())

@@ -308,7 +308,7 @@ def test_the_same_study_gives_the_same_bytes(folder, tmp_path):
 def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(page):
     labels = Counter(attrs["data-label"] for attrs in page.named("td"))
     heads = ["test accuracy", "against sync_sgd", "each worker sent", "steps to 95 %"]
-    heads += ["10 GbE, to 95 %", "10 GbE, the run", "chosen"]
+    heads += ["10 GbE, to 95 %", "10 GbE, whole run", "chosen"]
     assert [labels[head] for head in heads] == [len(ALGORITHMS)] * len(heads)
 
 
@@ -398,7 +398,7 @@ def test_replicas_that_agree_throughout_are_said_to_and_not_drawn():
     plots = plotted(report)
     assert "divergence-by-steps" not in plots
     page = Page(html.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>")))
-    told = "0 at every evaluation, so not drawn: spread of the replicas."
+    told = "Zero at every evaluation, so not drawn: spread of the replicas."
     assert told in page.said()
 
 

@@ -63,7 +63,7 @@ def test_a_spread_is_numpys_in_any_order(values, shuffle):
 
 @pytest.mark.parametrize("values", [[], [1.0, math.nan], [math.inf]])
 def test_a_mean_of_nothing_or_of_what_is_not_finite_is_refused(values):
-    with pytest.raises(ValueError, match="finite values, one or more, got"):
+    with pytest.raises(ValueError, match="one or more finite values, got"):
         spread(values)
 
 

@@ -169,8 +169,8 @@ def test_what_seeds_send_unlike_is_shown_as_their_mean(make_study):
     for network, own in found.rows[1].seconds.items():
         both = [alike.rows[i].seconds[network] for i in (0, 1)]
         assert own == pytest.approx(sum(both) / 2)
-    assert with_words(found, "bmuf sends depends on the seed")
-    assert not with_words(alike, "depends on the seed")
+    assert with_words(found, "bytes sent by bmuf depend on the data")
+    assert not with_words(alike, "depend on the data")
 
 
 def test_differences_are_paired_by_seed_and_to_the_baseline(plain):
@@ -326,7 +326,7 @@ def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(make_study
     assert found.curves[1].bytes_per_worker is None and found.curves[1].seconds == {}
     row = found.rows[1]
     assert (row.bytes_per_worker, row.syncs, row.seconds) == (None, None, {})
-    assert with_words(found, "What bmuf sends depends on more than the step")
+    assert with_words(found, "bytes sent by bmuf depend on more than the step")
 
 
 # A sweep.
@@ -405,7 +405,8 @@ def test_a_run_that_diverged_is_counted_but_in_no_figure(diverging):
     )
     assert known(row.comparison.difference).count == 2
     assert (row.bytes_per_worker, row.syncs) == (300, 3)  # of a whole run
-    assert "bmuf diverged in 1 of 3 runs. Figures are of the others." in found.remarks
+    told = "bmuf diverged in 1 of 3 runs. The figures are those of the other runs."
+    assert told in found.remarks
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -589,14 +590,14 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
     (edge,) = with_words(report, "edge")
     assert edge.startswith("bmuf: the best --period, 4,")
     trials = "6 trials of 1 seed ", "10 % of the training data"
-    assert len(with_words(report, "--lr, --period: chosen", *trials)) == 1
+    assert len(with_words(report, "--lr, --period: tuned", *trials)) == 1
 
 
 @pytest.mark.parametrize(
     ("values", "said", "unsaid"),
     [
-        (["4"], "--period: one value was tried for each algorithm, which", "chosen"),
-        (["2", "4"], "Not all algorithms had as many", "no tuning"),
+        (["4"], "--period: only one value was tried for each", "--period: tuned"),
+        (["2", "4"], "different numbers of trials", "nothing was tuned"),
     ],
 )
 def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
@@ -617,14 +618,10 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
     [
         (1, {}, "one seed: too few for an interval"),
         (4, {}, "4 seeds: too few for an interval"),
-        (5, {"center_step": 27}, "the last 3 local steps, after the last sync, are"),
+        (5, {"center_step": 27}, "leave out the last 3 local steps, which come after"),
         (5, {"center_step": 0}, "no sync came in 30 steps, so its figures are of the"),
-        (
-            5,
-            {"not_counted": "the tables"},
-            "Not counted in what each worker sends: the",
-        ),
-        (5, {"config": {"partition": "label"}}, "examples of its own (label)"),
+        (5, {"not_counted": "the tables"}, "Not included in the bytes that each"),
+        (5, {"config": {"partition": "label"}}, "part of the examples (label)"),
     ],
 )
 def test_remarks_tell_what_to_take_care_of(plain, seeds, given, remark):
@@ -645,7 +642,7 @@ def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(make_study, given)
     study = study if given else replace(study, step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]})
     runs[0].config["settings"]["batch_size"] *= 2
-    said = with_words(analysis.report(study, runs, ""), "The batch of a worker differs")
+    said = with_words(analysis.report(study, runs, ""), "The batch size of a worker")
     assert len(said) == (not given)
 
 
@@ -715,7 +712,7 @@ def test_a_comparison_at_one_nominal_rate_names_no_winner(
     (first, *_) = [x for x in shown if x.startswith("note: ")]
     assert first.startswith("note: Learning rates were not tuned")
     if not argv:
-        assert "0.05 of sync_sgd to 0.4 of bmuf" in found.remarks[0]
+        assert "(0.4 of bmuf) is 8 times the smallest (0.05 of" in found.remarks[0]
         assert "above by 1.0" in shown[3]
 
 
@@ -788,10 +785,10 @@ def test_the_terms_of_rates_are_said_and_the_command_tunes_them(
 def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_study):
     study = make_study("--algos=sync_sgd,bmuf,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, 0.4), (0.05, None)])
-    assert found.terms and "(sign_sgd: none known)" in found.remarks[0]
+    assert found.terms and "that of sign_sgd is not known" in found.remarks[0]
     study = make_study("--algos=sync_sgd,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, None)])
-    assert found.terms == "" and "of sign_sgd no effective one" in found.remarks[0]
+    assert found.terms == "" and "rate of sign_sgd is not known" in found.remarks[0]
 
 
 @pytest.mark.parametrize(
@@ -843,8 +840,8 @@ def test_settings_and_environment_are_those_of_the_runs(make_study):
         **{"task": "digits", "workers": "2", "local steps": "30"},
         **{"global batch": "16", "seeds": "0 to 1", "inner optimizer": "sgd"},
         **{"momentum": "0.9", "devices": "2 × cpu", "task: model": "mlp"},
-        "examples of a worker": "iid",
-        "examples": "4,000 to train on, 1,000 to test on",
+        "partition of the examples": "iid",
+        "examples": "4,000 for training, 1,000 for testing",
     }
     assert expected.items() <= found.settings.items()
     assert "period over 2, 4" in found.settings["swept"]

@@ -137,7 +137,7 @@ def test_a_mean_that_is_not_above_the_target_does_not_hold(logged, capsys, monke
         )
         assert found["p"] >= 0.5
         doubts = [*track.contradicted({"found": found, "runs": rows}, rows, found)]
-        assert len(doubts) == 2 and "not seen above the target" in doubts[0]
+        assert len(doubts) == 2 and "do not show a mean above" in doubts[0]
 
 
 CONTRADICTIONS = {
@@ -163,8 +163,8 @@ def test_a_log_that_contradicts_its_entry_or_itself_is_told_at_once(
 
 
 REFUSED = {
-    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "but --steps, --lr"),
-    "--partition": (ENTRY.replace("--lr", "--partition=label --lr"), "choose"),
+    "--batch-size": (ENTRY.replace("--steps 8", "--batch-size 8"), "only --steps"),
+    "--partition": (ENTRY.replace("--lr", "--partition=label --lr"), "cannot set"),
     "--steps": (ENTRY.replace("--steps 8", "--steps 13"), "at most 12, got 13"),
     "--lr": (ENTRY.replace("0.1", "fast"), "must be a number"),
     "'strategy'": ("FLAGS = ''", "has no"),

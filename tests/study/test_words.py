@@ -234,37 +234,38 @@ ANSWERS: list[tuple[Any, ...]] = [
     ),
     # The cheapest of those that are not told from the best.
     (
-        "sync_sgd leads, but 1 of 2 others cannot be told from it",
+        "sync_sgd leads, but 1 of 2 others cannot be distinguished from it",
         [row("sync_sgd", sends=16), row("bmuf", UNSEEN), row("s", WORSE, 0.001)],
         "sync_sgd has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than s "
-        "(95 % interval); no difference seen to bmuf. "
-        "Of these, bmuf sent least: 1 MB per worker, 1/16 of what sync_sgd sent.",
+        "(95 % interval); no difference seen from bmuf. "
+        "Of these, bmuf sent the least: 1 MB per worker, 1/16 of what sync_sgd sent.",
     ),
     # Of two alone 0.06; of six 0.1.
     (
-        "bmuf leads, but 2 of 3 others cannot be told from it",
+        "bmuf leads, but 2 of 3 others cannot be distinguished from it",
         [
             *(row("bmuf"), row("diloco", DOUBTFUL), row("easgd", DOUBTFUL)),
             row("sync_sgd", WORSE, 16),
         ],
         "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
-        "sync_sgd (95 % interval); told from diloco and easgd by the 95 % interval of "
-        "each alone, but not after Holm's correction for 6 comparisons. Of these, "
-        "bmuf, diloco and easgd sent least: 1 MB per worker, 1/16 of what sync_sgd "
+        "sync_sgd (95 % interval); different from diloco and easgd by each 95 % "
+        "interval alone, but not after Holm's correction for 6 comparisons. Of these, "
+        "bmuf, diloco and easgd sent the least: 1 MB per worker, 1/16 of what sync_sgd "
         "sent.",
     ),
     (
         "bmuf leads, but 3 seeds are too few to tell",
         [row("bmuf", BEST[:3]), row("sync_sgd", WORSE[:3], 16)],
         "bmuf has the best test accuracy, 93.127 ± 0.075 % (3 seeds): too few seeds to "
-        "tell it from sync_sgd. Of these, bmuf sent least: 1 MB per worker, 1/16 of "
-        "what sync_sgd sent.",
+        "distinguish it from sync_sgd. Of these, bmuf sent the least: 1 MB per worker, "
+        "1/16 of what sync_sgd sent.",
     ),
     (
         "bmuf leads, but one seed is too few to tell",
         [row("bmuf", BEST[:1]), row("diloco", WORSE[:1])],
-        "bmuf has the best test accuracy, 93.05 % (one seed): too few seeds to tell it "
-        "from diloco. Of these, bmuf and diloco sent least: 1 MB per worker.",
+        "bmuf has the best test accuracy, 93.05 % (one seed): too few seeds to "
+        "distinguish it from diloco. Of these, bmuf and diloco sent the least: 1 MB "
+        "per worker.",
     ),
     (
         "bmuf: there is nothing to compare it to",
@@ -288,8 +289,8 @@ ANSWERS: list[tuple[Any, ...]] = [
         "a has the best test accuracy",
         [row("a", sends=12, syncs=12, steps=200), row("sync_sgd", WORSE, 200)],
         "a has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than sync_sgd "
-        "(95 % interval). It sent 12 MB per worker, about 1/17 of what sync_sgd sent: "
-        "12 syncs in 200 steps.",
+        "(95 % interval). It sent 12 MB per worker, about 1/17 of what sync_sgd sent "
+        "(12 syncs in 200 steps).",
     ),
     # With the mean difference, which is 0.1, and its interval.
     ("No difference seen between a and b: 0.10 points [-0.19, 0.39]", [A, SECOND]),
@@ -307,7 +308,7 @@ ANSWERS: list[tuple[Any, ...]] = [
         [A._replace(diverged=5, seeds=10), row("b", WORSE)],
     ),
     (
-        "a leads, but 1 of 1 others may be better beyond what was tried",
+        "a leads, but 1 of 1 others may be better outside the range tried",
         [row("a"), row("b", WORSE, at_edge=["lr"])],
         "a has the best test accuracy, 93.20 ± 0.12 % (5 seeds): ahead of b (95 % "
         "interval), whose best values are at an edge of what was tried. It sent 1 MB "
@@ -333,7 +334,7 @@ def test_an_answer_on_a_loss_takes_the_lowest():
 def test_an_answer_admits_that_the_best_mean_loses_on_the_seeds_in_common():
     best = row("bmuf", [0.0, 0.0, 0.0, 0.0, 0.0], measure=Spread(0.99, 0.1, 5))
     other = row("diloco", [-x for x in WORSE])
-    assert "yet diloco is better where both have a result" in answered(best, other)
+    assert "yet diloco is better on the seeds where both" in answered(best, other)
     assert line(best, other).endswith("the best test accuracy in the mean alone")
 
 
@@ -433,14 +434,14 @@ def test_numbers_at_one_nominal_rate_name_no_winner():
     rows, found = told(row("sync_sgd"), row("bmuf", WORSE), terms=ONE_NOMINAL)
     assert found[:2] == [
         ("91.20 to 93.20 %", "test accuracy, lowest and highest"),
-        ("8 times", "between effective learning rates"),
+        ("8 times", "ratio of effective learning rates"),
     ]
     assert rows[1].comparison.clause.startswith("below by 2.00 points")
     text = answer(rankings(rows, ACCURACY), ACCURACY, ONE_NOMINAL, 8.0)
     assert text == (
-        "At one nominal rate no winner is named: effective learning rates differ 8 "
-        "times.\nThe mean test accuracy is 91.20 to 93.20 %. Of these, sync_sgd and "
-        "bmuf sent least: 1 MB per worker."
+        "At one nominal rate no winner is named: the largest effective learning rate "
+        "is 8 times the smallest.\nThe mean test accuracy is 91.20 to 93.20 %. Of "
+        "these, sync_sgd and bmuf sent the least: 1 MB per worker."
     )
 
 

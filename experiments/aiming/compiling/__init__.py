@@ -1,1 +1,1 @@
-"""Lowers and compiles programs, each in a process of its own."""
+"""Lowers and compiles programs, each in a separate process."""

@@ -1,8 +1,8 @@
 """A process that compiles one program: python -m experiments.aiming.compiling.child.
 
-Its argument is a request in JSON; it answers by a line of JSON on its stdout. So the
-compiler's variables are set before jax starts, its messages stay with the process, and
-its memory is given back.
+Its argument is a request in JSON; it answers with a line of JSON on stdout. A separate
+process allows the compiler's variables to be set before jax starts, catches its
+messages, and frees its memory.
 """
 
 import json
@@ -17,7 +17,7 @@ from experiments.training import config
 
 def main() -> None:
     """Answers the request."""
-    # Compilers print on both streams: the answer has a descriptor of its own.
+    # Compilers print on both streams: the answer gets a separate descriptor.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
         request = json.loads(sys.argv[1])
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends the process when stdin closes: nobody waits for the answer any more."""
+    """Ends the process when stdin closes, because nobody waits for the answer then."""
     sys.stdin.read()
     os._exit(1)
 

@@ -11,9 +11,9 @@ class Flops(NamedTuple):
     """The operations of products and convolutions.
 
     Attributes:
-        least: where every condition takes its branch of fewest operations.
-        most: where it takes the one of most.
-        is_bounded: whether a loop of unknown length counts as one pass.
+        least: number if every condition takes the branch with the fewest operations.
+        most: number if every condition takes the branch with the most operations.
+        is_bounded: whether all loops have a known length; others count as one pass.
     """
 
     least: float = 0.0
@@ -21,7 +21,7 @@ class Flops(NamedTuple):
     is_bounded: bool = True
 
     def plus(self, other: "Flops", times: float = 1.0) -> "Flops":
-        """Adds another number of operations, so many times."""
+        """Returns the sum with `times` times another number of operations."""
         return Flops(
             self.least + times * other.least,
             self.most + times * other.most,
@@ -32,11 +32,11 @@ class Flops(NamedTuple):
 def flops(jaxpr: Any) -> Flops:
     """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
 
-    Loops count as often as they run, and what a gradient computes again counts again.
-    Elementwise operations are left out, as they are bound by memory.
+    Loops count as often as they run, and recomputation in a gradient counts again.
+    Elementwise operations are left out, because memory bounds their speed.
 
     Args:
-        jaxpr: closed or not.
+        jaxpr: a jaxpr, closed or not.
     """
     found = Flops()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -66,17 +66,17 @@ def _of_equation(equation: Any) -> Flops:
 
 
 def _of_dot(equation: Any) -> float:
-    """Twice the entries of the result times the contracted ones."""
+    """Returns twice the entries of the result times the contracted ones."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     shape = equation.invars[0].aval.shape
     return 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
 
 
 def _of_convolution(equation: Any) -> float:
-    """Twice the entries of the result times those of the kernel for one feature."""
+    """Returns twice the entries of the result times the kernel's for one feature."""
     kernel, numbers = equation.invars[1].aval.shape, equation.params
     features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
-    # The kernel's inputs are those of a group already. A gradient's strides put zeros
+    # The kernel's inputs are already per group. The strides of a gradient put zeros
     # between the entries, which are not counted.
     each = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
     return 2.0 * equation.outvars[0].aval.size * each

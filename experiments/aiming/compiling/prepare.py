@@ -1,4 +1,4 @@
-"""One algorithm compiled for one target, and what the program says."""
+"""Compiles one algorithm for one target, and reads the program."""
 
 import math
 import time
@@ -27,8 +27,8 @@ from syncalgos import TrainState
 from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
-LEAVES = 8  # of the largest that are listed
-MEMORY = {  # of a chip, and that its host holds for it, by jax's names
+LEAVES = 8  # number of the largest leaves to list
+MEMORY = {  # memory of a chip, and of its host for it, by jax's names
     "arguments": "argument_size_in_bytes",
     "outputs": "output_size_in_bytes",
     "aliased": "alias_size_in_bytes",
@@ -41,21 +41,21 @@ Form = dict[str, Any]
 
 
 def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
-    """Compiles the local steps of a run, and returns what the program says.
+    """Compiles the local steps of a run, and returns the findings in the program.
 
     Args:
-        config: of the run; its workers take all chips of the target.
+        config: the config of the run; its workers take all chips of the target.
         target: the machine.
-        form: of the task's data, from an earlier call; None reads the data.
+        form: the form of the task's data, from an earlier call; None reads the data.
 
     Returns:
-        JSON: what is read off the program, nothing that is modelled; "form" among it.
+        The findings as JSON, without any modelled values; they include "form".
 
     Raises:
-        BadRequest: what cannot be done, in one line.
+        BadRequest: the run is not possible; one line.
     """
     found = targets.devices(target)
-    # No more than the workers need: virtual devices of a CPU may be any number.
+    # No more than the workers need: a CPU may have any number of virtual devices.
     devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
@@ -79,7 +79,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
 
 
 def _form(parts: Plan) -> Form:
-    """Returns the shapes of the task's data, which is read only where it has to be."""
+    """Returns the shapes of the task's data, which is read only if necessary."""
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
         data = blank()
@@ -88,7 +88,7 @@ def _form(parts: Plan) -> Form:
     train: Any = data.train
     is_source = not isinstance(train, dict)
     one = train[0] if is_source else {name: x[0] for name, x in train.items()}
-    # An entry of an array without further axes is a NumPy scalar, which has both, too.
+    # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
     shapes = {
         name: [[*np.shape(x)], str(np.asarray(x).dtype)] for name, x in one.items()
     }
@@ -96,7 +96,7 @@ def _form(parts: Plan) -> Form:
 
 
 def stand_in(form: Form) -> Data:
-    """Returns data of this form that takes no memory: all examples are one zero."""
+    """Returns data of this form that takes no memory: all examples share one zero."""
     train: Any = {
         # A view whose strides are zero, of any length.
         name: np.broadcast_to(np.zeros((), dtype), (form["examples"], *shape))
@@ -110,14 +110,14 @@ def stand_in(form: Form) -> Data:
 def steps_of(config: Settings) -> int:
     """Returns the local steps of a run's longest dispatch, at least two.
 
-    Of one step alone no loop is left, which tells local steps from the rest.
+    With a single step the compiler removes the loop, by which local steps are found.
     """
     ends = {*config.evaluations, *config.checkpoints}
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
 def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
-    """Lowers the run program from shapes alone; returns the seconds it took, too."""
+    """Lowers the run program from shapes only; returns it and the seconds it took."""
     c, start = parts.config, time.perf_counter()
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
@@ -130,7 +130,7 @@ def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
 
 
 def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
-    """Returns the shapes of batches, and of data that lies on the devices, or None."""
+    """Returns the shapes of batches, and of resident data on the devices or None."""
     lead = steps_of(config), config.batch_size
 
     def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
@@ -145,7 +145,7 @@ def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
 
 
 def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
-    """Returns what is known before the target's compiler is asked."""
+    """Returns the facts that are known before the target's compiler runs."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
     found, steps = compute.flops(lowered.jaxpr), steps_of(c)
     each = steps * layout.devices_each
@@ -161,7 +161,7 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "dispatch_steps": steps,
         "feed": c.feed,
         "params": sum(math.prod(x.shape[2:]) for x in params),
-        # Branches are those of syncs: what the larger ones add is theirs.
+        # Only syncs have branches: the larger branches add the operations of syncs.
         "flops": {
             "step": found.least / each,
             "sync": (found.most - found.least) / each,
@@ -175,7 +175,7 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
 
 
 def _largest(state: TrainState) -> list[dict[str, Any]]:
-    """Returns the leaves of which a chip holds most, the largest first."""
+    """Returns the leaves that take the most memory of a chip, the largest first."""
     held = {
         "params": state.replica.params,
         "opt_state": state.replica.opt_state,
@@ -196,7 +196,7 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
 
 
 def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
-    """Returns what the ledger counts, of a device; None where only a run shows it."""
+    """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
         branches = ahead.sends(parts.trainer, state)
         ledger = {name: _plain(getattr(branches, name)) for name in branches._fields}
@@ -204,10 +204,10 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
         return {"ledger": None, "sends": None, "uncounted": str(error)}
     try:
         of_run = parts.trainer.communication(state, parts.config.steps)
-    except ValueError:  # it depends on the data: the ledger has each branch, still
+    except ValueError:  # the sends depend on the data, but the ledger has each branch
         return {"ledger": ledger, "sends": None}
     kinds, of_steps = sends.sends(of_run)
-    # Counted for a worker; here for one of its devices, as the program is.
+    # The counts are per worker; here they are per device, like those of the program.
     each = [
         {name: (size / of_run.devices, calls) for name, (size, calls) in kind.items()}
         for kind in kinds
@@ -222,7 +222,7 @@ def _plain(counts: Counter) -> dict[str, list[float]]:
 
 
 def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
-    """Calls the target's compiler, and reads its program."""
+    """Calls the target's compiler, and returns the findings in its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:
         program, text = compiler.compiled(lowered.program)

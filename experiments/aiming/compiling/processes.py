@@ -1,4 +1,4 @@
-"""Has programs compiled, each by a process of its own."""
+"""Has programs compiled, each in a separate process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from experiments.cli.exits import printable
 from experiments.cli.signals import before_the_end
 
 ROOT = Path(__file__).parents[3]
-# Lines of libtpu and of the plug-ins that say nothing of a failure.
+# Lines of libtpu and of plug-ins that do not explain a failure.
 NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
 MOST = 400  # characters of a process's last words
 
@@ -22,22 +22,22 @@ MOST = 400  # characters of a process's last words
 def answer(
     job: Job, form: dict[str, Any] | None, timeout: float | None
 ) -> dict[str, Any]:
-    """Has a job compiled, and returns what its process answers.
+    """Has a job compiled, and returns the answer of its process.
 
     Args:
-        job: what is compiled.
-        form: of the task's data, if it is known.
-        timeout: seconds; None waits for ever.
+        job: the program to compile.
+        form: the form of the task's data, if known.
+        timeout: seconds to wait; None waits forever.
 
     Returns:
-        The result of `prepare.compiled`; or {"error"} where it is refused, {"failed"}
-        with the last words of a process that has died, {"timeout": seconds}.
+        The result of `prepare.compiled`; or {"error"} if the job is refused, {"failed"}
+        with the last line of output if the process died, {"timeout": seconds}.
     """
     request = {"argv": job.argv, "form": form}
     request |= {"target": job.target.text, "slices": job.target.slices}
     path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     variables = targets.environment(job.target) | {
-        # The seconds shall be those of the compiler, not of reading a file.
+        # The time must be that of the compiler, not of reading a cached file.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "PYTHONPATH": os.pathsep.join(path),
     }
@@ -48,14 +48,14 @@ def answer(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Ctrl-C in a terminal reaches this process alone, which ends that one.
+        # Ctrl-C in a terminal reaches only this process, which ends the other.
         start_new_session=True,
         text=True,
     )
-    # It stays open: the process ends when it closes, however this one ends.
+    # Its stdin stays open: the process ends when it closes, however this one ends.
     alive, process.stdin = process.stdin, None
     assert alive is not None
-    # Not waited for there: a signal comes while this thread waits, with a lock.
+    # The handler only kills: this thread may hold a lock while it waits.
     with process, alive, before_the_end(process.kill):
         try:
             text, errors = process.communicate(timeout=timeout)
@@ -65,7 +65,7 @@ def answer(
     if process.returncode == 0:
         return json.loads(text)
     lines = [x for x in errors.splitlines() if x.strip() and not NOISE.match(x)]
-    words = printable(lines[-1])[:MOST] if lines else "it said nothing"
+    words = printable(lines[-1])[:MOST] if lines else "it printed nothing"
     code = process.returncode
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return {"failed": f"the compiling process ended by {how}: {words}"}
+    return {"failed": f"the compiling process ended with {how}: {words}"}

@@ -1,1 +1,1 @@
-"""The table, the file and the page of what was found."""
+"""The tables, the JSON file and the page that report the results."""

@@ -1,4 +1,4 @@
-"""The ledger's bytes beside those of the compiled program."""
+"""Compares the ledger's bytes with those of the compiled program."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,19 +6,19 @@ from typing import Any, NamedTuple
 
 from experiments.aiming.traffic import ACROSS, DISPATCH, Row
 
-ROUNDING = 1e-6  # of sums of fractions
-WIDENED = 16  # times at most: twice the bytes, of bytes as float32, padded to twice
+ROUNDING = 1e-6  # relative error of sums of fractions
+WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
 
 
 class Beside(NamedTuple):
-    """One kind of collective, of a device, in a step and all of its branches.
+    """One kind of collective of a device, in a step and all of its branches.
 
     Attributes:
-        kind: of collective.
+        kind: kind of collective.
         counted: bytes that the ledger counts.
-        calls: arrays that it counts them for.
+        calls: number of arrays that the ledger counts.
         found: bytes in the compiled program.
-        collectives: in the program: XLA sends several arrays by one.
+        collectives: number of collectives in the program: XLA may join arrays in one.
     """
 
     kind: str
@@ -29,13 +29,13 @@ class Beside(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The ledger beside the compiler.
+    """The ledger compared with the compiled program.
 
     Attributes:
-        rows: by kind of collective.
+        rows: a row for each kind of collective.
         is_equal: whether all kinds have the same bytes.
-        why: the difference explained, a reason each; () where it is not explained, or
-            there is none.
+        why: the reasons for the difference; () if there is no difference or no known
+            reason.
     """
 
     rows: tuple[Beside, ...]
@@ -44,13 +44,13 @@ class Comparison(NamedTuple):
 
 
 def compared(answer: Mapping[str, Any]) -> Comparison | None:
-    """Compares what was counted with what was found in the program.
+    """Compares the ledger's counts with those found in the program.
 
     Args:
-        answer: of `prepare.compiled`.
+        answer: the result of `prepare.compiled`.
 
     Returns:
-        None where there is no program, or the ledger cannot count it.
+        The comparison; None without a program, or if the ledger cannot count it.
     """
     traffic, ledger = answer.get("traffic"), answer.get("ledger")
     if traffic is None or ledger is None:
@@ -82,7 +82,7 @@ def _why(
     rows: Sequence[Beside],
     sent: Sequence[Row],
 ) -> tuple[str, ...]:
-    """Names what makes the difference."""
+    """Returns the reasons for the difference."""
     why = []
     if promoted := sum(x.get("promoted", 0) for x in sent):
         why.append(
@@ -129,10 +129,10 @@ def _why(
 
 
 def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None:
-    """Returns the bytes of gathers that are missing, and those of sums in their place.
+    """Returns the bytes of missing gathers, and those of the sums that replace them.
 
-    A sum of arrays that are zero but for a worker's own part gathers these parts, in
-    one message less, with twice the bytes, or more where the type becomes wider.
+    Summing arrays that are zero except for a worker's own part gathers these parts. It
+    takes twice the bytes, or more if the type becomes wider.
     """
     by_kind = {x.kind: x.found - x.counted for x in differing}
     if by_kind.keys() != {"all_gather", "all_reduce"}:

@@ -1,4 +1,4 @@
-"""The content of a report: what all of its formats show, in tables and lines."""
+"""The content of a report in all of its formats, as tables and lines."""
 
 import shlex
 from collections import Counter, defaultdict
@@ -16,7 +16,7 @@ from experiments.cli.terminal import MISSING, duration, mesh_text, size
 
 
 class Table(NamedTuple):
-    """A table of text; a row's first cell names it."""
+    """A table of text; the first cell of a row names the row."""
 
     title: str
     heads: Sequence[str]
@@ -28,10 +28,11 @@ class Program(NamedTuple):
 
     Attributes:
         label: its name in all tables.
-        is_asked: whether the user has asked for it, not only for the speed-up.
-        reason: why there is none, or why the ledger counts otherwise; "" for others.
-        lines: on its memory and on the ledger.
-        traffic: its collectives.
+        is_asked: whether the user requested it; others are only for the speed-up.
+        reason: why there is no program, or why the ledger's counts differ; "" for
+            others.
+        lines: lines about its memory and the ledger.
+        traffic: a table of its collectives.
     """
 
     label: str
@@ -46,10 +47,10 @@ class Section(NamedTuple):
 
     Attributes:
         head: a line about the target and its workers.
-        tables: what was read off the programs; then what is modelled, on the target's
-            own links and on each further network.
-        programs: their details.
-        notes: what a reader must know.
+        tables: a table of findings in the programs; then tables of modelled times, for
+            the target's own links and for each further network.
+        programs: details of the programs.
+        notes: notes on the tables.
     """
 
     head: str
@@ -62,11 +63,11 @@ class Page(NamedTuple):
     """A report.
 
     Attributes:
-        title: of the page.
-        headline: its first sentence: how many programs compile, and fit.
-        command: that repeats it.
-        versions: sentences on the versions of what compiled.
-        sections: target by target.
+        title: the title of the page.
+        headline: its first sentence: how many programs compile, and how many fit.
+        command: the command that repeats it.
+        versions: sentences about the versions of compilers and packages.
+        sections: a section for each target.
     """
 
     title: str
@@ -80,9 +81,9 @@ def page(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> P
     """Returns the content of a report.
 
     Args:
-        config: of the command.
-        argv: its flags, by which it is repeated.
-        results: of all programs, target by target.
+        config: the config of the command.
+        argv: the flags of the command, to repeat it.
+        results: results of all programs, target by target.
     """
     done = [x for x in results if x.is_done]
     known = [x.fits for x in done if x.fits is not None]
@@ -98,7 +99,7 @@ def page(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> P
 
 
 def _versions(results: Iterable[Result]) -> list[str]:
-    """Returns a sentence; or several, as --reuse may take what others compiled."""
+    """Returns sentences about versions: several if --reuse took older programs."""
     labels = defaultdict(list)
     for x in results:
         if versions := x.answer.get("versions"):
@@ -160,9 +161,9 @@ def _held(result: Result) -> str:
 
 
 def _sent(result: Result, when: str) -> str:
-    """Returns what a chip sends to other workers in each step, or in a sync.
+    """Returns the bytes that a chip sends to other workers in each step or sync.
 
-    Of syncs that differ it is the one that sends most.
+    If syncs differ, it is the one that sends the most.
     """
     rows = result.answer.get("traffic")
     if rows is None:
@@ -176,7 +177,7 @@ def _sent(result: Result, when: str) -> str:
 
 
 def _agreement(result: Result) -> str:
-    """Returns whether the ledger and the compiler agree, in a word or two."""
+    """Returns whether the ledger and the compiler agree, in one or two words."""
     compared = result.comparison
     if compared is None:
         return MISSING if result.answer.get("traffic") is None else "not counted"
@@ -199,7 +200,7 @@ def _collectives(result: Result) -> str:
     return "; ".join(parts) or MISSING
 
 
-# What a compiler says and what a model says are kept apart: they are two tables.
+# Findings in programs and modelled times are kept apart, in two tables.
 READ: Mapping[str, Callable[[Result], str]] = {
     "fits": lambda x: {None: MISSING, True: "yes", False: "no"}[x.fits],
     "a chip holds": _held,
@@ -219,7 +220,7 @@ MODELLED: Mapping[str, Callable[[Times], str]] = {
 
 
 def _program(result: Result) -> Program:
-    """Returns the details of a program, or why there is none."""
+    """Returns the details of a program, or the reason why there is none."""
     reason = lines = [outcome(result.answer)]
     if result.is_done:
         ledger = _of_ledger(result)
@@ -230,7 +231,7 @@ def _program(result: Result) -> Program:
 
 
 def _traffic(rows: Iterable[traffic.Row]) -> Table:
-    """Returns the collectives of a program, those of all branches together."""
+    """Returns a table of a program's collectives, with all branches joined."""
     merged = defaultdict(Counter)
     for row in rows:
         names = row["scope"], row["when"], row["network"], row["kind"]
@@ -245,7 +246,7 @@ def _traffic(rows: Iterable[traffic.Row]) -> Table:
 
 
 def _of_memory(result: Result) -> list[str]:
-    """Returns lines about what a chip holds."""
+    """Returns lines about a chip's memory."""
     answer, lines = result.answer, []
     if memory := answer.get("memory"):
         shown = {name: size(count) for name, count in memory.items()}
@@ -267,7 +268,7 @@ def _of_memory(result: Result) -> list[str]:
 
 
 def _of_ledger(result: Result) -> list[str]:
-    """Returns lines about the ledger's bytes beside the compiler's."""
+    """Returns lines that compare the ledger's bytes with the compiler's."""
     compared = result.comparison
     if compared is None:
         why = result.answer.get("uncounted")
@@ -284,7 +285,7 @@ def _of_ledger(result: Result) -> list[str]:
 
 
 def _notes(target: Target, config: AimConfig) -> list[str]:
-    """Returns what a reader of a target's tables must know."""
+    """Returns notes on a target's tables."""
     chip = target.chip
     notes = [f"{chip.name}: {chip.source}"]
     compute = f"products at {config.mfu:g} of the peak (--mfu)"

@@ -1,4 +1,4 @@
-"""The files that a command asks for, and those that it begins from."""
+"""The files that a command writes, and those that it reuses."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from experiments.training.measurements.sends import SendsJson, is_sound
 from experiments.training.records import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
-"""Programs that were compiled before, by `key_of`."""
+"""Programs that were compiled earlier, by `key_of`."""
 
 
 class Named(TypedDict):
-    """A target, as far as it is read."""
+    """The fields of a target that are read."""
 
     text: str
     slices: int
 
 
 class Program(TypedDict):
-    """A program that was asked for, as far as it is read."""
+    """The fields of a requested program that are read."""
 
     target: Named
     argv: list[str]
@@ -36,7 +36,7 @@ class Program(TypedDict):
 
 
 class Programs(TypedDict):
-    """A file of --json, as far as it is read."""
+    """The fields of a --json file that are read."""
 
     programs: list[Program]
 
@@ -63,7 +63,7 @@ class Leaf(TypedDict):
 
 
 class Compiled(TypedDict):
-    """A compiled program as `prepare.compiled` returns it, as far as it is read."""
+    """The fields of a result of `prepare.compiled` that are read."""
 
     slices: int
     workers: int
@@ -88,10 +88,10 @@ class Compiled(TypedDict):
 
 
 def known(config: AimConfig) -> Known:
-    """Returns what the files of --reuse have of programs that were compiled.
+    """Returns the compiled programs in the files of --reuse.
 
     Raises:
-        BadRequest: a file that is none of --json, or is damaged.
+        BadRequest: a file was not written by --json, or is damaged.
     """
     programs = [x for path in config.reuse for x in _compiled(path)]
     return {
@@ -100,7 +100,7 @@ def known(config: AimConfig) -> Known:
 
 
 def _compiled(path: Path) -> list[dict[str, Any]]:
-    """Returns the programs of a file that were compiled, checked."""
+    """Returns the compiled programs of a file, after checking them."""
     try:
         programs = json_files.read(path, Programs)["programs"]
         compiled = [x for x in programs if "compile_seconds" in x]
@@ -109,12 +109,12 @@ def _compiled(path: Path) -> list[dict[str, Any]]:
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
     except json_files.Damaged as error:
-        raise BadRequest(f"--reuse {error}: it is no file of --json") from None
+        raise BadRequest(f"--reuse {error}: give a file written by --json") from None
     return compiled
 
 
 def _check(path: Path, one: dict[str, Any]) -> None:
-    """Raises a Damaged unless a program holds what was written."""
+    """Raises a Damaged if a program is not as it was written."""
     json_files.check(path, one, Compiled, "a program")
     json_files.check_seal(path, one)
     counts = {x: one[x] for x in ("workers", "lanes", "steps", "dispatch_steps")}
@@ -125,25 +125,25 @@ def _check(path: Path, one: dict[str, Any]) -> None:
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
-    """Returns what a program is known by: its target and its flags."""
+    """Returns the key of a program: its target and its flags."""
     return job.target.text, job.target.slices, *job.argv
 
 
 def write_json(
     config: AimConfig, argv: list[str], found: Sequence[Result], known: Known
 ) -> None:
-    """Writes what --json asks for; raises a BadRequest where it cannot.
+    """Writes the file of --json, if any; raises a BadRequest if it cannot.
 
     Args:
-        config, argv: of the command.
-        found: of the programs so far.
-        known: what a file that --reuse names, too, keeps beside them.
+        config, argv: config and flags of the command.
+        found: results of the programs so far.
+        known: earlier programs, which the file keeps if --reuse names it, too.
     """
     if config.json is not None:
         reached = {key_of(x.job) for x in found}
         is_kept = config.json in config.reuse
         kept = [x for key, x in known.items() if is_kept and key not in reached]
-        # A line each, so that files of many programs can be compared.
+        # One line per program, so that files can be compared.
         programs = ",\n".join(json.dumps(x) for x in [*map(as_json, found), *kept])
         command = json.dumps([*PROGRAM.split(), *argv])
         text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
@@ -151,7 +151,7 @@ def write_json(
 
 
 def write_page(config: AimConfig, page: Page) -> None:
-    """Writes what --page asks for; raises a BadRequest where it cannot."""
+    """Writes the page of --page, if any; raises a BadRequest if it cannot."""
     if config.page is not None:
         is_markdown = config.page.suffix == ".md"
         _write(config.page, (formats.markdown if is_markdown else formats.html)(page))
@@ -168,11 +168,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def as_json(result: Result) -> dict[str, Any]:
-    """Returns a result as JSON has it: bytes and seconds, nothing rounded."""
+    """Returns a result as JSON: bytes and seconds, not rounded."""
     target, compared = result.job.target, result.comparison
     chip, of_chip = target.chip, ("name", "memory", "flops", "source")
     content = {
-        # An answer of --reuse has what follows, too, of other figures or networks.
+        # A reused answer has the fields below, too, of other chip data or networks.
         **result.answer,
         "target": {
             "text": target.text,
@@ -199,5 +199,5 @@ def as_json(result: Result) -> dict[str, Any]:
             "rows": [row._asdict() for row in compared.rows],
         },
     }
-    # As it will be read, so that the checksum is of that.
+    # Converted as it will be read, because the checksum is computed from that.
     return json_files.sealed(json.loads(json.dumps(content)))

@@ -1,4 +1,4 @@
-"""The formats of a report: a terminal's text, a Markdown file, a page of HTML."""
+"""The formats of a report: text for a terminal, a Markdown file, an HTML page."""
 
 from markupsafe import Markup
 from rich.console import Console
@@ -8,12 +8,12 @@ from rich.table import Table as Grid
 from experiments.aiming.report.content import Page, Program, Section, Table
 from experiments.study.report.styles import CSS, templates
 
-DETAILED = 3  # programs of a target of which a terminal shows everything
-WIDE = 10_000  # characters of a line in a file or a pipe: nothing is wrapped
+DETAILED = 3  # most programs of a target for which a terminal shows all details
+WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
 
 
 def text(page: Page) -> str:
-    """Returns what a terminal shows, as wide as it is."""
+    """Returns the text for a terminal, wrapped to its width."""
     console = Console(markup=False, emoji=False, highlight=False, color_system=None)
     if not console.is_terminal:
         console.width = WIDE
@@ -55,7 +55,7 @@ def _reasons(programs: list[Program]) -> list[str]:
 
 
 def markdown(page: Page) -> str:
-    """Returns a Markdown file, for a page among others."""
+    """Returns Markdown, to be put into a page of documentation."""
     parts = [f"```sh\n{page.command}\n```", *page.versions]
     for section in page.sections:
         parts.append(f"## {section.head}")
@@ -69,5 +69,5 @@ def markdown(page: Page) -> str:
 
 
 def html(page: Page) -> str:
-    """Returns one HTML file that needs nothing else."""
+    """Returns a single HTML file that needs no other file."""
     return templates().get_template("aim.html.j2").render(page=page, css=Markup(CSS))

@@ -1,4 +1,4 @@
-"""Results: findings of a program beside what is modelled and what was counted."""
+"""Results: findings in a program, with modelled times and the ledger's counts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,15 +11,15 @@ from experiments.aiming.times import Times
 
 
 class Result(NamedTuple):
-    """The findings of a program.
+    """The findings about a program.
 
     Attributes:
-        job: what was to be compiled.
-        answer: of its process: what was read off the program, or why there is none.
-        is_asked: whether the user has asked for it, not only for the speed-up.
-        times: modelled on the target's own links, then on each further network; () if
-            they are not known.
-        comparison: of the ledger and the compiler; None where there is no program.
+        job: the program to compile.
+        answer: the answer of its process: findings, or why there is no program.
+        is_asked: whether the user requested it; others are only for the speed-up.
+        times: modelled times on the target's own links, then on each further network;
+            () if they are not known.
+        comparison: the comparison of ledger and compiler; None without a program.
     """
 
     job: Job
@@ -35,15 +35,15 @@ class Result(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether the compiler had its say, be it that the run does not fit."""
+        """Whether the compiler gave a result, even that the run does not fit."""
         is_told = not self.answer.get("refused") or is_too_large(self.answer)
         return "compile_seconds" in self.answer and is_told
 
     @property
     def held(self) -> int | None:
-        """The bytes of a chip while the program runs; None if they are not known.
+        """The bytes on a chip while the program runs; None if they are not known.
 
-        Outputs that take the place of arguments, as the donated state does, count once.
+        Outputs that replace arguments, such as the donated state, count once.
         """
         memory = self.answer.get("memory")
         if memory is None:
@@ -53,7 +53,7 @@ class Result(NamedTuple):
 
     @property
     def fits(self) -> bool | None:
-        """Whether they are no more than the chip has; None if that is not known."""
+        """Whether these bytes fit on the chip; None if that is not known."""
         if self.answer.get("refused"):
             return False if is_too_large(self.answer) else None
         limit = self.job.target.chip.memory
@@ -61,13 +61,13 @@ class Result(NamedTuple):
 
 
 def is_too_large(answer: Mapping[str, Any]) -> bool:
-    """Whether the compiler refused a program for want of memory."""
+    """Whether the compiler refused a program because memory does not suffice."""
     text = answer.get("refused") or ""
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
 def outcome(answer: Mapping[str, Any]) -> str:
-    """Returns in a line how a compilation ended."""
+    """Returns how a compilation ended, in one line."""
     if "error" in answer:
         return f"refused: {answer['error']}"
     if "failed" in answer:
@@ -81,7 +81,7 @@ def outcome(answer: Mapping[str, Any]) -> str:
 
 
 def compilers_words(answer: Mapping[str, Any]) -> str:
-    """Returns the first line of a compiler's refusal, without a trace; "" if none."""
+    """Returns the first line of a compiler's refusal, without its trace; "" if none."""
     lines = [x.strip() for x in (answer.get("refused") or "").splitlines()]
     return f"the compiler: {next(filter(None, lines), 'no reason')}" if lines else ""
 
@@ -89,7 +89,7 @@ def compilers_words(answer: Mapping[str, Any]) -> str:
 def results(
     config: AimConfig, answers: Sequence[Mapping[str, Any]]
 ) -> tuple[Result, ...]:
-    """Returns the results of the first jobs, in their order, as many as answers."""
+    """Returns results in the order of the jobs, one for each answer so far."""
     found = []
     for job, answer in zip(config.jobs, answers, strict=False):
         arguments = answer, job.target, config.mfu, job.config.arguments
@@ -107,7 +107,7 @@ def results(
 
 
 def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
-    """Returns a result with its speed-up over the baseline, where that has times."""
+    """Returns a result with its speed-up over the baseline, if that has times."""
     pairs = zip(result.times, baseline, strict=False)
     faster = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
     return result._replace(times=faster or result.times)

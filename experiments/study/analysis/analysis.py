@@ -1,4 +1,4 @@
-"""From the files of a study's runs to its report."""
+"""Builds the report of a study from the files of its runs."""
 
 import math
 import os
@@ -34,7 +34,7 @@ from experiments.study.statistics import (
     spread,
 )
 
-# Distance of the target from the baseline's measure, as a share of that.
+# Distance of the target from the baseline's measure, as a fraction of that measure.
 SHARE = 0.05
 
 
@@ -43,11 +43,11 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
 
     Args:
         config: the study.
-        runs: runs to report, read.
+        runs: the runs to report, with the content of their files.
         command: command that makes the study again.
 
     Raises:
-        ValueError: runs lack the measure that was asked for.
+        ValueError: the runs lack the requested measure.
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
@@ -55,7 +55,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     rows = [row_of(r, by, scores) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
-    # At unlike learning rates a winner would be that of the rates.
+    # At different learning rates the rates would decide the winner.
     terms, times, unfair = rates(config, rows, command)
     is_given = config.baseline is not None
     named = terms != ONE_NOMINAL
@@ -66,7 +66,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     rows = [_timed(row, curve, by, target) for row, curve in pairs]
     points = rankings(rows, by)
     law, found = laws(scores)
-    # Of a single variant a law is all that there is to say.
+    # For a single variant the law is the whole answer.
     is_law = bool(law) and len(config.variants) == 1
     told = [] if is_law else [answer(points, by, terms, times)]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
@@ -97,10 +97,10 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
 def default_target(rows: Sequence[Row], by: Measure) -> float | None:
     """Returns a target 5 % from the baseline's measure, on the easier side.
 
-    Other rows do not move it. In a sweep the baseline's best row sets it.
+    Other rows do not change it. In a sweep the baseline's best row sets it.
 
     Args:
-        rows: the baseline's.
+        rows: the baseline's rows.
         by: the measure.
     """
     best = leader(rows, by)
@@ -111,15 +111,15 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
     if not margin:
         return by.side * target
     unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
-    # A mean may be a round number except for rounding: 1e-6 of a unit keeps it.
+    # A mean may be a round number except for rounding: adding 1e-6 keeps it.
     return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
 
 
 def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
-    """Returns the row with its modelled times, to the target and in all."""
+    """Returns the row with its modelled times, to the target and in total."""
     at = None
     if target is not None and by.key in curve.bands:
-        # The first evaluation at which the mean is that good.
+        # The first evaluation at which the mean reaches the target.
         least = by.side * target - ROUNDING * abs(target)
         means = enumerate(curve.bands[by.key].mean)
         at = next((i for i, x in means if by.side * x >= least), None)
@@ -164,7 +164,7 @@ def curve_of(
     r: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
 ) -> Curve:
     """Returns the curve of runs that did not diverge; an empty one without any."""
-    # Diverged runs would bend the mean away from what the others reach.
+    # Diverged runs would pull the mean away from what the others reach.
     shown = [[*map(_with_spread, r.lines[seed])] for seed in r.fine]
     # A run may have ended early: the longest has all evaluations.
     longest = max(shown, key=len, default=[])
@@ -177,7 +177,7 @@ def curve_of(
         for key, own in values.items()
         if any(x is not None for lines in own for x in lines)
     }
-    # Not known if that of one seed is not.
+    # Not counted if any seed's bytes are not.
     is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
     steps, seconds = [line["step"] for line in longest], {}
@@ -189,7 +189,7 @@ def curve_of(
                 modelled_seconds(sends, network, s["workers"], step_seconds, **how)
                 for sends in r.sends
             ]
-            # The mean over the seeds, if the data decide on what each of them sends.
+            # The mean over the seeds, if the data decide what each of them sends.
             clock = np.mean(clocks, axis=0)
             seconds[network.name] = [float(clock[step - 1]) for step in steps]
     return Curve(
@@ -203,7 +203,7 @@ def curve_of(
 
 
 def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a line with the standard deviation of the workers' losses for these."""
+    """Returns a line with the workers' losses replaced by their standard deviation."""
     line = dict(line)
     losses = line.pop("worker_losses", None)
     if losses and None not in losses:
@@ -212,7 +212,7 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
-    """Returns a row of the table, yet to be compared and timed."""
+    """Returns a row of the table, before comparisons and modelled times."""
     s, final = r.any, r.final(by)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
     return Row(
@@ -228,7 +228,7 @@ def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
         steps=r.config["settings"]["steps"],
         tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
         bytes_per_worker=r.bytes_per_worker,
-        # A diverged run ended early and sent less, which is no merit.
+        # A diverged run ended early and sent less, which must not count as saving.
         syncs=s["syncs"] if r.fine else None,
         command=r.command,
         final=final,

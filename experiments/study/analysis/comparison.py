@@ -27,14 +27,14 @@ Pairs = Sequence[tuple[Row, Row]]
 
 
 class Ranking(NamedTuple):
-    """Rows by their standing to the best of them.
+    """Rows grouped by how they compare to the best of them.
 
     Attributes:
-        rows: all, in the order of --algos.
-        top: the best; None where all runs diverged.
-        kinds: the others by the kind of their comparison to the best, or "lost" where
+        rows: all rows, in the order of --algos.
+        top: the best row; None if all runs diverged.
+        kinds: the other rows by the kind of their comparison to the best, or "lost" if
             all their runs diverged, in the order of FINDINGS.
-        comparisons: how many p-values were corrected for.
+        comparisons: the number of comparisons that p-values are corrected for.
     """
 
     rows: Sequence[Row]
@@ -72,14 +72,14 @@ def against_baseline(
 
     Args:
         rows: the rows to compare.
-        baseline: label of those to which all others are compared.
+        baseline: label of the rows that all others are compared with.
         by: the measure.
         named: as in `compared`.
         is_given: whether the baseline was named beforehand. If not, p-values are
             corrected for all pairs of rows.
     """
     at = {row.point: row for row in rows if row.label == baseline}
-    # What is not swept is compared to a baseline at one value, but not at several.
+    # A row that is not swept can be compared to a baseline at one value only.
     alone = next(iter(at.values())) if len(at) == 1 else None
     bases = [
         at.get(row.point) or at.get("") or (None if row.point else alone)
@@ -112,7 +112,7 @@ def against_baseline(
 def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
     """Ranks rows by the differences of their final measures to the best.
 
-    P-values are corrected for all pairs of rows: each might have been the best.
+    P-values are corrected for all pairs of rows, because any could have been the best.
 
     Args:
         rows: rows of the table.
@@ -149,12 +149,12 @@ def compared(
     """Compares pairs of rows.
 
     Args:
-        pairs: a row, and the one that it is compared with.
+        pairs: each a row, and the row that it is compared with.
         rest: further pairs that p-values are corrected for.
         by: the measure.
-        named: whether a winner is named; else it is "above" and "below" instead of
-            "better" and "worse", as where the worse one's best value is at an end of
-            its range: it might be better beyond.
+        named: whether a winner is named. If not, "above" and "below" take the place of
+            "better" and "worse". They also do if the worse row's best value is at an
+            end of its range, because a value beyond it might be better.
     """
     differences = [paired(a.final, b.final) for a, b in (*pairs, *rest)]
     p_values = corrected(differences)
@@ -168,19 +168,19 @@ def compared(
 def retuned(
     a: Row, b: Row, difference: Difference | None
 ) -> tuple[float, float] | None:
-    """Returns the 95 % interval of a difference, if both had been tuned again, too.
+    """Returns the 95 % interval of a difference that accounts for tuning, too.
 
     Each draw takes a mean difference from Student's distribution, and adds by how much
-    the setting of other tuning seeds is worse. The chosen setting looks better than it
-    is on the seeds that chose it, so that the interval is rather too wide.
+    the settings chosen by other tuning seeds are worse. The chosen setting looks better
+    than it is on the seeds that chose it, so the interval tends to be too wide.
 
     Args:
         a: a row.
-        b: the one that it is compared with.
-        difference: of both, from `paired`.
+        b: the row that it is compared with.
+        difference: their difference, from `paired`.
 
     Returns:
-        None where a row is not tuned, or by too few seeds, or has too few of its own.
+        None if a row is not tuned, or has too few tuning seeds or seeds.
     """
     if difference is None or difference.low is None or difference.high is None:
         return None
@@ -203,9 +203,9 @@ def in_words(
     """Returns a difference with its verdict and its words.
 
     Args:
-        difference: from `paired`, at 95 %.
-        by: measure whose difference it is.
-        p: its p-value, corrected.
+        difference: the difference, from `paired`, at 95 %.
+        by: the measure of the difference.
+        p: its corrected p-value.
         count: number of comparisons that p is corrected for.
         named: as in `compared`.
     """
@@ -221,7 +221,7 @@ def in_words(
     elif p is not None and p >= LEVEL:
         kind = "doubtful"
     is_hidden = mean == 0 or kind in ("unseen", "doubtful")
-    # Where no difference is seen, the interval is that of the row - the other.
+    # If no difference is seen, the interval is of this row minus the other.
     amount, basis = figures(difference, by, 1 if is_hidden else mean)
     note = f" ({seeds} seeds, 95 % interval)"
     if mean == 0 and not deviation:
@@ -248,13 +248,13 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     Args:
         difference: the difference.
         by: the measure.
-        side: a number whose sign the figures are multiplied by.
+        side: a number; the figures are multiplied by its sign.
     """
     factor = by.scale if side > 0 else -by.scale
     mean, low, high = factor * difference.mean, difference.low, difference.high
     places, interval = places_of(mean), ""
     if low is not None and high is not None:
-        # Digits follow the interval: finer ones mean nothing.
+        # The interval decides the digits: finer ones mean nothing.
         places = places_of(by.scale * (high - low) / 2)
         ends = [fixed(x, places) for x in sorted((factor * low, factor * high))]
         interval = f"[{', '.join(ends)}]"

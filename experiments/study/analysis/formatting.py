@@ -12,13 +12,13 @@ from experiments.study.analysis.results import Report, Row
 from experiments.study.statistics import Measure, Spread
 
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
-# A command is at the end of a remark.
+# A remark may end with a command.
 COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 class AtPoint(Protocol):
-    """A record of one variant at one value of the sweep."""
+    """A record about one variant at one value of the sweep."""
 
     @property
     def label(self) -> str: ...
@@ -27,7 +27,7 @@ class AtPoint(Protocol):
 
 
 def say(phrase: str, **values: Any) -> str:
-    """Returns one of phrases.toml with its values."""
+    """Returns a phrase of phrases.toml, filled in."""
     return PHRASES[phrase].format(**values)
 
 
@@ -66,7 +66,7 @@ def spread(value: Spread | None, measure: Measure) -> str:
 
 
 def around(mean: float, deviation: float, unit: str) -> str:
-    """Returns "97.2 ± 1.3 %", two digits of the deviation; without one the mean."""
+    """Returns "97.2 ± 1.3 %", two digits of the deviation; only the mean if it is 0."""
     text = f"{mean:.4g}"
     if deviation > 0:
         places = places_of(deviation)
@@ -75,14 +75,14 @@ def around(mean: float, deviation: float, unit: str) -> str:
 
 
 def places_of(x: float) -> int:
-    """Returns the decimals that show two digits of a value."""
+    """Returns the number of decimals that shows two digits of a value."""
     return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
 
 
 def fixed(x: float, places: int) -> str:
-    """Returns a value with so many decimals, never 0.0 for other values than 0."""
+    """Returns a value with `places` decimals, never 0.0 for a value that is not 0."""
     text = f"{x:.{places}f}"
-    # No 0.0 for a value that is not 0, and no row of zeros for a huge one.
+    # Neither 0.0 for a value that is not 0, nor a row of zeros for a huge one.
     if x and (float(text) == 0 or len(text) > 12):
         return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
     return text if x else "0"
@@ -94,7 +94,7 @@ def with_unit(text: str, measure: Measure) -> str:
 
 
 def nominal(row: Row) -> str:
-    """Returns the learning rate, marked at an end of the range that was tried."""
+    """Returns the learning rate, marked if it is at an end of the range tried."""
     return rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
 
 
@@ -106,7 +106,7 @@ def ends(rows: Sequence[Row], by: Measure) -> str:
 
 
 def diverged(row: Row) -> str:
-    """Returns how many runs diverged, as a sentence."""
+    """Returns a sentence that says how many runs diverged."""
     return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
 
 
@@ -138,7 +138,7 @@ def number(x: Any) -> str:
 
 
 def speed(bytes_per_second: float) -> str:
-    """Returns a bandwidth in bits: 10 Gbit/s."""
+    """Returns a bandwidth in bits per second: 10 Gbit/s."""
     bits = 8 * bytes_per_second
     for unit, unit_size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
         if bits >= unit_size:
@@ -189,7 +189,7 @@ def against(report: Report) -> str:
 
 
 def target(report: Report) -> str:
-    """Returns the target, rounded: it may be a mean less a point."""
+    """Returns the target, rounded, with its unit."""
     if report.target is None:
         return MISSING
     return with_unit(

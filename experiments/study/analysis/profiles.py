@@ -1,7 +1,7 @@
 """Performance profiles: how often an algorithm is near the fastest to the target.
 
-A workload is what all algorithms are timed on: a study's data on one network, at one
-value of the sweep.
+A workload is a setting in which all algorithms are timed: a study's data on one
+network, at one value of the sweep.
 
 Source: Dolan and Moré, "Benchmarking optimization software with performance profiles",
 2002; Dahl et al., "Benchmarking neural network training algorithms", 2023 (AlgoPerf).
@@ -16,7 +16,7 @@ import numpy as np
 from experiments.study.analysis.comparison import by_point
 from experiments.study.analysis.results import Row
 
-# How many times the fastest's time counts for a score; as in AlgoPerf.
+# The largest ratio to the fastest time that counts for a score, as in AlgoPerf.
 MOST = 4.0
 
 # Times to the target by label, by workload; None where it is never reached.
@@ -27,9 +27,9 @@ class Profile(NamedTuple):
     """One algorithm's times over the workloads.
 
     Attributes:
-        label: of the algorithm.
-        ratios: its time over the fastest's of each workload, in ascending order; inf
-            where it never reaches the target.
+        label: label of the algorithm.
+        ratios: its time divided by the fastest time of each workload, in ascending
+            order; inf where it never reaches the target.
         score: the mean, over x from 1 to `MOST`, of the share of workloads where it
             takes at most x times as long as the fastest; 1 is best.
     """
@@ -39,7 +39,7 @@ class Profile(NamedTuple):
     score: float
 
     def share(self, most: float) -> float:
-        """The share of workloads where it takes at most so many times as long."""
+        """The share of workloads where it takes at most `most` times as long."""
         return sum(ratio <= most for ratio in self.ratios) / len(self.ratios)
 
 
@@ -53,14 +53,14 @@ def profiles(times: Times) -> list[Profile]:
     for own in times.values():
         known = {label: t for label, t in own.items() if t is not None}
         fastest = min(known.values(), default=0.0)
-        # All that take no time are the fastest.
+        # All algorithms that take no time count as the fastest.
         reached.append({x: t / fastest if fastest else 1.0 for x, t in known.items()})
     reached = [own for own in reached if own]
     labels = dict.fromkeys(label for own in times.values() for label in own)
     found = []
     for label in labels if reached else ():
         ratios = sorted(own.get(label, math.inf) for own in reached)
-        # The share is a step function: each workload adds what is right of its ratio.
+        # The share is a step function: each workload adds the area right of its ratio.
         areas = [max(MOST - ratio, 0.0) / (MOST - 1) for ratio in ratios]
         found.append(Profile(label, ratios, float(np.mean(areas))))
     return sorted(found, key=lambda profile: -profile.score)

@@ -11,9 +11,9 @@ class Quantity(NamedTuple):
     """A metric that is drawn over the runs.
 
     Attributes:
-        by: its key in the curves' bands and its words. If higher is better, it is
-            bounded as an accuracy is: no run can leave the axes.
-        group: group of its figures: measure, loss, replicas or more.
+        by: its key in the curves' bands and its name in words. If higher is better, it
+            is bounded like an accuracy: no run can leave the axes.
+        group: the group of its figures: measure, loss, replicas or more.
         log: whether its axis may be logarithmic.
     """
 
@@ -48,7 +48,7 @@ def quantities(report: Report) -> list[Quantity]:
 
 
 def is_empty(report: Report, quantity: Quantity) -> bool:
-    """Whether there is nothing to see: it is 0 wherever it was measured."""
+    """Whether there is nothing to draw: the metric is 0 wherever it was measured."""
     bands = [
         c.bands[quantity.by.key] for c in report.curves if quantity.by.key in c.bands
     ]

@@ -13,13 +13,13 @@ from experiments.study.search_space import Range
 from experiments.study.spec import Variant, parameter, without
 from experiments.study.tuning import Tuning
 
-# Effective rates that differ by a larger factor are not comparable.
+# Effective rates whose ratio is larger are not comparable.
 APART = 1.5
-# The tuned range reaches at least so many times to either side of the nominal rates.
+# The tuned range extends by at least this factor to either side of the nominal rates.
 WIDTH = 8
-# The most values of that range.
+# The largest number of values in that range.
 MOST = 9
-# Values that are added where the best one is an end.
+# The number of values to add beyond an end of a range that is the best value.
 MORE = 4
 
 
@@ -35,8 +35,8 @@ def rates(
 
     Returns:
         ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and effective ones
-        differ, "" elsewhere; the largest effective rate by the smallest; and remarks,
-        with the command that tunes the rates.
+        differ, "" elsewhere; the ratio of the largest effective rate to the smallest;
+        and remarks, with the command that tunes the rates.
     """
     is_tuned = any("lr" in each.flags for each in config.tuned)
     # One algorithm at several rates is a study of rates.
@@ -65,10 +65,10 @@ def rates(
             times=factor(times),
             low=low,
             high=high,
-            less=f" ({others}: none known)" if others else "",
+            less=f", and that of {others} is not known" if others else "",
         )
     way_out = tuning_command(config, rows, command)
-    return terms, times, [f"{remark} To choose the best rate of each: {way_out}"]
+    return terms, times, [f"{remark} To tune the rate of each algorithm: {way_out}"]
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:
@@ -78,7 +78,7 @@ def _effective(group: Sequence[Row]) -> dict[str, float]:
 
 
 def _times(group: Sequence[Row]) -> float:
-    """Returns the largest effective rate by the smallest."""
+    """Returns the ratio of the largest effective rate to the smallest."""
     found = _effective(group).values() or [1.0]
     return max(found) / min(found)
 
@@ -89,12 +89,12 @@ def factor(times: float) -> str:
 
 
 def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> str:
-    """Returns the study's command with a rate of its own for each variant."""
+    """Returns the study's command with the learning rate of each variant tuned."""
     program, words = PROGRAM.split(), shlex.split(command)
     dropped, more = {"lr", "out", "overwrite"}, []
     own = [group for variant in config.variants for group in variant.own_flags]
     if any(parameter(group[0]) == "lr" for group in own):
-        # The labels change with the rates that they had.
+        # Labels that name a rate change, too.
         dropped |= {"algos", "baseline"}
         more += ["--algos", ", ".join(_without_lr(config.variants))]
     if config.scale_lr != "none":
@@ -115,7 +115,7 @@ def further(config: StudyConfig, scores: Sequence[Tuning], command: str) -> str 
 
     Args:
         config: the study.
-        scores: of its tuning.
+        scores: the scores of its tuning.
         command: command that makes the study.
 
     Returns:
@@ -150,7 +150,8 @@ def _longer(tuned: Range, scores: Sequence[Tuning]) -> tuple[str, str]:
 def _range(rows: Sequence[Row]) -> str:
     """Returns nominal rates in factors of 2, as --tune takes them.
 
-    They give each variant the effective rates of all others, half and twice these.
+    The range covers, for each variant, the effective rates of all others, and half and
+    twice these.
     """
     nominal = [r.lr for r in rows]
     known = _effective(rows)
@@ -170,7 +171,7 @@ def _without_lr(variants: Sequence[Variant]) -> list[str]:
         words = (variant.algo, *chain(*own))
         default = variant.label == " ".join([variant.algo, *variant.words])
         label = shlex.quote(variant.label)
-        # In double quotes where that can be: the whole of --algos has single ones.
+        # In double quotes if possible: the whole value of --algos has single quotes.
         if label != variant.label and not set(variant.label) & set("\"$`\\'"):
             label = f'"{variant.label}"'
         label = "" if default else f"{label}="

@@ -42,14 +42,14 @@ class Comparison(NamedTuple):
             "behind" without an interval; "equal", "no difference seen", ….
         kind: better, worse, unseen, doubtful (seen alone, but not after correction) or
             few (no interval); "" if nothing was compared.
-        difference: paired by seed; None without a seed in common.
-        p: its p-value, corrected; None for a single one, and without an interval.
+        difference: the difference, paired by seed; None without a common seed.
+        p: its corrected p-value; None for a single comparison or without an interval.
         count: number of comparisons that p is corrected for.
-        amount: such as "0.80 points"; "" where no difference is seen.
-        basis: its interval, such as "[0.50, 1.10]", or without one its seeds.
-        note: how sure it is.
-        retuned: the interval that holds the noise of tuning, too; None where that is
-            not known.
+        amount: the difference in words, such as "0.80 points"; "" if none is seen.
+        basis: its interval, such as "[0.50, 1.10]"; without one, its seeds in words.
+        note: how certain the difference is, in words.
+        retuned: the interval that also accounts for the noise of tuning; None if
+            unknown.
     """
 
     verdict: str
@@ -64,7 +64,7 @@ class Comparison(NamedTuple):
 
     @property
     def clause(self) -> str:
-        """The words without names: "better by 0.80 points [0.50, 1.10]"."""
+        """The comparison without names: "better by 0.80 points [0.50, 1.10]"."""
         amount = f"by {self.amount}" if self.amount else ""
         return " ".join(x for x in (self.verdict, amount, self.basis) if x)
 
@@ -77,7 +77,7 @@ class Comparison(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The clause, and how sure it is."""
+        """The clause, and how certain it is."""
         more = f" Corrected for {self.count} comparisons, {self.p_text}."
         return f"{self.clause}{self.note}.{more if self.p_text else ''}"
 
@@ -87,7 +87,7 @@ class Row(NamedTuple):
 
     Attributes:
         label: label of the variant, such as "bmuf --nesterov".
-        algo: its algorithm; variants of one algorithm differ in their labels alone.
+        algo: its algorithm, which several variants may share.
         point: value of the sweep, such as "workers=4"; "" without a sweep.
         seeds: number of runs.
         diverged: number of runs that diverged; measure and loss leave them out.
@@ -101,13 +101,14 @@ class Row(NamedTuple):
         syncs: number of steps that send; None if not counted.
         command: command that makes these runs, without --seed.
         final: the measure at the end by seed, of runs that did not diverge.
-        comparison: to the baseline.
+        comparison: the comparison with the baseline.
         seconds: modelled seconds of the whole run, by the network's name.
         to_target: modelled seconds until the mean reaches the target, by the network's
             name; None where it never does.
-        steps_to_target: local steps until then; None where it never does.
+        steps_to_target: local steps until the mean reaches the target; None if it
+            never does.
         at_edge: tuned flags whose chosen value is at an end of its range.
-        shortfalls: by how much it would be worse if other seeds had tuned it, by
+        shortfalls: by how much the row would be worse if other seeds had tuned it, by
             resample; empty without tuning or with too few tuning seeds.
     """
 
@@ -143,28 +144,28 @@ class Report(NamedTuple):
     """A study, ready to be shown.
 
     Attributes:
-        title: such as "sync_sgd, bmuf and diloco on digits".
+        title: the title, such as "sync_sgd, bmuf and diloco on digits".
         lead: the answer in one line.
         numbers: up to three numbers beside it: value with unit, and meaning.
         headline: the answer in one or two sentences.
         sentences: a sentence about each variant against the baseline.
         remarks: warnings to the reader: diverged runs, edges, too few seeds, ….
-        terms: ONE_NOMINAL, where no winner is named, BY_HAND or BY_DEFAULT; "" where
+        terms: ONE_NOMINAL, for which no winner is named, BY_HAND or BY_DEFAULT; "" if
             learning rates are tuned or alike.
         measure: the measure that is compared.
         baseline: label of the variant to which all others are compared.
-        target: target of "time to target", unscaled; None without one.
+        target: the target for "time to target", unscaled; None without one.
         rows: rows of the table, in the order of --algos.
-        curves: curves, in the same order.
+        curves: the curves, in the same order.
         networks: networks on which time is modelled.
         step_seconds: seconds of one worker's local step, and their origin in words.
-        sweep: the swept flag, "" without a sweep.
+        sweep: the swept flag; "" without a sweep.
         tuning: scores by variant and flag; empty without tuning.
         settings: settings to show, by name.
         environment: versions and machine to show, by name.
-        command: command that makes this study again.
-        paper: the preset's paper: preset, title, source, found and differs; None
-            without a preset.
+        command: the command that makes this study again.
+        paper: the preset's name, title, source, found and differs; None without a
+            preset.
     """
 
     title: str

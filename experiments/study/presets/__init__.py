@@ -21,7 +21,7 @@ def load(name: str) -> dict[str, Any]:
 
 
 def paper(name: str) -> dict[str, str]:
-    """Returns what a preset repeats: preset, title, source, found and differs."""
+    """Returns a preset's name and texts: preset, title, source, found and differs."""
     content = load(name)
     return {"preset": name} | {
         key: content[key] for key in ("title", "source", "found", "differs")
@@ -29,14 +29,14 @@ def paper(name: str) -> dict[str, str]:
 
 
 def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Returns a command line with a preset's words, except where it sets the same.
+    """Returns a command line with a preset's flags, except those that it sets itself.
 
     Args:
         words: the preset's flags.
         argv: the user's flags.
     """
     given = set().union(*map(_sets, flag_groups(argv)))
-    # Both set the global batch: the user's wins.
+    # Both flags set the global batch: the user's wins.
     if "batch_size" in given:
         given |= {"worker_batch"}
     # The preset's baseline is one of its own algorithms.
@@ -47,7 +47,7 @@ def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
 
 
 def _sets(group: Words) -> set[str]:
-    """Returns the parameters that a flag sets: its own, and the one that it varies."""
+    """Returns the parameters that a flag sets: its own, and those that it varies."""
     flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
     is_varied = flag in ("--tune", "--sweep")
     varied = search_space.read(flag, value).flags if is_varied else ()
@@ -55,7 +55,7 @@ def _sets(group: Words) -> set[str]:
 
 
 def words(table: Mapping[str, Any]) -> list[str]:
-    """Returns a table of flags as a command line has them."""
-    # A flag with several values is repeated, but --algos has them in one.
+    """Returns a table of flags as words of a command line."""
+    # A flag with several values is repeated, except --algos, which joins them.
     joined = {"algos": ", ".join(table["algos"])} if "algos" in table else {}
     return as_words({**table, **joined})

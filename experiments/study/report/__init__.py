@@ -1,1 +1,1 @@
-"""From figures and sentences to a page, pictures and tables."""
+"""Makes a page, pictures and tables from figures and sentences."""

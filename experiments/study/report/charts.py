@@ -1,7 +1,7 @@
 """Charts: panels with axes in words, lines with bands and tooltips, a legend below.
 
-A figure is as wide as a phone, in units of 1/72 inch that are CSS pixels there: at 72
-dots per inch a unit is matplotlib's point and its pixel, too.
+A figure is as wide as a phone, in units of 1/72 inch, which are CSS pixels in a page.
+At 72 dots per inch a unit is also a point and a pixel of matplotlib.
 """
 
 import math
@@ -21,14 +21,14 @@ from experiments.study.analysis import formatting
 from experiments.study.analysis.results import Report, Row
 from experiments.study.report.styles import LIGHT, Styles
 
-WIDTH = 360  # of every figure
-LINE = 17  # height of text
+WIDTH = 360  # width of every figure
+LINE = 17  # height of a line of text
 # The width of an average character in DejaVu Sans, which is wider than a page's fonts.
-# Lines are broken by it, as the layout needs the lines before it can measure them.
+# Texts are broken by this estimate, because the layout needs the lines first.
 CHARACTER = 6.1
 TIED = "\u00a0"  # a space without a line break
-TIPS, MOST_TIPS = "tips", 40  # the mark of tooltips, and their number on a line
-SIGN = 36  # width of a line's sign in a legend, with what is left free beside it
+TIPS, MOST_TIPS = "tips", 40  # the id of tooltips, and their number on a line
+SIGN = 36  # width of a line's sample in a legend, with the space beside it
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
 WORDS = {
@@ -39,17 +39,17 @@ WORDS = {
 
 
 class Plot(NamedTuple):
-    """A figure's drawing function and the words about it.
+    """A figure's drawing function and the texts about it.
 
     Attributes:
-        name: of its file.
-        group: its heading: answer, sweep, measure, loss, time, replicas, more or
-            tuning.
+        name: name of its file.
+        group: the section that shows it: answer, sweep, measure, loss, time, replicas,
+            more or tuning.
         title: its subject, with the unit.
         text: a description for readers who cannot see it.
-        note: a caption, such as what could not be drawn; "" for none.
-        draw: makes the figure.
-        folded: the heading that it is folded below; "" if it is shown at once.
+        note: a caption, such as which lines are not drawn; "" for none.
+        draw: function that makes the figure.
+        folded: the heading that it is folded under; "" if it is always shown.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Range(NamedTuple):
     kind: str = "plain"
 
     def widened(self, room: float) -> "Range":
-        """Leaves a part of the axis free at each end."""
+        """Returns the range with a fraction of it added at each end."""
         low, high, log, _ = self
         if log:
             factor = (high / low) ** room if high > low else 1.5
@@ -80,17 +80,17 @@ class Range(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line, with arrays of one length.
+    """A line of a chart, with arrays of equal length.
 
     Attributes:
-        label: of the algorithm.
-        point: of the sweep; "" stands in all panels.
-        x: where it is measured.
-        y: NaN for gaps.
-        low: the lower end of the band; y for none.
+        label: label of the algorithm.
+        point: value of the sweep; "" puts the line in all panels.
+        x: the x values.
+        y: the y values, NaN for gaps.
+        low: the lower end of the band; y for no band.
         high: the upper end of the band.
-        tips: what is read where it is pointed at.
-        every: markers stand at every so many points.
+        tips: the tooltips of the points.
+        every: the distance between markers, in points.
     """
 
     label: str
@@ -107,15 +107,15 @@ class Chart(NamedTuple):
     """Lines on common axes.
 
     Attributes:
-        title: with the unit.
+        title: the title, with the unit.
         x_label: the quantity of the x axis.
-        x: its ends.
-        y: the ends of the y axis.
-        lines: in the order of the legend.
-        styles: by label.
-        labels: texts of the legend by label; a line without one is not in it.
-        target: of a line across, and its text.
-        bars: draw the band as error bars.
+        x: the range of the x axis.
+        y: the range of the y axis.
+        lines: the lines, in the order of the legend.
+        styles: styles by label.
+        labels: texts of the legend by label; a line without one is not in the legend.
+        target: the y value of a horizontal line, and its text.
+        bars: whether to draw bands as error bars.
     """
 
     title: str
@@ -135,7 +135,7 @@ def plain(text: str) -> str:
 
 
 def titled(name: str, unit: str) -> str:
-    """A name with a capital letter, and its unit, if it has one."""
+    """Returns a name with a capital letter, and its unit if it has one."""
     return formatting.sentence(f"{name} ({unit})" if unit else name)
 
 
@@ -143,13 +143,13 @@ def wrapped(text: str, width: float, character: float = CHARACTER) -> list[str]:
     """Splits text into lines of a width; a longer word ends in an ellipsis."""
     tied = re.sub(r"(?<=\d) (?=[a-zA-Zµ%])", TIED, plain(text))  # 30 ms, 1 of 5
     most = max(int(width / character), 8)
-    # A flag such as --outer-lr is one word, and stays one.
+    # A flag such as --outer-lr stays one word.
     lines = textwrap.wrap(tied, most, break_on_hyphens=False, break_long_words=False)
     return [x if len(x) <= most else f"{x[: most - 1]}…" for x in lines] or [""]
 
 
 def extent(lines: Sequence[Line]) -> Range:
-    """The range of y from the lowest to the highest end of the bands."""
+    """Returns the range of y from the lowest to the highest end of the bands."""
     low = min(float(line.low.min()) for line in lines)
     return Range(low, max(float(line.high.max()) for line in lines))
 
@@ -157,7 +157,7 @@ def extent(lines: Sequence[Line]) -> Range:
 def line_of_rows(
     report: Report, rows: Sequence[Row], x: Sequence[float], tips: Sequence[str]
 ) -> Line:
-    """One algorithm's means at the end, and a deviation to either side."""
+    """Returns an algorithm's final means, with a standard deviation to either side."""
     spreads = [row.measure for row in rows if row.measure]
     y = np.array([s.mean for s in spreads]) * report.measure.scale
     around = np.array([s.deviation or 0.0 for s in spreads]) * report.measure.scale
@@ -167,18 +167,18 @@ def line_of_rows(
 def panels(
     title: str, heads: Sequence[str], x_label: str, height: float
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure of panels of a height, one below the other.
+    """Makes a figure of panels of equal height, one below the other.
 
     Args:
-        title: with the unit.
+        title: the title, with the unit.
         heads: titles of the panels; [""] for a single one.
         x_label: the quantity of all x axes, and its unit.
-        height: of a panel, units.
+        height: the height of a panel, in units.
     """
     # An average bold character is wider than a plain one.
     lines = wrapped(title, WIDTH - 20, CHARACTER * 1.15)
     below = wrapped(x_label, WIDTH * 0.8)
-    # The layout divides a height that it does not choose.
+    # The layout divides the figure's height, but does not choose it.
     tall = sum(height + (LINE + 8 if head else 8) for head in heads)
     tall += LINE * (len(lines) + len(below)) + 40
     figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, layout="constrained")
@@ -191,7 +191,7 @@ def panels(
 
 
 def scale(axes: Axes, name: str, ends: Range, most: int = 5) -> None:
-    """Sets the ends of axis x or y, and at most so many ticks at round figures."""
+    """Sets the ends of axis x or y, and at most `most` ticks at round numbers."""
     low, high, log, kind = ends
     axis = axes.xaxis if name == "x" else axes.yaxis
     axes.set(**{f"{name}scale": "log" if log else "linear", f"{name}lim": (low, high)})
@@ -202,8 +202,8 @@ def scale(axes: Axes, name: str, ends: Range, most: int = 5) -> None:
 
 
 def linear_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
-    """Figures that are round in the unit of their labels: 1.5 min, but not 100 s."""
-    # Round in the largest unit that their labels have.
+    """Returns numbers that are round in their label's unit: 1.5 min, not 100 s."""
+    # The numbers are round in the largest unit of their labels.
     units = (length for bound, _, length in terminal.DURATIONS if high < bound)
     unit = next(units) if kind == "time" else 1
     locator = MaxNLocator(most, steps=[1, 2, 2.5, 5, 10])
@@ -212,14 +212,14 @@ def linear_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
-    """Two or more round figures, as many as `most` allows."""
+    """Returns two or more round numbers, as many as `most` allows."""
     decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     tens, threes, dense = (
         [x * 10.0**k for k in decades for x in steps]
         for steps in ((1,), (1, 3), (1, 2, 5))
     )
     if kind == "time":
-        # matplotlib knows no time axis of lengths: decades of seconds, then minutes.
+        # matplotlib has no axis of durations: decades of seconds, then minutes.
         tens = [x for x in tens if x <= 10] + [60, 600, 3600, 36000]
         tens += [86400 * 10.0**k for k in range(6)]
         threes = dense = sorted({*tens, *(3 * x for x in tens if x < 36000)} - {30})
@@ -227,12 +227,12 @@ def log_ticks(kind: str, low: float, high: float, most: int) -> list[float]:
         inside = [x for x in ticks if low <= x <= high]
         if len(inside) <= most:
             break
-    # A short range holds one round figure of a decade, or none.
+    # A short range holds at most one round number of a decade.
     return inside if len(inside) > 1 else linear_ticks(kind, low, high, most)
 
 
 def legend_texts(report: Report) -> dict[str, str]:
-    """The texts of a legend: labels, and how many of their runs diverged."""
+    """Returns the texts of a legend: labels, and how many of their runs diverged."""
     texts = {}
     for label in dict.fromkeys(row.label for row in report.rows):
         rows = [row for row in report.rows if row.label == label]
@@ -242,7 +242,7 @@ def legend_texts(report: Report) -> dict[str, str]:
 
 
 def draw_chart(chart: Chart) -> Figure:
-    """Draws a panel a point of the sweep; what is not swept is in all of them."""
+    """Draws a panel per value of the sweep; lines that are not swept are in all."""
     points = list(dict.fromkeys(line.point for line in chart.lines if line.point))
     heads = [formatting.point_text(point) for point in points] or [""]
     height = 150 if len(points) > 1 else 210
@@ -275,7 +275,7 @@ def add_legend(figure: Figure, chart: Chart) -> None:
         loc="outside lower left",
         ncols=max(1, int((WIDTH - 20) / longest)),
     )
-    # The layout takes its room from the panels.
+    # The layout would take the legend's room from the panels.
     room = legend.get_window_extent().height
     figure.set_figheight(figure.get_figheight() + room / 72)
 
@@ -290,21 +290,21 @@ def draw_line(axes: Axes, line: Line, chart: Chart) -> None:
     else:
         band = {"color": style["color"], "alpha": 0.16, "linewidth": 0}
         axes.fill_between(x, line.low, line.high, **band)
-        # Markers of different lines start at different evaluations: lines that lie on
-        # each other stay distinguishable.
+        # Markers of different lines start at different evaluations, so that lines that
+        # coincide stay distinguishable.
         order = list(chart.styles)
         first = int(order.index(line.label) / len(order) * line.every)
         axes.plot(x, line.y, markevery=(first, line.every), **style)
     inside = (x >= chart.x.low) & (x <= chart.x.high) & (line.y <= chart.y.high)
     seen = np.flatnonzero(inside & (line.y >= chart.y.low))
-    # Counted from the end: the last figure is what a reader looks for.
+    # Counted from the end: the last value is what a reader looks for.
     chosen = seen[:: -(-(-len(seen) // MOST_TIPS) or 1)][::-1]
     add_tips(axes, x[chosen], line.y[chosen], [line.tips[int(i)] for i in chosen])
 
 
 def add_tips(axes: Axes, x: Any, y: Any, texts: Sequence[str]) -> None:
-    """Adds unseen markers, which become circles with tooltips in an SVG."""
-    # A line outside the axes has no tips: without markers, matplotlib would put a
-    # label of its own in place of an empty one.
+    """Adds invisible markers, which become circles with tooltips in an SVG."""
+    # A line outside the axes has no tips. For an empty label matplotlib would make up
+    # one.
     if texts:
         axes.plot(x, y, "o", alpha=0, gid=TIPS, label="\n".join(map(plain, texts)))

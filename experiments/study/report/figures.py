@@ -19,20 +19,20 @@ from experiments.training import records
 
 SVG = "http://www.w3.org/2000/svg"
 FONT = re.compile(r"font-family: [^;]*;?\s*")
-# Figures far finer than a pixel, which are a third of a page's bytes.
+# Numbers far finer than a pixel make up a third of a page's bytes.
 LONG = re.compile(r"\d+\.\d{3,}")
-# One picture serves light and dark pages: its colours become the page's variables.
+# One picture serves light and dark pages: its colours become variables of the page.
 COLOUR = re.compile("|".join(VARIABLES))
 
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", "http://www.w3.org/1999/xlink")
 
-# Wraps all that draws or writes a figure: some settings are read as late as that.
+# The context in which figures are drawn and written: both read the settings.
 style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
 
 
 def plots(report: Report) -> list[Plot]:
-    """The figures that the report has something to see for, named as files."""
+    """Returns the figures that the report has data for, named like their files."""
     look = styles({row.label: row.algo for row in report.rows})
     found: list[Plot] = []
     for module in (comparisons, curves, profiles, flags):
@@ -45,12 +45,12 @@ def plots(report: Report) -> list[Plot]:
 
 
 def save(plot: Plot, folder: Path, dpi: int) -> str:
-    """Writes a figure as SVG and PNG; returns it as a part of a page."""
+    """Writes a figure as SVG and PNG; returns the SVG to put into a page."""
     figure = plot.draw()
     file, part = pictures(plot, figure)
     records.write(folder / f"{plot.name}.svg", file)
     with io.BytesIO() as png:
-        # A third of the usual time, for a fifth more bytes.
+        # Takes a third of the usual time and a fifth more bytes.
         figure.savefig(png, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
         records.write(folder / f"{plot.name}.png", png.getvalue())
     return part
@@ -60,15 +60,15 @@ def pictures(plot: Plot, figure: Figure) -> tuple[str, str]:
     """Renders a figure twice.
 
     Args:
-        plot: the words about it. Its name makes ids unique in a page of many figures.
+        plot: the texts about it. Its name makes ids unique in a page of many figures.
         figure: the drawing.
 
     Returns:
-        A file, white with its own colours and fonts; and a part of a page, in the
-        page's font and colours. The latter's title is no element, as browsers would
-        show it wherever the pointer is.
+        The SVG for a file, with its own colours and fonts on white; and the SVG for a
+        page, in the page's font and colours. The latter has no title element, which
+        browsers would show wherever the pointer is.
     """
-    # At another resolution the layout would leave another room for a legend.
+    # At another resolution the layout would leave other room for a legend.
     figure.draw_without_rendering()
     figure.set_layout_engine(None)
     root = described(plot, figure)
@@ -89,15 +89,15 @@ def pictures(plot: Plot, figure: Figure) -> tuple[str, str]:
 
 
 def described(plot: Plot, figure: Figure) -> ElementTree.Element:
-    """The parsed SVG with a title, a description, tooltips and ids of its own."""
-    # matplotlib's ids of shapes are hashes with this: unique in a page of figures.
+    """Returns the parsed SVG with a title, a description, tooltips and unique ids."""
+    # matplotlib hashes ids of shapes with this salt: they are unique in a page.
     settings: Any = {"svg.hashsalt": plot.name}
-    # Without a date the same study gives the same bytes.
+    # Without a date, the same study gives the same bytes.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context(settings), io.StringIO() as file:
         figure.savefig(file, format="svg", metadata=metadata)
         root = ElementTree.fromstring(file.getvalue())
-    # Inside a page a stylesheet would rule every element of it.
+    # Inside a page, a stylesheet of the SVG would apply to all of the page.
     for parent in root.findall(f".//{{{SVG}}}style/.."):
         root.remove(parent)
     root.set("style", "stroke-linejoin: round; stroke-linecap: butt")
@@ -117,7 +117,7 @@ def described(plot: Plot, figure: Figure) -> ElementTree.Element:
 
 
 def move_tips(root: ElementTree.Element, figure: Figure) -> None:
-    """Turns unseen markers into circles above all else, with titles as tooltips."""
+    """Turns invisible markers into circles on top, whose titles are tooltips."""
     lines = figure.findobj(lambda artist: artist.get_gid() == TIPS)
     texts = [str(x.get_label()).split("\n") for x in lines if isinstance(x, Line2D)]
     circles = ElementTree.Element(f"{{{SVG}}}g", {"class": "points", "fill": "none"})

@@ -1,4 +1,4 @@
-"""A report as one HTML file that needs nothing else: no script, no other file."""
+"""A report as a single HTML file that needs no script and no other file."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -27,8 +27,8 @@ def page(report: Report, plots: Sequence["Plot"], pictures: Mapping[str, str]) -
 
     Args:
         report: the study.
-        plots: the figures, in their order.
-        pictures: an SVG by a figure's name.
+        plots: the figures, in order.
+        pictures: SVGs by the names of the figures.
     """
     environment = templates()
     environment.filters.update(prose=prose, svg=Markup, rate=rate)
@@ -53,7 +53,7 @@ def always_zero(quantity: quantities.Quantity, report: Report) -> bool:
 
 
 def prose(text: str) -> Markup:
-    """Text without a line break between a figure and its unit; a command is code."""
+    """Returns text without line breaks between numbers and units; commands as code."""
     found = formatting.COMMAND.search(text)
     before, command = (text[: found.start()], found[0]) if found else (text, "")
     code = Markup("<code>{}</code>").format(whole(command)) if command else ""
@@ -61,5 +61,5 @@ def prose(text: str) -> Markup:
 
 
 def whole(text: str) -> Markup:
-    """Text without a line break within a flag: browsers break at hyphens."""
+    """Returns text without line breaks within flags: browsers break at hyphens."""
     return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))

@@ -9,13 +9,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 TEMPLATES = Path(__file__).with_name("templates")
 CSS = (TEMPLATES / "report.css").read_text()
-# The stylesheet is the one place of all colours: its first block is the light page's.
+# All colours are defined in the stylesheet; its first block is for the light page.
 LIGHT = dict(re.findall(r"--([\w-]+): (#\w{6})", CSS.partition("@media")[0]))
 VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
 
-# Seven hues, then each in two other tones. Eyes without one kind of cone distinguish
-# them too: simulated after Machado (2009), any two of the first seven and any two
-# tones of a hue are 10 or more apart in CIE Lab, where 2.3 can just be seen.
+# Seven hues, then each in two other tones. Color-blind readers can distinguish them,
+# too: simulated after Machado (2009), any two of the first seven and any two tones of
+# a hue are 10 or more apart in CIE Lab, where 2.3 is just noticeable.
 HUES = 7
 COLOURS = [colour for name, colour in LIGHT.items() if name.startswith("series-")]
 DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2), (10, 2))
@@ -25,27 +25,27 @@ Styles = Mapping[str, dict[str, Any]]
 
 
 def templates() -> Environment:
-    """Returns the pages' templates."""
+    """Returns the templates of the pages."""
     return Environment(
         loader=FileSystemLoader(TEMPLATES),
-        # Labels are text of a user's own, which must not become tags.
+        # Labels are text of the user, which must not become tags.
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # A misspelt name is an error instead of a gap in the page.
+        # A misspelt name raises an error instead of leaving a gap in the page.
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
 
 
 def styles(algos: Mapping[str, str]) -> Styles:
-    """Gives each label a style of its own: a hue an algorithm, a tone a variant.
+    """Gives each label its own style: one hue per algorithm, one tone per variant.
 
     Args:
-        algos: the algorithm's name by label, in the order of the legend.
+        algos: names of algorithms by label, in the order of the legend.
 
     Returns:
-        Properties of matplotlib's lines by label: color, linestyle and marker.
+        Properties of matplotlib lines by label: color, linestyle and marker.
     """
     hues = list(dict.fromkeys(algos.values()))
     seen = dict.fromkeys(hues, 0)
@@ -54,8 +54,8 @@ def styles(algos: Mapping[str, str]) -> Styles:
         turn, hue = divmod(hues.index(algo), HUES)
         tone = (turn + seen[algo]) % (len(COLOURS) // HUES)
         seen[algo] += 1
-        # Five dashes and seven markers: a step more each round, so that no pair of
-        # them returns before 35 labels.
+        # Five dashes and seven markers: the dash moves on by one more step each round,
+        # so that no combination repeats before 35 labels.
         dash = DASHES[(i + i // len(MARKERS)) % len(DASHES)]
         found[label] = {
             "color": COLOURS[tone * HUES + hue],

@@ -1,4 +1,4 @@
-"""A report's table in words, on the screen and as Markdown, and in figures, as CSV."""
+"""A report's table as text, on the screen and as Markdown, and as numbers, in CSV."""
 
 import csv as files
 import io
@@ -9,13 +9,13 @@ from experiments.cli.terminal import rate
 from experiments.study.analysis import formatting
 from experiments.study.analysis.results import Report, Row
 
-# Fields of a difference by their columns.
+# The fields of a difference, by the names of their columns.
 DIFFERENCE = {k: k for k in ("mean", "low", "high")}
 DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
 
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
-    """The words of a row by their heads, with or without modelled times."""
+    """Returns the texts of a row by column, with or without modelled times."""
     measure = formatting.spread(row.measure, report.measure)
     gone = row.diverged and not row.measure
     found = {"algorithm": row.label}
@@ -24,7 +24,7 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     found[report.measure.name] = "all diverged" if gone else measure
     found[formatting.against(report)] = row.comparison.clause
     if any(each.comparison.p is not None for each in report.rows):
-        found["corrected"] = row.comparison.p_text
+        found["corrected p-value"] = row.comparison.p_text
     found["each worker sent"] = formatting.sent(row)
     for network in report.networks if times else ():
         seconds = row.seconds.get(network.name)
@@ -40,9 +40,9 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
 
 
 def screen(report: Report, out: Path) -> str:
-    """The summary that a person reads on the screen."""
+    """Returns the summary that is printed on the screen."""
     rows = [cells(report, row, times=False) for row in report.rows]
-    # So that it fits a terminal: the sentences say how many seeds all have.
+    # Some columns are left out to fit a terminal: the sentences give the seeds.
     is_said = {
         "seeds": len({row["seeds"] for row in rows}) == 1,
         "diverged": all(row["diverged"] == "0" for row in rows),
@@ -61,7 +61,7 @@ def screen(report: Report, out: Path) -> str:
 
 
 def markdown(report: Report) -> str:
-    """The headline, the table, and what a reader must know."""
+    """Returns the headline, the table and the remarks as Markdown."""
     rows = [cells(report, row) for row in report.rows]
     left = {"algorithm", report.sweep, formatting.against(report)}
     aligned = ["---" if head in left else "--:" for head in rows[0]]
@@ -74,12 +74,12 @@ def markdown(report: Report) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text without line ends or HTML tags, which Markdown would show as such."""
+    """Returns text in one line, with < escaped so that Markdown sees no HTML tags."""
     return " ".join(text.split()).replace("<", "&lt;")
 
 
 def with_code(text: str) -> str:
-    """A remark in one line, a command at its end as code."""
+    """Returns a remark in one line, with a command at its end as code."""
     found = formatting.COMMAND.search(" ".join(text.split()))
     if found is None:
         return one_line(text)
@@ -87,9 +87,9 @@ def with_code(text: str) -> str:
 
 
 def csv(report: Report) -> str:
-    """A line for each row: figures as they were computed, unscaled, one a column.
+    """Returns a CSV table: a line for each row, with unscaled and unrounded figures.
 
-    An unknown figure is empty. `pandas.read_csv` reads the table as it is.
+    An unknown figure is empty. `pandas.read_csv` reads the table directly.
     """
     rows = [csv_row(report, row) for row in report.rows]
     table = [{head: no_formula(x) for head, x in row.items()} for row in rows]
@@ -102,8 +102,8 @@ def csv(report: Report) -> str:
 
 
 def no_formula(x: Any) -> Any:
-    """A cell that no spreadsheet computes: text behind a '; numbers stay numbers."""
-    # A label such as =1+1 would be computed when the file is opened.
+    """Returns a cell that no spreadsheet takes for a formula: ' before such text."""
+    # A label such as =1+1 would be evaluated when the file is opened.
     if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
         return x
     try:
@@ -114,7 +114,7 @@ def no_formula(x: Any) -> Any:
 
 
 def csv_row(report: Report, row: Row) -> dict[str, Any]:
-    """The figures of a row by their columns."""
+    """Returns the figures of a row by column."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
     difference = row.comparison.difference

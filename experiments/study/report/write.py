@@ -11,11 +11,11 @@ DPI = 240  # 1200 pixels wide
 
 
 def write(report: Report, out: Path) -> None:
-    """Writes all files, each under another name first: no reader sees half a file.
+    """Writes all files, each under a temporary name first: none is ever seen half done.
 
     Args:
         report: the study.
-        out: an existing folder, or one to be made.
+        out: the folder, which is made if it does not exist.
 
     Raises:
         OSError: a file cannot be written.

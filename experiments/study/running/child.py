@@ -1,7 +1,7 @@
 """The process that makes a share: python -m experiments.study.running.child.
 
-It is started by `member.py`. So devices and threads are set before jax starts, and a
-crash ends this process alone.
+`member.py` starts it. So devices and threads are set before jax starts, and a crash
+ends only this process.
 """
 
 import errno
@@ -27,7 +27,7 @@ Write = Callable[[Message], None]
 
 
 class Notes(io.TextIOBase):
-    """The stream in place of stderr: what Python prints there are cautions."""
+    """A stream that replaces stderr: text that Python prints there is a warning."""
 
     def __init__(self, write: Write):
         self._write = write
@@ -43,7 +43,7 @@ def main() -> None:
     """Makes the runs of the share that the supervisor has announced."""
     side = join_supervisor()
     assert side is not None
-    # What libraries print goes to stderr.
+    # Output of libraries goes to stderr.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
 
@@ -71,7 +71,7 @@ def _make(order: Order, write: Write) -> None:
     maker = Maker(loader)
     for argv, folder in order.runs:
         try:
-            # Nothing but the end of this process stops a run.
+            # Only the end of this process stops a run.
             outcome = maker.make(parse(argv), Path(folder), write, lambda: 0)
         except OSError as error:
             outcome = described(error)._replace(is_full=error.errno in FULL)
@@ -79,7 +79,7 @@ def _make(order: Order, write: Write) -> None:
 
 
 def _ready(order: Order, loader: "Loader") -> Ready:
-    """Takes jax's settings, checks the user's modules, and loads the study's data."""
+    """Applies jax's settings, checks the user's modules, and loads the study's data."""
     import jax
 
     from experiments.study.running import versions

@@ -1,4 +1,4 @@
-"""Makes the missing runs of a study by jobs: shares of them, each a task of Dask's."""
+"""Makes the missing runs of a study by jobs: a Dask task for each share of runs."""
 
 import math
 import os
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
 # Seconds.
 TICK = 0.05  # between two looks at messages
-SCHEDULER_LOST_AFTER = 60.0  # without an answer after which a scheduler counts as lost
-FAREWELL = 5.0  # for the workers to end their processes
-# After a job's end by the fault of, for its worker; one that retires is to leave.
+SCHEDULER_LOST_AFTER = 60.0  # without an answer, until a scheduler counts as lost
+FAREWELL = 5.0  # that the workers have to end their processes
+# That a worker gets no work after a job has ended, by the fault; a worker that nobody
+# is to blame for may be retiring, and has time to leave.
 RESTS = {"run": 0.0, "worker": math.inf, "nobody": 5.0}
-SEEING = 60.0  # for the files of another machine to be seen
-PATIENCE = 30.0  # without a worker after which the user hears of it
+SEEING = 60.0  # until files from another machine must be visible
+PATIENCE = 30.0  # without a worker, until the user is told
 
 SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
-MOST_KILLS = 3  # of its process, after which a run is given up
+MOST_KILLS = 3  # how often a run's process may die before the run is given up
 
 
 @dataclass(eq=False)
@@ -51,8 +52,8 @@ class Job:
     Attributes:
         seat: the worker.
         share: the runs that it has not made yet.
-        future: its Dask task.
-        line: shows the first run.
+        future: the Dask task.
+        line: the display of the first run.
     """
 
     seat: Seat
@@ -62,7 +63,7 @@ class Job:
 
     @property
     def worker(self) -> str:
-        """The worker, for the user."""
+        """The worker, as text for the user."""
         return f"the Dask worker {self.seat.address} on {self.seat.host[0]}"
 
 
@@ -75,16 +76,16 @@ def make(
     """Makes all runs of a plan on a cluster.
 
     Args:
-        config: of the study.
+        config: the config of the study.
         plan: the missing runs.
-        bar: shows them.
-        asked_to_stop: looked at all the time.
+        bar: the display of the runs.
+        asked_to_stop: function that is polled all the time.
 
     Raises:
         BadRequest: the workers of this command's own cluster are unfit.
-        Stopped: the user asked to. Runs under way are discarded.
-        OSError: a file cannot be written, or the scheduler is gone; runs that are done
-            stay.
+        Stopped: the user asked to stop. Runs in progress are discarded.
+        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
+            kept.
         Unreachable: no scheduler answers.
     """
     with cluster(config.scheduler, min(config.jobs, plan.total - plan.done)) as client:
@@ -97,9 +98,9 @@ def make(
 
 
 def job_environment(devices: int | None) -> dict[str, str]:
-    """Returns the variables of the jobs' processes: their devices and threads.
+    """Returns environment variables of the jobs' processes: devices and threads.
 
-    They are those of this process, so that the jobs' bits are, wherever they run.
+    They match this process, so that jobs give the same bits wherever they run.
     """
     if devices is not None:
         return environment(devices, devices)
@@ -110,7 +111,7 @@ def job_environment(devices: int | None) -> dict[str, str]:
 
 
 class Jobs:
-    """The jobs of a study; the arguments are those of `make`."""
+    """The jobs of a study; arguments as in `make`."""
 
     def __init__(
         self, client: "Client", config: StudyConfig, plan: Plan, bar: StudyProgress
@@ -125,7 +126,7 @@ class Jobs:
             },
             settings={name: getattr(jax.config, name) for name in SETTINGS},
             own=versions.of_modules(config.factories),
-            # One that this command has loaded itself.
+            # This command has loaded the same run's data.
             first=[*first.argv, "--seed", str(first.seeds[0])],
         )
         meant = expected(of_packages(), config.factories)
@@ -137,8 +138,8 @@ class Jobs:
         self._jobs = dict[str, Job]()  # by the key of their task
         self._lingering = set[str]()  # keys of tasks whose process may run
         self._kills = Counter[Path]()
-        self._barred = dict[str, float]()  # workers, and until when they get no work
-        self._devices = ""  # of every process, in words
+        self._barred = dict[str, float]()  # worker -> the time until it gets no work
+        self._devices = ""  # the devices of every process, in words
         self._waits_since = time.monotonic()
         self._inbox = queue.SimpleQueue[dict[str, Any]]()
         # Called in another thread.
@@ -147,7 +148,7 @@ class Jobs:
         )
 
     def make(self, asked_to_stop: Callable[[], int]) -> None:
-        """Makes all runs; the errors are those of the function."""
+        """Makes all runs; raises the same errors as the function `make`."""
         while not self._plan.is_over:
             if asked_to_stop():
                 raise Stopped
@@ -169,7 +170,7 @@ class Jobs:
             self._listen()
 
     def _hand_out(self, present: frozenset[str]) -> None:
-        """Takes the jobs of lost workers back, and hands shares to those there are."""
+        """Takes back the jobs of lost workers, and gives shares to the others."""
         for key, job in [*self._jobs.items()]:
             if job.seat.address not in present:
                 self._take(key, messages.Ended(f"{job.worker} is gone"))
@@ -191,8 +192,8 @@ class Jobs:
         if self._jobs:
             self._waits_since = now
         elif now - self._waits_since > PATIENCE:
-            self._bar.say("no worker to use: waiting for one")
-            self._waits_since = math.inf  # said once, until there is one
+            self._bar.say("no worker is available: waiting for one")
+            self._waits_since = math.inf  # said once, until a worker is available
 
     def _begin(self, seat: Seat, share: Share) -> None:
         """Has a worker make a share."""
@@ -207,14 +208,14 @@ class Jobs:
         self._lingering.add(key)
 
     def _listen(self) -> None:
-        """Takes the messages that come in a while."""
+        """Handles the messages that arrive within a short time."""
         time.sleep(TICK)
         while not self._inbox.empty():
             event = self._inbox.get()
             self._take(event["key"], messages.decode(event["message"]))
 
     def _take(self, key: str, message: messages.Message) -> None:
-        """Takes a message of a job's process."""
+        """Handles a message from a job's process."""
         if isinstance(message, messages.Ended):
             self._lingering.discard(key)
         if (job := self._jobs.get(key)) is None:  # it was given up
@@ -233,7 +234,7 @@ class Jobs:
                 _write(job.share.runs[0].folder, files)
                 self._settle(job, message)
             case messages.Made() if not _is_seen(job.share.runs[0].folder):
-                why = "its files are not to be seen in the folder"
+                why = "its files do not appear in the study's folder"
                 self._settle(job, messages.Refused(why))
             case messages.Made() | messages.Refused():
                 self._settle(job, message)
@@ -241,17 +242,17 @@ class Jobs:
                 self._end(key, why, fault)
 
     def _settle(self, job: Job, outcome: messages.Made | messages.Refused) -> None:
-        """Ends the run of a job, and shows its next one."""
+        """Ends the current run of a job, and shows the next one."""
         job.line.end(outcome)
         self._plan.ended(job.share, outcome)
         if job.share.runs:
             job.line = self._bar.begin(job.share.runs[0].name)
 
     def _end(self, key: str, why: str, fault: str) -> None:
-        """Ends a job and its process; what it has not made is for another one."""
+        """Ends a job and its process; another job makes its remaining runs."""
         job, now = self._jobs.pop(key), time.monotonic()
         if fault == "worker":
-            if self._client.cluster is not None:  # nobody else will come
+            if self._client.cluster is not None:  # no other worker will come
                 raise BadRequest(why)
             self._bar.say_once(f"{job.worker} is refused: {why}")
         elif job.share.runs:
@@ -264,7 +265,7 @@ class Jobs:
                 self._settle(job, messages.Refused(text))
         until = self._barred.get(job.seat.address, now)
         self._barred[job.seat.address] = max(until, now + RESTS[fault])
-        # It would begin again should a lost worker come back.
+        # Otherwise it would start again if a lost worker came back.
         self._client.cancel([job.future], force=True)
         if job.share.runs:
             job.line.drop()
@@ -272,17 +273,17 @@ class Jobs:
 
 
 def _is_seen(folder: Path) -> bool:
-    """Whether a run that another machine has made is here, at last."""
+    """Waits for the files of a run from another machine; returns whether they came."""
     deadline = time.monotonic() + SEEING
     while not is_done(folder) and time.monotonic() < deadline:
-        # On NFS a file that was looked for in vain stays so for a while.
+        # NFS remembers for a while that a file was missing; listing refreshes it.
         os.listdir(folder.parent)
         time.sleep(TICK)
     return is_done(folder)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Writes the files of a run that was made without the study's folder."""
+    """Writes the files of a run that was made without access to the study's folder."""
     with unfinished(folder) as place:
         place.mkdir(parents=True)
         for name, content in files.items():

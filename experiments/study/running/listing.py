@@ -10,14 +10,15 @@ from experiments.study.running.plan import Plan
 
 
 def commands(plan: Plan, devices: int | None) -> Iterator[str]:
-    """Yields the command of each missing run, with its place in the study's folder.
+    """Yields the command of each missing run, with its folder within the study's.
 
     Args:
-        plan: the missing runs that are known so far.
-        devices: CPU devices, and threads, of each run; None: as here, on any machine.
+        plan: the plan, with the missing runs that are known so far.
+        devices: CPU devices, and threads, of each run; None uses this machine's numbers
+            everywhere.
     """
     for run in plan.waiting():
-        # A run that was cut short goes on, if it has a checkpoint.
+        # An interrupted run continues if it has a checkpoint.
         more = ["--out", str(run.folder), "--resume"]
         yield command(*run, devices, more)
 
@@ -33,13 +34,13 @@ def command(
 
 
 def summary(plan: Plan) -> str:
-    """Returns how many runs are listed, and how many are not known yet."""
+    """Returns how many runs are listed, and how many more will follow."""
     listed = len(plan.waiting())
     missing = plan.total - plan.done
     text = f"{listed} of {plan.total} runs are listed"
     if missing > listed:
         text += (
-            f", {missing - listed} more follow from these trials: list again once they "
+            f"; {missing - listed} more depend on these trials: list again once they "
             "are done"
         )
     return text if missing else f"all {plan.total} runs are there"

@@ -20,19 +20,19 @@ from experiments.study.running.progress import StudyProgress, progress
 def make_runs(
     config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: Callable[[], int]
 ) -> bool:
-    """Makes all runs of a plan; returns whether it came to its end.
+    """Makes all runs of a plan; returns whether it finished.
 
     Args:
-        config: of the study, whose folder is open.
+        config: the config of the study, whose folder is open.
         plan: the missing runs.
         loader: prepares runs in this process.
-        asked_to_stop: called after each dispatch, or all the time. Then runs under way
-            are discarded, and those done are kept.
+        asked_to_stop: function that is called after each dispatch, or all the time. If
+            it asks to stop, runs in progress are discarded and completed ones are kept.
 
     Raises:
         ValueError: the runs lack the measure.
-        OSError: a file cannot be written, or the scheduler is gone; runs that are done
-            stay.
+        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
+            kept.
         Unreachable: no scheduler answers.
     """
     missing = plan.total - plan.done
@@ -57,11 +57,11 @@ def _make_here(
     maker, number = Maker(loader), 0
     while (share := plan.take()) is not None:
         if share.number != number:
-            # Else the programs of all variants stay in memory: 30 MB each.
+            # Otherwise the programs of all variants stay in memory, 30 MB each.
             maker, number = Maker(loader), share.number
             jax.clear_caches()
         while share.runs:
-            # Before the first run nothing would be lost: the signal ends the process.
+            # Before the first run nothing can be lost: the signal ends the process.
             if bar.made and asked_to_stop():
                 raise Stopped
             run = share.runs[0]
@@ -73,7 +73,7 @@ def _make_here(
 
 @contextmanager
 def cleaned(out: Path) -> Iterator[None]:
-    """Removes what is left of runs whose process was killed, now or in another time."""
+    """Removes the remains of runs whose process was killed, now or earlier."""
     try:
         yield
     finally:

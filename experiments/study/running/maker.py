@@ -25,11 +25,11 @@ PAUSE = 0.1  # seconds between two reports of a step
 
 
 class Stopped(Exception):
-    """The user asked to stop: the present run is discarded."""
+    """The user asked to stop; the current run is discarded."""
 
 
 class _Steps:
-    """The report of a run's steps, now and then; its evaluations are in its files."""
+    """Reports a run's steps now and then; its evaluations are in its files."""
 
     def __init__(self, steps: int, report: Callable[[News], None]):
         self._steps, self._report, self._last = steps, report, 0.0
@@ -43,7 +43,7 @@ class _Steps:
 
 
 class Maker:
-    """Makes runs one after the other, with the programs of the last one if it may.
+    """Makes runs one after the other, reusing the programs of the last if possible.
 
     Args:
         loader: makes plans, and keeps their data.
@@ -63,13 +63,13 @@ class Maker:
         """Makes one run.
 
         Args:
-            config: of the run.
-            folder: of its files; it exists once all of them do.
-            report: takes its news.
-            asked_to_stop: looked at before each dispatch.
+            config: the config of the run.
+            folder: the folder of its files, which appears once all of them exist.
+            report: function that is called with its news.
+            asked_to_stop: function that is called before each dispatch.
 
         Raises:
-            Stopped: it was asked to.
+            Stopped: it was asked to stop.
             OSError: a file cannot be written.
         """
         started = time.perf_counter()
@@ -79,7 +79,7 @@ class Maker:
                 *self._loader.plan(config, self._last), like=self._last
             )
             if why := run.rounds.untrained:
-                start = "the figures will be of the model as it was at the start"
+                start = "the figures will be of the initial model"
                 report(Noted(f"{start}: {why}"))
             with unfinished(folder) as place:
                 words = [*words_of(config), "--seed", str(config.seed)]
@@ -92,7 +92,7 @@ class Maker:
                 records.finish(place, summary, outcome.progress.lines)
         except (Stopped, OSError):
             raise
-        # The others go on: of hundreds of runs one must not cost the night.
+        # The other runs continue: one failure must not stop hundreds of runs.
         except Exception as error:
             return described(error)
         return Made(_results(summary))
@@ -108,7 +108,7 @@ def described(error: Exception) -> Refused:
 
 
 def clear(folder: Path) -> None:
-    """Removes what is left of a run that was cut short.
+    """Removes the remains of an interrupted run.
 
     Raises:
         BadRequest: a command of `compare --list` is making it.
@@ -122,9 +122,9 @@ def clear(folder: Path) -> None:
 
 @contextmanager
 def unfinished(folder: Path) -> Iterator[Path]:
-    """Yields a place for a run's files, which gets the folder's name in the end."""
-    # A folder gets its name once all its files exist: no run is half made. Another
-    # process may be at the same run, if the link to it was lost.
+    """Yields a temporary folder for a run's files, and renames it at the end."""
+    # A folder gets its name once all its files exist, so no run is half made. Another
+    # process may be making the same run, if the connection to it was lost.
     place = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
     try:
         yield place
@@ -143,19 +143,19 @@ def _rename(place: Path, folder: Path) -> None:
             return
         if not folder.is_dir():
             raise
-        # It holds something of the user's. The summary comes last: then a run is made.
+        # It holds other files of the user. The summary comes last: it marks a made run.
         for name in records.NAMES:
             (place / name).replace(folder / name)
     records.sync_folder(folder.parent)
 
 
 def _results(summary: dict[str, Any]) -> str:
-    """Returns the results of a run in words; its training loss is in its files."""
+    """Returns the results of a run as text, without its training loss."""
     if summary["diverged"]:
         return f"diverged at step {summary['diverged_at']}"
     shown = terminal.measured(summary, summary["validation"])
     loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
-    # The first says of which data: so a line has room for its run's name.
+    # Only the first names its data, so that a line has room for its run's name.
     names = {loss: loss, **{name: name.partition(" ")[2] for name in others}}
     figures = [f"{names[x]} {terminal.figure(shown[x])}" for x in names]
     return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])

@@ -1,6 +1,6 @@
-"""A share of a study on a Dask worker, which watches the process that makes it.
+"""Makes a share of a study on a Dask worker, in a process that the worker watches.
 
-Imports no jax: a worker outlives many studies.
+This module does not import jax, because a worker outlives many studies.
 """
 
 import math
@@ -18,8 +18,8 @@ from experiments.launch.supervisor.process_status import signal_name
 from experiments.study.running import messages
 from experiments.study.running.messages import Ended, Made, Message, Noted
 
-TICK = 0.05  # seconds between two looks
-STUCK = 600.0  # seconds without a step before the user hears of it
+TICK = 0.05  # seconds between two polls
+STUCK = 600.0  # seconds without a step before the user is told
 LIMITS = Limits()
 
 
@@ -27,14 +27,15 @@ class Order(NamedTuple):
     """The order to make a share of a study.
 
     Attributes:
-        study: random name of the command: the topic of the messages to it.
-        directory: from which relative paths of flags count, where it exists.
-        environment: variables of the process: its devices and threads, XLA's flags.
-        settings: those of jax.
+        study: random name of the command, which is the topic of messages to it.
+        directory: base of relative paths in flags, if it exists on this machine.
+        environment: environment variables of the process: devices, threads, XLA flags.
+        settings: settings of jax.
         own: digests of the user's own modules, by name.
-        first: flags of a run of the study, whose data every process must load.
-        runs: flags of experiments.run and the folder of each, in their order.
-        sends: whether their files are sent, as this machine sees no such folders.
+        first: flags of one run of the study, whose data every process must load.
+        runs: flags of experiments.run and the folder of each run, in order.
+        sends: whether to send the runs' files, because this machine does not see the
+            study's folder.
     """
 
     study: str
@@ -48,7 +49,7 @@ class Order(NamedTuple):
 
 
 def make_share(order: Order) -> None:
-    """Makes the runs of a share, and reports all by messages; the last is `Ended`."""
+    """Makes the runs of a share, and reports by messages; the last one is `Ended`."""
     from distributed import get_worker
 
     worker = get_worker()
@@ -68,13 +69,13 @@ def watched(
     report: Callable[[Message], None],
     is_wanted: Callable[[], bool],
 ) -> Ended:
-    """Starts the process of a share, and watches it to its end.
+    """Starts the process of a share, and watches it until it ends.
 
     Args:
         order: the share.
         spare: an empty folder.
-        report: takes its messages.
-        is_wanted: whether the study's command still wants it.
+        report: function that is called with each message.
+        is_wanted: function that says whether the study's command still wants the share.
     """
     last_words, moved = "", time.monotonic()
 
@@ -94,7 +95,7 @@ def watched(
         order = order._replace(runs=placed)
     here = order.directory if Path(order.directory).is_dir() else "."
     child = Child(
-        # -P: a user's own module is the one that the worker has found.
+        # -P: the process finds the same user modules as the worker.
         [sys.executable, "-P", "-m", "experiments.study.running.child"],
         {"process": 0, "announced": order._asdict()},
         hear,
@@ -106,7 +107,7 @@ def watched(
             if not is_wanted():
                 return Ended("its worker has given it up", "nobody")
             child.poll(time.monotonic(), LIMITS)
-            # Such as by a dead mount, or a deadlock; some compile for that long.
+            # A dead mount or a deadlock may be the cause, or a long compilation.
             if time.monotonic() - moved > STUCK:
                 moved = math.inf
                 report(Noted(f"{pid} lives, but has taken no step for {STUCK:g} s"))
@@ -123,7 +124,7 @@ def watched(
 
 
 def _taken(spare: Path) -> dict[str, str]:
-    """Takes the files of the one run that lies in a folder."""
+    """Reads and removes the files of the only run in a folder."""
     files = {}
     for path in spare.glob("seed-*/*"):
         files[path.name] = path.read_text("utf-8")

@@ -1,17 +1,17 @@
-"""Messages from the process that makes a share of a study to the study's command."""
+"""Messages to the command of a study from the processes that make its shares."""
 
 import json
 from typing import Literal, NamedTuple, get_args
 
 
 class Ready(NamedTuple):
-    """It has its code, its data and these devices, in words."""
+    """The process has its code, its data and the named devices."""
 
     devices: str
 
 
 class Stepped(NamedTuple):
-    """So many of a run's local steps are done; the loss of the last one."""
+    """Some of a run's local steps are done; the loss is that of the last one."""
 
     done: int
     steps: int
@@ -19,17 +19,17 @@ class Stepped(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A caution about the run."""
+    """A warning about the run."""
 
     text: str
 
 
 class Made(NamedTuple):
-    """The run is made.
+    """The run is complete.
 
     Attributes:
-        words: its results.
-        files: contents by name, where the study's folder is not to be seen.
+        words: its results as text.
+        files: contents by file name, if the machine does not see the study's folder.
     """
 
     words: str
@@ -40,9 +40,9 @@ class Refused(NamedTuple):
     """The run could not be made.
 
     Attributes:
-        line: why.
+        line: the reason, in one line.
         is_request: whether its flags were refused.
-        is_full: whether the disk is full: all others would fail, too.
+        is_full: whether the disk is full, so that all other runs would fail, too.
     """
 
     line: str
@@ -51,12 +51,12 @@ class Refused(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The process has ended; what it has not made is for another one.
+    """The process has ended; another process makes its remaining runs.
 
     Attributes:
-        line: how, or why.
-        fault: whose it may be: of the run that it made, or of the worker, which then
-            can make none.
+        line: how or why it ended.
+        fault: the possible cause: the run that it was making, or the worker, which then
+            gets no more runs.
     """
 
     line: str
@@ -64,7 +64,7 @@ class Ended(NamedTuple):
 
 
 News = Stepped | Noted
-"""News of a run that is being made."""
+"""News about a run in progress."""
 
 Message = Ready | News | Made | Refused | Ended
 

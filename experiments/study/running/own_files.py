@@ -1,4 +1,4 @@
-"""The files that a study writes, by their names: what else is there is not removed."""
+"""The names of the files that a study writes; other files are never removed."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from experiments.training import records
 
 
 def _written(*names: str) -> str:
-    """Returns the pattern of files that `records.write` writes, done or not."""
+    """Returns a pattern for files that `records.write` writes, finished or not."""
     pattern = "|".join(map(re.escape, names))
     return rf"(?:{pattern}|\.(?:{pattern})\.tmp)"
 
@@ -29,9 +29,9 @@ _FOLDERS = re.compile("(?:runs|tuning|figures|tensorboard)(?:/.+)?|checkpoints")
 
 
 def remove(folder: Path, names: re.Pattern[str]) -> list[str]:
-    """Removes the files of these names, and folders that are empty then.
+    """Removes the files with these names, and folders that are then empty.
 
-    Links to folders are removed, too; what they lead to is left.
+    Links to folders are removed, too, but not the folders that they point to.
 
     Returns:
         The names of all other files in the folder.
@@ -40,7 +40,7 @@ def remove(folder: Path, names: re.Pattern[str]) -> list[str]:
         OSError: a file cannot be removed.
     """
     others = []
-    # The outermost files come last: study.json says whose folder it is.
+    # The outermost files come last: study.json identifies the folder.
     for top, folders, files in os.walk(folder, topdown=False):
         for path in (Path(top, name) for name in (*folders, *files)):
             name = path.relative_to(folder).as_posix()

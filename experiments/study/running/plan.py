@@ -1,4 +1,4 @@
-"""The plan of a study's missing runs: which of them a job makes next."""
+"""The plan of a study's missing runs, which decides what a job makes next."""
 
 import math
 from collections import Counter
@@ -13,16 +13,16 @@ from experiments.study.running.messages import Made, Refused
 from experiments.training.config import RunConfig
 
 Choose = Callable[[RunSet], RunSet | None]
-"""A run set whose trials have ended -> the same with the values chosen, if any ran."""
+"""Maps a run set whose trials have ended to the runs with the chosen values, if any."""
 
 
 class Failure(NamedTuple):
-    """A run that could not be made.
+    """A run that failed.
 
     Attributes:
-        runs: the run set that it is of.
-        seed: of the run.
-        line: why, in one line.
+        runs: the run set that it belongs to.
+        seed: the seed of the run.
+        line: the reason, in one line.
         is_request: whether its flags were refused.
     """
 
@@ -33,14 +33,14 @@ class Failure(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A run that is yet to be made."""
+    """A missing run."""
 
     runs: RunSet
     seed: int
 
     @property
     def name(self) -> str:
-        """The run, for the user."""
+        """The name of the run, for the user."""
         runs = self.runs
         trial = runs.trial if runs.is_trial else ""
         cell = " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
@@ -66,12 +66,12 @@ class Missing(NamedTuple):
 class Share:
     """The runs that one job makes, one after the other.
 
-    They are of one variant at one point, all its trials or the runs to report. So they
-    differ in numbers and seeds, and mostly share their programs.
+    They belong to one variant at one point, and are all its trials or the runs to
+    report. So they differ in numbers and seeds, and mostly share their programs.
 
     Attributes:
         number: the index of the run set to report.
-        runs: that have not ended; the first is under way.
+        runs: the runs that have not ended; the first one is in progress.
     """
 
     number: int
@@ -80,17 +80,17 @@ class Share:
 
 @dataclass
 class Plan:
-    """The missing runs, handed out to jobs, and what has become of them.
+    """The missing runs, handed out to jobs, and their outcomes.
 
-    Final runs wait for the trials of their own variant alone.
+    Final runs wait only for the trials of their own variant.
 
     Attributes:
         planned: the run sets to report, with their trials.
-        choose: chooses the values of one whose trials are done.
+        choose: function that chooses the values of a run set whose trials are done.
         total: the number of all runs.
-        done: the number of those that exist.
-        failures: runs that could not be made.
-        found: the run sets to report, with the values chosen; None while trials run.
+        done: the number of runs that exist.
+        failures: the runs that failed.
+        found: the run sets to report, with the chosen values; None while trials run.
     """
 
     planned: Sequence[RunSet]
@@ -100,8 +100,8 @@ class Plan:
     failures: list[Failure] = field(default_factory=list)
     found: list[RunSet | None] = field(default_factory=list)
     _waiting: list[Share] = field(default_factory=list)
-    _taken: int = 0  # runs that jobs have, and that have not ended
-    _trials: Counter[int] = field(default_factory=Counter)  # left, by run set
+    _taken: int = 0  # number of runs that jobs hold and that have not ended
+    _trials: Counter[int] = field(default_factory=Counter)  # trials left, by run set
 
     def __post_init__(self):
         self.found = [None] * len(self.planned)
@@ -119,18 +119,18 @@ class Plan:
         return not self._waiting and not self._taken
 
     def waiting(self) -> list[Missing]:
-        """Returns the missing runs that are known so far, and that no job has."""
+        """Returns the missing runs that are known so far and that no job holds."""
         return [run for share in self._waiting for run in share.runs]
 
     def take(self, jobs: int = 1) -> Share | None:
-        """Returns what a free job makes next; None while there is nothing.
+        """Returns the share that a free job makes next; None while there is none.
 
         Args:
-            jobs: how many there are, busy ones included.
+            jobs: the number of jobs, including busy ones.
         """
         if not self._waiting:
             return None
-        # A job's part of all that waits: the last shares are small, so that all jobs
+        # A job's part of all waiting runs: the last shares are small, so that all jobs
         # end at about the same time.
         most = math.ceil(len(self.waiting()) / jobs)
         share = self._waiting.pop(0)
@@ -141,7 +141,7 @@ class Plan:
         return share
 
     def ended(self, share: Share, outcome: Made | Refused) -> None:
-        """Counts the first run of a share, which was made, or failed."""
+        """Counts the first run of a share, which was made or failed."""
         run = share.runs.pop(0)
         self._taken -= 1
         match outcome:
@@ -155,7 +155,7 @@ class Plan:
             self._add_finals(share.number, 0)
 
     def give_back(self, share: Share) -> None:
-        """Takes back what a job has not made of its share."""
+        """Takes back the runs of a share that a job has not made."""
         self._taken -= len(share.runs)
         if share.runs:
             self._waiting.insert(0, share)
@@ -167,7 +167,7 @@ class Plan:
         if runs is not None:
             self._add(number, [runs], place)
             return
-        line = "none of its trials could be made, so its values are unknown"
+        line = "all of its trials failed, so its values are unknown"
         self.failures.append(Failure(planned, planned.seeds[0], line, is_request=True))
 
     def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
@@ -175,7 +175,7 @@ class Plan:
         missing = [Missing(runs, seed) for runs in sets for seed in runs.missing()]
         for run in missing:
             if why := damage(run.folder):
-                terminal.say(f"{why}: the run is made anew")
+                terminal.say(f"{why}: the run is made again")
         self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
         if missing:
             self._waiting.insert(place, Share(number, missing))

@@ -18,8 +18,8 @@ class StudyProgress:
 
     Args:
         total: number of runs.
-        done: number of those that exist already.
-        bar: progress bar, disabled where there is no terminal.
+        done: number of runs that exist already.
+        bar: progress bar, disabled if there is no terminal.
     """
 
     def __init__(self, total: int, done: int, bar: Progress):
@@ -45,7 +45,7 @@ class StudyProgress:
             self.say(text)
 
     def show(self) -> None:
-        """Shows the sum of all lines."""
+        """Updates the overall progress from all lines."""
         at = self.done + sum(line.part for line in self.lines)
         text = f"{self.done}/{self.total} runs"
         if len(self.lines) > 1:
@@ -53,9 +53,9 @@ class StudyProgress:
         self.bar.update(self._task, completed=at, description=text, left=self.left(at))
 
     def left(self, at: float) -> str:
-        """Returns the time left in words, with so many runs and parts of runs done."""
+        """Returns the time left in words; `at` is the runs done, with fractions."""
         made, missing = self.made + at - self.done, self.total - at
-        # The first steps take much longer: they are compiled.
+        # The first steps take much longer, because they are compiled.
         if made < 0.2 or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self._started) / made * missing
@@ -63,10 +63,10 @@ class StudyProgress:
 
 
 class RunLine:
-    """The line of one run, from its begin to `end` or `drop`.
+    """The line of one run, from its start to `end` or `drop`.
 
     Attributes:
-        part: of the run that is done, from 0 to 1.
+        part: the fraction of the run that is done, from 0 to 1.
     """
 
     def __init__(self, study: StudyProgress, name: str):
@@ -75,7 +75,7 @@ class RunLine:
         self._task = study.bar.add_task(f"  {name}", total=1, left="")
 
     def show(self, news: News) -> None:
-        """Shows news of the run; a caution once for all seeds of its cell."""
+        """Shows news about the run; a warning is shown once for all seeds."""
         match news:
             case Stepped(done, steps, loss):
                 self.part = done / steps
@@ -87,7 +87,7 @@ class RunLine:
         self._study.show()
 
     def end(self, outcome: Made | Refused) -> None:
-        """Ends the run, and shows its results, or why it failed."""
+        """Ends the run, and shows its results or why it failed."""
         study = self._study
         match outcome:
             case Made(words):
@@ -100,7 +100,7 @@ class RunLine:
                 study.say(f"failed: {self._name}: {why}")
 
     def drop(self) -> None:
-        """Removes the line: its run begins anew elsewhere, or never."""
+        """Removes the line, whether or not its run starts again elsewhere."""
         self._study.lines.remove(self)
         self._study.bar.remove_task(self._task)
         self._study.show()
@@ -108,7 +108,7 @@ class RunLine:
 
 @contextmanager
 def progress(total: int, done: int) -> Iterator[StudyProgress]:
-    """Shows bars where stderr is a terminal, a line for each run elsewhere."""
+    """Shows bars if stderr is a terminal, otherwise a line for each run."""
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
     columns += ("{task.fields[left]}",)
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()

@@ -12,17 +12,17 @@ def of_runs(names: Iterable[str]) -> dict[str, str]:
     """Returns the versions of packages, and of the user's own modules.
 
     Args:
-        names: of algorithms and tasks; those with a colon are the user's own.
+        names: names of algorithms and tasks; those with a colon are the user's own.
     """
-    # Runs of an edited algorithm must not be mixed with those before.
+    # Runs of an edited algorithm must not be mixed with earlier ones.
     return {**versions(), **of_modules(names)}
 
 
 def of_modules(names: Iterable[str]) -> dict[str, str]:
-    """Returns a digest of each module of the user's own.
+    """Returns a digest of each of the user's own modules.
 
     Args:
-        names: of algorithms and tasks; those with a colon are the user's own.
+        names: names of algorithms and tasks; those with a colon are the user's own.
     """
     modules = {name.partition(":")[0] for name in names if ":" in name}
     return {name: _digest(_file(name)) for name in sorted(modules)}

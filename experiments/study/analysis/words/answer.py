@@ -14,7 +14,7 @@ from experiments.study.statistics import Measure, paired
 from experiments.study.tuning import Tuning
 
 MOST_NAMED = 8  # labels in a sentence; the table has all
-# Two longer names do not fit in one line, in characters.
+# The most characters of two names that fit in one line.
 LONGEST = 40
 
 Points = Mapping[str, Ranking]
@@ -25,10 +25,10 @@ class Cost(NamedTuple):
     """The cost of some rows: bytes that they sent.
 
     Attributes:
-        rows: those that sent least.
+        rows: the rows that sent the least.
         least: bytes that each of their workers sent.
-        most: the row that sent most of all.
-        part: the least as a part of the most, in words; "" if that is no saving.
+        most: the row that sent the most.
+        part: the least as a fraction of the most, in words; "" if nothing is saved.
     """
 
     rows: Sequence[Row]
@@ -53,14 +53,14 @@ def lead(points: Points, by: Measure, terms: str) -> str:
 
 
 def _line(ranking: Ranking, by: Measure) -> str:
-    """Returns the best of these rows, as surely as it is known."""
+    """Returns the line about the best of these rows, and how certain it is."""
     rows, top, kinds, _ = ranking
     if top is None:
         return "All runs diverged"
     others, alike = len(rows) - 1, [*kinds["doubtful"], *kinds["unseen"]]
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
-    # All comparisons are paired: if one has too few seeds, the line cannot be surer.
+    # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
         count = top.seeds - top.diverged
         but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
@@ -69,10 +69,10 @@ def _line(ranking: Ranking, by: Measure) -> str:
     elif alike and len(alike) == others:
         return _unseen(top, leader(alike, by) or top, others, by)
     elif alike:
-        but = f"{len(alike)} of {others} others cannot be told from it"
+        but = f"{len(alike)} of {others} others cannot be distinguished from it"
     elif kinds["edge"]:
         some = f"{len(kinds['edge'])} of {others} others"
-        but = f"{some} may be better beyond what was tried"
+        but = f"{some} may be better outside the range tried"
     else:
         partly = " in the mean alone" if kinds["better"] else ""
         return f"{top.label} has the best {by.name}{partly}"
@@ -80,17 +80,17 @@ def _line(ranking: Ranking, by: Measure) -> str:
 
 
 def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
-    """Returns that no row can be told from the best, and how far the second is."""
+    """Returns the line where no row can be distinguished from the best."""
     difference = paired(top.final, second.final)
     apart = " ".join(figures(difference, by, by.side)) if difference else ""
-    # Names that need a second line are left to the headline.
+    # Names that need a second line are left out: the headline has them.
     if others == 1 and len(top.label + second.label) <= LONGEST:
         return f"No difference seen between {top.label} and {second.label}: {apart}"
     return f"No difference seen: {top.label} is ahead by {apart}"
 
 
 def _swept(points: Points, by: Measure) -> str:
-    """Returns the best variants, and at how many values of a sweep each is it."""
+    """Returns the best variants, and at how many values of a sweep each is best."""
     sweep = next(iter(points)).partition("=")[0]
     tops = [x.top for x in points.values() if x.top is not None]
     if not tops:
@@ -115,27 +115,27 @@ def answer(points: Points, by: Measure, terms: str, times: float) -> str:
     """
     lines, is_ranked = [], terms != ONE_NOMINAL
     if not is_ranked:
-        unlike = f"effective learning rates differ {factor(times)}"
+        unlike = f"the largest effective learning rate is {factor(times)} the smallest"
         lines = [f"At one nominal rate no winner is named: {unlike}."]
     for point, ranking in points.items():
         text = headline(ranking, by, is_ranked)
         text = f"{terms}, {text}" if terms and is_ranked else text
-        # A label is no word to begin with a capital letter.
+        # A label at the start of a sentence gets no capital letter.
         text = sentence(text) if terms and not point else text
         lines.append(f"{point}: {text}" if point else text)
     return "\n".join(lines)
 
 
 def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
-    """Returns the best row, how sure that is, and at what cost, in two sentences.
+    """Returns the best row, how certain that is, and its cost, in two sentences.
 
     Args:
         ranking: one row or more.
         by: the measure.
-        is_ranked: whether a winner is named; else there is only the range of means.
+        is_ranked: whether a winner is named; otherwise only the range of means is.
 
-    The cost is the least that is sent by the best and by those that cannot be told from
-    it, be it for chance or for too few seeds.
+    The cost is the smallest number of bytes sent by the best row and by those that
+    cannot be distinguished from it, whether by chance or because of too few seeds.
     """
     rows, top, kinds, comparisons = ranking
     if top is None or top.measure is None:
@@ -155,7 +155,7 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
 
 
 def _several(rows: Sequence[Row]) -> str:
-    """Returns labels, and how many runs their means leave out; or their number."""
+    """Returns labels with the number of diverged runs; for many rows, their number."""
     if len(rows) > MOST_NAMED:
         return f"{len(rows)} others"
     lost = [
@@ -170,17 +170,17 @@ def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     if (cost := cost_of(rows, pool)) is None:
         return ""
     first = cost.rows[0]
-    who = f"Of these, {listed([row.label for row in cost.rows])} sent least:"
+    who = f"Of these, {listed([row.label for row in cost.rows])} sent the least:"
     who = "It sent" if len(pool) == 1 else who
     share = f", {cost.part} of what {cost.most.label} sent" if cost.part else ""
-    # So many syncs explain a share that is no round one.
+    # The number of syncs explains a share that is not round.
     if share and first.syncs and first.syncs < first.steps:
-        share += f": {first.syncs} syncs in {first.steps} steps"
+        share += f" ({first.syncs} syncs in {first.steps} steps)"
     return f" {who} {size(cost.least)} per worker{share}."
 
 
 def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
-    """Returns the least that the pool sent, beside the most that any row sent."""
+    """Returns the least that the pool sent, and the most that any row sent."""
     sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
     own = [x for x, row in sent if row in pool]
     if not own:
@@ -192,7 +192,7 @@ def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
 
 
 def share(part: float) -> str:
-    """Returns a part of a whole in words, such as "1/16" or "37 %"."""
+    """Returns a fraction in words, such as "1/16" or "37 %"."""
     whole = round(1 / part)
     if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
         return f"1/{whole:,}"
@@ -225,11 +225,11 @@ def numbers(
     span = ends(fine, by), f"{by.name}, lowest and highest"
     found = [(reached, f"{by.name} of {named(top)}")]
     if terms == ONE_NOMINAL:
-        found, pool = [span, (factor(times), "between effective learning rates")], fine
+        found, pool = [span, (factor(times), "ratio of effective learning rates")], fine
     elif is_swept:
         found.append(span)
     else:
-        # The baseline has no difference to itself: then the next best shows the gap.
+        # If the baseline is best, the next best row shows the gap.
         pairs = [row for row in fine if row.comparison.difference]
         best = top if top in pairs else leader(pairs, by)
         if best is not None:
@@ -252,13 +252,13 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
     """Returns the best values of tuned flags against a swept one.
 
     Args:
-        scores: of the tuning.
+        scores: the scores of the tuning.
 
     Returns:
         The first law in one line, such as "Best outer-lr: 0.8 at workers=2, 0.4 at
         workers=8"; and a sentence for each variant and tuned flag, such as "Best
         outer-lr of diloco: 0.8 at workers=2, 0.4 [0.4, 0.8] at workers=8." An interval
-        is shown where it is more than the value itself. Nothing without a sweep.
+        is shown unless it holds only the value itself. Both are empty without a sweep.
     """
     by_flag: dict[tuple[str, str], list[Tuning]] = {}
     for each in scores:
@@ -275,7 +275,7 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
 
 
 def _best(each: Tuning) -> str:
-    """Returns the best value, and its interval where that has other ends."""
+    """Returns the best value, and its interval unless it holds only that value."""
     if each.low is None or each.high is None or each.low == each.chosen == each.high:
         return number(each.chosen)
     return f"{number(each.chosen)} [{number(each.low)}, {number(each.high)}]"
@@ -288,5 +288,5 @@ def titled(labels: Sequence[str], task: str) -> str:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """Returns names as a sentence has them: "a, b and c"."""
+    """Returns names joined as in a sentence: "a, b and c"."""
     return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])

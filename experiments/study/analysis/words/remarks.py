@@ -18,7 +18,7 @@ from experiments.study.tuning import Tuning
 def settings(
     task: str, seeds: int, swept: Range | None, runs: Sequence[RunSet]
 ) -> dict[str, str]:
-    """Returns the settings of the runs; where they differ, those of each."""
+    """Returns the settings of the runs; where they differ, those of each run set."""
     shown = {"task": task, "seeds": f"0 to {seeds - 1}"}
     if sizes := _examples(runs):
         shown["examples"] = sizes
@@ -27,7 +27,7 @@ def settings(
     each = [_settings(r.config) for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
         values = [str(one.get(name)) for one in each]
-        # No run has it, such as --clip-norm.
+        # No run sets it, such as --clip-norm.
         if set(values) == {"None"}:
             continue
         pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
@@ -40,10 +40,10 @@ def _examples(runs: Sequence[RunSet]) -> str:
     sizes = runs[0].any.get("examples")
     if sizes is None:
         return ""
-    found = [f"{sizes['train']:,} to train on", f"{sizes['test']:,} to test on"]
+    found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
     if tried := [x for x in runs[0].trials if x.summaries]:
         held_out = tried[0].any["examples"]["test"]
-        found.append(f"{held_out:,} of the former held out to tune on")
+        found.append(f"{held_out:,} training examples held out for tuning")
     return ", ".join(found)
 
 
@@ -72,7 +72,7 @@ def remarks(
     """Yields the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
     for i, row in enumerate(gone, 1):
-        # Said once, after the last of them.
+        # Yielded once, after the last of them.
         is_last = i == len(gone) and any(x.measure for x in gone)
         yield formatting.diverged(row) + f" {say('others')}" * is_last
     if config.seeds < MIN_SEEDS:
@@ -144,11 +144,11 @@ def _on_tuning(
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
-    """Yields warnings about steps in no center, and bytes that vary or are unknown."""
+    """Yields warnings about steps after the last sync and about uncertain bytes."""
     found: dict[tuple[str, int, int], list[str]] = {}
     for r in runs:
         s = r.any
-        # The center is that of the last sync: later local steps are not in it.
+        # The center dates from the last sync: later local steps are not in it.
         late = s["steps"] - s["center_step"]
         if late > 0 and not s["diverged"]:
             key = "late_steps" if s["center_step"] else "no_sync"

@@ -1,1 +1,1 @@
-"""The figures of a report, a file a kind."""
+"""The figures of a report, one file per kind."""

@@ -1,4 +1,4 @@
-"""The figures of the ends of runs: differences to the baseline, and the trade-off."""
+"""Figures of final results: differences to the baseline, and accuracy by bytes."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,12 +24,12 @@ TOO_FEW = (
     "Thin bars are one standard deviation of the differences to each side: there are "
     "too few seeds for an interval."
 )
-LABELLED = 12  # points that can all have their label; of more only the front has
-FEW = 8  # fewer points are all in the picture
+LABELLED = 12  # most points that all get labels; of more, only the front does
+FEW = 8  # fewer points than this are all in the picture
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
-    """The differences, and a point an algorithm where three or more sent unlike."""
+    """Yields the differences; and a trade-off if three numbers of bytes differ."""
     pairs = [(row, row.comparison.difference) for row in report.rows]
     if compared := [(row, difference) for row, difference in pairs if difference]:
         yield differences(report, compared, styles)
@@ -39,7 +39,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 
 def differences(report: Report, compared: Compared, styles: Styles) -> Plot:
-    """Each difference to the baseline and its interval, around a line at 0."""
+    """Returns the figure of differences to the baseline, around a line at 0."""
     name = f"Difference to {report.baseline} in {report.measure.name}"
     title = titled(name, report.measure.difference_unit)
     text = "; ".join(f"{named(row)} {row.comparison.clause}" for row, _ in compared)
@@ -49,7 +49,7 @@ def differences(report: Report, compared: Compared, styles: Styles) -> Plot:
 
 
 def bar(difference: Difference) -> tuple[float, float, str]:
-    """The extents of a bar below and above the mean, and its kind."""
+    """Returns the extents of a bar below and above the mean, and its kind."""
     mean, low, high, deviation, *_ = difference
     if low is not None and high is not None:
         return mean - low, high - mean, "interval"
@@ -59,7 +59,7 @@ def bar(difference: Difference) -> tuple[float, float, str]:
 def draw_differences(
     report: Report, compared: Compared, styles: Styles, title: str
 ) -> Figure:
-    """Draws a panel a point of the sweep, a row an algorithm."""
+    """Draws a panel per value of the sweep, with a row per algorithm."""
     rows: dict[str, list[tuple[Row, Difference]]] = {}
     ends, kinds, factor = [0.0], set(), report.measure.scale
     for row, difference in compared:
@@ -71,7 +71,7 @@ def draw_differences(
     if report.terms != ONE_NOMINAL:
         below += ["better →" if report.measure.higher_is_better else "← better"]
     most = max(map(len, rows.values()))
-    # Beside algorithms that have the swept flag stand others without it.
+    # Some algorithms may lack the swept flag.
     bare = f"without {report.sweep}" if any(rows) else ""
     heads = [formatting.point_text(point) or bare for point in rows]
     figure, panes = charts.panels(title, heads, ", ".join(below), ROW * most)
@@ -80,11 +80,11 @@ def draw_differences(
         charts.scale(axes, "x", x.widened(0.03), 6)
         axes.set(ylim=(most, 0), yticks=[])
         for i, (row, difference) in enumerate(own):
-            # Above its bar: beside it a label would leave a phone no room for the bar.
+            # The label is above its bar: beside it, no room is left on a phone.
             first, *rest = charts.wrapped(row.label, charts.WIDTH - 24)
             text = f"{first} …" if rest else first
             axes.text(0, i + 0.38, text, transform=axes.get_yaxis_transform())
-            # The line at 0 is in pieces, as one line would cross the labels.
+            # The line at 0 is in pieces, because one line would cross the labels.
             axes.plot([0, 0], [i + 0.47, i + 0.93], color=LIGHT["muted"], linewidth=1)
             under, over, kind = bar(difference)
             axes.errorbar(
@@ -101,7 +101,7 @@ def draw_differences(
 
 
 def tradeoff(report: Report, rows: Sequence[Row], styles: Styles) -> Plot:
-    """The measure at the end by bytes, and the front."""
+    """Returns the figure of the final measure by bytes sent, with its front."""
     measure = report.measure
     title = (
         f"{titled(measure.name, measure.unit)} at the end, by bytes sent by each worker"
@@ -136,21 +136,21 @@ def tradeoff(report: Report, rows: Sequence[Row], styles: Styles) -> Plot:
         "answer",
         title,
         f"{title}: {'; '.join(line.tips[0] for line in [*lines, *far])}.",
-        "Bars: one standard deviation to each side. Dotted: no algorithm that sends as "
-        f"little has a better mean ({ends}).{outside}",
+        "Bars: one standard deviation to each side. Dotted line: the algorithms that "
+        f"no other beats with as few bytes ({ends}).{outside}",
         partial(draw_tradeoff, chart, best),
     )
 
 
 def near(lines: Sequence[Line], best: Sequence[Line]) -> tuple[list[Line], list[Line]]:
-    """The points in the picture, and those so far behind that all others would touch.
+    """Returns the points to show, and those so far behind that others would overlap.
 
-    Far is more than three times as far from the best as the median, and beyond the
-    bars of the others. Of fewer than 8 points all are in the picture.
+    A point is left out if it is more than three times as far from the best as the
+    median and beyond the bars of the others. Fewer than 8 points are all shown.
 
     Args:
         lines: the points.
-        best: those that are always in the picture, the best one last.
+        best: the points that are always shown, the best one last.
     """
     means = np.array([line.y[0] for line in lines])
     behind = np.abs(means - best[-1].y[0])
@@ -163,7 +163,7 @@ def near(lines: Sequence[Line], best: Sequence[Line]) -> tuple[list[Line], list[
 
 
 def front(lines: Sequence[Line], higher_is_better: bool) -> list[Line]:
-    """The points that no other beats with as few bytes, fewest bytes first."""
+    """Returns the points that none with as few bytes beats, fewest bytes first."""
     sign = -1.0 if higher_is_better else 1.0
     found: list[Line] = []
     for line in sorted(lines, key=lambda x: (float(x.x[0]), sign * float(x.y[0]))):
@@ -173,7 +173,7 @@ def front(lines: Sequence[Line], higher_is_better: bool) -> list[Line]:
 
 
 def draw_tradeoff(chart: Chart, best: Sequence[Line]) -> Figure:
-    """Draws the points, and steps along the front."""
+    """Draws the points, and a stepped line along the front."""
     figure = charts.draw_chart(chart)
     xs = [*(float(line.x[0]) for line in best), chart.x.high]
     ys = [float(line.y[0]) for line in [*best, best[-1]]]

@@ -1,4 +1,4 @@
-"""The figures over the runs: a metric against steps, bytes or time."""
+"""Figures of a metric over the runs, against steps, bytes or time."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -22,7 +22,7 @@ class View(NamedTuple):
         name: name in words.
         title: addition to a title, such as "on 10 GbE".
         kind: kind of its tick labels: plain, bytes or time.
-        network: that the time is modelled on; "" for other kinds.
+        network: the network on which time is modelled; "" for other kinds.
         folded: whether it is shown only on demand.
     """
 
@@ -43,7 +43,7 @@ class View(NamedTuple):
 def views_of(report: Report) -> list[View]:
     """Returns steps, bytes, and the time on each network.
 
-    Only the slowest network is unfolded: there the bytes cost most.
+    Only the slowest network is unfolded, because bytes cost the most there.
     """
     # The last value of a curve is that of the whole run.
     most = {
@@ -64,10 +64,10 @@ def views_of(report: Report) -> list[View]:
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
-    """Every metric against steps; the compared ones against bytes and time, too."""
+    """Yields every metric against steps; the compared ones against bytes and time."""
     views = views_of(report)
     for quantity in quantities(report):
-        # One range of y in all views: charts of a metric then differ in x alone.
+        # The range of y is the same in all views: charts of a metric differ only in x.
         y = range_of(quantity, lines_of(report, quantity, views[0]))
         if y is None or is_empty(report, quantity):
             continue
@@ -78,7 +78,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 
 def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
-    """The curves with a figure to show."""
+    """Returns the lines of the curves that have a finite value."""
     lines, by, words = [], quantity.by, charts.WORDS[view.kind]
     for curve in report.curves:
         band, x = curve.bands.get(by.key), view.values(curve)
@@ -99,18 +99,18 @@ def lines_of(report: Report, quantity: Quantity, view: View) -> list[Line]:
 
 
 def finite(values: Sequence[float | None]) -> np.ndarray:
-    """An array with NaN for missing and infinite values."""
+    """Returns an array with NaN for missing and infinite values."""
     # None becomes NaN.
     array = np.array(values, float)
     return np.where(np.isfinite(array), array, np.nan)
 
 
 def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
-    """The range of y that shows the differences; None without a line.
+    """Returns the range of y that shows the differences; None without a line.
 
-    The first quarter of a run may begin outside, where all figures are far from those
-    that are compared. So may a run that diverges: it is far from the best line by the
-    measure of that line's own extent.
+    The first quarter of a run may lie outside: its values are far from the final ones.
+    So may a run that diverges: its distance from the best line is large compared with
+    the extent of that line.
     """
     if not lines:
         return None
@@ -125,7 +125,7 @@ def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
         if most > 0 and not quantity.by.higher_is_better:
             fence = min(fence, most)
     rows = np.concatenate(settled, axis=1)
-    # The comparison is false for gaps, too.
+    # The comparison is false for gaps (NaN), too.
     rows = rows[:, rows[0] <= fence]
     low, high = float(np.nanmin(rows)), float(np.nanmax(rows[rows <= 2 * fence]))
     positive = rows[0][rows[0] > 0]
@@ -138,16 +138,16 @@ def range_of(quantity: Quantity, lines: Sequence[Line]) -> Range | None:
 
 
 def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
-    """The range of x in which lines are seen; None without a positive x.
+    """Returns the range of x in which lines are seen; None without a positive x.
 
-    Bytes are on a logarithmic axis, as one algorithm sends tens of times what another
-    sends, and times that differ much.
+    The axis is logarithmic for bytes, because one algorithm may send tens of times as
+    many as another, and for times that differ much.
     """
     last = [float(np.nanmax(line.x)) for line in lines] or [0.0]
     log = view.kind == "bytes" or (
         view.kind == "time" and 0 < 4 * min(last) < max(last)
     )
-    # A logarithmic axis would spend decades on what lies outside the range of y.
+    # A logarithmic axis would spend decades on values outside the range of y.
     seen = [
         line.x[(line.x > 0) & (line.y >= y.low) & (line.y <= y.high)] if log else line.x
         for line in lines
@@ -161,7 +161,7 @@ def x_range(view: View, lines: Sequence[Line], y: Range) -> Range | None:
 def plot(
     report: Report, quantity: Quantity, view: View, y: Range, styles: Styles
 ) -> Plot | None:
-    """A metric against steps, bytes or time; None without a positive x."""
+    """Returns a metric against steps, bytes or time; None without a positive x."""
     by, lines = quantity.by, lines_of(report, quantity, view)
     x = x_range(view, lines, y)
     if x is None:
@@ -190,7 +190,7 @@ def plot(
 
 
 def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:
-    """Names all that the figure leaves out: a missing line is no missing run."""
+    """Returns a caption that names the lines that the figure leaves out, and why."""
     drawn = {line.label for line in chart.lines}
     texts = [(line.label, reason(line, chart, view)) for line in chart.lines]
     texts += [
@@ -203,7 +203,7 @@ def note(report: Report, quantity: Quantity, view: View, chart: Chart) -> str:
 
 
 def reason(line: Line, chart: Chart, view: View) -> str:
-    """Why a line, or a part of it, is not seen; "" if it is."""
+    """Returns why a line, or a part of it, is not visible; "" if all of it is."""
     if chart.x.log and not (line.x > 0).any():
         return f"{view.name}: 0, so not on this axis"
     if chart.y.log and not (line.y > 0).any():

@@ -1,4 +1,4 @@
-"""The figures over the values of a flag: a sweep, its best values, and the trials."""
+"""Figures over the values of a flag: a sweep, the best values in it, and trials."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -21,8 +21,8 @@ class Sweep(NamedTuple):
     """The x axis of the swept values.
 
     Attributes:
-        at: their places, by point.
-        ticks: their words.
+        at: positions on the axis, by point.
+        ticks: tick labels.
     """
 
     at: Mapping[str, float]
@@ -30,12 +30,12 @@ class Sweep(NamedTuple):
 
     @property
     def range(self) -> Range:
-        """The range from the least to the greatest place."""
+        """The range from the smallest to the largest position."""
         return Range(min(self.at.values()), max(self.at.values()))
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
-    """The measure over the sweep; a figure of the trials of each tuned flag."""
+    """Yields the measure over the sweep, and the trials of each tuned flag."""
     swept = swept_values(report)
     if swept.at and any(row.measure for row in report.rows):
         yield sweep(report, styles, swept)
@@ -49,7 +49,7 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 
 def swept_values(report: Report) -> Sweep:
-    """Places of the swept values: even for words and for growth by factors."""
+    """Returns the axis of the swept values, evenly spaced for words and for factors."""
     points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
     texts = [point.partition("=")[2] for point in points]
     try:
@@ -58,14 +58,14 @@ def swept_values(report: Report) -> Sweep:
         ticks = [charts.plain(text) for text in texts]
         return Sweep({point: i for i, point in enumerate(points)}, ticks)
     ticks = [number(x) for x in places]
-    # Workers, periods and rates are swept by factors.
+    # Workers, periods and rates usually grow by factors: a logarithmic axis.
     if places and min(places) > 0 and max(places) >= 4 * min(places):
         places = [float(np.log(x)) for x in places]
     return Sweep(dict(zip(points, places, strict=True)), ticks)
 
 
 def sweep(report: Report, styles: Styles, swept: Sweep) -> Plot:
-    """The measure at the end against the swept value."""
+    """Returns the figure of the final measure against the swept value."""
     measure, x = report.measure, swept.range
     rows = [row for row in report.rows if formatting.is_known(row)]
     title = f"{titled(measure.name, measure.unit)} by {report.sweep}"
@@ -77,7 +77,7 @@ def sweep(report: Report, styles: Styles, swept: Sweep) -> Plot:
         own = [row for row in rows if row.label == label]
         xs = [swept.at[row.point] + shift for row in own if row.point]
         is_swept = bool(xs)
-        # A line across is of an algorithm without the flag.
+        # An algorithm without the flag gets a horizontal line.
         own, xs = (own, xs) if is_swept else (own * 2, [ends.low, ends.high])
         tips = [f"{named(row)}: {spread(row.measure, measure)}" for row in own]
         line = charts.line_of_rows(report, own, xs, tips)
@@ -99,7 +99,7 @@ def sweep(report: Report, styles: Styles, swept: Sweep) -> Plot:
 def optima(
     report: Report, styles: Styles, swept: Sweep, flag: str, found: Sequence[Tuning]
 ) -> Plot:
-    """The best value of a tuned flag against the swept value."""
+    """Returns the figure of the best value of a tuned flag against the swept value."""
     labels = [label for label in styles if any(t.label == label for t in found)]
     lines = [optimum([t for t in found if t.label == x], swept.at) for x in labels]
     tried = [value for tuning in found for value in tuning.values]
@@ -108,7 +108,7 @@ def optima(
     title, texts = f"Best {flag} by {report.sweep}", {label: label for label in labels}
     chart = Chart(title, report.sweep, x, y, lines, styles, texts, bars=True)
     known = any(tuning.low is not None for tuning in found)
-    bars = "Bars: 95 % intervals, by resampling the seeds of the trials."
+    bars = "Bars: 95 % intervals, from resampling the seeds of the trials."
     return Plot(
         f"best {flag} by {report.sweep}",
         "sweep",
@@ -121,7 +121,7 @@ def optima(
 
 
 def optimum(found: Sequence[Tuning], at: Mapping[str, float]) -> Line:
-    """One algorithm's best values of a flag, and their intervals."""
+    """Returns an algorithm's best values of a flag, and their intervals."""
     ends = [(t.chosen if t.low is None else t.low, t.high or t.chosen) for t in found]
     tips = [
         f"{named(t)}: {number(t.chosen)}"
@@ -132,20 +132,20 @@ def optimum(found: Sequence[Tuning], at: Mapping[str, float]) -> Line:
     low, high = np.array(ends, float).T
     x = np.array([at[t.point] for t in found])
     y = np.array([t.chosen for t in found], float)
-    # A resample may leave the chosen value out.
+    # The interval of the resamples may leave out the chosen value.
     low, high = np.minimum(low, y), np.maximum(high, y)
     return Line(found[0].label, "", x, y, low, high, tips)
 
 
 def draw_sweep(chart: Chart, swept: Sweep) -> Figure:
-    """Draws a line an algorithm, with ticks at the swept values."""
+    """Draws a line per algorithm, with ticks at the swept values."""
     figure = charts.draw_chart(chart)
     figure.axes[0].set_xticks([*swept.at.values()], swept.ticks)
     return figure
 
 
 def trials(report: Report, styles: Styles, flag: str, tried: Sequence[Tuning]) -> Plot:
-    """The validation scores of a flag against the values that were tried."""
+    """Returns the figure of validation scores against the values that were tried."""
     measure = report.measure
     name = titled(measure.name.removeprefix("test "), measure.unit)
     title = f"{name} on validation data by {flag}"
@@ -170,7 +170,7 @@ def trials(report: Report, styles: Styles, flag: str, tried: Sequence[Tuning]) -
 
 
 def score_range(tried: Sequence[Tuning], measure: Measure) -> Range:
-    """The range of the scores; of a loss not those far above the median."""
+    """Returns the range of the scores; a loss far above the median does not count."""
     found = (score for tuning in tried for score in tuning.scores)
     scores = [s * measure.scale for s in found if s is not None and formatting.known(s)]
     if not scores:
@@ -185,7 +185,7 @@ def score_range(tried: Sequence[Tuning], measure: Measure) -> Range:
 
 
 def scores_of(tuning: Tuning, measure: Measure) -> Line:
-    """The scores of one algorithm; NaN for runs that diverged."""
+    """Returns the scores of an algorithm as a line; NaN for runs that diverged."""
     x, scores = np.array(tuning.values, float), np.array(tuning.scores, float)
     y = np.where(np.isfinite(scores), scores, np.nan) * measure.scale
     tips = [
@@ -198,12 +198,12 @@ def scores_of(tuning: Tuning, measure: Measure) -> Line:
 
 
 def draw_trials(chart: Chart, tried: Sequence[Tuning]) -> Figure:
-    """Draws a line an algorithm, rings around the best and crosses for divergence."""
+    """Draws a line per algorithm, rings around the best, and crosses for divergence."""
     figure = charts.draw_chart(chart)
     points = list(dict.fromkeys(tuning.point for tuning in tried if tuning.point))
     for tuning, line in zip(tried, chart.lines, strict=True):
         axes = figure.axes[points.index(tuning.point) if tuning.point else 0]
-        # At the edge of the range they lie on the frame, where they must not be cut.
+        # Markers at the edge of the range lie on the frame and must not be cut off.
         free = {"color": chart.styles[tuning.label]["color"], "markeredgewidth": 1}
         free |= {"clip_on": False, "in_layout": False}
         gone, best = line.x[np.isnan(line.y)], line.x == tuning.chosen

@@ -11,12 +11,12 @@ from experiments.study.analysis.results import Report
 from experiments.study.report.charts import Chart, Line, Plot, Range, draw_chart
 from experiments.study.report.styles import Styles
 
-FAR = 32.0  # times as long as the fastest: the end of the axis
-SHOWN = 12  # lines of one figure that can be told apart
+FAR = 32.0  # the end of the axis: so many times as long as the fastest
+SHOWN = 12  # the most lines that can be distinguished in one figure
 
 
 def plots(report: Report, styles: Styles) -> Iterator[Plot]:
-    """The profiles over the networks and the points of the sweep."""
+    """Yields the profiles over the networks and the values of the sweep."""
     times = times_of(report.rows)
     found = profiles(times)
     # On a single workload a profile is a list of times, which the table has.
@@ -25,12 +25,12 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 
 def plot(found: Sequence[Profile], styles: Styles, workloads: str) -> Plot:
-    """One figure of profiles.
+    """Returns the figure of profiles.
 
     Args:
         found: profiles, best first.
-        styles: by label.
-        workloads: their names.
+        styles: styles by label.
+        workloads: the names of the workloads.
     """
     count = len(found[0].ratios)
     title = "Share of workloads by time to the target over the fastest's"
@@ -51,17 +51,17 @@ def plot(found: Sequence[Profile], styles: Styles, workloads: str) -> Plot:
         "time",
         title,
         f"{title}. Scores: {scores}.",
-        f"Performance profiles, as AlgoPerf draws them, over {count} workloads: "
-        f"{workloads}. In brackets: the mean share from 1 to {MOST:g} times.{kept}",
+        f"Performance profiles, as in AlgoPerf, over {count} workloads: {workloads}. "
+        f"In brackets: the score, the mean share from 1 to {MOST:g} times.{kept}",
         partial(draw_chart, chart),
     )
 
 
 def line_of(profile: Profile) -> Line:
-    """A line with a step at each workload, across the whole axis."""
+    """Returns a line with a step at each workload, across the whole axis."""
     ends = [x for x in dict.fromkeys(profile.ratios) if x <= FAR]
     at = [*dict.fromkeys([1.0, *ends, FAR])]
-    # A step goes up at its place: every place stands there with both of its shares.
+    # Each step is vertical: every position occurs with both of its shares.
     x, shares = np.repeat(at, 2)[1:], [profile.share(place) for place in at]
     y, every = np.repeat(shares, 2)[:-1], max(1, len(x) // 4)
     tips = [
