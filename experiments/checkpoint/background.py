@@ -1,4 +1,4 @@
-"""One piece of work at a time in a thread, beside training."""
+"""A thread that does one piece of work at a time while training continues."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

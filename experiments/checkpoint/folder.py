@@ -1,7 +1,7 @@
 """The folder of a run's checkpoints: listing, loading and pruning.
 
-Every process writes its own workers (see `shard_file`); a restoring run may have
-another number of processes. Hosts may share the folder or not.
+Every process writes its own workers (see `shard_file`). A run that restores them may
+have another number of processes. Hosts need not share the folder.
 """
 
 import os
@@ -42,21 +42,21 @@ def load(
     """Loads workers of a checkpoint, whatever shards they are in.
 
     Args:
-        folder: of the checkpoints.
+        folder: the folder of the checkpoints.
         step: one of `steps`.
-        first: the number of the first worker wanted; None: 0.
-        count: workers wanted; None: all from `first` on.
-        check: raises a ValueError for a shard that does not serve.
+        first: the number of the first worker to load; None means 0.
+        count: the number of workers to load; None means all from `first` on.
+        check: raises a ValueError for a shard that cannot be used.
 
     Returns:
-        A shard of those workers, in arrays of its own; shared and record are those of
-        any shard, as all are of one run. If a step is there in several layouts (0-of-1;
-        0-of-2 and 1-of-2), they are from the first that serves: complete ones come
-        first.
+        A shard of these workers, with newly made arrays. Its shared arrays and record
+        may come from any shard, as all shards belong to one run. If a step exists in
+        several layouts (0-of-1; 0-of-2 and 1-of-2), the first usable layout is loaded;
+        complete layouts are tried first.
 
     Raises:
-        Damaged: a shard that is needed is, or does not fit the others.
-        Incomplete: shards that are needed are missing.
+        Damaged: a needed shard is damaged, or does not fit the others.
+        Incomplete: needed shards are missing.
         OSError: a file cannot be read.
     """
     layouts: dict[int, list[ShardName]] = defaultdict(list)
@@ -86,14 +86,15 @@ def prune(
 
     Args:
         folder: of the checkpoints.
-        keep: the newest steps to keep; 0 removes all. With 1, the other processes must
-            have written theirs: until then the one before is the last complete one.
-        number: of the process's shards.
+        keep: the number of newest steps to keep; 0 removes all. With 1, all other
+            processes must have written this step first: until then, only the step
+            before it is complete.
+        number: the number of the process's shards.
         of: the number of shards.
-        newest: the step that was written or restored last. Newer ones stay: none of
-            them served. None: there are none.
+        newest: the step that was written or restored last. Newer steps, which could not
+            be restored, are kept. None means that there are no newer steps.
         run_ids: as in `remove`.
-        best: a step that is kept, however old.
+        best: a step to keep, however old.
 
     Raises:
         OSError: a file cannot be removed.

@@ -23,10 +23,10 @@ WITHOUT = errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP  # file systems without lock
 
 @contextmanager
 def held(out: Path) -> Iterator[None]:
-    """Holds a folder, made if needed, until the end of the process at the latest.
+    """Locks a folder, made if needed, until the end of the process at the latest.
 
-    Folders that it made are removed again if they stay empty. A process that is killed
-    leaves the file, but no lock.
+    Folders made here are removed again if they stay empty. A killed process leaves the
+    lock file behind, but the lock is released.
 
     Raises:
         BadRequest: another command holds the folder, or it cannot be written to.

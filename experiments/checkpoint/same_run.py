@@ -1,4 +1,4 @@
-"""Checks that a run which goes on is the one that was begun."""
+"""Checks that a resumed run is the run that was started."""
 
 from pathlib import Path
 from typing import Any, TypedDict
@@ -39,24 +39,24 @@ def check_config(out: Path, config: RunConfig) -> None:
 
 
 def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
-    """Raises a BadRequest if what was begun is of another run.
+    """Raises a BadRequest if the earlier run differs from the run to resume.
 
     Args:
-        before: what its numbers depend on, by flag, as JSON has it.
-        config: of the run that shall go on.
-        same: whether both have as many workers.
+        before: the earlier run's values that change its results, by flag, as in JSON.
+        config: the config of the run to resume.
+        same: whether both have the same number of workers.
     """
     now = records.plain(config.values("run"))
-    # A run that was begun before there was a flag had the flag's default.
+    # A run started before a flag existed used the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.defaults(TASK, config.task)
     before = records.plain(common) | algorithm.current(before, factories.FORMER)
     free = set() if same else {"workers", "batch_size", "accumulate"}
-    # A longer run begins as a shorter one does, unless that ended in a sync of its own.
+    # A longer run starts like a shorter one, unless that one ended with an extra sync.
     if config.schedule == "constant" and not config.sync_at_end:
         free.add("steps")
-    # A task and an algorithm bring flags of their own: name them first.
+    # Other tasks and algorithms have other flags, so name the task or algorithm first.
     names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
     for name in names:
         if now.get(name) != before.get(name):

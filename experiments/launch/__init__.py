@@ -1,1 +1,1 @@
-"""From a command to running processes."""
+"""Starts the processes of a run from a command."""

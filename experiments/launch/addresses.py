@@ -1,4 +1,4 @@
-"""Addresses: where a host listens, and where others find it."""
+"""Addresses at which a host listens, and at which others reach it."""
 
 import errno
 import ipaddress

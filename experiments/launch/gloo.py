@@ -1,4 +1,4 @@
-"""Connects the processes of a run, at addresses that other hosts reach."""
+"""Connects the processes of a run at addresses that other hosts can reach."""
 
 import importlib
 import inspect

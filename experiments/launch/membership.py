@@ -1,4 +1,4 @@
-"""The processes that a config asks for, found without jax unless a scheduler knows."""
+"""The processes that a config asks for; only a scheduler's detection needs jax."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,8 @@ class Membership(NamedTuple):
     Attributes:
         processes: the number of processes.
         process: the number of this one; None if this command starts all of them.
-        coordinator: HOST:PORT of jax's service in process 0; "" likewise.
+        coordinator: HOST:PORT of jax's service in process 0; "" if this command starts
+            all processes.
     """
 
     processes: int
@@ -26,8 +27,8 @@ def requested(config: RunConfig) -> Membership | None:
     """Returns the processes that a config asks for; None for a single one.
 
     Raises:
-        BadRequest: flags that do not go together, or that leave one out, or a layout
-            that no number of devices could run.
+        BadRequest: flags exclude each other, a flag that others need is missing, or no
+            number of devices could run the layout.
     """
     try:
         found = _joining(config)

@@ -1,4 +1,4 @@
-"""The place of this process in a run, as whoever started it has set it."""
+"""The place of this process in a run, as set by whatever started it."""
 
 import os
 

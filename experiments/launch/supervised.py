@@ -1,4 +1,4 @@
-"""A run in processes that a command starts and supervises, here or on a cluster."""
+"""A run in processes that one command starts and supervises, here or on a cluster."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Programs made before they run, also for devices that need not be there."""
+"""Programs compiled ahead of their first call, even for devices that are absent."""
 
 from typing import Any, NamedTuple
 
@@ -29,19 +29,20 @@ class Batches(NamedTuple):
 def compile_all(
     trainer: DataParallel, state: TrainState, training: Batches, held_out: Batches
 ) -> None:
-    """Compiles what a training takes after `init` side by side; runs nothing.
+    """Compiles all programs that a training needs after `init`, without running them.
 
-    One after the other, as their first calls come, takes longer on several cores. In
-    several processes nothing is done: there each compiles as its call comes.
+    On several cores, compiling them in parallel takes less time than compiling each at
+    its first call. With several processes, this function does nothing, and each program
+    is compiled at its first call.
 
     Args:
-        trainer: whose programs.
-        state: as `run` takes it; it is kept.
-        training: such as those of `run`.
-        held_out: such as those of `evaluate`.
+        trainer: the trainer whose programs are compiled.
+        state: as in `run`; it stays usable.
+        training: batches like those given to `run`.
+        held_out: batches like those given to `evaluate`.
 
     Raises:
-        ValueError: as `run` and `evaluate`.
+        ValueError: as in `run` and `evaluate`.
     """
     if trainer.layout.processes > 1:
         return
@@ -127,12 +128,12 @@ def lower(
 def sends(trainer: DataParallel, state: TrainState) -> Sends:
     """Counts what a device sends in a step and in its branches, each taken once.
 
-    A compiled program has all branches of a step: these are the sends to hold it
-    against. `trainer.communication` has those of the branches that a step takes.
+    A compiled program contains all branches of a step, so compare its sends with this
+    count. `trainer.communication` counts only the branches that a step takes.
 
     Args:
-        trainer: which has lowered or initialized the state.
-        state: arrays or their shapes, led by (places, lanes).
+        trainer: the trainer that lowered or initialized the state.
+        state: arrays or their shapes; they lead with (places, lanes).
 
     Raises:
         ValueError: as `syncalgos.communication`.

@@ -56,43 +56,47 @@ class DataParallel:
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. Or a plain (params, batch) -> scalar, or (params,
             batch, key) -> scalar.
-        optimizer: the inner optimizer, any optax GradientTransformation, or MultiSteps,
-            each call of which is a local step. One with extra arguments gets the loss
-            as `value`: the worker's own, or the mean over the workers if the strategy
-            reduces gradients. Or hyperparams -> such a one.
-        strategy: the synchronization algorithm, such as `bmuf()`. Or hyperparams ->
-            such a one.
-        workers: their number, at least 1.
-        backend: pmap, shard_map, vmap (one device), or auto: pmap in one process where
-            this jax has it, and else shard_map. All give the same numbers.
-        eval_loss: the loss for `evaluate` where it differs (no dropout, running batch
-            statistics); None means `loss`.
-        accumulate: microbatches of a worker's part of each training batch, one after
-            the other to save memory. Gradients and metrics are the means over them,
-            weighted by a metric "microbatch_weight" if the loss has it; buffers go from
-            one to the next; microbatch i draws from fold_in(key, i).
+        optimizer: the inner optimizer: any optax GradientTransformation, or a
+            MultiSteps, each call of which is a local step. An optimizer with extra
+            arguments gets the loss as `value`: the worker's own, or the mean over the
+            workers if the strategy reduces gradients. Or a function of hyperparams that
+            returns the optimizer.
+        strategy: the synchronization algorithm, such as `bmuf()`. Or a function of
+            hyperparams that returns the strategy.
+        workers: the number of workers, at least 1.
+        backend: pmap, shard_map, vmap (one device), or auto. Auto takes pmap in one
+            process if this jax has it, and shard_map otherwise. All give the same
+            numbers.
+        eval_loss: the loss for `evaluate` if it differs, for example without dropout or
+            with running batch statistics; None means `loss`.
+        accumulate: the number of microbatches into which each worker's part of a
+            training batch is cut. They are computed one after the other to save memory.
+            Gradients and metrics are means over them, weighted by the metric
+            "microbatch_weight" if the loss has it. Each microbatch passes its buffers
+            to the next. Microbatch i draws from fold_in(key, i).
         tables: which leaves of params are tables sharded by rows over the workers (see
-            `lookup`): a tree of booleans, or params -> such a tree. The strategy does
-            not see them, nor their rows in opt_state. The inner optimizer sees a
-            worker's rows alone: norms, such as those of clipping, are over those.
-        each_worker: whether the metrics of `run` also hold "worker_loss", (steps,
-            workers). With lane_form="merged" and a scalar loss, lanes have the mean
-            over those of their device.
+            `lookup`): a tree of booleans, or a function of params that returns one. The
+            strategy does not see tables or their rows in opt_state. The inner optimizer
+            sees only a worker's own rows, so norms, such as those for clipping, are
+            computed from these rows.
+        each_worker: whether the metrics of `run` also hold "worker_loss", of shape
+            (steps, workers). With lane_form="merged" and a scalar loss, each lane gets
+            the mean over the lanes of its device.
         hyperparams: a pytree of numbers, from which the optimizer and the strategy are
-            made. They are data to the compiled programs: with others, which `init`
-            takes, nothing is compiled anew. All else, as a period, is in the programs.
-        placement: devices, lanes, meshes and memories, in place of the default ones.
+            made. Compiled programs take them as data, so other numbers given to `init`
+            need no new compilation. Everything else, such as a period, is compiled in.
+        placement: devices, lanes, meshes and memories to use instead of the defaults.
 
     Attributes:
-        layout: where the workers live.
-        workers: their number.
+        layout: the place of each worker.
+        workers: the number of workers.
 
-    In several processes (`jax.distributed`) workers lie over the devices of all. Each
-    calls the same methods in the same order, with its rows of each batch, a contiguous
-    share (`layout.own_rows`).
+    With several processes (`jax.distributed`), the workers lie on the devices of all
+    processes. Each process calls the same methods in the same order, with its own
+    contiguous rows of each batch (`layout.own_rows`).
 
     Raises:
-        ValueError: an argument that is unknown, out of range, or does not divide.
+        ValueError: an argument is unknown, out of range, or does not divide evenly.
 
     Example:
         >>> import jax.numpy as jnp
@@ -207,16 +211,16 @@ class DataParallel:
 
         Args:
             params: one plain model, a pytree of float arrays.
-            buffers: such as batch statistics; of typed keys each worker gets its own.
-            seed: from which the loss's keys are made, for dropout and the like.
-            hyperparams: numbers in place of the trainer's, a pytree like them. Vectors
-                of one length make a state of as many settings (see `stack`).
+            buffers: arrays that are not trained, such as batch statistics. Each worker
+                gets its own version of typed random keys.
+            seed: the seed of the keys that the loss draws from, such as for dropout.
+            hyperparams: numbers that replace the trainer's, with the same structure.
+                Vectors of one length n make a state of n settings (see `stack`).
 
         Raises:
-            ValueError: a leaf of params that is no float array or not trained, a
-                sharded one whose rows the workers do not divide, buffers with an
-                untyped key, or a strategy that changes shapes or dtypes; it names the
-                leaf.
+            ValueError: a leaf of params is no float array or is not trained, the rows
+                of a table do not divide over the workers, buffers hold an untyped key,
+                or the strategy changes shapes or dtypes. The message names the leaf.
         """
         if count := arguments.settings_of(hyperparams):
             each = arguments.one_by_one(hyperparams, count)
@@ -241,17 +245,17 @@ class DataParallel:
     def stack(self, states: Sequence[TrainState]) -> TrainState:
         """Makes one state of several trainings, which then run in one call.
 
-        They may differ in their params, hyperparameters and keys, as those of other
-        seeds do. `run` and `evaluate` give metrics that lead with the settings, and
-        take the same batches for all, or, with data, rows (settings, steps,
-        global_batch). `center` leads with them, too; all else takes `state.setting(i)`.
+        The trainings may differ in params, hyperparameters and keys, for example in
+        their seeds. `run` and `evaluate` use the same batches for all settings or, with
+        data, rows of shape (settings, steps, global_batch). Settings are the first axis
+        of their metrics and of `center`. All other methods take `state.setting(i)`.
 
         Args:
-            states: of this trainer, after the same number of local steps.
+            states: states of this trainer after the same number of local steps.
 
         Raises:
-            ValueError: none, states of other steps, or workers that are meshes or lie
-                in several processes.
+            ValueError: there are no states, the states differ in their steps, or the
+                workers are meshes or lie in several processes.
         """
         states = [*states]
         if not states:
@@ -276,22 +280,25 @@ class DataParallel:
     ) -> tuple[TrainState, dict[str, jax.Array]]:
         """Trains for as many local steps as batches holds, in one dispatch.
 
-        Any split of the steps into dispatches gives the same numbers, bit for bit;
-        dispatches of one step compile without a loop, and may differ in rounding.
+        Any split of the steps into dispatches gives the same numbers, bit for bit.
+        Only dispatches of one step, which compile without a loop, may differ in
+        rounding.
 
         Args:
-            state: from `init` or the last `run`; its buffers are given up.
-            batches: leaves (steps, global_batch, ...); or, with data, integer rows of
-                it, (steps, global_batch). In several processes, this one's part.
-            data: arrays on the devices, from `place`; a batch is then arrays[rows].
+            state: from `init` or the last `run`. It cannot be used again afterwards.
+            batches: leaves (steps, global_batch, ...) or, with data, integer row
+                numbers (steps, global_batch). With several processes, each gives its
+                own part.
+            data: arrays on the devices, from `place`. A batch is then arrays[rows].
 
         Returns:
             The new state, and metrics with leaves (steps, ...): means over the workers
-            of "loss" and of the loss's own metrics, and what was `decided`.
+            of "loss" and of the loss's own metrics, and the decisions of `decided`.
 
         Raises:
-            ValueError: batches whose leaves disagree or that the workers, their devices
-                or microbatches do not divide; more than 2³¹ - 1 local steps.
+            ValueError: leaves of batches disagree, batches do not divide over the
+                workers, their devices or microbatches, or there are more than 2³¹ - 1
+                local steps.
         """
         self._check(state)
         batches = self._cut(batches, data, self._worker.accumulate, state.settings)
@@ -308,17 +315,18 @@ class DataParallel:
     def step(
         self, state: TrainState, batch: PyTree
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-        """Takes one local step, as the step of an ordinary loop; `run` is faster.
+        """Takes one local step, for use in an ordinary loop; `run` is faster.
 
         Args:
-            state: as in `run`, of one setting.
-            batch: leaves (global_batch, ...). In several processes, this one's part.
+            state: as in `run`, with one setting.
+            batch: leaves (global_batch, ...). With several processes, each gives its
+                own part.
 
         Returns:
-            The new state, and metrics: those of `run` without an axis of steps.
+            The new state, and the metrics of `run` without an axis of steps.
 
         Raises:
-            ValueError: as `run`, or a state of several settings.
+            ValueError: as in `run`, or the state has several settings.
         """
         arguments.check_kind("state", state, TrainState)
         arguments.check_one(state)
@@ -335,16 +343,16 @@ class DataParallel:
     ) -> dict[str, jax.Array]:
         """Runs the center forward, spread over the workers; nothing is learned.
 
-        The center of most strategies is as of the last sync: see `center`.
+        Most strategies set the center at the last sync: see `center`.
 
         Args:
-            state: as in `run`; it is kept.
-            batches, data: as in `run`. In one process the workers need not divide the
-                global batch, if metrics are means over examples that do not depend on
-                each other: all examples weigh the same.
+            state: as in `run`; it stays usable.
+            batches, data: as in `run`. In one process, the global batch need not divide
+                over the workers if metrics are means over independent examples. All
+                examples then weigh the same.
 
         Returns:
-            Metrics with leaves (steps, ...), as from `run`; it raises errors as `run`.
+            Metrics with leaves (steps, ...), as from `run`. Raises the errors of `run`.
         """
         self._check(state)
         self._warn_of_untrained(state)
@@ -397,9 +405,9 @@ class DataParallel:
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
-        A strategy with a center of its own, such as bmuf or diloco, has it as of the
-        last sync: later local steps are not in it, and before the first sync it is the
-        model that `init` was given, of which a warning tells once.
+        A strategy with its own center, such as bmuf or diloco, sets it at each sync.
+        Later local steps are not in it. Before the first sync it is the model given to
+        `init`, and a warning says so once.
 
         Returns:
             Replica(params, (), buffers) on the first worker's device or devices: the
@@ -436,14 +444,14 @@ class DataParallel:
     ) -> Communication:
         """Counts the bytes that each worker sends, as `syncalgos.communication` does.
 
-        A state knows the shapes of opt_state, which may be sent too. A loss that
-        workers share for the optimizer is counted, and `lookup` in a loss is not.
+        The count includes opt_state where a strategy sends it, and the loss where
+        workers share it for the optimizer. It does not include `lookup` in a loss.
 
         Args:
-            state: of this trainer.
-            steps: local steps.
-            workers: a number of workers to count for; None means the trainer's.
-            taken: metrics["decided"] of these steps, where there are decisions.
+            state: a state of this trainer.
+            steps: the number of local steps.
+            workers: the number of workers to count for; None means the trainer's.
+            taken: metrics["decided"] of these steps, if the strategy decides.
 
         Raises:
             ValueError: as `syncalgos.communication`.

@@ -49,15 +49,15 @@ def optimizer_loss(
     loss: jax.Array,
     axis: Axis = WORKERS,
 ) -> jax.Array:
-    """The loss that the optimizer gets: it goes the way of the gradients.
+    """The loss that the optimizer gets.
 
-    Where the strategy may reduce gradients, the mean over the workers; else the
-    worker's own, and nothing is sent. Nor is it where the optimizer ignores the loss.
+    It is the mean over the workers if the strategy may reduce gradients and the
+    optimizer uses the loss. Otherwise it is the worker's own, and nothing is sent.
     """
     loss = jnp.asarray(loss, loss_dtype(replica.params))
-    # Always its own would be wrong under sync_sgd: workers would cut their rates at
-    # different steps, and replicas drift apart. Always the mean would send at each
-    # local step of an algorithm whose point is not to.
+    # The worker's own loss would be wrong under sync_sgd: workers would cut their
+    # learning rates at different steps, and replicas would drift apart. The mean would
+    # be sent at each local step, which local-update algorithms are meant to avoid.
     if introspection.reduces(strategy) and asks(optimizer, replica, loss):
         return collectives.mean(collectives.weighted(loss), axis)
     return loss
@@ -96,11 +96,11 @@ def counter_of(
 
     Args:
         make: hyperparams -> the training's inner optimizer and its strategy.
-        hyperparams: numbers that they may have.
-        replica: of all workers, arrays that lead with (places, lanes).
-        layout: where they live.
-        workers: a number of workers to count for.
-        steps: local steps.
+        hyperparams: numbers of the optimizer and the strategy.
+        replica: the replicas of all workers; arrays lead with (places, lanes).
+        layout: the place of each worker.
+        workers: the number of workers to count for.
+        steps: the number of local steps.
     """
 
     def counted(hyperparams):

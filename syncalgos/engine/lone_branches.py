@@ -1,10 +1,10 @@
 """Collectives that only some workers would reach, found before anything is compiled.
 
-A branch that a worker takes by its own data may hold a collective. On one device both
-arms are computed for all lanes, so that it seems to work; several devices wait for each
-other for ever. Values are followed through the traced program from where they surely
-differ between workers to where a collective makes them common. In doubt a value counts
-as common: only what cannot be right is refused.
+A branch that depends on one worker's data may hold a collective. On one device it
+appears to work, because both arms are computed for all lanes. Several devices wait for
+each other forever. This module follows values through the traced program, from where
+they surely differ between workers to where a collective makes them common. In doubt, a
+value counts as common, so only programs that are surely wrong are refused.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,14 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
     """Traces a strategy's part of a local step, and refuses such a branch in it.
 
     Args:
-        strategy: whose `reduce` and `sync` are traced.
-        replica: one worker's.
-        state: the strategy's, of that worker.
+        strategy: the strategy to check; its `reduce` and `sync` are traced.
+        replica: one worker's replica.
+        state: the strategy's state of that worker.
         step: the local step, an int32 scalar.
 
     Raises:
-        ValueError: a branch on what differs between workers, with a collective in it;
-            and as `apply_reduce` and `apply_sync`.
+        ValueError: a branch depends on values that differ between workers and holds a
+            collective; or as in `apply_reduce` and `apply_sync`.
     """
 
     def local_step(grads, replica, state, step):
@@ -58,11 +58,11 @@ def refuse_in_loss(jaxpr: Any, inputs: Sequence[bool]) -> None:
     """Refuses such a branch in a loss.
 
     Args:
-        jaxpr: of one worker's loss.
+        jaxpr: the jaxpr of one worker's loss.
         inputs: whether each of its inputs surely differs between workers.
 
     Raises:
-        ValueError: as `refuse`.
+        ValueError: as in `refuse`.
     """
     _results(jaxpr, inputs)
 

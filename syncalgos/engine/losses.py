@@ -37,9 +37,10 @@ class _Stateless(NamedTuple):
 
 
 def stateless(loss: PlainLoss) -> Loss:
-    """Lifts a plain `loss(params, batch) -> scalar`, as `DataParallel` itself does.
+    """Gives a plain loss the engine's form, as `DataParallel` itself does.
 
-    Or a `loss(params, batch, key) -> scalar`, which draws.
+    A plain loss is `loss(params, batch) -> scalar`, or `loss(params, batch, key) ->
+    scalar` if it draws random numbers.
 
     Example:
         >>> from syncalgos import stateless
@@ -94,14 +95,14 @@ def per_example(
         [PyTree, PyTree, PyTree, jax.Array], tuple[dict[str, Any], PyTree]
     ],
 ) -> Loss:
-    """Lifts a function that gives values of each example; the loss is their mean.
+    """Makes a loss from a function that returns a value for each example.
 
-    The engine then knows that the batches of several workers can be computed as one,
-    and still reports each worker's own values.
+    The loss is the mean of these values. The engine then knows that it can compute the
+    batches of several workers as one, and still reports each worker's own values.
 
     Args:
         values: (params, buffers, batch, key) -> ({"loss": (batch,), ...}, buffers). The
-            values of an example must not depend on the others, unless by buffers.
+            values of an example must not depend on the others, except through buffers.
 
     Example:
         >>> import jax.numpy as jnp

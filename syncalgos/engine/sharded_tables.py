@@ -1,8 +1,8 @@
-"""Tables sharded by rows over the workers: each holds its rows, all read all of them.
+"""Tables sharded by rows over the workers: each stores its own rows and reads all rows.
 
-Caffe2 calls them non-parallel parameters: a large embedding has one copy in all, and
-not one a worker. A loss reads it by `lookup`; `DataParallel(…, sharded=…)` keeps the
-parts.
+Caffe2 calls them non-parallel parameters: a large embedding has one copy overall, not
+one copy for each worker. A loss reads it with `lookup`. `DataParallel(…, tables=…)`
+keeps the parts.
 """
 
 from collections.abc import Callable
@@ -28,24 +28,24 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
     """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
 
-    All workers must call it, with as many ids each. A worker gathers the others' ids,
-    reads the rows that it owns, and sends them back: (N-1) · (4 + bytes of a row) bytes
-    an id, and as many for the gradient.
+    All workers must call it with the same number of ids. A worker gathers the others'
+    ids, reads the rows that it owns, and sends them back. This costs
+    (N-1) · (4 + bytes of a row) bytes for each id, and as many for the gradient.
 
     Args:
-        part: this worker's rows of a table of V, (V/N, …) floats: worker w of N holds
-            the rows from w V/N to (w + 1) V/N - 1.
-        ids: numbers of rows of the whole table, integers of any shape S. A number
-            outside of 0 … V-1 gives a row of NaN.
+        part: this worker's rows of a table with V rows, floats of shape (V/N, …).
+            Worker w of N holds the rows from w V/N to (w + 1) V/N - 1.
+        ids: row numbers in the whole table, integers of any shape S. A number outside
+            0 … V-1 gives a row of NaN.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         The rows, (*S, …). The gradient with respect to `part` is that of the mean of
-        all workers' losses: nothing is left to reduce, and the inner optimizer takes
-        the step of synchronous SGD. There is a reverse mode only.
+        all workers' losses. It needs no further reduction, and the inner optimizer
+        takes the step of synchronous SGD. Only reverse-mode differentiation works.
 
     Raises:
-        ValueError: a part that is no float array with rows, ids that are no integers.
+        ValueError: part is no float array with rows, or ids are not integers.
 
     Example:
         >>> import jax.numpy as jnp

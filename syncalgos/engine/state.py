@@ -21,19 +21,19 @@ from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
 
 
 class TrainState(NamedTuple):
-    """Everything from which a training goes on after a dispatch.
+    """Everything needed to continue a training after a dispatch.
 
     Attributes:
-        replica: every worker's replica; leaves lead with (devices, lanes).
-        sync: every worker's strategy state; leaves lead with (devices, lanes).
-        step: local steps done, an int32 scalar.
+        replica: the replicas of all workers; leaves lead with (devices, lanes).
+        sync: the strategy's state of all workers; leaves lead with (devices, lanes).
+        step: the number of local steps done, an int32 scalar.
         key: the key from which each worker's key of each step is folded.
-        hyperparams: the numbers that `init` was given; others may take their place.
+        hyperparams: the numbers given to `init`; they may be replaced.
 
-    A state of several settings holds as many trainings: all but the step lead with
-    them (see `DataParallel.stack`).
+    A state of several settings holds several trainings. Settings are then the first
+    axis of everything except the step (see `DataParallel.stack`).
 
-    One plain model, to evaluate and ship, is `trainer.center(state)`.
+    `trainer.center(state)` returns one plain model, to evaluate and ship.
 
     Example:
         >>> import jax.numpy as jnp

@@ -51,19 +51,20 @@ class Found(NamedTuple):
 
 
 class Worker(NamedTuple):
-    """Everything that a worker's programs are made of.
+    """Everything needed to make a worker's programs.
 
     Attributes:
-        loss: of training.
-        eval_loss: of evaluation.
+        loss: the loss for training.
+        eval_loss: the loss for evaluation.
         optimizer: the inner optimizer.
-        strategy: for the params that are not sharded.
-        accumulate: microbatches of which a step's gradients are the mean.
-        sharded: a mask of the params of which each worker holds its rows; None is none.
-        each: where metrics hold the loss of each of the workers, their number; else 0.
+        strategy: the strategy for the params that are not sharded.
+        accumulate: the number of microbatches in a step.
+        sharded: a mask of the params that are sharded by rows over the workers; None
+            means none.
+        each: the number of workers if metrics hold the loss of each worker, else 0.
         workers: the number of workers.
-        make: hyperparameters -> the optimizer and the strategy with these numbers;
-            those above have the `hyperparams` below.
+        make: hyperparameters -> the optimizer and the strategy with these numbers. The
+            optimizer and strategy above are made with the `hyperparams` below.
         hyperparams: Python numbers.
     """
 
@@ -210,13 +211,13 @@ def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
     model: Model = inputs.shared
     worker = worker.at(model.hyperparams)
     own = first_own(worker, number, inputs)
-    # For their checks alone, so that a strategy is refused before anything is compiled.
-    # The compiler drops what nothing uses.
+    # These calls only check the strategy, to refuse it before anything is compiled. The
+    # compiler drops their unused results.
     seen = seeing(worker.strategy, own.replica)
     lone_branches.refuse(worker.strategy, seen, own.sync, jnp.int32(0))
     center(worker, own, Inputs(Shared(jnp.int32(0), hyperparams=model.hyperparams)))
-    # A constant first: strategies fold the step into key(seed) itself, and the loss
-    # would draw from the very keys that they draw from.
+    # Fold in a constant first: strategies fold the step into key(seed) itself, so the
+    # loss would otherwise draw from the same keys.
     key = jax.random.fold_in(model.key, 0x6C6F7373)
     return Outputs(own, Shared(jnp.int32(0), key))
 
@@ -285,9 +286,10 @@ def accumulated(
     """The mean gradients and metrics over parts of a batch, one after the other.
 
     Args:
-        gradients: (buffers, the part's number, part) -> those of a part, whose weight
-            is 1 unless its metrics say another.
-        replica: whose params they are of; buffers go from one part to the next.
+        gradients: (buffers, the part's number, part) -> the gradients of a part. Its
+            weight is 1 unless its metrics give another.
+        replica: the replica to differentiate at. Each part passes its buffers to the
+            next.
         parts: leaves (parts, ...).
     """
 

@@ -1,7 +1,7 @@
-"""Finds who a Dask worker is.
+"""Identifies a Dask worker.
 
-A worker is sent these functions by value, as it may lack our code: nothing here imports
-ours.
+These functions are sent to a worker by value, as it may not have syncalgos installed.
+Therefore this file imports nothing else from syncalgos or experiments.
 """
 
 import hashlib

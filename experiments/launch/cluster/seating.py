@@ -1,4 +1,4 @@
-"""Finds workers of a Dask cluster for the processes of a run, again at each start."""
+"""Finds workers of a Dask cluster for a run's processes, anew at each start."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence

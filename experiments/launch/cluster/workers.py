@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster that may take part: each is asked who it is."""
+"""The workers of a Dask cluster that may take part, each asked to identify itself."""
 
 import platform
 import threading

@@ -1,1 +1,1 @@
-"""Processes that others start, and that jax.distributed alone connects."""
+"""Processes started elsewhere, and connected only by jax.distributed."""

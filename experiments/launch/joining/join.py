@@ -29,8 +29,7 @@ class Hello(NamedTuple):
         host: name, boot and network of its machine, which together identify it.
         facts: the values on which all processes must agree, by the name that the user
             knows, such as "--seed" or "jax"; JSON values, None where there is none.
-        out: the folder for the run's files, which process 0 chooses for those that say
-            none.
+        out: the folder for the run's files; if a process names none, process 0 chooses.
     """
 
     host: list[str]
@@ -48,16 +47,16 @@ def join(
     """Joins the other processes, which may differ.
 
     Args:
-        config: on which all must agree.
-        membership: who this process is.
+        config: the config, on which all processes must agree.
+        membership: the number of this process, and of all processes.
         log: shows the user a line.
 
     Returns:
         The introductions of all processes, in their order.
 
     Raises:
-        Unconnected: they are not there. In other cases jax aborts.
-        BadRequest: certificates that jax would not use.
+        Unconnected: the processes cannot find each other. In other cases jax aborts.
+        BadRequest: jax would not use the given certificates.
     """
     gloo.check_tls()
     if membership.process:

@@ -1,4 +1,4 @@
-"""A run's process that others start: by hand, or by a scheduler."""
+"""A process of a run that was started elsewhere, by hand or by a scheduler."""
 
 import dataclasses
 import json

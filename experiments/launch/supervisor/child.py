@@ -1,4 +1,4 @@
-"""A process of a run on the side of the supervisor that started it."""
+"""The supervisor's side of a process that it started."""
 
 import json
 import os

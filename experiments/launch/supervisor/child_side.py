@@ -1,4 +1,4 @@
-"""The child's side of a supervised process: its phase, signs of life and last words."""
+"""The child's side of a supervised process: its phase, signs of life, last message."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Decides what follows from the states of all processes, by pure functions."""
+"""Decides from the states of all processes whether a run goes on, by pure functions."""
 
 import signal
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ def decide(
         group: all its processes.
         asked: the signal that was passed on to some of them.
         now: time.monotonic().
-        limits: the limits on silence.
+        limits: how long a process may be silent.
 
     Returns:
         The next action; None while the run goes on.

@@ -1,4 +1,4 @@
-"""Runs the processes of a run to their end: when they start, start again and end."""
+"""Runs the processes of a run to their end: starts, restarts and stops them."""
 
 import time
 from collections.abc import Iterable, Sequence

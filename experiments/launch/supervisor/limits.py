@@ -1,4 +1,4 @@
-"""The limits of supervised processes: of a run, of a cluster, and of a study's jobs."""
+"""The limits of supervised processes, for runs, clusters and a study's jobs."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,12 @@ class Limits(NamedTuple):
     """Limits in seconds, and the number of restarts.
 
     Attributes:
-        init_timeout: for all processes to find each other.
-        max_restarts: lost processes that a run survives.
-        warned_after: without a sign of life before the user is warned.
-        lost_after: without a sign of life before a process, or a host, counts as lost.
-        stuck_after: of waiting for one process before the user is warned.
+        init_timeout: seconds for all processes to find each other.
+        max_restarts: the number of restarts after lost processes.
+        warned_after: seconds without a sign of life before the user is warned.
+        lost_after: seconds without a sign of life before a process or host counts as
+            lost.
+        stuck_after: seconds of waiting for one process before the user is warned.
     """
 
     init_timeout: float = 60.0

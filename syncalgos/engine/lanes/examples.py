@@ -1,9 +1,9 @@
 """Whether a program computes each example by itself, found in two traces.
 
-The traces are of one program, for two batches. The dimensions that grow from one to the
-other are those along which the examples lie. Each equation is looked at alone: it may
-compute entry by entry, and sum along other dimensions; it may not make of several
-examples one, nor put one in the place of another.
+The two traces are of one program, for a small and a large batch. The dimensions that
+differ between them are those along which the examples lie. Each equation is checked by
+itself. It may compute entry by entry, and sum along other dimensions. It may not
+combine several examples, or put one example in the place of another.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

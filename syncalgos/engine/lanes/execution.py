@@ -1,8 +1,10 @@
-"""Forms in which a device runs its lanes' local steps; the numbers are the same.
+"""Forms in which a device runs its lanes' local steps; all give the same numbers.
 
-Vectorized (`placement/backends.py`): under vmap, for any strategy and loss. Sequential:
-lane by lane from one sync to the next. Merged: one gradient over the batches of all
-lanes, where gradients are averaged and replicas identical.
+- Vectorized (`placement/backends.py`) runs all lanes under vmap, for any strategy and
+  loss.
+- Sequential runs lane by lane from one sync to the next.
+- Merged takes one gradient over the batches of all lanes. It needs averaged gradients
+  and identical replicas.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
 """The leaves of a state that are identical in all lanes of a device, held once.
 
-Anchors, velocities, and all that follows from means alone: 64 lanes need one of each.
+Examples are anchors, velocities, and everything computed from means alone. A device
+needs one copy of each, even with 64 lanes.
 """
 
 import weakref
@@ -84,14 +85,14 @@ class Replication:
 def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
     """Marks the leaves that are identical in all lanes of a device, at any time.
 
-    vmap itself knows: a leaf is one of them if `init` leaves it unmapped, and so does a
-    local step of unmapped ones. So no algorithm needs a word about it. Buffers are each
-    worker's own.
+    vmap finds them, so algorithms need not declare them. A leaf is one of them if
+    `init` leaves it unmapped, and a local step that starts from unmapped leaves does
+    too. Buffers always count as each worker's own.
 
     Args:
-        worker: whose programs are traced.
-        layout: where the workers live.
-        own: of all workers, arrays or shapes.
+        worker: the worker whose programs are traced.
+        layout: the place of each worker.
+        own: replicas and strategy state of all workers, arrays or shapes.
 
     Returns:
         A boolean for each leaf.

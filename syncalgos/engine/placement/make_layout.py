@@ -25,26 +25,32 @@ Axes = tuple[tuple[str, int], ...]
 
 
 class Placement(NamedTuple):
-    """Places for workers and arrays, other than those that `DataParallel` takes.
+    """Places for workers and arrays that replace the defaults of `DataParallel`.
 
     Attributes:
-        devices: devices or indices into `jax.devices()`, any subset in any order, which
-            divides the workers; None takes the largest number that does.
-        lanes: workers of a device; devices=None then takes as many devices as needed.
+        devices: devices or indices into `jax.devices()`, any subset in any order. The
+            workers must divide evenly over them. None takes the largest number of
+            devices that fits.
+        lanes: the number of workers on each device. With devices=None, as many devices
+            are taken as needed.
         lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
-            (see `syncalgos.engine.lanes.execution`), alike up to rounding. None takes
-            the fastest known one, "merged" only if the loss is seen to be a mean over
-            its batch.
+            (see `syncalgos.engine.lanes.execution`). All give the same numbers up to
+            rounding. None takes the fastest known form; it takes "merged" only if the
+            trace shows that the loss is a mean over its batch.
         setting_form: how several settings of one state run: "vectorized" or
-            "sequential", alike up to rounding; None: in turn on CPUs.
-        mesh: the axes within a worker that is several devices, such as {"fsdp": 2}, or
-            a jax.sharding.Mesh whose axis "devices" is over the workers; by shard_map.
-        shardings: how params are cut over these axes (see `Shardings`); None: as those
-            given to `init` are. What is shaped like params is cut alike.
-        batch_axes: those over which a worker's part of a batch is cut; None means all
-            but axes named "tensor", "model" or "tp".
+            "sequential", with the same numbers up to rounding. None means sequential on
+            CPUs and vectorized elsewhere.
+        mesh: the axes within a worker that has several devices, such as {"fsdp": 2}, or
+            a jax.sharding.Mesh with an axis "devices" for the workers. It needs the
+            backend shard_map.
+        shardings: how params are cut over these axes (see `Shardings`); None keeps the
+            shardings of the params given to `init`. Other arrays shaped like params are
+            cut the same way.
+        batch_axes: the axes over which a worker's part of a batch is cut; None means
+            all axes except those named "tensor", "model" or "tp".
         sync_memory: the kind of memory that holds the strategy's arrays between syncs,
-            such as "pinned_host"; None: the device's. It takes shard_map.
+            such as "pinned_host"; None means the device's memory. It needs the backend
+            shard_map.
 
     Example:
         >>> import optax

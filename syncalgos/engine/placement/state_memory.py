@@ -1,7 +1,7 @@
-"""A strategy whose state lies in another memory than the devices' between syncs.
+"""A strategy whose state lies outside the devices' memory between syncs.
 
-Anchors and outer momenta are read at syncs alone. In the host's memory they leave the
-device's to the model; a sync fetches them and brings them back.
+Anchors and outer momenta are read only at syncs. Keeping them in the host's memory
+leaves the device's memory to the model. A sync fetches them and puts them back.
 """
 
 from typing import Any
