@@ -35,14 +35,14 @@ def async_diloco(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: β, the outer Nesterov momentum, at least 0 and below 1; 0.9 in
             the paper.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
         dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
         buffer: B, updates per momentum step, at least 1; None means one per worker.
         early_momentum: c, the share of the momentum applied at all other updates, at
             least 0 and at most 1 / B.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

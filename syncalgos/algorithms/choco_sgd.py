@@ -49,7 +49,8 @@ def choco_sgd(
         of the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of other workers.
+        ValueError: a parameter outside its range, or a graph for another number of
+            workers.
 
     Replicas do not agree. Mixing keeps their mean, whatever the compression loses. With
     γ above 4 × density they may drift apart for good. x̂ starts at the params, equal on

@@ -44,7 +44,7 @@ def gossip(
         local, and so does opt_state without mix_opt_state.
 
     Raises:
-        ValueError: a graph that is unknown, or of another number of workers.
+        ValueError: an unknown graph, or a graph for another number of workers.
 
     Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
     the exact mean in k steps.
@@ -88,8 +88,8 @@ def _after(graph: peers.Topology, axis: Axis) -> Strategy:
 
 
 def _beside(graph: peers.Topology, axis: Axis) -> Strategy:
-    # D-PSGD mixes the params as they are before the step, during which they travel:
-    # only reduce sees those.
+    # D-PSGD mixes the params from before the step; they are sent during the step. Only
+    # reduce sees them.
     def reduce(grads, replica, state, step):
         return grads, peers.moves(replica.params, graph, step, axis)
 

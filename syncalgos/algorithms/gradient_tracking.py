@@ -19,7 +19,7 @@ class TrackingState(NamedTuple):
     moves: PyTree
 
 
-# Old params travel, too, and gradients are used a step later.
+# Old params are sent too, and gradients are used a step later.
 def gradient_tracking(
     *, topology: checks.Topology = "ring", axis: Axis = WORKERS
 ) -> Strategy:
@@ -46,7 +46,7 @@ def gradient_tracking(
         stay local.
 
     Raises:
-        ValueError: a graph that is unknown, or of another number of workers.
+        ValueError: an unknown graph, or a graph for another number of workers.
 
     Replicas do not agree. With plain SGD inside and without noise they converge to the
     minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
@@ -69,10 +69,10 @@ def gradient_tracking(
     def init(params):
         return TrackingState(zeros(params), zeros(params))
 
-    # Params are mixed as they are before the step (DIGing): only reduce sees those.
+    # Params from before the step are mixed (DIGing): only reduce sees them.
     def reduce(grads, replica, state, step):
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
-        # Its own gradient, so each worker decides for itself; the mean of c stays 0.
+        # Each worker checks its own gradient alone; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
         changes, moves = peers.moves((finite, replica.params), graph, step, axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)

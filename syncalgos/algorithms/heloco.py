@@ -46,11 +46,11 @@ def heloco(
         aligned: a, the cosine from which an update is kept as it is, at least 0.
         shrink: s, how much of what opposes the momentum is taken away, at least 0.
         turn: r, how far an update turns to the momentum otherwise, at least 0.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
         dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -32,7 +32,7 @@ def muloco(
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or,
             without decay, median, trimmed or clipped, robust against wrong workers; in
-            Python also a reducer of one's own.
+            Python also your own reducer.
         decay: β, the decay of the residual e, above 0 and at most 1; None means no
             error feedback.
         seed: seeds the random rounding to int8, int4 or int2.

@@ -54,7 +54,7 @@ def push_sum(
         local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of another number of
+        ValueError: a parameter outside its range, or a graph for another number of
             workers.
 
     Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them

@@ -20,8 +20,8 @@ def sign_sgd(
         g ← sign(Σ sign(g))
 
     Args:
-        majority: vote by signs alone, without scale or feedback.
-        seed: seeds votes on zeros and ties, which are drawn.
+        majority: whether workers vote by signs alone, without scale or feedback.
+        seed: seeds the random votes on zeros and ties.
         stacked: which leaves hold several layers, each with its own scale (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.

@@ -16,7 +16,7 @@ def signum(
 
     Args:
         local_momentum: β, the decay of the momentum, at least 0 and below 1.
-        seed: seeds the signs of 0 and of ties, which are drawn.
+        seed: seeds the random signs of 0 and of ties.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

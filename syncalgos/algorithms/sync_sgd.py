@@ -16,8 +16,8 @@ def sync_sgd(
 
     Args:
         reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or median,
-            trimmed or clipped, robust against wrong workers; in Python also a reducer
-            of one's own.
+            trimmed or clipped, robust against wrong workers; in Python also your own
+            reducer.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
