@@ -56,8 +56,8 @@ def dgc(
     Raises:
         ValueError: a parameter outside its range.
 
-    Entries sent at every step move at the learning rate; rarely sent ones move up to 1
-    / (1 - m) times as far.
+    Entries sent at every step move at the learning rate; rarely sent ones move
+    1 / (1 - m) times as far.
 
     Example:
         >>> import numpy as np

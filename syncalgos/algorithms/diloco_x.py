@@ -34,10 +34,10 @@ def diloco_x(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         rank: r, the rank of a matrix's outer gradient, at least 1.
-        seed: seeds the first factors of the power iteration, alike on all workers.
+        seed: seeds the first factors of the power iteration, identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
-        stacked: which leaves hold several layers, each a matrix of its own (see
+        stacked: which leaves hold several layers, each a separate matrix (see
             `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 

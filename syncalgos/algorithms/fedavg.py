@@ -19,7 +19,7 @@ def fedavg(
         period: local steps of a round, at least 1.
         fraction: C, the share of workers in a round, above 0 and at most 1; at least
             two workers take part, if there are two.
-        seed: seeds the draws, alike on all workers.
+        seed: seeds the draws, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

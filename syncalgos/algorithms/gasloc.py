@@ -31,7 +31,7 @@ def gasloc(
     """GASLoC: outer momentum that also speeds up the mixing with neighbours.
 
     After every `period` local steps, for worker i's params x that began at θ, and W the
-    weights of the graph (of a ring 1/3 for a worker and each neighbour):
+    weights of the graph (in a ring, 1/3 for a worker and for each neighbour):
 
         y ← θ + η (x - θ);   θ, x ← y + α (W y - y) + γ (y - y of the last sync)
 

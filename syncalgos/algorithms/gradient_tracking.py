@@ -26,8 +26,8 @@ def gradient_tracking(
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
     In every local step, for gradients g at params θ, c zero at first, W the weights of
-    the graph (of a ring 1/3 for a worker and each neighbour), and u the inner update
-    along y:
+    the graph (in a ring, 1/3 for a worker and for each neighbour), and u the inner
+    update along y:
 
         y ← g + c;   c ← c + (W y - y);   θ ← W θ + u
 

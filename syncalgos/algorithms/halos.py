@@ -26,8 +26,8 @@ def halos(
 ) -> Strategy:
     """HALoS: workers send to their region's server, and regions to a global server.
 
-    A worker that has gone from y to θ in `period` local steps of its own sends its
-    update to its region's server z, and restarts from there:
+    A worker that has gone from y to θ in `period` of its local steps sends its update
+    to its region's server z, and restarts from there:
 
         z ← delayed Nesterov step (z, y - θ);   y, θ ← z
 
@@ -37,7 +37,7 @@ def halos(
         x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
 
     Args:
-        period: H, own local steps of a worker in a round, at least 1; 8 in the paper.
+        period: H, a worker's local steps in a round, at least 1; 8 in the paper.
         regions: R, the number of regions, each of consecutive workers; at least 1.
         outer_lr: the learning rate of a region's server, above 0.
         outer_momentum: the Nesterov momentum of a region's server, at least 0 and below

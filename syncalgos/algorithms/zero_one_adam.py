@@ -1,4 +1,4 @@
-"""0/1 Adam: local steps of Adam, a variance that is refreshed rarely, sums of signs."""
+"""0/1 Adam: local steps of Adam, a rarely refreshed variance, sums sent as signs."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class ZeroOneAdamState(NamedTuple):
-    """Adam's own, the anchor x, and the round's sums u of γ m and of γ."""
+    """Adam's state, the anchor x, and the round's sums: u of γ m, and that of γ."""
 
     adam: OneBitAdamState
     anchor: PyTree
@@ -43,13 +43,16 @@ def zero_one_adam(
         ū ← signs(u);   m ← ū / Σγ;   x, θ ← x - ū / (√v + ε);   u ← 0
 
     Args:
-        variance_steps: the first local step of rounds with v frozen, at least 1.
-        refreshes: κ, of v until their interval, which is 1 first, doubles; at least 1.
-        period: local steps between two syncs in the end, at least 1.
+        variance_steps: the first local step, from 0, at which v is frozen and rounds
+            begin; at least 1.
+        refreshes: κ, the number of refreshes of v after which the interval between
+            them, 1 step at first, doubles; at least 1.
+        period: local steps between two syncs once v is frozen, at least 1.
         b1: β₁, the decay of the momentum, at least 0 and below 1.
         b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
-        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
