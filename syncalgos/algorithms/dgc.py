@@ -30,7 +30,7 @@ def dgc(
     stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Deep gradient compression: top-k with momentum that is corrected and masked.
+    """Deep gradient compression: top-k with corrected and masked momentum.
 
     At every local step, for worker i's gradients g of leaves with two axes or more:
 

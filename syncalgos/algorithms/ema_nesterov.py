@@ -1,4 +1,4 @@
-"""EMA-Nesterov: gradients ahead of the model, along the average of its moves."""
+"""EMA-Nesterov: gradients are taken ahead of the model, along its average move."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ def ema_nesterov(
     learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """EMA-Nesterov: gradients ahead of the model, along the average of its moves.
+    """EMA-Nesterov: gradients are taken ahead of the model, along its average move.
 
     At every local step, for workers' gradients g at their params y, which the inner
     optimizer moves to A(y), and β = `lookahead` · learning rate / the highest so far:

@@ -39,8 +39,8 @@ def fedopt(
 ) -> Strategy:
     """FedAdam, FedYogi and FedAdagrad: an adaptive outer step on the mean displacement.
 
-    After every `period` local steps, for workers' params θ that started from x, with v
-    at first τ²:
+    After every `period` local steps, for workers' params θ that started from x, and v,
+    which starts at τ²:
 
         Δ ← mean(θ) - x;   m ← β₁ m + (1 - β₁) Δ;   x, θ ← x + η m / (√v + τ)
         adam: v ← β₂ v + (1 - β₂) Δ²;   adagrad: v ← v + Δ²

@@ -13,7 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class TrackingState(NamedTuple):
-    """The correction c of a worker's gradients, and the mixing's move of its params."""
+    """The correction c of a worker's gradients, and its params' change by mixing."""
 
     correction: PyTree
     moves: PyTree
@@ -40,7 +40,7 @@ def gradient_tracking(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c and the mixing's move of the params, shaped like params, at
+        A Strategy. State: c and the change of params by mixing, shaped like params, at
         least float32, each worker's own. A step sends θ, and y in float32 at least, to
         each neighbour. The center is the mean of the replicas. opt_state and buffers
         stay local.

@@ -29,7 +29,7 @@ def hierarchical(
     Args:
         period: local steps between two averages of all workers, at least 1.
         inner_period: local steps between two averages in a group, at least 1; at
-            multiples of both, all workers average.
+            multiples of both periods, all workers average.
         groups: the number of groups, each of equally many consecutive workers; a
             divisor of the number of workers. None means the largest number up to their
             square root at which no group spans hosts.

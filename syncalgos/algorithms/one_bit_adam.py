@@ -35,8 +35,9 @@ def one_bit_adam(
 
     Returns:
         A Strategy. State: m and v, identical on all workers, e and ē, each worker's
-        own, at least float32. A step sends gradients in float32 at least, later a bit
-        per entry twice, and a scale per part of a leaf. Replicas stay identical.
+        own, at least float32. A step sends gradients, in float32 at least; from
+        `dense_steps` on, it sends a bit per entry twice, and a scale per part of a
+        leaf. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -52,8 +52,8 @@ def palsgd(
 
     Returns:
         A Strategy. State: that of `outer_step`, with the anchor and m, identical on all
-        workers; each worker's params, at least float32, and opt_state as they were
-        before the local step. A sync sends params once. The center is the anchor.
+        workers; each worker's params, at least float32, and opt_state from before the
+        local step. A sync sends params once. The center is the anchor.
 
     Raises:
         ValueError: a parameter outside its range.

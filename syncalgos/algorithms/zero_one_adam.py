@@ -57,7 +57,8 @@ def zero_one_adam(
 
     Returns:
         A Strategy. State: that of `one_bit_adam`, x, u and Σγ. A sync sends a bit per
-        entry twice, and a scale per part of a leaf; a refresh gradients. Center: x.
+        entry twice, and a scale per part of a leaf; a refresh sends gradients. Center:
+        x.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -89,7 +90,7 @@ def zero_one_adam(
     def reduce(grads, replica, state, step):
         g, (m, v, *errors) = widen(grads), state.adam
         g = if_finite(g, g, zeros(g))
-        # The largest power of two, of whose halves there were enough refreshes.
+        # The largest power of two up to step / refreshes + 1.
         interval = 1 << (31 - jax.lax.clz(step // refreshes + jnp.int32(1)))
         due = (step < variance_steps) & ((step + refreshes) % interval == 0)
         m = own.first_of(m, g)

@@ -73,7 +73,8 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
 
     Args:
         radius: τ, the largest distance of a worker from v before it is clipped; above
-            0, in the units of x. One worker moves v by at most τ / workers.
+            0, in the units of x. One worker moves v by at most τ / workers in each
+            iteration.
         iterations: L, steps towards the mean, at least 1.
         axis: the mapped axis or axes over which the workers lie.
 
