@@ -41,11 +41,9 @@ def dgc(
     Args:
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         local_momentum: m, in place of the inner optimizer's; at least 0 and below 1.
-        local_clip: √workers × the largest norm of a worker's gradients, above 0; None
-            means no limit.
-        dense_steps: local steps over which the density falls to `density`: it is 1/4,
-            1/16, 1/64 and 1/256 for a quarter of them each, but never below `density`.
-            The paper takes four epochs.
+        local_clip: √workers × the largest norm of own grads, above 0; None: no limit.
+        dense_steps: local steps over which the density falls to `density`: 1/4, 1/16,
+            1/64 and 1/256 for a quarter of them each. The paper takes four epochs.
         stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -56,8 +54,7 @@ def dgc(
     Raises:
         ValueError: a parameter outside its range.
 
-    Entries sent at every step move at the learning rate; rarely sent ones move
-    1 / (1 - m) times as far.
+    Entries sent at every step move at the learning rate, rare ones 1 / (1 - m) times.
 
     Example:
         >>> import numpy as np
@@ -82,8 +79,7 @@ def dgc(
         return DgcState(zeros(params), zeros(params))
 
     def leaf(density, g, u, v, pieces):
-        # Vectors and scalars are sent whole at every step: masking would remove all
-        # their momentum.
+        # Vectors and scalars are sent whole: masking would remove all momentum.
         if g.ndim - pieces.layers < 2:
             u = m * u + collectives.mean(g, axis)
             return u, u, v

@@ -43,22 +43,18 @@ def zero_one_adam(
         ū ← signs(u);   m ← ū / Σγ;   x, θ ← x - ū / (√v + ε);   u ← 0
 
     Args:
-        variance_steps: the first local step, from 0, at which v is frozen and rounds
-            begin; at least 1.
-        refreshes: κ, the number of refreshes of v after which the interval between
-            them, 1 step at first, doubles; at least 1.
+        variance_steps: the first local step with v frozen and rounds, at least 1.
+        refreshes: κ, refreshes of v until their interval, at first 1, doubles; min. 1.
         period: local steps between two syncs once v is frozen, at least 1.
         b1: β₁, the decay of the momentum, at least 0 and below 1.
         b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
-        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: γ, the inner learning rate: a number above 0 or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: that of `one_bit_adam`, x, u and Σγ. A sync sends a bit per
-        entry twice, and a scale per part of a leaf; a refresh sends gradients. Center:
-        x.
+        entry twice, and a scale per part of a leaf; a refresh gradients. Center: x.
 
     Raises:
         ValueError: a parameter outside its range.
