@@ -1,4 +1,4 @@
-"""Anchors: where workers start a round, how far they move, and how they start anew."""
+"""Anchors: where workers start a round, how far they move, and how they restart."""
 
 from collections.abc import Callable
 

@@ -25,7 +25,7 @@ class OneBitAdamState(NamedTuple):
 
 
 class Adam(NamedTuple):
-    """Adam's numbers, checked."""
+    """Adam's checked hyperparams."""
 
     b1: float
     b2: float
@@ -47,7 +47,7 @@ class Adam(NamedTuple):
 
 
 def checked(where: str, b1: float, b2: float, eps: float) -> Adam:
-    """Returns Adam's numbers, or raises a ValueError for one outside its range."""
+    """Returns Adam's hyperparams, or raises a ValueError for one outside its range."""
     return Adam(
         checks.real(f"{where}: b1", b1, least=0, below=1),
         checks.real(f"{where}: b2", b2, least=0, below=1),
@@ -67,10 +67,11 @@ def in_signs(
     """Averages the workers' momenta as signs, with error feedback of both hops.
 
     Args:
-        x: this worker's.
-        unit: what `x` is divided by to be a momentum.
+        x: this worker's momenta, times `unit`.
+        unit: the number by which x is divided to give a momentum.
         b1: the decay of the momentum.
-        state: entries with a v of 0 stay 0; where all are, v is taken from the mean.
+        state: the state before. Entries with v = 0 stay 0; if all v are 0, v is taken
+            from the mean.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -12,8 +12,8 @@ def async_diloco(
     period: int = 16,
     *,
     outer_lr: float = 0.7,
-    # What stale updates bear at this rate (docs/studies/atlas.md); the paper's 0.9
-    # swings in small models.
+    # A value that is stable with stale updates at this rate (docs/studies/atlas.md).
+    # The paper's 0.9 makes small models oscillate.
     outer_momentum: float = 0.4,
     slowest: float = 0.5,
     dynamic_steps: bool = False,
@@ -24,25 +24,26 @@ def async_diloco(
 ) -> Strategy:
     """Asynchronous DiLoCo: each worker ends its round, and begins the next, by itself.
 
-    A worker that has gone from y to θ in `period` local steps of its own sends its
-    update to a server. The server applies updates in order of arrival to its model x,
-    from which the worker restarts:
+    A worker that has gone from y to θ in `period` of its local steps sends its update
+    to a server. The server applies updates in order of arrival to its model x, from
+    which the worker restarts:
 
         Δ ← y - θ;   x ← delayed Nesterov step (x, Δ);   y, θ ← x
 
     Args:
-        period: H, own local steps of a worker in a round, at least 1.
+        period: H, a worker's local steps in a round, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: β, the outer Nesterov momentum, at least 0 and below 1; 0.9 in
             the paper.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
-        dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
+        dynamic_steps: whether a worker of speed s makes ⌊s H⌋ local steps a round, at
+            least 1, instead of H.
         buffer: B, updates per momentum step, at least 1; None means one per worker.
-        early_momentum: c, the share of the momentum applied at all other updates, at
-            least 0 and at most 1 / B.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        early_momentum: c, the share of the momentum applied at updates between momentum
+            steps, at least 0 and at most 1 / B.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -54,10 +55,10 @@ def async_diloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    This simulates asynchrony on the clock of the fastest worker, which the others make
-    some steps of. A steady drift moves the center mean(speed) η / (1 - β) times as far
-    as plain averaging without waiting. Simultaneous updates are applied in the order of
-    the workers.
+    This simulates asynchrony on the clock of the fastest worker: slower workers skip
+    some of its steps. A steady drift moves the center mean(speed) η / (1 - β) times as
+    far as plain averaging without waiting. Simultaneous updates are applied in the
+    order of the workers.
 
     Example:
         >>> import numpy as np
@@ -82,8 +83,8 @@ def async_diloco(
         count = collectives.size(axis) if buffer is None else buffer
         if not checks.is_traced(early) and early * count > 1:
             raise ValueError(
-                f"async_diloco: early_momentum must be at most 1 / {count}, with so "
-                f"many updates in a buffer, got {early:g}"
+                f"async_diloco: early_momentum must be at most 1 / {count}, for a "
+                f"buffer of {count} updates, got {early:g}"
             )
         return servers.delayed_nesterov(server, update, lr, momentum, count, early)
 

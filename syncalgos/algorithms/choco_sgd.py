@@ -29,7 +29,8 @@ def choco_sgd(
     """CHOCO-SGD: gossip that sends only the largest changes.
 
     After every local step, for worker i's params θ, the copy x̂ of them that its
-    neighbours hold, and W the weights of the graph, of a ring 1/3 for each:
+    neighbours hold, and W the weights of the graph (in a ring, 1/3 for a worker and for
+    each neighbour):
 
         q ← TopK(θ - x̂);   x̂ ← x̂ + q;   θ ← θ + γ (W x̂ - x̂)
 
@@ -49,11 +50,12 @@ def choco_sgd(
         of the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of other workers.
+        ValueError: a parameter outside its range, or a graph for another number of
+            workers.
 
     Replicas do not agree. Mixing keeps their mean, whatever the compression loses. With
-    γ above 4 × density they may drift apart for good. x̂ starts at the params, equal on
-    all workers; in the paper at 0.
+    γ above 4 × density they may drift apart permanently. x̂ starts at the params, which
+    are identical on all workers; in the paper it starts at 0.
 
     Example:
         >>> import numpy as np

@@ -56,9 +56,9 @@ def co2(
     Raises:
         ValueError: a parameter outside its range.
 
-    In the first round nothing has arrived: the workers restart from x. A steady drift
-    moves the center α / ((1 - β) Λ) times as far as plain averaging, at the Λ that it
-    settles at: 0.62 times as far with the defaults. With β of 0.5 small models swing.
+    When the first round ends, nothing has arrived: the workers restart from x. A steady
+    drift moves the center α / ((1 - β) Λ) times as far as plain averaging, once Λ has
+    settled: 0.62 times as far with the defaults. With β = 0.5 small models oscillate.
 
     Example:
         >>> import jax.numpy as jnp
@@ -81,8 +81,8 @@ def co2(
     def gap(arrived, momentum):  # Λ
         if not penalty:
             return 1.0
-        # Without it two rounds move along one measurement, and training may swing; the
-        # authors' code has a constant penalty of 1.
+        # Without the penalty two rounds move along one measurement, and training may
+        # oscillate. The authors' code has a constant penalty of 1.
         moved, size = map(norm, (step_along(momentum), arrived))
         return 1 + jnp.where(size > 0, moved / jnp.where(size > 0, size, 1), 0)
 

@@ -27,8 +27,8 @@ def d2(
     """D², or exact diffusion: gossip that is corrected for its past mixing.
 
     After every local step, for params θ, c zero at first, W the weights of the graph
-    (of a ring 1/3 for a worker and each neighbour), and V = (1 - m) I + m W with the
-    identity I:
+    (in a ring, 1/3 for a worker and for each neighbour), and V = (1 - m) I + m W, where
+    I is the identity:
 
         φ ← θ + c;   c ← c + (V φ - φ);   θ ← V φ
 
@@ -48,11 +48,12 @@ def d2(
         the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of another number of
+        ValueError: a parameter outside its range, or a graph for another number of
             workers.
 
     Replicas do not agree. With plain SGD inside and without noise they converge to the
-    minimum of the mean loss, unlike `gossip`. Workers must start equal.
+    minimum of the mean loss, unlike `gossip`. All workers must start from the same
+    params.
 
     Example:
         >>> import numpy as np
@@ -66,14 +67,14 @@ def d2(
     learning", 2018.
     """
     mixing = checks.share("d2: mixing", mixing)
-    # With links of one way V has complex eigenvalues, and the workers drift apart.
+    # With one-way links V has complex eigenvalues, and the workers drift apart.
     graph = peers.check("d2", topology, fixed=True, symmetric=True)
 
     def init(params):
         return D2State(zeros(params))
 
-    # The paper's form with the last params and updates keeps two copies, this one; and
-    # the mean of c stays 0 but for rounding.
+    # The paper's form keeps two copies, the last params and updates; this form keeps
+    # one. The mean of c stays 0, up to rounding.
     def sync(replica, state, step):
         shifted = jax.tree.map(jnp.add, widen(replica.params), state.correction)
         moves = peers.moves(shifted, graph, step, axis)

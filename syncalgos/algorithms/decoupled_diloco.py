@@ -1,4 +1,4 @@
-"""Decoupled DiLoCo: a syncer that merges what a quorum of workers has, by fragments."""
+"""Decoupled DiLoCo: a syncer merges fragments of the model from a quorum of workers."""
 
 from functools import partial
 
@@ -31,29 +31,35 @@ def decoupled_diloco(
     stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Decoupled DiLoCo: nobody waits but a syncer, for a quorum, at each fragment.
+    """Decoupled DiLoCo: workers never wait; a syncer waits for a quorum of them.
 
     Fragment p of P is due every `period` local steps of the fastest worker. Each worker
-    answers as it next ends a local step; nobody stops. Once K have, the syncer waits
-    for `grace` steps at most for others, then merges the params θ of all that have:
+    answers at the end of its next local step and continues. Once K workers have
+    answered, the syncer waits at most `grace` steps for others, then merges the params
+    θ of all workers that have answered:
 
         g ← Σ c (x - θ) / Σ c;   m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
 
-    for c a worker's own local steps since the last merge of the fragment.
+    where c is the number of a worker's local steps since the last merge of the
+    fragment.
 
     Args:
         period: H, steps of the fastest worker between two merges of a fragment, at
             least 1.
-        fragments: P, parts of the model; divides period. Some are empty if leaves lack.
+        fragments: P, the number of parts of the model, a divisor of period. Some parts
+            are empty if there are fewer leaves.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        quorum: K, answers that the syncer waits for, at least 1; all if workers lack.
-        grace: steps of the fastest worker that it waits for more, at least 0.
-        radial: whether g is, leaf by leaf, the mean of norms along the mean direction.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        quorum: K, the number of answers that the syncer waits for, at least 1; all
+            workers if there are fewer than K.
+        grace: how long the syncer then waits for more answers, in steps of the fastest
+            worker, at least 0.
+        radial: whether g has, leaf by leaf, the mean of the norms as its norm and the
+            mean direction as its direction.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -65,8 +71,8 @@ def decoupled_diloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    What a worker that has not answered did since the last merge is lost. A steady drift
-    moves the center η / (1 - μ) times as far as plain averaging, at equal speeds.
+    If a worker has not answered, its steps since the last merge are lost. A steady
+    drift moves the center η / (1 - μ) times as far as plain averaging, at equal speeds.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""DeMo: decoupled momentum, of which only the fast components are sent."""
+"""DeMo: decoupled momentum; only its fast components are sent."""
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def demo(
         decay: β, the decay of the momentum, at least 0 and below 1.
         chunk: the longest side of a chunk, at least 1: rows and columns are cut into
             parts of their largest divisor up to this, or padded (`dct.side`).
-        top_k: components of a chunk that are sent, at least 1.
+        top_k: the number of components of a chunk that are sent, at least 1.
         sign: step along signs, and accumulate η g instead of g.
         learning_rate: η, used with sign: a number above 0 or a schedule; None means 1.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
@@ -81,7 +81,7 @@ def demo(
         momentum = jax.tree.map(add, state, widen(grads))
         combined, sent, _ = fast.combine(momentum, (), step)
         left = jax.tree.map(jnp.subtract, momentum, sent)
-        # Before signs are taken, which hide what is not finite.
+        # Checked before signs are taken, because signs hide values that are not finite.
         left = if_finite(combined, left, state)
         combined = jax.tree.map(jnp.sign, combined) if sign else combined
         return narrow(combined, grads), left

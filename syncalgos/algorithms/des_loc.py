@@ -1,4 +1,4 @@
-"""DES-LOC: params and the optimizer's moments are averaged at periods of their own."""
+"""DES-LOC: params and the optimizer's moments are averaged at different periods."""
 
 from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
@@ -36,10 +36,10 @@ def des_loc(
         Moments that the inner optimizer lacks are skipped.
 
     Raises:
-        ValueError: a period that is no whole number of at least 1; when it is traced,
+        ValueError: a period that is not a whole number of at least 1; during tracing,
             an optimizer whose state holds no known moments.
 
-    The paper averages before a local step, here it is after the step before.
+    The paper averages before a local step; this code averages after the previous step.
 
     Example:
         >>> import numpy as np

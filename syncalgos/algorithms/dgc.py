@@ -1,4 +1,4 @@
-"""Deep gradient compression: the largest entries of gradients with own momentum."""
+"""Deep gradient compression: the largest entries of gradients with local momentum."""
 
 from functools import partial
 from typing import NamedTuple
@@ -30,7 +30,7 @@ def dgc(
     stacked: stacking.Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """Deep gradient compression: top-k with momentum that is corrected and masked.
+    """Deep gradient compression: top-k with corrected and masked momentum.
 
     At every local step, for worker i's gradients g of leaves with two axes or more:
 
@@ -41,10 +41,10 @@ def dgc(
     Args:
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         local_momentum: m, in place of the inner optimizer's; at least 0 and below 1.
-        local_clip: √workers × the largest norm of own grads, above 0; None means any.
-        dense_steps: local steps over which the density falls, 1/4, 1/16, 1/64 and 1/256
-            for a quarter of them each, down to `density`; four epochs in the paper.
-        stacked: which leaves hold several layers, sent as leaves are (see `Stacked`).
+        local_clip: √workers × the largest norm of own grads, above 0; None: no limit.
+        dense_steps: local steps over which the density falls to `density`: 1/4, 1/16,
+            1/64 and 1/256 for a quarter of them each. The paper takes four epochs.
+        stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -79,7 +79,7 @@ def dgc(
         return DgcState(zeros(params), zeros(params))
 
     def leaf(density, g, u, v, pieces):
-        # Sent at every step, masking would take all momentum of vectors and scalars.
+        # Vectors and scalars are sent whole: masking would remove all momentum.
         if g.ndim - pieces.layers < 2:
             u = m * u + collectives.mean(g, axis)
             return u, u, v

@@ -27,8 +27,8 @@ def diloco(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            median, trimmed or clipped, robust against wrong workers; in Python also a
-            reducer of one's own.
+            median, trimmed or clipped, robust against wrong workers; in Python also
+            your own reducer.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 

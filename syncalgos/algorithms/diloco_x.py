@@ -1,4 +1,4 @@
-"""DiLoCoX: low-rank outer gradients that have a whole round to arrive."""
+"""DiLoCoX: low-rank outer gradients, each with a whole round to arrive."""
 
 from syncalgos import checks, reducers
 from syncalgos.algorithms._anchors import nesterov_sgd
@@ -11,8 +11,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def diloco_x(
     period: int = 16,
     *,
-    # A round of delay lowers the limit of stability: these reach 97.2 % on digits,
-    # DiLoCo's 0.7 and 0.9 48 %.
+    # A round of delay lowers the limit of stability: these values reach 97.2 % on
+    # digits; DiLoCo's 0.7 and 0.9 reach 48 %.
     outer_lr: float = 0.4,
     outer_momentum: float = 0.5,
     rank: int = 4,
@@ -34,10 +34,10 @@ def diloco_x(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         rank: r, the rank of a matrix's outer gradient, at least 1.
-        seed: seeds the first factors of the power iteration, alike on all workers.
+        seed: seeds the first factors of the power iteration, identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
-        stacked: which leaves hold several layers, each a matrix of its own (see
+        stacked: which leaves hold several layers, each a separate matrix (see
             `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -51,11 +51,11 @@ def diloco_x(
     Raises:
         ValueError: a parameter outside its range.
 
-    In the first round nothing has arrived: the workers restart from the anchor. A
-    steady drift moves the center η / (1 - μ) times as far as plain averaging. With η
-    and μ of DiLoCo the delay makes small models swing. The factors are float32 and the
-    rank is fixed; the paper rounds factors to 4 bits, and adapts rank and period to the
-    gradients.
+    When the first round ends, nothing has arrived: the workers restart from the anchor.
+    A steady drift moves the center η / (1 - μ) times as far as plain averaging. With
+    DiLoCo's η and μ the delay makes small models oscillate. The factors are float32 and
+    the rank is fixed; the paper rounds factors to 4 bits, and adapts rank and period to
+    the gradients.
 
     Example:
         >>> import jax.numpy as jnp
@@ -75,7 +75,8 @@ def diloco_x(
     outer = nesterov_sgd("diloco_x", outer_lr, outer_momentum)
     rank = checks.whole("diloco_x: rank", rank, least=1)
     compressed = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
-    # Feedback inside of late: a residual pairs with what was sent at the same call.
+    # Error feedback goes inside `late`: a residual must pair with the values sent in
+    # the same call.
     feedback = reducers.error_feedback(compressed, axis=axis)
     step = outer_step(outer, reducers.late(feedback, axis=axis), axis=axis)
     return every(step, period)._replace(late=period)

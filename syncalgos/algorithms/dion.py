@@ -40,10 +40,10 @@ def dion(
     Args:
         rank_fraction: the columns of P and Q as a share of a matrix's shorter side,
             rounded up; above 0, at most 1.
-        local_momentum: μ, the share of what was sent that M keeps, at least 0 and below
+        local_momentum: μ, the share of the sent part that M keeps, at least 0 and below
             1.
-        seed: seeds the first Q, alike on all workers.
-        stacked: which leaves hold several layers, each a matrix of its own (see
+        seed: seeds the first Q, identical on all workers.
+        stacked: which leaves hold several layers, each a separate matrix (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -61,7 +61,7 @@ def dion(
 
     A leaf is the matrix (all axes but the last, the last); the authors' code takes P of
     the longer side. It has M ← B - (1 - μ) P̂ Rᵀ, which adds the workers' differences
-    to M: the steps are the same, but M wanders.
+    to M: the steps are the same, but M drifts.
 
     Example:
         >>> import numpy as np

@@ -29,8 +29,9 @@ def distributed_lion(
     Args:
         b1: β₁, the share of momentum in the direction, at least 0 and below 1.
         b2: β₂, the decay of the momentum, at least 0 and below 1.
-        majority: step along the sign of most workers; else along their mean sign.
-        seed: seeds the signs of 0 and of ties, which are drawn.
+        majority: whether to step along the sign of most workers; else the step is along
+            their mean sign.
+        seed: seeds the random signs of 0 and of ties.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -43,7 +44,7 @@ def distributed_lion(
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD, with Lion's weight decay. Entries move by at most
-    the learning rate, whatever the gradient: it must be that of Lion, about a hundred
+    the learning rate, whatever the gradient: use Lion's learning rate, about a hundred
     times smaller than SGD's. In the published code the sign of 0 is -, which moves
     entries without a gradient by the learning rate at every step.
 
@@ -75,7 +76,7 @@ def distributed_lion(
 
     def reduce(grads, replica, momentum, step):
         signs, _, _ = votes.combine(mixed(b1, momentum, grads), (), step)
-        # Signs hide what is not finite: one number beside the bits says it to all.
+        # Signs hide values that are not finite: one more number tells all workers.
         bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
         bad = collectives.mean(bad, axis)
         combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)

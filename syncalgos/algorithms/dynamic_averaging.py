@@ -1,4 +1,4 @@
-"""Dynamic averaging: models are averaged once one has gone too far from the last."""
+"""Dynamic averaging: models are averaged once one is too far from the last average."""
 
 from typing import NamedTuple
 
@@ -59,15 +59,16 @@ def dynamic_averaging(
 
     Source: Kamp, Adilova, Sicking, Hüger, Schlicht, Wirtz and Wrobel, "Efficient
     decentralized deep learning by dynamic model averaging", ECML PKDD 2018: its local
-    condition. The paper first tries to mend a violation with some of the models.
+    condition. The paper first tries to remove a violation by averaging only some of the
+    models.
     """
     bound = checks.real("dynamic_averaging: bound", bound, above=0)
 
-    # The paper's workers send nothing unless their condition breaks. Without its
-    # coordinator all must know, for one number a period.
+    # The paper's workers send nothing unless their condition breaks. Without the
+    # paper's coordinator all workers must know: this costs one number a period.
     def vote(replica, state, step):
         moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
-        # NaN is no more than any bound, and must be seen.
+        # NaN is not above any bound, but must trigger an average.
         return ~(optax.tree.norm(moved, squared=True) <= bound)
 
     def sync(replica, state, step):

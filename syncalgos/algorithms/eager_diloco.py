@@ -13,7 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EagerState(NamedTuple):
-    """This worker's anchor and outer momentum; the last own and mean outer gradient."""
+    """This worker's anchor and outer momentum; its last outer gradient and the mean."""
 
     anchor: PyTree
     outer: PyTree
@@ -25,12 +25,12 @@ def eager_diloco(
     period: int = 16,
     *,
     outer_lr: float = 0.4,
-    # The most that a round of delay bears at this rate (docs/studies/atlas.md); the
-    # paper's 0.9 swings in small models.
+    # The largest value that is stable with a round of delay at this rate
+    # (docs/studies/atlas.md). The paper's 0.9 makes small models oscillate.
     outer_momentum: float = 0.4,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """DiLoCo with eager updates: its own outer gradient now, the others' a round late.
+    """DiLoCo with eager updates: own outer gradients at once, the others' a round late.
 
     After every `period` local steps, for N workers, worker i's params θ that began at
     its own anchor, and G and D the mean and its own outer gradient of the last round:
@@ -54,9 +54,9 @@ def eager_diloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree: each is ahead by its own gradient. In the first round nothing
-    has arrived from the others. A steady drift moves the center η / (1 - μ) times as
-    far as plain averaging.
+    Replicas do not agree: each is ahead by its own gradient. When the first round ends,
+    nothing has arrived from the others. A steady drift moves the center η / (1 - μ)
+    times as far as plain averaging.
 
     Example:
         >>> import jax.numpy as jnp
@@ -80,7 +80,8 @@ def eager_diloco(
         collectives.no_mean("a mean with today's own part")
         workers = collectives.size(axis)
         own = _anchors.pseudo_gradient(state.anchor, replica.params)
-        # The mean is a round old but for the own part, which is replaced by today's.
+        # The mean is a round old; only this worker's own part is replaced by the
+        # current one.
         eager = jax.tree.map(
             lambda g, d, last: g + (d - last) / workers, state.mean, own, state.own
         )

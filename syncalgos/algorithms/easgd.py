@@ -14,7 +14,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EASGDState(NamedTuple):
-    """The center c, and the pull, found before the local step and applied after it."""
+    """The center c, and the pull, computed before the local step, applied after it."""
 
     center: PyTree
     pull: PyTree

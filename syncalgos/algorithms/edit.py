@@ -35,7 +35,7 @@ def edit(
     """EDiT: DiLoCo with a penalty on outer gradients of unusual norm.
 
     After every `period` local steps, for each leaf and worker i's params θ that began
-    at the anchor, sums taken over the workers whose norm ‖d‖ is usual for them:
+    at the anchor, with sums over the workers whose norm ‖d‖ is usual for that worker:
 
         d ← anchor - θ;   w ← exp(-‖d‖) / Σ exp(-‖d‖);   g ← Σ w d
         g ← g min(1, φ / ‖g‖);   m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
@@ -61,9 +61,10 @@ def edit(
         ValueError: a parameter outside its range.
 
     A leaf that is unusual on all workers returns to the anchor. NaN and infinity are
-    always unusual. Other norms enter mean and deviation, as in the authors' code: those
-    that grow for good soon are usual. A steady drift moves the center η / (1 - μ) times
-    as far as plain averaging, below the clip. The paper begins with synchronous steps.
+    always unusual. Other norms enter mean and deviation, as in the authors' code: norms
+    that grow and stay large soon become usual. A steady drift moves the center
+    η / (1 - μ) times as far as plain averaging, below the clip. The paper begins with
+    synchronous steps.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,7 +88,7 @@ def edit(
         return EditState(anchor, zeros(params), none_seen(anchor))
 
     def outer(x, m, g, on_any):
-        # Where a leaf is usual on no worker, its momentum rests too.
+        # Where a leaf is unusual on all workers, its momentum does not change either.
         m = jnp.where(on_any, mu * m + g, m)
         return jnp.where(on_any, x - lr * (g + mu * m), x), m
 

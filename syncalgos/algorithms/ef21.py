@@ -1,4 +1,4 @@
-"""EF21-SGDM: of each worker's momentum the largest changes are sent."""
+"""EF21-SGDM: each worker sends the largest changes of its momentum."""
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
@@ -15,8 +15,8 @@ def ef21(
 ) -> Strategy:
     """EF21-SGDM: momentum stays on the worker; its largest changes are sent.
 
-    At every local step, for worker i's gradients g, its momentum M, and G, what the
-    others know of M:
+    At every local step, for worker i's gradients g, its momentum M, and G, the others'
+    copy of M:
 
         M ← β M + (1 - β) g;   d ← TopK(M - G);   G ← G + d;   g ← mean(G)
 
@@ -36,9 +36,9 @@ def ef21(
     Raises:
         ValueError: a parameter outside its range.
 
-    What is not sent is not added up: it shows in the next M - G. In the papers M and G
-    begin as the gradients of the first params, sent whole; here they begin as zeros, so
-    that about 1 / density steps pass until most entries move. M takes the place of the
+    Unsent parts are not summed: they appear in the next M - G. In the papers M and G
+    begin as the gradients of the first params, sent whole. Here they begin as zeros,
+    and most entries move only after about 1 / density steps. M takes the place of the
     inner optimizer's momentum, at the learning rate of plain SGD; around Muon this is
     EF21-Muon. Another compressor: `reduce_with(reducers.ef21(reducers.power_sgd(4)))`.
 

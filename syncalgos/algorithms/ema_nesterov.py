@@ -1,4 +1,4 @@
-"""EMA-Nesterov: gradients ahead of the model, along the average of its moves."""
+"""EMA-Nesterov: gradients are taken ahead of the model, along its average move."""
 
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ def ema_nesterov(
     learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """EMA-Nesterov: gradients ahead of the model, along the average of its moves.
+    """EMA-Nesterov: gradients are taken ahead of the model, along its average move.
 
     At every local step, for workers' gradients g at their params y, which the inner
     optimizer moves to A(y), and β = `lookahead` · learning rate / the highest so far:
@@ -40,7 +40,8 @@ def ema_nesterov(
         decay: γ, the decay of the average move, at least 0 and below 1.
         lookahead: β at the highest learning rate, at least 0 and below 1; 0.3 and 0.6
             in published runs.
-        learning_rate: of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: the learning rate of the inner optimizer: a number above 0 or a
+            schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -51,10 +52,10 @@ def ema_nesterov(
     Raises:
         ValueError: a parameter outside its range.
 
-    It is meant for one worker (see `as_optimizer`); several take the steps of one. A
-    steady drift goes 1 / (1 - β) times as far as without. With a γ of 0 and a constant
-    rate it is Nesterov's momentum β. The paper has a β of 0 during warmup and in the
-    last steps: so it is where the schedule is 0.
+    It is meant for one worker (see `as_optimizer`); several workers take the same steps
+    as one. A steady drift goes 1 / (1 - β) times as far as in plain training. With a γ
+    of 0 and a constant rate it is Nesterov's momentum β. The paper sets β to 0 during
+    warmup and in the last steps; here β is 0 where the schedule is 0.
 
     Example:
         >>> import jax.numpy as jnp

@@ -9,7 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def fedavg(
     period: int = 16, *, fraction: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
-    """Federated averaging: each round averages the models of a few workers drawn anew.
+    """Federated averaging: each round averages the models of a few workers, drawn anew.
 
     After every `period` local steps, for params θ and a random set S of workers:
 
@@ -18,21 +18,21 @@ def fedavg(
     Args:
         period: local steps of a round, at least 1.
         fraction: C, the share of workers in a round, above 0 and at most 1; at least
-            two workers, if there are two, take part.
-        seed: seeds the draws, alike on all workers.
+            two workers take part, if there are two.
+        seed: seeds the draws, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: the model of the last round. A sync sends params once, also
-        from workers that are not drawn. The center is the mean over those who are drawn
+        from workers that are not drawn. The center is the mean over the workers drawn
         for the round. opt_state stays local.
 
     Raises:
         ValueError: a parameter outside its range.
 
     All workers train, and the work of those not drawn is dropped: this simulates the
-    algorithm, not its savings. The paper's C of 0.1 is of 100 clients and rounds to at
-    least one; a single model would be no average.
+    algorithm, not its savings. The paper's C of 0.1 is a share of 100 clients, with at
+    least one. Here it is at least two, because one model is no average.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,6 +46,6 @@ def fedavg(
     decentralized data", AISTATS 2017, algorithm 1.
     """
     fraction = checks.share("fedavg: fraction", fraction)
-    # One worker of few would copy its model to all.
+    # With one worker drawn, its model would be copied to all.
     schedule = sampled(fraction, seed=seed, least=2)
     return participating(model_averaging(period, axis=axis), schedule)

@@ -39,8 +39,8 @@ def fedopt(
 ) -> Strategy:
     """FedAdam, FedYogi and FedAdagrad: an adaptive outer step on the mean displacement.
 
-    After every `period` local steps, for workers' params θ that started from x, with v
-    at first τ²:
+    After every `period` local steps, for workers' params θ that started from x, and v,
+    which starts at τ²:
 
         Δ ← mean(θ) - x;   m ← β₁ m + (1 - β₁) Δ;   x, θ ← x + η m / (√v + τ)
         adam: v ← β₂ v + (1 - β₂) Δ²;   adagrad: v ← v + Δ²
@@ -49,7 +49,8 @@ def fedopt(
     Args:
         period: local steps between two outer steps, at least 1.
         method: how v follows Δ²: adam, yogi or adagrad.
-        outer_lr: η, about an entry's move in a round, above 0; the paper tunes it.
+        outer_lr: η, about how far an entry moves in a round, above 0; the paper tunes
+            it.
         b1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
         b2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
         tau: τ, above 0: displacements far below it are scaled by η / τ.

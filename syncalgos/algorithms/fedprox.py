@@ -77,7 +77,8 @@ def fedprox(
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):
-        # Averaged in the params' own dtype, so x is the very point they restart from.
+        # Averaged in the params' own dtype: then x is exactly the point from which they
+        # restart.
         params = collectives.mean(replica.params, axis)
         return replica._replace(params=params), FedProxState(widen(params))
 

@@ -31,7 +31,7 @@ def gasloc(
     """GASLoC: outer momentum that also speeds up the mixing with neighbours.
 
     After every `period` local steps, for worker i's params x that began at θ, and W the
-    weights of the graph (of a ring 1/3 for a worker and each neighbour):
+    weights of the graph (in a ring, 1/3 for a worker and for each neighbour):
 
         y ← θ + η (x - θ);   θ, x ← y + α (W y - y) + γ (y - y of the last sync)
 
@@ -50,11 +50,12 @@ def gasloc(
         mean of θ. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of other workers.
+        ValueError: a parameter outside its range, or a graph for another number of
+            workers.
 
-    Replicas do not agree but on a complete graph without momentum. The mean of θ moves
-    as the anchor of `diloco`, whatever the graph, but for gradients at other points: a
-    steady drift moves it η / (1 - γ) times as far as plain averaging.
+    Replicas do not agree, except on a complete graph without momentum. On any graph the
+    mean of θ moves like the anchor of `diloco`, except that gradients are taken at
+    other points. A steady drift moves it η / (1 - γ) times as far as plain averaging.
 
     Example:
         >>> import numpy as np

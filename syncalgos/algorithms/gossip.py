@@ -23,8 +23,9 @@ def gossip(
 
         θᵢ ← (θᵢ + θⱼ) / 2,   j = i + 2^(t mod ⌈log₂ N⌉)
 
-    any other graph (D-PSGD): in the local step, from the old params θ, with its weights
-    W, of a ring 1/3 for a worker and each neighbour, and the inner update u:
+    any other graph (D-PSGD): in the local step, from the old params θ, with the graph's
+    weights W (in a ring, 1/3 for a worker and for each neighbour) and the inner update
+    u:
 
         θᵢ ← Σⱼ Wᵢⱼ θⱼ + uᵢ
 
@@ -38,13 +39,13 @@ def gossip(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none for exponential, else the move of the mixing, shaped
-        like params. A step sends params to each neighbour, and with mix_opt_state the
-        floats of opt_state too. The center is the mean of the replicas. buffers stay
-        local, and so does opt_state without mix_opt_state.
+        A Strategy. State: none for exponential, else the change of params by mixing,
+        shaped like params. A step sends params to each neighbour, and with
+        mix_opt_state the floats of opt_state too. The center is the mean of the
+        replicas. buffers stay local, and so does opt_state without mix_opt_state.
 
     Raises:
-        ValueError: a graph that is unknown, or of another number of workers.
+        ValueError: an unknown graph, or a graph for another number of workers.
 
     Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
     the exact mean in k steps.
@@ -88,8 +89,8 @@ def _after(graph: peers.Topology, axis: Axis) -> Strategy:
 
 
 def _beside(graph: peers.Topology, axis: Axis) -> Strategy:
-    # D-PSGD mixes the params as they are before the step, during which they travel:
-    # only reduce sees those.
+    # D-PSGD mixes the params from before the step; they are sent during the step. Only
+    # reduce sees them.
     def reduce(grads, replica, state, step):
         return grads, peers.moves(replica.params, graph, step, axis)
 

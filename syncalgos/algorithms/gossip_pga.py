@@ -1,4 +1,4 @@
-"""Gossip with a global average every so often."""
+"""Gossip with a periodic global average."""
 
 from syncalgos import checks
 from syncalgos.collectives import topology as peers
@@ -38,8 +38,8 @@ def gossip_pga(
     Raises:
         ValueError: a parameter outside its range.
 
-    All graphs mix the params after the step; in `gossip` most mix those before it. A
-    ring weighs a worker and each neighbour by 1/3.
+    All graphs mix the params after the step; in `gossip` most graphs mix the params
+    from before it. In a ring, a worker and each neighbour have weight 1/3.
 
     Example:
         >>> import numpy as np

@@ -20,7 +20,7 @@ class GpaState(NamedTuple):
 
 
 def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
-    """GPA, generalized primal averaging: DiLoCo of one worker, smoothed.
+    """GPA (generalized primal averaging): smoothed DiLoCo for one worker.
 
     At every local step, for workers' gradients g at their params y, which the inner
     optimizer moves by d:
@@ -29,8 +29,8 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
         z ← z + d;   x ← μx x + (1 - μx) z;   y ← μy x + (1 - μy) z
 
     Args:
-        decay: μx, the decay of the average x, at least 0 and below 1: 1 / (1 - μx) is
-            how many steps it looks back; 0.9967 in the paper, for long runs.
+        decay: μx, the decay of the average x, at least 0 and below 1: it averages over
+            about 1 / (1 - μx) steps. The paper takes 0.9967, for long runs.
         mixing: μy, the share of x in the params y, above 0 and at most 1.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -44,8 +44,9 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
 
     It is meant for one worker, whose optimizer it smooths (see `as_optimizer`); several
     take the steps of one. At μx = 0 it is plain training. DiLoCo of one worker with
-    momentum μ and period H corresponds to μx = μ^(1/H): 0.9967 is that of 0.9 and 32.
-    In the paper weight decay shrinks z; here it is the inner optimizer's, of y.
+    momentum μ and period H corresponds to μx = μ^(1/H): 0.9967 corresponds to μ = 0.9
+    and H = 32. In the paper weight decay shrinks z; here the inner optimizer applies it
+    to y.
 
     Example:
         >>> import jax.numpy as jnp

@@ -13,21 +13,21 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
 class TrackingState(NamedTuple):
-    """The correction c of a worker's gradients, and the mixing's move of its params."""
+    """The correction c of a worker's gradients, and its params' change by mixing."""
 
     correction: PyTree
     moves: PyTree
 
 
-# Old params travel, too, and gradients are used a step later.
+# Old params are sent too, and gradients are used a step later.
 def gradient_tracking(
     *, topology: checks.Topology = "ring", axis: Axis = WORKERS
 ) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 
     In every local step, for gradients g at params θ, c zero at first, W the weights of
-    the graph (of a ring 1/3 for a worker and each neighbour), and u the inner update
-    along y:
+    the graph (in a ring, 1/3 for a worker and for each neighbour), and u the inner
+    update along y:
 
         y ← g + c;   c ← c + (W y - y);   θ ← W θ + u
 
@@ -40,13 +40,13 @@ def gradient_tracking(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: c and the mixing's move of the params, shaped like params, at
+        A Strategy. State: c and the change of params by mixing, shaped like params, at
         least float32, each worker's own. A step sends θ, and y in float32 at least, to
         each neighbour. The center is the mean of the replicas. opt_state and buffers
         stay local.
 
     Raises:
-        ValueError: a graph that is unknown, or of another number of workers.
+        ValueError: an unknown graph, or a graph for another number of workers.
 
     Replicas do not agree. With plain SGD inside and without noise they converge to the
     minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
@@ -69,10 +69,10 @@ def gradient_tracking(
     def init(params):
         return TrackingState(zeros(params), zeros(params))
 
-    # Params are mixed as they are before the step (DIGing): only reduce sees those.
+    # Params from before the step are mixed (DIGing): only reduce sees them.
     def reduce(grads, replica, state, step):
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
-        # Its own gradient, so each worker decides for itself; the mean of c stays 0.
+        # Each worker checks its own gradient alone; the mean of c stays 0.
         finite = if_finite(grads, tracked, state.correction)
         changes, moves = peers.moves((finite, replica.params), graph, step, axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)

@@ -1,4 +1,4 @@
-"""HALoS: Async DiLoCo in regions, whose servers push to one of all regions."""
+"""HALoS: Async DiLoCo in regions, with regional servers and one global server."""
 
 from functools import partial
 
@@ -24,30 +24,34 @@ def halos(
     optimizer: optax.GradientTransformation | None = None,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """HALoS: workers push to a server of their region, and these to one of all.
+    """HALoS: workers send to their region's server, and regions to a global server.
 
-    A worker that has gone from y to θ in `period` local steps of its own sends its
-    update to its region's server z, and restarts from there:
+    A worker that has gone from y to θ in `period` of its local steps sends its update
+    to its region's server z, and restarts from there:
 
         z ← delayed Nesterov step (z, y - θ);   y, θ ← z
 
-    After every K updates the region sends its own to the global server x, and mixes:
+    After every K updates the region sends its own update to the global server x, and
+    mixes the result into its model:
 
         x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
 
     Args:
-        period: H, own local steps of a worker in a round, at least 1; 8 in the paper.
-        regions: R, of consecutive workers, at least 1.
+        period: H, a worker's local steps in a round, at least 1; 8 in the paper.
+        regions: R, the number of regions, each of consecutive workers; at least 1.
         outer_lr: the learning rate of a region's server, above 0.
-        outer_momentum: its Nesterov momentum, at least 0 and below 1; 0.9 in the paper.
+        outer_momentum: the Nesterov momentum of a region's server, at least 0 and below
+            1; 0.9 in the paper.
         global_lr: the learning rate of the global server, above 0.
-        global_momentum: its Nesterov momentum, at least 0 and below 1.
+        global_momentum: the Nesterov momentum of the global server, at least 0 and
+            below 1.
         alpha: α, how far a region goes to the global model, above 0 and at most 1.
-        updates: K, workers' updates between two of a region, at least 1.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        updates: K, the number of workers' updates between two updates of a region, at
+            least 1.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -59,8 +63,9 @@ def halos(
     Raises:
         ValueError: a parameter outside its range.
 
-    It runs on the clock of `async_diloco`. A momentum changes after as many updates as
-    a region has workers, the global one after as many as there are regions.
+    It runs on the clock of `async_diloco`. A region's momentum changes after as many
+    updates as it has workers; the global momentum after as many updates as there are
+    regions.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""HeLoCo: workers that do not wait, whose updates are turned towards the momentum."""
+"""HeLoCo: workers never wait; late updates are turned towards the momentum."""
 
 import jax
 import optax
@@ -12,7 +12,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def heloco(
     period: int = 16,
     *,
-    # At the paper's 0.7 the center of a small model swings (docs/asynchronous.md).
+    # At the paper's 0.7 the center of a small model oscillates (docs/asynchronous.md).
     outer_lr: float = 0.3,
     outer_momentum: float = 0.9,
     arrival_weight: float | None = None,
@@ -26,9 +26,9 @@ def heloco(
 ) -> Strategy:
     """HeLoCo: Async DiLoCo with late updates turned towards the server's momentum.
 
-    A worker that has gone from y to θ in `period` local steps of its own sends y - θ to
-    a server with a model x and a momentum m. In each leaf Δ of it, with c the cosine
-    between Δ and m, and f = |Δ| / (|Δ| + 3 |m|):
+    A worker that has gone from y to θ in `period` of its local steps sends y - θ to a
+    server with a model x and a momentum m. In each leaf Δ of this update, with c the
+    cosine between Δ and m, and f = |Δ| / (|Δ| + 3 |m|):
 
         c < 0: Δ ← Δ - min(-s c f, 1/2) c |Δ| m / |m|
         0 ≤ c < a: l ← min(r (1 - c) f, 1);   d ← (1 - l) Δ / |Δ| + l m / |m|
@@ -39,18 +39,20 @@ def heloco(
         m ← μ m + (1 - μ) ρ Δ;   x ← x - η (ρ Δ + μ m);   y, θ ← x - η μ m
 
     Args:
-        period: H, own local steps of a worker in a round, at least 1.
+        period: H, a worker's local steps in a round, at least 1.
         outer_lr: η, the outer learning rate, above 0; 0.7 in the paper.
         outer_momentum: μ, the outer momentum, at least 0 and below 1.
         arrival_weight: ρ, the weight of an update, above 0; None means 1 / √workers.
-        aligned: a, the cosine from which an update is kept as it is, at least 0.
-        shrink: s, how much of what opposes the momentum is taken away, at least 0.
-        turn: r, how far an update turns to the momentum otherwise, at least 0.
-        slowest: speed of the last worker, above 0 and at most 1; that of the first is
-            1, and the others' fall evenly between.
-        dynamic_steps: a worker of speed s makes ⌊s H⌋ local steps a round, at least 1.
-        optimizer: the inner optimizer, whose state then rests while its worker does;
-            None lets it go on.
+        aligned: a, the cosine from which an update is kept unchanged, at least 0.
+        shrink: s, how strongly the part that opposes the momentum is reduced, at least
+            0.
+        turn: r, how far any other update is turned towards the momentum, at least 0.
+        slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
+            and speeds fall evenly in between.
+        dynamic_steps: whether a worker of speed s makes ⌊s H⌋ local steps a round, at
+            least 1, instead of H.
+        optimizer: the inner optimizer; if given, its state does not change while its
+            worker rests. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

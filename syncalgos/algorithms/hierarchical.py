@@ -1,4 +1,4 @@
-"""Hierarchical local SGD: near workers average often, all workers rarely."""
+"""Hierarchical local SGD: nearby workers average often, all workers rarely."""
 
 import math
 
@@ -29,21 +29,21 @@ def hierarchical(
     Args:
         period: local steps between two averages of all workers, at least 1.
         inner_period: local steps between two averages in a group, at least 1; at
-            multiples of both, all workers average.
-        groups: the number of groups, of equal numbers of consecutive workers; divides
-            the workers. None means the largest number up to their square root at which
-            no group spans hosts.
+            multiples of both periods, all workers average.
+        groups: the number of groups, each of equally many consecutive workers; a
+            divisor of the number of workers. None means the largest number up to their
+            square root at which no group spans hosts.
         hosts: the number of hosts, which hold equal numbers of consecutive workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. No state. A sync sends params once, in a group or to all; over a
-        single axis of one's own, groups gather from all. The center is the mean of the
+        single custom axis, groups gather from all. The center is the mean of the
         replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or groups that would span hosts; when
-            it is traced, workers that do not divide into groups or hosts.
+        ValueError: a parameter outside its range, or groups that would span hosts;
+            during tracing, workers that cannot be divided equally into groups or hosts.
 
     Example:
         >>> import jax.numpy as jnp

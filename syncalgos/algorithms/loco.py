@@ -23,7 +23,7 @@ def loco(
         x ← g + e;   d ← Q(x);   e ← β e + (1 - β) (x - d)
         y ← mean(d) + ē;   g ← Q(y);   ē ← β ē + (1 - β) (y - g)
 
-    After every `reset_period` local steps e and ē are 0.
+    After every `reset_period` local steps e and ē are reset to 0.
 
     Args:
         bits: 8, 4 or 2 bits per entry.
@@ -39,8 +39,9 @@ def loco(
     Raises:
         ValueError: a parameter outside its range.
 
-    This is error feedback at a gain of 1 - β: losses are made up for 1 / (1 - β) times
-    as late, and those still owed at a reset never are. The paper keeps e in 8 bits.
+    This is error feedback at a gain of 1 - β: it makes up for losses 1 / (1 - β) times
+    as late. Losses not yet made up for at a reset are dropped. The paper keeps e in 8
+    bits.
 
     Example:
         >>> import numpy as np
@@ -53,6 +54,6 @@ def loco(
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025 (2024).
     """
-    # Errors are float32, in DeepSpeed 8 bits. The second rounding is that of the mean
-    # on its way to all; DeepSpeed sums inside a node before it rounds.
+    # Errors are float32; in DeepSpeed they have 8 bits. The second rounding applies to
+    # the mean sent to all workers; DeepSpeed sums inside a host before it rounds.
     return reduce_with(reducers.low_bit(bits, beta, reset_period, axis), axis=axis)

@@ -21,7 +21,7 @@ def model_averaging(period: int = 16, *, axis: Axis = WORKERS) -> Strategy:
         replicas. opt_state and buffers stay local (see `average`, `reset`).
 
     Raises:
-        ValueError: a period that is no whole number of at least 1.
+        ValueError: a period that is not a whole number of at least 1.
 
     With a period of 1 and SGD inside this is synchronous SGD, with momentum too.
 

@@ -27,12 +27,12 @@ def muloco(
 
     Args:
         period: H, local steps between two outer steps, at least 1; 30 in the paper.
-        outer_lr: η, the outer learning rate, above 0. The authors take η and μ of 0.7
-            and 0.6 for one worker, 0.9 and 0.8 for two, 1 and 0.9 for 16.
+        outer_lr: η, the outer learning rate, above 0. The authors take η = 0.7 and μ =
+            0.6 for one worker, 0.9 and 0.8 for two, 1 and 0.9 for 16.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or,
             without decay, median, trimmed or clipped, robust against wrong workers; in
-            Python also a reducer of one's own.
+            Python also your own reducer.
         decay: β, the decay of the residual e, above 0 and at most 1; None means no
             error feedback.
         seed: seeds the random rounding to int8, int4 or int2.
@@ -48,7 +48,7 @@ def muloco(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 4.5
-    times with the defaults. The inner optimizer is the caller's: `optax.contrib.muon`.
+    times with the defaults. Pass the inner optimizer yourself: `optax.contrib.muon`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -33,7 +33,8 @@ def noloco(
     """NoLoCo: outer momentum on the displacement of random pairs; no all-reduce.
 
     After every `period` local steps, for worker i's params θ that began at its slow
-    params φ, and `pair` the mean over it and a partner, by one of 16 random matchings:
+    params φ, and `pair` the mean over the worker and its partner in one of 16 random
+    matchings:
 
         δ ← α δ + β pair(θ - φ) + γ (pair(φ) - φ);   φ, θ ← φ + δ
 
@@ -43,7 +44,7 @@ def noloco(
         outer_momentum: α, the outer momentum, at least 0 and below 1.
         consensus: γ, the pull of a pair's slow params to their mean, at least 0; equal
             to β in the authors' code.
-        seed: seeds the pairs, alike on all workers.
+        seed: seeds the pairs, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -54,8 +55,9 @@ def noloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    Replicas do not agree. With an odd number of workers one sits out each sync. A
-    steady drift moves the center β / (1 - α) times as far as plain averaging.
+    Replicas do not agree. With an odd number of workers, one worker has no partner at
+    each sync. A steady drift moves the center β / (1 - α) times as far as plain
+    averaging.
 
     Example:
         >>> import jax.numpy as jnp

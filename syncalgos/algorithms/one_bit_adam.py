@@ -26,7 +26,8 @@ def one_bit_adam(
         g ← m / (√v + ε), at most as far as Adam can go
 
     Args:
-        dense_steps: the first local step with v frozen and signs sent, at least 1.
+        dense_steps: the first local step, from 0, at which v is frozen and signs are
+            sent; at least 1.
         b1: β₁, the decay of the momentum, at least 0 and below 1.
         b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
@@ -34,15 +35,17 @@ def one_bit_adam(
 
     Returns:
         A Strategy. State: m and v, identical on all workers, e and ē, each worker's
-        own, at least float32. A step sends gradients in float32 at least, later a bit
-        per entry twice, and a scale per part of a leaf. Replicas stay identical.
+        own, at least float32. A step sends gradients, in float32 at least; from
+        `dense_steps` on, it sends a bit per entry twice, and a scale per part of a
+        leaf. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
-    in the paper. Signs would move entries with a small v far: a step is at most Adam's
-    longest, and 0 where v is 0. A start after `dense_steps` takes v from the first m.
+    in the paper. Signs would move entries with a small v far, so a step is at most
+    Adam's longest, and 0 where v is 0. If training starts after `dense_steps`, v is
+    taken from the first m.
 
     Example:
         >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Overlap local SGD: a pull to an average with a whole round to arrive."""
+"""Overlap local SGD: a pull to an average that was sent a round ago."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""PALSGD: DiLoCo, some of whose local steps go back towards the anchor."""
+"""PALSGD: DiLoCo with some local steps back towards the anchor."""
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,9 @@ def palsgd(
 ) -> Strategy:
     """PALSGD (pseudo-asynchronous local SGD): DiLoCo with random pulls to the anchor.
 
-    At a local step drawn with probability p, alike on all workers, for params θ that
-    began at the anchor, and the step's learning rate γ; at any other step, for u the
-    inner optimizer's update; and after every `period` local steps:
+    At a local step drawn with probability p, identical on all workers, for params θ
+    that began at the anchor, and the step's learning rate γ; at any other step, for u
+    the inner optimizer's update; and after every `period` local steps:
 
         θ ← θ - (γ κ / p) (θ - anchor)
         θ ← θ + u / (1 - p)
@@ -39,28 +39,29 @@ def palsgd(
 
     Args:
         period: H, local steps between two outer steps, at least 1.
-        learning_rate: γ of the inner optimizer, a number above 0 or a schedule.
+        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         chance: p, the probability that a local step is a pull, above 0 and below 1.
         proximal: κ, the strength of the pull, above 0.
         outer_lr: η, the outer learning rate, above 0; 0.1 in the authors' example.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        seed: seeds the draws, alike on all workers.
-        optimizer: the inner optimizer, whose state then rests at pulls; None lets it go
-            on.
+        seed: seeds the draws, identical on all workers.
+        optimizer: the inner optimizer; if given, its state does not change at pulls.
+            With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         A Strategy. State: that of `outer_step`, with the anchor and m, identical on all
-        workers; each worker's params, at least float32, and opt_state as they were
-        before the local step. A sync sends params once. The center is the anchor.
+        workers; each worker's params, at least float32, and opt_state from before the
+        local step. A sync sends params once. The center is the anchor.
 
     Raises:
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as `fedprox` with μ = κ, on
-    average. Details are those of the authors' code: the workers draw alike, from one
-    seed, and a pull is no step of the inner optimizer. That code computes no gradient
-    then; the engine does, and it is not used.
+    average. As in the authors' code, all workers draw from one seed, and a pull is not
+    a step of the inner optimizer. That code computes no gradient at a pull; the engine
+    computes one but does not use it.
 
     Example:
         >>> import numpy as np

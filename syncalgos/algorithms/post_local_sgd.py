@@ -11,7 +11,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def post_local_sgd(
     *, dense_steps: int = 100, period: int = 16, axis: Axis = WORKERS
 ) -> Strategy:
-    """Post-local SGD: synchronous SGD, then model averaging from a step on.
+    """Post-local SGD: synchronous SGD at first, then model averaging.
 
     For workers' gradients g and params θ, at local steps t = 0, 1, …:
 
@@ -19,8 +19,10 @@ def post_local_sgd(
         later, after multiples of `period`: θ ← mean(θ)
 
     Args:
-        dense_steps: the first local step without synchronous gradients, at least 0.
-        period: local steps between two averages, at least 1, on the absolute clock.
+        dense_steps: the first local step, from 0, without synchronous gradients; at
+            least 0.
+        period: local steps between two averages, counted from step 0 of training; at
+            least 1.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -31,7 +33,8 @@ def post_local_sgd(
     Raises:
         ValueError: a parameter outside its range.
 
-    The paper goes local at the first decay of the learning rate, halfway.
+    The paper begins model averaging at the first decay of the learning rate, halfway
+    through training.
 
     Example:
         >>> import numpy as np
@@ -45,7 +48,7 @@ def post_local_sgd(
     ICLR 2020 (2018), section 3.
     """
     dense_steps = checks.whole("post_local_sgd: dense_steps", dense_steps, least=0)
-    # The period stays on the absolute clock. torch's hook also goes on averaging
+    # The period is counted from step 0 of training. torch's hook also goes on averaging
     # gradients inside a machine after `dense_steps`.
     return chain(
         until(sync_sgd(axis=axis), dense_steps),

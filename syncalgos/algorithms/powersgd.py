@@ -26,12 +26,12 @@ def powersgd(
 
     Args:
         rank: r, columns of P and Q, at least 1; 1, 2 or 4 in the paper.
-        seed: seeds the first Q, alike on all workers.
+        seed: seeds the first Q, identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
-        dense_steps: local steps with the plain mean before it starts, at least 0; 100
-            in the authors' code.
-        stacked: which leaves hold several layers, each a matrix of its own (see
+        dense_steps: local steps with the plain mean before compression starts, at least
+            0; 100 in the authors' code.
+        stacked: which leaves hold several layers, each a separate matrix (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -45,7 +45,7 @@ def powersgd(
 
     A leaf is the matrix (all axes but the last, the last), as JAX keeps inputs first
     and outputs last. The authors' first code has e ← M - P̂ Qᵀ, which adds the workers'
-    differences to e: the gradients are the same, but e wanders.
+    differences to e: the gradients are the same, but e drifts.
 
     Example:
         >>> import numpy as np

@@ -22,7 +22,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class PulseState(NamedTuple):
-    """The anchor, the outer optimizer's state, the residual, and what was sent."""
+    """The anchor, the outer optimizer's state, the residual, and the sizes sent."""
 
     anchor: PyTree
     outer: Any
@@ -37,7 +37,7 @@ def pulseloco(
     outer_momentum: float = 0.9,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """PULSELoCo: DiLoCo that sends the entries whose change bfloat16 shows.
+    """PULSELoCo: DiLoCo that sends only entries that change when rounded to bfloat16.
 
     After every `period` local steps, for worker i's params θ that began at the anchor
     and its residual e, where bf16 rounds to bfloat16 and [·] is 1 or 0 for each entry:
@@ -55,19 +55,20 @@ def pulseloco(
     Returns:
         A Strategy. State: the anchor and m, identical on all workers, and e, each
         worker's own, shaped like params, at least float32. A sync gathers a count from
-        all workers, then as many values and indices as the worker with most of them
-        has, rounded up to a 1024th of params; or it sends d once, where that is less.
-        The metric "decided" of a run tells which, and the length in binary digits. The
-        center is the anchor. opt_state and buffers stay local.
+        all workers. Then it gathers as many values and indices as the worker with the
+        most chosen entries has, rounded up to a 1024th of params; or it sends d once,
+        if that is less. The metric "decided" of a run tells which, and the length in
+        binary digits. The center is the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
-    An entry is sent once it has moved by about 1/256 of itself. It sends little where
-    moves are small, as by Adam at a learning rate of 1e-6 in the paper; at usual rates
-    nearly all entries are seen, and it sends what `diloco` does. The authors' code
-    never sends d whole. It gathers as many entries as the worker with most of them has.
-    If a worker is several devices, each sends what it holds, as much as the fullest.
+    An entry is sent once it has moved by about 1/256 of itself. It sends little if
+    moves are small, as with Adam at a learning rate of 1e-6 in the paper. At usual
+    rates nearly all entries are sent, and it sends as much as `diloco`. The authors'
+    code never sends d whole. It gathers as many entries as the worker with the most
+    chosen entries has. If a worker spans several devices, each sends as much as the
+    device with the most chosen entries.
 
     Example:
         >>> import numpy as np

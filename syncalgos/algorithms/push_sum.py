@@ -29,8 +29,8 @@ def push_sum(
 ) -> Strategy:
     """Stochastic gradient push: push-sum gossip, exact over one-way links that fail.
 
-    After every local step, for the inner update u, params z that are x / w, and the
-    shares S of their sums that workers give, Sᵢⱼ of worker j to worker i:
+    After every local step, for the inner update u, params z = x / w, and shares S,
+    where Sᵢⱼ is the share of its sums that worker j gives to worker i:
 
         x ← x + u;   (x, w)ᵢ ← Σⱼ Sᵢⱼ (x, w)ⱼ;   z ← x / w
 
@@ -42,8 +42,8 @@ def push_sum(
             1; it then keeps its whole sum, so nothing is lost.
         topology: who gives to whom: exponential (one peer a step, in turn),
             static_exponential (all of these at each step), ring, torus, hypercube,
-            star, complete or erdos_renyi; in Python also edges, or weights S of which
-            only columns need add up to 1 (see `graph`).
+            star, complete or erdos_renyi; in Python also edges, or weights S, of which
+            each column must add up to 1 (see `graph`).
         seed: seeds the failures, which differ between workers.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -54,7 +54,7 @@ def push_sum(
         local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of another number of
+        ValueError: a parameter outside its range, or a graph for another number of
             workers.
 
     Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them
@@ -85,7 +85,7 @@ def push_sum(
 
     def sync(replica, state, step):
         x, w = state
-        # u, from z as the worker had it, in its dtype.
+        # u, measured from the worker's own z in its dtype.
         updates = jax.tree.map(lambda z, x: z - narrow(x / w, z), replica.params, x)
         own = jax.tree.map(jnp.add, x, updates), w
         x, w = peers.push(own, sends(step), graph, step, axis)

@@ -1,4 +1,4 @@
-"""QG-DSGDm: gossip with a momentum of what the mixed models did."""
+"""QG-DSGDm: gossip with a momentum of the mixed models' moves."""
 
 from typing import NamedTuple
 
@@ -27,23 +27,24 @@ def qg_dsgdm(
     learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """QG-DSGDm: gossip whose momentum is of the moves after mixing.
+    """QG-DSGDm: gossip with a momentum of the models' moves after mixing.
 
     At every local step, for worker i's gradients g at params x, its momentum m, zero at
-    first, W the weights of the graph (of a ring 1/3 for a worker and each neighbour),
-    and the learning rate η:
+    first, W the weights of the graph (in a ring, 1/3 for a worker and for each
+    neighbour), and the learning rate η:
 
         d ← β m + g;   nesterov: d ← g + β d
         y ← x - η d;   xᵢ⁺ ← Σⱼ Wᵢⱼ yⱼ;   m ← μ m + (1 - μ) (x - x⁺) / η
 
     Args:
         local_momentum: β, in place of the inner optimizer's; at least 0 and below 1.
-        decay: μ, what m keeps of itself in a step, at least 0 and below 1.
-        nesterov: step along the gradient and β d; else along d.
+        decay: μ, the decay of m, at least 0 and below 1.
+        nesterov: whether to step along g + β d; else the step is along d.
         topology: the graph of neighbours: ring, torus, hypercube, star, complete,
             erdos_renyi, exponential (one peer a step, in turn) or static_exponential
             (all of these at each step); in Python also edges or weights (see `graph`).
-        learning_rate: η, of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -52,7 +53,8 @@ def qg_dsgdm(
         replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph of other workers.
+        ValueError: a parameter outside its range, or a graph for another number of
+            workers.
 
     Replicas do not agree. m holds the moves of neighbours too: a worker whose data
     differ strays less. The inner optimizer is SGD without momentum. At η = 0 m stays.
@@ -87,7 +89,7 @@ def qg_dsgdm(
 
     def sync(replica, state, step):
         params, eta = peers.mix(replica.params, graph, step, axis), rate(step)
-        # A schedule may end at 0: there is no unit then to measure moves in.
+        # A schedule may end at 0: then moves cannot be measured in units of it.
         share, unit = jnp.where(eta > 0, 1 - mu, 0), jnp.where(eta > 0, eta, 1)
 
         def follow(m, x, mixed):

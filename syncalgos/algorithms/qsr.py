@@ -29,7 +29,8 @@ def qsr(
         period: H₀, the fewest local steps in a round, at least 1.
         growth: α, in units of the learning rate, above 0; in the paper near 0.2 for
             SGD, 0.0175 for AdamW.
-        learning_rate: η of the inner optimizer, a number above 0 or a schedule.
+        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -39,7 +40,8 @@ def qsr(
     Raises:
         ValueError: a parameter outside its range.
 
-    While the learning rate first rises, its peak counts, as in the paper.
+    Until the learning rate reaches its first peak, the rule uses the peak rate, as in
+    the paper.
 
     Example:
         >>> import numpy as np
@@ -58,10 +60,11 @@ def qsr(
     growth = checks.real("qsr: growth", growth, above=0)
     rate = checks.learning_rate("qsr", learning_rate)
 
-    # A schedule may be any function of the step: its first steps are tabled, once.
+    # A schedule may be any function of the step: the rates of its first steps are
+    # computed once.
     @functools.cache
     def peak():
-        # At a warm-up's rate near 0 the first round would never end.
+        # With a warm-up rate near 0 the first round would never end.
         with while_tracing():
             rates = jax.vmap(rate)(jnp.arange(TABLED))
             falls = jnp.diff(rates) < 0
@@ -69,7 +72,7 @@ def qsr(
 
     def length(start):
         eta = rate(jnp.maximum(start, peak()))
-        # In float32 (0.01 / 0.001)² is below 100: rates are known to their rounding.
+        # In float32 (0.01 / 0.001)² is below 100: the factor makes up for rounding.
         return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
 
     return every(average(axis=axis), length)

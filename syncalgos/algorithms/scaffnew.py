@@ -1,4 +1,4 @@
-"""Scaffnew (ProxSkip): corrected local steps, and syncs drawn by a coin."""
+"""Scaffnew (ProxSkip): corrected local steps, and syncs at random steps."""
 
 from typing import NamedTuple
 
@@ -29,7 +29,7 @@ def scaffnew(
     """Scaffnew (ProxSkip): control variates, and averages at random steps.
 
     At every local step, for worker i's gradients g and control h, zero at first; and
-    after steps drawn with probability p = 1 / `period`, alike on all workers, for
+    after steps drawn with probability p = 1 / `period`, identical on all workers, for
     params θ and the step's learning rate γ:
 
         g ← g - h
@@ -37,8 +37,9 @@ def scaffnew(
 
     Args:
         period: local steps between two syncs on average, at least 1.
-        learning_rate: γ of the inner optimizer, a number above 0 or a schedule.
-        seed: seeds the draws of the steps, alike on all workers.
+        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
+        seed: seeds the draws of the steps, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -50,8 +51,8 @@ def scaffnew(
         ValueError: a parameter outside its range.
 
     With plain SGD inside, as in the paper, workers with different data converge to the
-    minimum of their mean loss, for half of what `scaffold` sends. Momentum inside makes
-    a step longer than γ times a gradient, which may diverge.
+    minimum of their mean loss, for half of what `scaffold` sends. Momentum in the inner
+    optimizer makes a step longer than γ times a gradient, and training may diverge.
 
     Example:
         >>> import numpy as np
@@ -82,7 +83,7 @@ def scaffnew(
     def sync(replica, state, step):
         unit = rate(step) / chance
         params = widen(replica.params)
-        # The mean of h is 0; sent along, it stays so under rounding.
+        # The mean of h is 0; sending h too keeps it 0 despite rounding.
         sent = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
         mean = collectives.mean(narrow(sent, params), axis)
         # At the end of a schedule γ may be 0: then h stays.

@@ -24,7 +24,7 @@ class ScaffoldState(NamedTuple):
 def scaffold(
     period: int = 16, *, learning_rate: checks.LearningRate, axis: Axis = WORKERS
 ) -> Strategy:
-    """SCAFFOLD: control variates take the drift out of local steps.
+    """SCAFFOLD: control variates remove the drift from local steps.
 
     For worker i's gradients g and params θ that began at x, at every local step, and
     after every K = `period` of them, at learning rates η:
@@ -34,7 +34,8 @@ def scaffold(
 
     Args:
         period: K, local steps between two syncs, at least 1.
-        learning_rate: η, of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -47,8 +48,8 @@ def scaffold(
 
     With plain SGD inside, as in the paper, (x - θ) / K η is the mean gradient of the
     round, and workers with different data converge to the minimum of their mean loss,
-    unlike with model averaging. Momentum inside makes it larger than a gradient, which
-    may diverge.
+    unlike with model averaging. Momentum in the inner optimizer makes it larger than a
+    gradient, and training may diverge.
 
     Example:
         >>> import numpy as np
@@ -73,7 +74,7 @@ def scaffold(
         corrected = jax.tree.map(
             lambda g, own, c: g - own + c, widen(grads), state.own, state.control
         )
-        # Σ η, where the paper has K η: so it holds under a schedule too.
+        # Σ η instead of the paper's K η: then it is also right for a schedule.
         distance = state.distance + rate(step)
         return narrow(corrected, grads), state._replace(distance=distance)
 

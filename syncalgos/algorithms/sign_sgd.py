@@ -20,8 +20,8 @@ def sign_sgd(
         g ← sign(Σ sign(g))
 
     Args:
-        majority: vote by signs alone, without scale or feedback.
-        seed: seeds votes on zeros and ties, which are drawn.
+        majority: whether workers vote by signs alone, without scale or feedback.
+        seed: seeds the random votes on zeros and ties.
         stacked: which leaves hold several layers, each with its own scale (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
@@ -35,9 +35,9 @@ def sign_sgd(
         ValueError: a seed or layers outside their range.
 
     With `majority` every entry moves by the learning rate at every step, whatever the
-    gradient: the rate must be about a hundred times smaller; keep leaves without a
-    gradient out by `masked`. The residual is that of g, in the papers that of η g (see
-    `topk_sgd`).
+    gradient: the rate must be about a hundred times smaller than SGD's. Use `masked` to
+    exclude leaves without a gradient. The residual is that of g; in the papers it is
+    that of η g (see `topk_sgd`).
 
     Example:
         >>> import numpy as np

@@ -16,7 +16,7 @@ def signum(
 
     Args:
         local_momentum: β, the decay of the momentum, at least 0 and below 1.
-        seed: seeds the signs of 0 and of ties, which are drawn.
+        seed: seeds the random signs of 0 and of ties.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -29,9 +29,9 @@ def signum(
 
     This is `distributed_lion` with β₁ = β₂. `sign_sgd(majority=True)` with momentum in
     the inner optimizer is another algorithm: momentum of votes. Every entry moves by
-    the learning rate at every step: it must be about a hundred times smaller than
-    SGD's. The inner optimizer is SGD without momentum. In the published code the sign
-    of 0, and that of a tie, is +.
+    the learning rate at every step: this rate must be about a hundred times smaller
+    than SGD's. The inner optimizer is SGD without momentum. In the published code the
+    sign of 0, and that of a tie, is +.
 
     Example:
         >>> import numpy as np

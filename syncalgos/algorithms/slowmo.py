@@ -38,7 +38,8 @@ def slowmo(
         period: local steps between two slow steps, at least 1; 12 to 48 in the paper.
         slow_momentum: β, at least 0 and below 1; 0.4 to 0.8 in the paper.
         slow_lr: α, above 0.
-        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
+            a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -50,7 +51,7 @@ def slowmo(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center α / (1 - β) times as far as plain averaging. Unlike
-    BMUF's velocity, u does not carry an old learning rate on. At γ = 0 the models are
+    BMUF's velocity, u does not depend on old learning rates. At γ = 0 the models are
     averaged, and u decays.
 
     Example:

@@ -1,4 +1,4 @@
-"""SparseLoCo: sparse outer gradients, with error feedback for outer momentum."""
+"""SparseLoCo: sparse outer gradients, with error feedback instead of outer momentum."""
 
 from typing import Literal
 
@@ -69,9 +69,9 @@ def sparseloco(
     2025, algorithm 1.
     """
     lr = checks.real("sparseloco: outer_lr", outer_lr, above=0)
-    # The mean is over all workers, as in the paper: so error feedback keeps sums exact.
-    # The authors' code averages over an entry's senders, after it has shrunk each
-    # worker's values to the median of their norms.
+    # The mean is over all workers, as in the paper: then error feedback keeps sums
+    # exact. The authors' code first shrinks each worker's values to the median of their
+    # norms, then averages over an entry's senders.
     largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
     feedback = reducers.error_feedback(largest, decay, axis=axis)
     return every(outer_step(optax.sgd(lr), feedback, axis=axis), period)

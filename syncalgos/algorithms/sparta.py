@@ -12,15 +12,15 @@ def sparta(
 ) -> Strategy:
     """SPARTA: sparse averaging of a few entries of the models, drawn anew each time.
 
-    After every `period` local steps, for workers' params θ and random entries M, alike
-    on all workers:
+    After every `period` local steps, for workers' params θ and random entries M,
+    identical on all workers:
 
         θ[M] ← mean(θ[M])
 
     Args:
         density: the share of each leaf's entries in M, rounded up; above 0, at most 1.
         period: local steps between two averages, at least 1.
-        seed: seeds M, alike on all workers.
+        seed: seeds M, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -32,8 +32,8 @@ def sparta(
         ValueError: a parameter outside its range.
 
     Replicas do not agree: an entry is averaged about once in 1 / density syncs. The
-    authors' code draws each entry by itself, with this probability; a fixed number of
-    entries has a fixed shape.
+    authors' code draws each entry independently, with this probability. Here the number
+    of entries is fixed, as arrays in JAX need fixed shapes.
 
     Example:
         >>> import numpy as np

@@ -41,14 +41,15 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, parts of the model; divides period. Some are empty if leaves lack.
+        fragments: F, the number of parts of the model, a divisor of period. Some parts
+            are empty if there are fewer leaves.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
         alpha: α, the weight of the local value on arrival, at least 0 and at most 1.
         reduce: how outer gradients are sent: mean, bf16, fp16, int8, int4 or int2; or
-            median, trimmed or clipped, robust against wrong workers; in Python also a
-            reducer of one's own.
+            median, trimmed or clipped, robust against wrong workers; in Python also
+            your own reducer.
         seed: seeds the random rounding to int8, int4 or int2.
         cut: the parts: leaves, as many consecutive leaves each; bytes, as many bytes
             each, cut between rows; layers, every F-th stacked layer, as in the paper,

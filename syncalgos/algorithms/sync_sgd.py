@@ -16,16 +16,16 @@ def sync_sgd(
 
     Args:
         reduce: how gradients are sent: mean, bf16, fp16, int8, int4 or int2; or median,
-            trimmed or clipped, robust against wrong workers; in Python also a reducer
-            of one's own.
+            trimmed or clipped, robust against wrong workers; in Python also your own
+            reducer.
         seed: seeds the random rounding to int8, int4 or int2.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state, but of clipped its last result. Each step sends gradients
-        once. Replicas stay identical. With the mean, results do not depend on the
-        number of workers, up to rounding. Batch statistics stay local; the center holds
-        their mean.
+        A Strategy. No state, except the last result of clipped. Each step sends
+        gradients once. Replicas stay identical. With the mean, results do not depend on
+        the number of workers, up to rounding. Batch statistics stay local; the center
+        holds their mean.
 
     Raises:
         ValueError: an unknown reducer.

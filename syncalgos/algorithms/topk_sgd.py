@@ -22,8 +22,8 @@ def topk_sgd(
     Args:
         density: the share of each leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        feedback: whether what is not sent is added to the next gradients. Without it
-            entries that are never among the largest never move.
+        feedback: whether unsent parts are added to the next gradients. Without it,
+            entries never move if they are never among the largest.
         stacked: which leaves hold several layers, each with this share of entries sent
             (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
@@ -37,8 +37,9 @@ def topk_sgd(
     Raises:
         ValueError: a density outside its range.
 
-    The papers keep the residual of η g, which is the same at a constant learning rate
-    η. Here it is that of g: a late entry moves at the rate of the step that sends it.
+    The papers keep the residual of η g; here it is that of g. Both agree at a constant
+    learning rate η. Otherwise a late entry moves here at the rate of the step that
+    sends it.
 
     Example:
         >>> import numpy as np

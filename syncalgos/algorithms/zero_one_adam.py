@@ -1,4 +1,4 @@
-"""0/1 Adam: local steps of Adam, a variance that is refreshed rarely, sums of signs."""
+"""0/1 Adam: local steps of Adam, a rarely refreshed variance, sums sent as signs."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class ZeroOneAdamState(NamedTuple):
-    """Adam's own, the anchor x, and the round's sums u of γ m and of γ."""
+    """Adam's state, the anchor x, and the round's sums: u of γ m, and that of γ."""
 
     adam: OneBitAdamState
     anchor: PyTree
@@ -43,13 +43,13 @@ def zero_one_adam(
         ū ← signs(u);   m ← ū / Σγ;   x, θ ← x - ū / (√v + ε);   u ← 0
 
     Args:
-        variance_steps: the first local step of rounds with v frozen, at least 1.
-        refreshes: κ, of v until their interval, which is 1 first, doubles; at least 1.
-        period: local steps between two syncs in the end, at least 1.
+        variance_steps: the first local step with v frozen and rounds, at least 1.
+        refreshes: κ, refreshes of v until their interval, at first 1, doubles; min. 1.
+        period: local steps between two syncs once v is frozen, at least 1.
         b1: β₁, the decay of the momentum, at least 0 and below 1.
         b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
-        learning_rate: γ, of the inner optimizer: a number above 0 or a schedule.
+        learning_rate: γ, the inner learning rate: a number above 0 or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -86,7 +86,7 @@ def zero_one_adam(
     def reduce(grads, replica, state, step):
         g, (m, v, *errors) = widen(grads), state.adam
         g = if_finite(g, g, zeros(g))
-        # The largest power of two, of whose halves there were enough refreshes.
+        # The largest power of two up to step / refreshes + 1.
         interval = 1 << (31 - jax.lax.clz(step // refreshes + jnp.int32(1)))
         due = (step < variance_steps) & ((step + refreshes) % interval == 0)
         m = own.first_of(m, g)

@@ -1,4 +1,4 @@
-"""The largest entries of each chunk, in few bits: what SparseLoCo sends."""
+"""The largest entries of each chunk, in few bits, as SparseLoCo sends them."""
 
 import math
 from typing import Literal
@@ -13,7 +13,7 @@ from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
-# The bins cover so many standard deviations of the values, as in the authors' code.
+# The number of standard deviations that the bins cover, as in the authors' code.
 SIGMAS = 6
 
 
@@ -45,8 +45,8 @@ def chunked_top_k(
     Returns:
         A Reducer. No state. Each worker gathers the others' indices, bins and tables:
         (N-1) · 14 bits per sent entry with the defaults. Indices take 12 bits in chunks
-        of at most 4,096 entries, 16 or 32 in larger ones. A leaf with no more values
-        than bins sends the values.
+        of at most 4,096 entries, 16 or 32 in larger ones. A leaf with at most as many
+        values as bins sends the values.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -89,7 +89,7 @@ def chunked_top_k(
 
 
 def _pack_indices(indices: jax.Array, length: int) -> jax.Array:
-    # A chunk of 4,096 entries needs 12 bits an index, where a dtype has 16.
+    # A chunk of 4,096 entries needs 12 bits an index; the shortest dtype has 16.
     if length <= 2**12:
         return hops.pack_12(indices)
     return indices.astype(hops.index_dtype(length))
@@ -102,13 +102,13 @@ def _unpack_indices(packed: jax.Array, length: int, count: int) -> jax.Array:
 
 
 def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
-    """Codes a vector as its bins, packed, and their table; a short one as it is."""
+    """Codes a vector as packed bins and their table; keeps a short one unchanged."""
     # A table would be longer than the values.
     if bits is None or values.size <= 2**bits:
         return (values,)
     bins, values = 2**bits, widen(values)
     centred = values - jnp.mean(values)
-    # All values alike have no spread: any width puts them into the middle bin.
+    # Identical values have no spread: any width puts them into the middle bin.
     width = SIGMAS / bins * jnp.std(values, ddof=1)
     scaled = jnp.round(centred / jnp.where(width > 0, width, 1) + bins / 2)
     number = jnp.clip(scaled, 0, bins - 1).astype(jnp.uint8)

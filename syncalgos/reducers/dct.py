@@ -1,4 +1,4 @@
-"""The discrete cosine transform of an array, chunk by chunk, and what DeMo sends."""
+"""The discrete cosine transform of an array, chunk by chunk, and DeMo's reducer."""
 
 from collections.abc import Callable
 
@@ -78,7 +78,7 @@ def largest_components(
     def combine(x):
         collectives.no_mean("a mean over those who sent a component")
         parts, back = components(x, chunk)  # (chunks, components)
-        # All are sent, which needs no index.
+        # All are sent: no index is needed.
         if parts.shape[1] <= count:
             return collectives.mean(x, axis), x
         _, chosen = jax.lax.top_k(jnp.abs(parts), count)
@@ -87,8 +87,8 @@ def largest_components(
         indices, values = collectives.gather((short, q), axis)
         rows, zeros = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
         places = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
-        # As in the authors' code. A mean over all workers, which the SparseLoCo paper
-        # has, would keep error feedback exact.
+        # As in the authors' code. A mean over all workers, as in the SparseLoCo paper,
+        # would keep error feedback exact.
         senders = zeros.at[places].add(1.0)
         mean = zeros.at[places].add(values) / jnp.maximum(senders, 1)
         return back(mean), back(zeros.at[rows, chosen].set(q))
@@ -129,6 +129,6 @@ def _along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
     factor = jnp.asarray(matrix, x.dtype)
     if axis == x.ndim - 1:
         return jnp.matmul(x, factor.T, precision="highest")
-    # A product for each chunk: one for all would have to transpose them twice.
+    # One product for each chunk: a single product for all would transpose them twice.
     each = jnp.broadcast_to(factor, (len(x), *factor.shape))
     return jnp.matmul(each, x, precision="highest")

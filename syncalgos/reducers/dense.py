@@ -24,10 +24,11 @@ BLOCK = 512
 
 
 def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
-    """The exact mean over the workers; leaves that are no floats are kept.
+    """The exact mean over the workers; leaves that are not floats are kept.
 
     Args:
-        accumulate: dtype in which values are sent and summed; None means their own.
+        accumulate: the dtype in which values are sent and summed; None means the
+            values' own dtype.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -35,7 +36,7 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
         of the tree.
 
     Raises:
-        ValueError: a dtype that is no float.
+        ValueError: a dtype that is not a float.
     """
     if accumulate is not None:
         accumulate = check_float("mean: accumulate", accumulate)
@@ -46,7 +47,7 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
             return x.astype(accumulate) if accumulate and is_float else x
 
         own = jax.tree.map(jnp.asarray, updates)
-        # All leaves at once: together they decide how lanes are best summed.
+        # All leaves in one call: how lanes are best summed depends on all of them.
         means = collectives.mean(jax.tree.map(wide, own), axis)
         return narrow(means, own) if accumulate else means, updates, state
 
@@ -72,7 +73,7 @@ def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
         raise ValueError(f"cast: dtype must have 8 or 16 bits, got {dtype}")
     bits = jnp.uint16 if dtype.itemsize == 2 else jnp.uint8
 
-    # As integers: XLA on CPU widens short floats on their way.
+    # Sent as integers: XLA on CPU widens short floats in collectives.
     def to_bits(x, draws):
         return jax.lax.bitcast_convert_type(x.astype(dtype), bits)
 
@@ -106,8 +107,8 @@ def quantized(
 
     For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude in a block of at most
     512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1), and read
-    as s / L times that, which is unbiased. Each worker averages its part of a leaf, and
-    sends the average on, rounded once more.
+    as s / L times that number. This is unbiased. Each worker averages its part of a
+    leaf, and sends the average on, rounded once more.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
@@ -178,7 +179,7 @@ def decode(bits: int, code: tuple[jax.Array, jax.Array], length: int) -> jax.Arr
 
 
 class LowBitState(NamedTuple):
-    """Moving averages of losses: e of all leaves, ē of the part averaged here."""
+    """Moving averages of losses: e of all leaves, ē of this worker's part."""
 
     residual: PyTree
     of_part: PyTree
@@ -197,7 +198,8 @@ def low_bit(
 
         x ← x + e;   q ← Q(x);   e ← β e + (1 - β) (x - q)
 
-    All e are 0 after local steps reset_period, 2 · reset_period, …, if it acts then.
+    All e are reset to 0 after local steps reset_period, 2 · reset_period, …, if the
+    reducer is called at that step.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
@@ -213,7 +215,8 @@ def low_bit(
     Raises:
         ValueError: a parameter outside its range.
 
-    Up to a reset, the sum of what was sent is that of all inputs less e / (1 - β).
+    Until a reset, the sum of all sent values is the sum of all inputs minus
+    e / (1 - β).
 
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025.

@@ -33,8 +33,8 @@ def error_feedback(
         x ← x + decay · e;   e ← x - sent;   combined = reducer(x)
 
     Args:
-        reducer: any reducer, its factory, or a name (see `AnyReducer`). One that is no
-            `Reducer` is taken to have sent its result.
+        reducer: any reducer, its factory, or a name (see `AnyReducer`). Any other optax
+            transformation counts as having sent its result.
         decay: the share of the residual that is kept, above 0 and at most 1.
         seed: seeds a random reducer that is given by its factory or name.
         axis: the mapped axis or axes over which the workers lie.
@@ -69,7 +69,8 @@ def error_feedback(
             owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
         combined, sent, inner = _combine(made, owed, state.reducer, step)
 
-        # An entry that is not finite may not have been sent, and would stay for good.
+        # An entry that is not finite may not have been sent, and would stay
+        # permanently.
         def left(x, mine, e):
             return jnp.where(jnp.isfinite(x) & takes, x - mine, e)
 
@@ -85,7 +86,7 @@ class Ef21State(NamedTuple):
 
     Attributes:
         momentum: this worker's momentum M.
-        known: G, what the others know of M.
+        known: G, the others' copy of M.
         mean: the mean of all workers' G.
         reducer: the reducer's own state.
     """
@@ -102,10 +103,10 @@ def ef21(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
-    """A reducer of momentum, which sends what the others do not know of it yet.
+    """A reducer of momentum: it sends the changes that the others do not have yet.
 
-    With M a worker's momentum, G what the others know of it, and `sent` the part of its
-    own input that a worker sent:
+    With M a worker's momentum, G the others' copy of it, and `sent` the part of its own
+    input that a worker sent:
 
         M ← β M + (1 - β) x;   c ← reducer(M - G);   G ← G + sent
         combined ← combined + c
@@ -113,8 +114,8 @@ def ef21(
     so that `combined` is the mean of all G.
 
     Args:
-        reducer: any reducer, its factory, or a name (see `AnyReducer`). One that is no
-            `Reducer` is taken to have sent its result.
+        reducer: any reducer, its factory, or a name (see `AnyReducer`). Any other optax
+            transformation counts as having sent its result.
         local_momentum: β, the decay of M, at least 0 and below 1; 0 is EF21.
         seed: seeds a random reducer that is given by its factory or name.
         axis: the mapped axis or axes over which the workers lie.
@@ -127,8 +128,8 @@ def ef21(
     Raises:
         ValueError: a momentum outside its range, or a reducer that takes no feedback.
 
-    With `optax.contrib.muon(rate, beta=0, nesterov=False)` it is EF21-Muon, whose
-    server sends all. `combined` strays from the mean of all G where a reducer rounds
+    With `optax.contrib.muon(rate, beta=0, nesterov=False)` it is EF21-Muon with an
+    uncompressed server. `combined` drifts from the mean of all G if the reducer rounds
     its mean once more, as `quantized` does, or takes a vote.
 
     Source: Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically
@@ -155,7 +156,8 @@ def ef21(
         unknown = jax.tree.map(jnp.subtract, momentum, state.known)
         change, sent, inner = _combine(made, unknown, state.reducer, step)
 
-        # An entry that is not finite may not have been sent, and would stay for good.
+        # An entry that is not finite may not have been sent, and would stay
+        # permanently.
         def kept(m, old):
             return jnp.where(jnp.isfinite(m), m, old)
 
@@ -175,8 +177,8 @@ def _fed(
     made = resolve(where, reducer, axis, seed)
     if not getattr(made, "takes_feedback", True):
         raise ValueError(
-            f"{where}: median, trimmed and clipped lose nothing that could be sent "
-            "later, and low_bit and ef21 have feedback of their own: use them alone"
+            f"{where}: median, trimmed and clipped have no losses to send later, and "
+            "low_bit and ef21 have their own feedback: use them without it"
         )
     return made
 
@@ -184,7 +186,7 @@ def _fed(
 def _combine(
     made: optax.GradientTransformationExtraArgs, updates: PyTree, state: PyTree, step
 ) -> tuple[PyTree, PyTree, PyTree]:
-    """Returns (combined, sent, state); one that is no Reducer sends its result."""
+    """Returns (combined, sent, state); `sent` is the result if it is not a Reducer."""
     if isinstance(made, Reducer):
         return made.combine(updates, state, step)
     combined, state = made.update(updates, state, None, step=step)
@@ -204,7 +206,7 @@ def late(
     """A reducer whose result arrives one call later; zeros at the first call.
 
     In `every(outer_step(outer, late()), H)` outer gradients have a whole round to
-    arrive, while the workers train on.
+    arrive while the workers continue training.
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).
@@ -213,8 +215,8 @@ def late(
 
     Returns:
         An optax transformation. State: the tree on its way, shaped like params, and the
-        reducer's. It sends as much as the reducer. Error feedback belongs inside, where
-        its residual pairs with what was sent at the same call.
+        reducer's. It sends as much as the reducer. Put error feedback inside `late`:
+        then its residual pairs with the values sent in the same call.
 
     Raises:
         ValueError: an unknown reducer.

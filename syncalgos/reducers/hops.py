@@ -1,7 +1,7 @@
-"""The mean of coded values in two hops, and how small whole numbers are packed.
+"""The mean of coded values in two hops, and packing of small whole numbers.
 
 Every worker averages a part of a leaf, and sends the average to all. An all-reduce
-would need the sum of two codes to be a code; gathering all codes costs N/2 times the
+would need the sum of two codes to be a code. Gathering all codes costs N/2 times the
 bytes.
 """
 
@@ -24,7 +24,7 @@ class Code(NamedTuple):
     """A way to send a vector.
 
     Attributes:
-        encode: (vector, its numbers beside) -> code, a tree of arrays.
+        encode: (vector, its extra numbers) -> code, a tree of arrays.
         decode: (code, length) -> the vector.
     """
 
@@ -79,24 +79,26 @@ def all_reduce(
     residual: jax.Array | float = 0.0,
     second: Code | None = None,
 ) -> Combined:
-    """Averages coded leaves: every worker averages a part, and sends that on coded.
+    """Averages coded leaves: each worker averages a part, codes it, sends it to all.
 
     Args:
         x: this worker's leaf, of floats.
         code: the code of the first hop.
         axis: the mapped axis or axes over which the workers lie.
-        beside: numbers for `encode`, such as draws, (workers + 1) · part: those of each
-            worker's part of x, and the last for the mean of the own part.
-        residual: added to the mean of the own part before it is coded, (part,).
-        second: the code of the second hop; None means that of the first.
+        beside: extra numbers for `encode`, such as draws, (workers + 1) · part: first
+            those for each worker's part of x, then those for the mean of this worker's
+            part.
+        residual: added to the mean of this worker's part before it is coded, (part,).
+        second: the code of the second hop; None means the code of the first.
 
     Returns:
-        The mean and both losses. Each worker sends the codes of N - 1 parts by
-        all-to-all, and that of one part by all-gather, to N - 1.
+        The mean, this worker's leaf as sent, and the loss of the second hop. Each
+        worker sends the codes of N - 1 parts by all-to-all, and the code of one part to
+        N - 1 workers by all-gather.
     """
-    # Codes cannot be summed on the way. To gather all of them takes (N - 1) times the
-    # array: at 8 bits more than float32 by ring, from 8 workers on. Two hops take
-    # 2 (N - 1)/N times it at any N.
+    # Codes cannot be summed on the way. Gathering all codes sends (N - 1) times the
+    # array: from 8 workers on, 8-bit codes then take more than float32 in a ring. Two
+    # hops send 2 (N - 1)/N times the array at any N.
     rows = in_parts(x.astype(wide_dtype(x.dtype)), axis)
     second, part = second or code, rows.shape[1]
     of_parts, of_mine = None, None
@@ -111,7 +113,7 @@ def all_reduce(
     # Row i of what arrives is worker i's code of the part that this worker averages.
     arrived = collectives.all_to_all(sent, axis)
 
-    # One after the other: XLA on CPU sums over a leading axis 10 times as long.
+    # One after the other: XLA on CPU takes 10 times as long to sum over a leading axis.
     def add(total, one):
         return total + code.decode(one, part).astype(rows.dtype), None
 
@@ -133,7 +135,7 @@ def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Redu
     def combine(x, draws):
         return all_reduce(x, code, axis, draws, second=second)[:2]
 
-    # A draw for each entry of all parts, and for each of the own part's mean.
+    # One draw for each entry of all parts, and for each entry of this worker's mean.
     def size(x):
         return (collectives.size(axis) + 1) * part_size(x.size, axis)
 
@@ -145,7 +147,7 @@ def pack(levels: jax.Array, bits: int) -> jax.Array:
 
     Args:
         levels: whole numbers, (…, n), below 2^bits.
-        bits: of each number.
+        bits: the bits of each number, 8, 4 or 2.
 
     Returns:
         (…, ⌈n bits / 8⌉) uint8; the first of a byte's numbers has its lowest bits.
@@ -168,7 +170,7 @@ def unpack(packed: jax.Array, bits: int) -> jax.Array:
 
 
 def index_dtype(size: int) -> Any:
-    """The shortest dtype for indices into so many entries."""
+    """The shortest dtype for indices into `size` entries."""
     return jnp.uint16 if size <= 2**16 else jnp.int32
 
 
@@ -182,7 +184,7 @@ def pack_12(indices: jax.Array) -> jax.Array:
 
 
 def unpack_12(packed: jax.Array, count: int) -> jax.Array:
-    """Unpacks the bytes of `pack_12` into so many numbers, int32."""
+    """Unpacks the bytes of `pack_12` into `count` numbers, int32."""
     threes = jnp.pad(packed, (0, -len(packed) % 3)).reshape(-1, 3).astype(jnp.int32)
     low, middle, high = threes[:, 0], threes[:, 1], threes[:, 2]
     pairs = jnp.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], 1)

@@ -29,11 +29,11 @@ def power_sgd(
 
         P ← mean(M Q);   Q ← mean(Mᵀ P̂);   combined = P̂ Qᵀ
 
-    Of its own M a worker has then sent P̂ P̂ᵀ M.
+    The part that a worker has sent of its own M is P̂ P̂ᵀ M.
 
     Args:
         rank: r, at least 1; a matrix has at most the rank of its shorter side.
-        seed: seeds the first Q, normal and alike on all workers.
+        seed: seeds the first Q, normal and identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
         stacked: which leaves hold several layers, each a matrix with its own Q (see
@@ -63,25 +63,26 @@ def power_sgd(
 def orthonormal_steps(
     rank_fraction: float, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
 ) -> Reducer:
-    """Steps of Dion: what `power_sgd` sends, at singular values of about 1.
+    """Steps of Dion: the matrices of `power_sgd`, with singular values of about 1.
 
-    With P̂ and Q as there:
+    With P̂ and Q as in `power_sgd`:
 
         combined = √(columns / rows) P̂ (Q, each column divided by its norm)ᵀ
 
-    Of its own M a worker has then sent P̂ P̂ᵀ M, whose mean is P̂ Qᵀ.
+    The part that a worker has sent of its own M is P̂ P̂ᵀ M; the mean of these parts is
+    P̂ Qᵀ.
 
     Args:
         rank_fraction: the rank as a share of a matrix's shorter side, rounded up; above
             0, at most 1.
-        seed: seeds the first Q, normal and alike on all workers.
+        seed: seeds the first Q, normal and identical on all workers.
         stacked: which leaves hold several layers, each a matrix with its own Q (see
             `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Reducer. State, and what is sent: those of `power_sgd`. All other leaves are
-        averaged.
+        A Reducer. Its state and the numbers that it sends are those of `power_sgd`. All
+        other leaves are averaged.
     """
 
     def rank(layer):
@@ -102,7 +103,7 @@ def _iterated(
 
     Args:
         rank: the shape of a layer -> the rank at which it is sent; 0 if it is averaged.
-        product: P̂, Q and a layer -> what is combined of it.
+        product: (P̂, Q, layer) -> the combined layer.
         seed: seeds the first Q.
         stacked: which leaves hold several layers.
         axis: the mapped axis or axes over which the workers lie.
@@ -123,7 +124,8 @@ def _iterated(
         return [first(i, x, pieces) for i, (x, pieces) in enumerate(leaves)]
 
     # P and Q in one step, as in the paper; the authors' package takes half an iteration
-    # a step, and sends half as much. All leaves' P travel together, then all else.
+    # a step, and sends half as much. All leaves' P are sent together, then everything
+    # else.
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
         of_all = stacking.pieces(stacked, updates)
@@ -137,8 +139,9 @@ def _iterated(
 
         wide = each(_times, layers, [state[i] for i in thin])
         ps = each(_orthonormal, stacking.means(owns, wide, axis))
-        # The worker's own share, which feedback is measured by: with the mean's, as in
-        # the authors' first code, the residual takes up what workers differ by.
+        # The worker's own share, from which feedback is computed. With the mean's
+        # share, as in the authors' first code, the residual would add up the workers'
+        # differences.
         shares = each(_share, layers, ps)
         rest = [i for i in range(len(leaves)) if i not in thin]
         together = [*shares, *(leaves[i] for i in rest)]

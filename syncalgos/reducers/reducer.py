@@ -27,12 +27,12 @@ class Reducer(optax.GradientTransformationExtraArgs):
         combine: (updates, state, step) -> (combined, sent, state). `combined` is
             identical on all workers; `sent` is this worker's own updates as the others
             decode them, so that updates - sent is the loss. `combined` is the mean of
-            all `sent`, for `cast`, `quantized` and `low_bit` rounded once more; for
+            all `sent`, rounded once more for `cast`, `quantized` and `low_bit`; for
             votes it is the majority, for robust reducers their estimate.
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
-            reducer leaves out are no loss to make up for; `low_bit` and `ef21` have
-            their own.
+            reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
+            their own feedback.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
@@ -79,7 +79,7 @@ def leafwise(
 
     Args:
         combine: leaf -> (combined, sent), or (leaf, its draws) -> the same, in any
-            dtype. Leaves that are empty or no floats are kept.
+            dtype. Leaves that are empty or not floats are kept.
         stacked: which leaves hold several layers, each combined as a leaf (see
             `Stacked`).
         draws: the numbers to draw; None means none.
@@ -135,10 +135,10 @@ def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
 
 
 def check_step(step: Any) -> None:
-    """Raises a ValueError where a reducer that needs the step does not get it."""
+    """Raises a ValueError if a reducer needs the step but does not get it."""
     if step is None:
         raise ValueError(
-            "this reducer goes by the local step: update it with step=…, as "
+            "this reducer needs the local step: call its update with step=…, as "
             "reduce_with, average and outer_step do"
         )
 
@@ -154,8 +154,8 @@ def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree,
     Args:
         function: one leaf of each tree -> values.
         count: how many values.
-        trees: trees that begin with the form of the first; what another has at a leaf
-            of the first, such as a tuple, is passed whole.
+        trees: trees that begin with the form of the first. Where the first has a leaf
+            and another a subtree, such as a tuple, the subtree is passed whole.
     """
     leaves, form = jax.tree.flatten(trees[0])
     rest = (form.flatten_up_to(tree) for tree in trees[1:])

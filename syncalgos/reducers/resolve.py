@@ -1,4 +1,4 @@
-"""Find a reducer: from itself, its factory, or its name."""
+"""Find a reducer by its name, its factory, or the reducer itself."""
 
 import functools
 import inspect
@@ -31,7 +31,7 @@ the names mean, bf16, fp16, int8, int4, int2, median, trimmed, clipped."""
 def resolve(
     where: str, reducer: AnyReducer, axis: Axis, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the reducer itself, or made by its factory or name for an axis.
+    """Returns the given reducer, or makes it from its factory or name.
 
     Args:
         where: the caller, for error messages.
@@ -40,7 +40,8 @@ def resolve(
         seed: seeds a random reducer that is given by its factory or name.
 
     Raises:
-        ValueError: an unknown name, a factory that lacks arguments, or another object.
+        ValueError: an unknown name, a factory that needs more arguments, or another
+            object.
     """
     checks.seed(seed)
     made = reducer

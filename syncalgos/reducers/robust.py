@@ -1,7 +1,7 @@
 """Reducers that a few wrong workers cannot move far, and EDiT's screened mean.
 
-Each worker combines its part of all workers' entries and sends the result on: as many
-bytes as the mean takes.
+Each worker combines its part of all workers' entries and sends the result to all. This
+takes as many bytes as the mean.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,9 @@ from syncalgos.reducers.reducer import Reducer, is_sent, leafwise, share_of
 def median(axis: Axis = WORKERS) -> Reducer:
     """The median of the workers' values, entry by entry.
 
-    Of an even number of workers it is the mean of the two middle values, so of two it
-    is the mean. Fewer than half of the workers may send anything, NaN included.
+    For an even number of workers it is the mean of the two middle values; for two
+    workers, the mean. It tolerates any values, NaN included, from fewer than half of
+    the workers.
 
     Args:
         axis: the mapped axis or axes over which the workers lie.
@@ -39,8 +40,8 @@ def median(axis: Axis = WORKERS) -> Reducer:
 def trimmed(share: float = 0.2, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' values without the extreme ones, entry by entry.
 
-    The same number of values is left out at either end; as many workers may send
-    anything, NaN included. Of two workers it is the mean.
+    The same number of values is left out at each end. It tolerates any values, NaN
+    included, from that many workers. For two workers it is the mean.
 
     Args:
         share: the share of the workers left out at each end, rounded up as long as
@@ -71,8 +72,9 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
     A worker whose distance, or its square, is not finite counts as v.
 
     Args:
-        radius: τ, the number of workers times the most that one moves v; above 0, in
-            the units of x.
+        radius: τ, the largest distance of a worker from v before it is clipped; above
+            0, in the units of x. One worker moves v by at most τ / workers in each
+            iteration.
         iterations: L, steps towards the mean, at least 1.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -85,8 +87,8 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
         ValueError: a parameter outside its range.
 
     The paper clips workers' momentum, `optax.chain(optax.ema(0.9, False),
-    clipped(100.0))`, at τ = 10 / (1 - momentum). From 0 it takes |x| / τ steps until v
-    has caught up.
+    clipped(100.0))`, at τ = 10 / (1 - momentum). Starting at 0, v needs about |x| / τ
+    steps to reach x.
 
     Source: Karimireddy, He and Jaggi, "Learning from history for Byzantine robust
     optimization", ICML 2021, algorithm 2.
@@ -104,7 +106,7 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
         own = sum((jnp.sum((d / radius) ** 2, axis=1) for d in apart), start=0.0)
         squares = collectives.mean(own, axis) * collectives.size(axis)
         factor = 1 / jnp.maximum(1, root(squares))[:, None]
-        # Left out by a choice: 0 times infinity would be NaN.
+        # Selected with `where`: 0 times infinity would be NaN.
         far = ~jnp.isfinite(squares)[:, None]
         moves = [jnp.where(far, 0, d * factor.astype(d.dtype)) for d in apart]
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
@@ -131,8 +133,8 @@ def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
         n = collectives.size(axis)
         # NaN is sorted last, among the largest.
         ranked = jnp.sort(_arrived(x, axis), axis=0)
-        # Not the sum less its extremes, as in the authors' code: a value of 1e30 leaves
-        # nothing of the others.
+        # The authors' code subtracts the extremes from the sum: then a value of 1e30
+        # would round all others away.
         kept = widen(ranked[count(n) : n - count(n)])
         return _sent_on(jnp.mean(kept, axis=0), x, axis), x
 
@@ -149,14 +151,15 @@ def _sent_on(part: jax.Array, like: jax.Array, axis: Axis) -> jax.Array:
     return hops.whole(collectives.gather(part.astype(like.dtype), axis), like)
 
 
-# In units of the mean norm: norms that differ by less are alike, as by rounding.
+# In units of the mean norm: a smaller difference counts as rounding.
 LEAST_DEVIATION = 1e-3
 
 
 class Norms(NamedTuple):
     """Statistics of each leaf's finite norms so far: number, mean, variance, (leaves,).
 
-    Mean and variance weigh a norm by (1 - rate) to the power of its later ones' number.
+    Mean and variance weight a norm by (1 - rate) to the power of the number of later
+    norms.
     """
 
     number: jax.Array
@@ -239,14 +242,15 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
 def _with_finite(norms: jax.Array, seen: Norms, rate: float) -> Norms:
     """Updates the statistics with the norms that are finite."""
     number = seen.number + 1
-    # 1 for the first norm: exact from there on. The authors' statistics start at 0, and
-    # need 120 syncs. Rounded it may be above 1, and the variance then below 0.
+    # The share is 1 for the first norm, so statistics are exact from there on. The
+    # authors' statistics start at 0, and need 120 syncs. Rounding may put the share
+    # above 1, and then the variance below 0.
     share = jnp.minimum(1, -rate / jnp.expm1(number * jnp.log1p(-rate)))
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
     noted = Norms(number, mean, variance)
-    # Unusual norms, too, as in the authors' code: a leaf whose norms have grown for
-    # good would otherwise never move again.
+    # Unusual norms are included, as in the authors' code. Otherwise a leaf whose norms
+    # have grown permanently would never move again.
     is_finite = jnp.isfinite(norms)
     return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), noted, seen)

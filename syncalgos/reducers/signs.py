@@ -21,11 +21,11 @@ def sign(
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
     Scaled, it is the mean of mean(|x|) sign(x) over the workers, leaf by leaf; the sign
-    of 0 is +, which error feedback takes back. By majority it is the sign of the sum of
-    signs, whatever the magnitudes; the signs of 0, of NaN and of ties are drawn.
+    of 0 is +, and error feedback corrects for it. By majority it is the sign of the sum
+    of signs, whatever the magnitudes; the signs of 0, of NaN and of ties are drawn.
 
     Args:
-        majority: vote, instead of averaging the scaled signs.
+        majority: whether to vote instead of averaging the scaled signs.
         seed: seeds the votes' draws, which differ between workers.
         stacked: which leaves hold several layers, each with its own scale (see
             `Stacked`).
@@ -46,14 +46,15 @@ def sign(
         return hops.drawn(BITS, seed, axis)
     checks.seed(seed)
 
-    # Gathered, and not sent in two hops: a mean of scaled signs is no sign.
+    # Gathered instead of sent in two hops: a mean of scaled signs is not a sign.
     def scaled(x):
         flat = x.astype(wide_dtype(x.dtype)).reshape(-1)
         scale = jnp.mean(jnp.abs(flat))
         bits = jnp.packbits(flat >= 0)
         codes, scales = collectives.gather((bits, scale), axis)
 
-        # One after the other: as float32 all workers' signs are 32 times their codes.
+        # One after the other: in float32 all workers' signs take 32 times the memory of
+        # their codes.
         def add(total, worker):
             code, scale = worker
             return total + scale * to_signs(code, x.size).astype(flat.dtype), None
@@ -99,7 +100,7 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
     """Packs the signs of a vector into bytes; those of 0 and of NaN are drawn."""
     collectives.no_mean("a vote")
-    # Were they +, an even number of workers would move every entry.
+    # If they were +, an even number of workers would move every entry.
     return jnp.packbits(jnp.where((x > 0) | (x < 0), x > 0, draws < 0.5))
 
 
@@ -114,7 +115,7 @@ BITS = hops.Code(to_bits, to_signs)
 def twice(
     x: jax.Array, kept: jax.Array, residual: jax.Array, axis: Axis = WORKERS
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The mean of scaled signs, sent on as scaled signs, and the losses of both hops.
+    """The mean of scaled signs, sent as scaled signs again, and both hops' losses.
 
     On both hops the scale of a part of the leaf is the mean of its magnitudes.
 
@@ -125,7 +126,8 @@ def twice(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The mean; the loss of x on the first hop; that of the own part on the second.
+        The mean; the loss of x on the first hop; the loss of this worker's part on the
+        second.
     """
     collectives.no_mean("a mean of the workers' own momenta")
     if not x.size:
@@ -139,8 +141,9 @@ def twice(
 
 
 def _to_scaled(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
-    # The paper has the root mean square, with which errors can grow: of a one-hot
-    # vector of 16 it leaves 1.5 times the square as error, the mean magnitude 0.94.
+    # The paper takes the root mean square, but then errors can grow: for a one-hot
+    # vector of 16 entries its squared error is 1.5 times the vector's square; with the
+    # mean magnitude it is 0.94 times.
     count = jnp.maximum(jnp.sum(kept), 1).astype(x.dtype)
     return jnp.packbits(x >= 0), jnp.sum(jnp.abs(x), where=kept) / count
 

@@ -1,4 +1,4 @@
-"""Reducers that send chosen entries or rows, with their indices where they differ."""
+"""Reducers that send chosen entries or rows, with indices where choices differ."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -98,7 +98,7 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
-        seed: seeds the draws, alike on all workers.
+        seed: seeds the draws, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -203,12 +203,12 @@ def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
 
 
 def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Array]:
-    """The means of tables (rows, …), of which at most so many common rows are not 0."""
+    """The means of tables (rows, …), of which at most `most` common rows are not 0."""
     shapes = [jnp.shape(x) for x in tables]
     if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(
-            "row_sparse: a table has rows, and those of one name as many, got shapes "
-            f"{shapes}"
+            "row_sparse: tables must have rows, and tables of one name equally many, "
+            f"got shapes {shapes}"
         )
     size = shapes[0][0]
     count = min(most, size)
@@ -216,8 +216,8 @@ def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Ar
     for x in tables:
         touched |= jnp.any(x != 0, axis=tuple(range(1, x.ndim)))
     [mine] = jnp.nonzero(touched, size=count, fill_value=size)
-    # A worker with more rows than it can send makes those that it sends NaN: a mean
-    # without the others would be wrong without a word.
+    # A worker with more rows than it can send sends NaN: without the other rows the
+    # mean would be silently wrong.
     spoil = jnp.where(jnp.sum(touched) > count, jnp.nan, 1.0)
     found = [x.at[mine].get(mode="fill", fill_value=0) for x in tables]
     found = [x * spoil.astype(x.dtype) for x in found]

@@ -126,7 +126,7 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
         (lambda: clipped(iterations=0), "clipped: iterations must be .*, got 0"),
         (lambda: error_feedback("median"), "error_feedback: median, trimmed and"),
         (lambda: error_feedback(clipped), "error_feedback: median, trimmed and"),
-        (lambda: error_feedback(low_bit), "low_bit and ef21 have feedback of their"),
+        (lambda: error_feedback(low_bit), "low_bit and ef21 have their own feedback"),
         (lambda: low_bit(3), "low_bit: bits must be 8, 4 or 2, got 3"),
         (lambda: reducers.ef21("median"), "ef21: median, trimmed and"),
         (lambda: error_feedback(reducers.ef21("mean")), "low_bit and ef21 have"),

@@ -77,7 +77,7 @@ def test_row_sparse_keeps_an_empty_table():
 
 def test_tables_of_one_name_and_unequal_rows_are_refused():
     updates = normal_tree(one=(5, 2), other=(4, 2))
-    message = "a table has rows, and those of one name as many, got shapes"
+    message = "tables must have rows, and tables of one name equally many, got"
     with pytest.raises(ValueError, match=message):
         run(row_sparse(2, {"one": "words", "other": "words"}), updates)
 
