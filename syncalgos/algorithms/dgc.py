@@ -41,7 +41,7 @@ def dgc(
     Args:
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         local_momentum: m, in place of the inner optimizer's; at least 0 and below 1.
-        local_clip: √workers × the largest norm of own grads, above 0; None: no limit.
+        local_clip: √workers × the largest gradient norm, above 0; None means no limit.
         dense_steps: local steps over which the density falls to `density`: 1/4, 1/16,
             1/64 and 1/256 for a quarter of them each. The paper takes four epochs.
         stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).

@@ -342,7 +342,7 @@ LATER = {
     "run --block-momentum nan": ["block_momentum", "got nan"],
     "run --algo diloco --reduce int3": ["'int3'", "'int8'", "int4", "int2", "bf16"],
     "run --algo hierarchical --groups 3": ["8 workers", "3 groups"],
-    "run --algo streaming_diloco --fragments 3": ["fragments", "period 16", "got 3"],
+    "run --algo streaming_diloco --fragments 3": ["fragments", "period of 16", "got 3"],
     "run --algo streaming_diloco --delay 4": ["delay", "below", "= 4", "got 4"],
     "run --algo sync_sgd --opt-state-at-sync reset": ["never syncs"],
     # Optimizers and devices.

@@ -201,7 +201,7 @@ def test_an_altered_file_is_named_with_both_checksums_and_kept(
     path.parent.mkdir()
     path.write_bytes(content)
     message = refused(pinned(server, "/whole"), tmp_path)
-    for part in (str(path), SHA256, hashlib.sha256(content).hexdigest(), "remove it"):
+    for part in (str(path), SHA256, hashlib.sha256(content).hexdigest(), "Remove it"):
         assert part in message
     assert path.read_bytes() == content
     assert server.asked == []

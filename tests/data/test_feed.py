@@ -182,7 +182,7 @@ def missing(example):
     ("change", "code", "told"),
     [
         (lambda x: {**x, "x": x["x"][:1]}, 2, "7 has shapes {'x': (1, 3), 'y': ()}, b"),
-        (lambda x: {"x": x["x"]}, 2, "7 has shapes {'x': (2, 3)}, but example 3 {'x'"),
+        (lambda x: {"x": x["x"]}, 2, "7 has shapes {'x': (2, 3)}, but example 3 has"),
         (lambda x: x["z"], 2, "7: KeyError: 'z' (test_feed.py:"),
         (missing, 2, "7: FileNotFoundError: [Errno 2]"),
         (lambda x: os.read(-1, 1), 75, "7: OSError: [Errno 9] Bad file descriptor"),

@@ -169,7 +169,7 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
             is_bad = share.runs[0].name.startswith("v0")
             plan.ended(share, Refused("bad") if is_bad else Made(""))
     assert [x is None for x in plan.found] == [True, False]
-    assert [x.line for x in plan.failures][-1].startswith("none of its trials")
+    assert [x.line for x in plan.failures][-1].startswith("all of its trials failed")
 
 
 # Command lines.

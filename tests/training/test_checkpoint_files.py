@@ -743,7 +743,7 @@ def test_a_field_that_is_not_as_it_is_written_is_damage(place, tmp_path):
         assert len(told) < 200
         names = {*RECORD, *PROGRESS, *LINE, "x", "jax"}
         is_named = any(repr(name) in told for name in names)
-        assert value == "deep" or is_named or "its steps do not rise" in told, told
+        assert value == "deep" or is_named or "its steps do not increase" in told, told
 
 
 def in_progress(change):

@@ -136,7 +136,7 @@ def test_the_error_of_a_task_without_rules_names_all_that_have():
     for name in SMALL.keys() - ruled:
         with pytest.raises(ValueError, match=f"task {name} has no rules") as refused:
             check_axes(name, make(name), {"fsdp": 2})
-        named = str(refused.value).partition("model:")[2]
+        named = str(refused.value).partition("have:")[2]
         assert {*re.findall(r"\w+", named)} & SMALL.keys() == ruled
 
 

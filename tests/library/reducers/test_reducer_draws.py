@@ -144,7 +144,7 @@ def test_random_reducer_without_a_step_is_refused(name, wrap):
         return reducer.update(x, reducer.init(x))[0]
 
     mapped = jax.vmap(jax.vmap(program, axis_name="lanes"), axis_name="devices")
-    with pytest.raises(ValueError, match="update it with step="):
+    with pytest.raises(ValueError, match="call its update with step="):
         mapped(np.ones((1, 2, 5), np.float32))
 
 
