@@ -67,20 +67,13 @@ def center_on(name, backend, workers):
 
 
 def cases():
-    """All pairs of names, backends and numbers of workers are in one of them.
-
-    One of each name may be in the default run, pmap or shard_map, compared with vmap;
-    `sample` keeps some of them.
-    """
+    """All pairs of names and numbers of workers, on the backends in turn."""
     for (i, name), (j, workers) in itertools.product(
         enumerate(NAMES), enumerate(WORKERS)
     ):
         place = (i + j) % len(WORKERS)
         backend = BACKENDS[place % len(BACKENDS)]
-        marks = () if place == i % 2 else pytest.mark.slow
-        yield pytest.param(
-            name, backend, workers, id=f"{name}-{backend}-{workers}", marks=marks
-        )
+        yield pytest.param(name, backend, workers, id=f"{name}-{backend}-{workers}")
 
 
 @pytest.mark.sample(6, slow=150)
