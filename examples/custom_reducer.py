@@ -1,4 +1,4 @@
-"""Send outer gradients in two bits: a reducer of one's own in DiLoCo.
+"""Send outer gradients in two bits: a custom reducer in DiLoCo.
 
     python examples/custom_reducer.py
 

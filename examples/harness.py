@@ -1,4 +1,4 @@
-"""Train a strategy of one's own on a task of the harness, by a call.
+"""Train a custom strategy on a task of the harness, by a call.
 
     python examples/harness.py
 

@@ -1,4 +1,4 @@
-"""Run a strategy in a loop of one's own: plain JAX, jax.shard_map, one's own optimizer.
+"""Run a strategy in your own loop: plain JAX, jax.shard_map, your own optimizer.
 
     python examples/shard_map_loop.py
 

@@ -56,6 +56,14 @@ def test_docstrings_begin_with_a_verb_or_a_noun(package):
             assert not begun.match(line), f"{path}:{number}: {line.strip()}"
 
 
+def test_words_that_readers_stumbled_over_stay_away():
+    listed = (ROOT / "CONTRIBUTING.md").read_text().partition("A test refuses")[2]
+    refused = re.compile(rf"\b({'|'.join(re.findall('`(.+?)`', listed))})\b", re.I)
+    paths = [ROOT / path for own in FILES.values() for path in own]
+    for path in [*paths, ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        assert not (found := refused.search(path.read_text())), f"{path}: {found[0]}"
+
+
 def test_page_for_contributors_names_every_room():
     page = (ROOT / "CONTRIBUTING.md").read_text()
     for package in ("syncalgos", "experiments"):

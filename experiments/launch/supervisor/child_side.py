@@ -153,7 +153,7 @@ def join_supervisor() -> ChildSide | None:
 
     Call it once, early: from here on the supervisor expects signs of life.
     """
-    # Removed, lest processes that this one starts take themselves for it.
+    # Removed, so that a process started by this one is not taken for it.
     given = os.environ.pop(VARIABLE, None)
     return None if given is None else ChildSide(**json.loads(given))
 
