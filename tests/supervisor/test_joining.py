@@ -92,8 +92,8 @@ HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).para
             dict.fromkeys(FILES, "/nowhere.pem"),
             "JAX_MTLS_CERT_FILE /nowhere.pem: No such file or directory"
             if HAS_TLS
-            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} does not support TLS: "
-            "install jax 0.12, or unset the variable",
+            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} does not "
+            "support TLS: install jax 0.12, or unset the variable",
         ),
     ],
 )

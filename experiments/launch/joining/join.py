@@ -85,8 +85,8 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     own = own_address(host)
     if own is None and is_address(host):
         raise Unconnected(
-            f"process 0 cannot listen at {host}, which is not an address of this machine: "
-            "set --coordinator to an address of this machine"
+            f"process 0 cannot listen at {host}, which is not an address of this "
+            "machine: set --coordinator to an address of this machine"
         )
     # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
