@@ -91,8 +91,9 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
         log(
-            f"{host} is not an address of this machine: process 0 listens at all its "
-            "addresses; set --coordinator to one of them to listen only there"
+            f"{host} is no address by which others reach this machine: process 0 "
+            "listens at all its addresses; set --coordinator to one of them to listen "
+            "only there"
         )
     try:
         # gRPC would share the port with another process 0 without a word.
