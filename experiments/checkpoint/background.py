@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Background:
-    """A thread for what a run need not wait for; a `with` ends when its work is done.
+    """A thread for work beside a run; a `with` block ends when this work is done.
 
-    So an error of the run costs no checkpoint that was begun before it.
+    So an error of the run does not interrupt a checkpoint that is being written.
     """
 
     def __init__(self):
@@ -21,7 +21,7 @@ class Background:
         self._pool.shutdown()
 
     def start(self, work: Callable[[], None]) -> None:
-        """Starts work when what was started before has ended."""
+        """Starts work once the earlier work has ended."""
         self.wait()
         self._last = self._pool.submit(work)
 

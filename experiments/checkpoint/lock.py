@@ -58,7 +58,7 @@ def _acquire(lock: FileLock, out: Path) -> None:
     path = out / NAME
     with suppress(FileNotFoundError):  # one look: it may go between two
         if not stat.S_ISREG(path.stat().st_mode):  # to read a FIFO would wait for ever
-            raise BadRequest(f"{path} is no file: remove it, or take another folder")
+            raise BadRequest(f"{path} is not a file: remove it, or use another folder")
     try:
         lock.acquire()
     except Timeout:

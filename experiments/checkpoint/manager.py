@@ -42,8 +42,8 @@ class Saver(NamedTuple):
     """Saves one run as it goes.
 
     Attributes:
-        run: the one that is saved.
-        folder: for its checkpoints.
+        run: the run to save.
+        folder: the folder for its checkpoints.
         started: time.perf_counter() at the start of the process.
         background: writes while the run goes on; to be waited for at its end.
         run_ids: of the run, and of the one that it goes on with: their checkpoints may
@@ -66,9 +66,9 @@ class Saver(NamedTuple):
     def save(self, state: TrainState, progress: Progress, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
-        One that cannot be written, as on a full disk, is told in a line: it costs the
-        checkpoint, not the run, and older ones stay. A process alone copies its state,
-        and writes it in the background; the last is waited for.
+        If it cannot be written, such as on a full disk, a line reports that; the run
+        continues, and older checkpoints stay. A single process writes a copy of its
+        state in the background; the last checkpoint is waited for.
         """
         # Each process writes its own workers: to send them to the first would take
         # longer, on a slow link, than the rounds between two checkpoints.
@@ -93,7 +93,7 @@ class Saver(NamedTuple):
             failure = error
             group.note(
                 f"no checkpoint of step {shard.step}: {self.folder}: "
-                f"{error.strerror or error}; the run goes on"
+                f"{error.strerror or error}; the run continues"
             )
         is_whole = not group.largest(failure is not None)
         with suppress(OSError):
@@ -105,7 +105,7 @@ class Saver(NamedTuple):
                 checkpoints.remove(self.folder, step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
-        """Returns what it takes to go on, as this process holds it."""
+        """Returns this process's part of everything needed to resume."""
         trainer, run = self.run.trainer, self.run
         # The center goes in too, for --resume-center with another number of workers.
         center = trainer.center(state)
@@ -148,7 +148,7 @@ class Saver(NamedTuple):
         checkpoints.prune(self.folder, *old, best["step"] if best else None)
 
     def open(self, newest: int, lines: Iterable[Line]) -> None:
-        """Removes what the run replaces, or what it has grown out of.
+        """Removes the checkpoints that the run replaces, or old ones.
 
         Raises:
             OSError: it cannot.
@@ -269,12 +269,14 @@ class Checkpoints(NamedTuple):
             raise BadRequest(f"{told} is behind --steps {c.steps}")
         same_run.check_settings(found.settings, c, same)
         if found.data and found.data != run.data.sha256:
-            raise BadRequest(f"{told} is of other data: the files have changed since")
+            raise BadRequest(f"{told} is of other data: the files have changed")
         decisions = len(decided.found(run.state.sync))
         if any(number >= decisions for _, number in progress.decided):
             raise BadRequest(f"{told} has decisions that {c.algo} does not take")
         if found.versions != versions() and run.group.is_first:
-            terminal.say("the checkpoint is of other versions: numbers may differ")
+            terminal.say(
+                "other versions of packages wrote the checkpoint: numbers may differ"
+            )
         arrays = run.state, shard.own, shard.shared
         try:
             if same:

@@ -13,13 +13,13 @@ class Record:
     """The record of a shard. Earlier versions had no fields that have a default here.
 
     Attributes:
-        progress: of the run until then.
-        settings: what its numbers depend on, by flag, as JSON has it.
-        versions: of all that its numbers depend on.
-        sent: bytes that each worker has sent; None: they are not known.
-        run_id: of the run; "": it has none.
-        start_id: drawn at random where its process began or went on; likewise.
-        data: the SHA-256 of the training data; "": it has none.
+        progress: the progress of the run until this checkpoint.
+        settings: the values that change its numbers, by flag, as in JSON.
+        versions: the versions of all packages that its numbers depend on.
+        sent: bytes that each worker has sent; None if unknown.
+        run_id: the id of the run; "" if it has none.
+        start_id: a random id of this start or resumption; "" if it has none.
+        data: the SHA-256 of the training data; "" if it has none.
     """
 
     progress: Progress

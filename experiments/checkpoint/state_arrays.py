@@ -22,7 +22,7 @@ class Misfit(ValueError):
 
 
 def owned(x: Any) -> Any:
-    """Returns a NumPy array that owns its memory; anything else as it is."""
+    """Returns a copy of a NumPy view; anything else unchanged."""
     is_view = isinstance(x, np.ndarray) and not x.flags.owndata
     return x.copy() if is_view else x
 
@@ -100,7 +100,7 @@ def state(
 def restarted(
     trainer: DataParallel, seed: int, like: TrainState, own: Named, shared: Named
 ) -> TrainState:
-    """Starts new replicas from the center; only the step, and schedules, go on.
+    """Starts new replicas from the center; only the step and schedules continue.
 
     Args:
         trainer: of any number of workers.

@@ -16,7 +16,7 @@ def address(text: str, name: str = "--coordinator") -> tuple[str, int]:
 
     Args:
         text: such as hosta:9999, 10.0.0.1:9999 or [::1]:9999.
-        name: of what it is, for the user.
+        name: the name of the argument, for the error.
 
     Returns:
         The host, without brackets, and the port.

@@ -29,7 +29,7 @@ _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
 def tls_variables() -> dict[str, str]:
-    """Returns the variables of this process by which jax's service takes TLS."""
+    """Returns the environment variables that turn on TLS in jax's service."""
     names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
 
@@ -40,12 +40,12 @@ def check_tls() -> None:
         return
     first = next(iter(given))
     if missing := [name for name in _TLS if name not in given]:
-        raise BadRequest(f"{first} is set, but not {missing[0]}: TLS takes both")
+        raise BadRequest(f"{first} is set, but not {missing[0]}: TLS needs both")
     parameters = inspect.signature(jax.distributed.initialize).parameters
     if "mtls_cert_file" not in parameters:
         raise BadRequest(
-            f"{first} is set, but jax {jax.__version__} has no TLS, so that the run "
-            "would be open: install jax 0.12, or unset the variable"
+            f"{first} is set, but jax {jax.__version__} does not support TLS: "
+            "install jax 0.12, or unset the variable"
         )
     for name in _TLS:
         try:
@@ -68,7 +68,7 @@ class Member(Protocol):
     """One of several processes, which ends at once and tells the others why."""
 
     def refuse(self, text: str, code: int) -> NoReturn:
-        """Ends the run."""
+        """Ends the run for a reason that the others are told."""
         ...
 
     def lost(self, text: str) -> NoReturn:
@@ -110,9 +110,9 @@ def connect(
 
     Args:
         coordinator: HOST:PORT of jax's service, which process 0 runs.
-        process: the number of this one.
-        processes: the number of all.
-        seconds: how long to wait for them.
+        process: the number of this process.
+        processes: the number of processes.
+        seconds: seconds to wait for the other processes.
         loss: seconds without a sign of life before jax ends the other processes; None
             where a supervisor does it.
 
@@ -140,9 +140,9 @@ def take_devices(number: int, sharing: int, count: int) -> None:
     """Takes GPUs of a host for one of its processes, before jax looks for devices.
 
     Args:
-        number: of the process among those on this host.
-        sharing: the number of those, which take as many GPUs each.
-        count: of the GPUs that the mesh of one needs; 0 without a mesh.
+        number: the number of this process among those on this host.
+        sharing: the number of processes on this host; each takes as many GPUs.
+        count: the number of GPUs that the mesh of one process needs; 0 without a mesh.
     """
     if sharing == 1:
         return

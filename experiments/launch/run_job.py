@@ -87,13 +87,13 @@ def in_folder(
     done by then; the function that saves a checkpoint, and one that waits for the last.
 
     Args:
-        run: that can start.
+        run: a run that can start.
         out: the folder.
-        command: that makes the run, for config.json.
+        command: the command that makes the run, for config.json.
         started: time.perf_counter() at the start of the process.
 
     Raises:
-        BadRequest: another command holds the folder, or the run cannot go on.
+        BadRequest: another command holds the folder, or the run cannot continue.
     """
     # The first process writes all files but checkpoints: it alone holds the folder.
     held = lock.held(out) if run.group.is_first else nullcontext()
@@ -123,9 +123,9 @@ def finish(
     """Writes the last files of a run; returns whether it could.
 
     Args:
-        run: that has ended.
-        outcome: how it did.
-        summary: of it; it gets the exported file and the seconds.
+        run: a run that has ended.
+        outcome: its outcome.
+        summary: its summary; the exported file and the seconds are added to it.
         out: the folder.
         started: time.perf_counter() at the start of the process.
     """
@@ -138,7 +138,7 @@ def finish(
                 at = (
                     f"that of step {line['step']}" if line else "of which there is none"
                 )
-                terminal.say(f"--keep best: {path} holds no model of the best, {at}")
+                terminal.say(f"--keep best: {path} does not hold the best model, {at}")
         elif outcome.diverged_at is None:
             summary["export"] = export_center(run, outcome.state, outcome.line["step"])
     spent = outcome.progress.earlier_seconds + time.perf_counter() - started
@@ -148,7 +148,7 @@ def finish(
     try:
         records.finish(out, summary, outcome.progress.lines)
     except OSError as error:  # the summary is shown at least
-        terminal.say(f"--out {out}: {error.strerror}: its files are not complete")
+        terminal.say(f"--out {out}: {error.strerror}: its files are incomplete")
         return False
     return True
 

@@ -12,7 +12,7 @@ Place = tuple[int, int, str]
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
 SKYPILOT += ("JAX_COORDINATOR_PORT",)
-PORT = "9999"  # where nobody says another
+PORT = "9999"  # the default
 
 
 def detected(seconds: float) -> Place:
@@ -25,7 +25,7 @@ def detected(seconds: float) -> Place:
         seconds: how long to wait for the name of process 0's host.
 
     Raises:
-        ValueError: nobody has set it, or not well.
+        ValueError: the variables are missing or have wrong values.
     """
     for names in (TORCH, SKYPILOT):
         if all(os.environ.get(name, "").split() for name in names[:3]):
@@ -43,7 +43,7 @@ def detected(seconds: float) -> Place:
 
 
 def _by_variables(rank: str, size: str, hosts: str, port: str) -> Place:
-    """Returns what variables of these names say."""
+    """Returns the place that variables of these names give."""
     # torchrun itself listens at its port, for a store of its own.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
     host = os.environ[hosts].split()[0]
@@ -61,7 +61,7 @@ def _whole(name: str, default: str = "") -> int:
 
 
 def _by_jax(seconds: float) -> Place:
-    """Returns what Slurm, Open MPI or Kubernetes say, as jax reads it."""
+    """Returns the place that jax reads from Slurm, Open MPI or Kubernetes."""
     # Private: jax has no public way to ask before it has joined the others.
     from jax._src.clusters import ClusterEnv
 
@@ -76,6 +76,6 @@ def _by_jax(seconds: float) -> Place:
         raise ValueError(
             "--distributed auto finds none of these around this process: "
             f"{', '.join(TORCH)} (torchrun, Kubeflow), {', '.join(SKYPILOT)}, Slurm, "
-            "Open MPI, Kubernetes; say --coordinator, --process-id and --num-processes"
+            "Open MPI, Kubernetes; set --coordinator, --process-id and --num-processes"
         )
     return count, number, where

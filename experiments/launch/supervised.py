@@ -81,7 +81,7 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
         note=member.log if member.process else terminal.say,
     )
     if member.process and not member.local:
-        member.log("has joined; process 0 shows how it goes")
+        member.log("has joined; process 0 shows the progress")
 
     def program(stopped: exits.Stopped) -> int:
         member.report("prepare")
@@ -95,10 +95,10 @@ def _trained(member: ChildSide, argv: list[str], started: float) -> int:
 
 
 def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
-    """Returns the config with the paths that the command means.
+    """Returns the config with the paths as the command resolves them.
 
     Args:
-        config: of a process, which may be on another machine.
+        config: the config of a process, which may be on another machine.
         announced: the folder of the run as "out", and that of the command, in which
             relative paths begin, as "folder".
     """

@@ -118,10 +118,10 @@ def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
     """
     if sharded is None:
         return [False] * len(jax.tree.leaves(params))
-    labels = checks.labels("sharded", sharded, params)
+    labels = checks.labels("tables", sharded, params)
     for label in labels:
         if not isinstance(label, bool | np.bool_):
-            raise ValueError(f"sharded must hold booleans, got {checks.shown(label)}")
+            raise ValueError(f"tables must hold booleans, got {checks.shown(label)}")
     return [bool(label) for label in labels]
 
 
@@ -132,20 +132,20 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     which = flags(sharded, params)
     leaves = jax.tree_util.tree_leaves_with_path(params)
     for (path, leaf), own in zip(leaves, which, strict=True):
-        name = f"sharded: params{jax.tree_util.keystr(path)}"
+        name = f"tables: params{jax.tree_util.keystr(path)}"
         if own and not np.ndim(leaf):
-            raise ValueError(f"{name} is a scalar: it has no rows to lie on workers")
+            raise ValueError(f"{name} is a scalar: it has no rows to shard")
         if own and np.shape(leaf)[0] % workers:
             rows = np.shape(leaf)[0]
             padded = rows + -rows % workers
             raise ValueError(
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
-                f"pad it, such as to {padded}"
+                f"pad it to {padded} rows"
             )
     parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
         raise ValueError(
-            "sharded must not depend on the number of rows: a part has fewer"
+            "tables must not depend on the number of rows: a worker's part has fewer"
         )
 
 

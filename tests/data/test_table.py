@@ -167,4 +167,4 @@ def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, monkeypatch, 
     with open(flowers, "a") as file:
         file.write("1,low,2\n")
     assert run.main([*words.split(), "--resume"]) == 2
-    assert "is of other data: the files have changed since" in capsys.readouterr().err
+    assert "is of other data: the files have changed" in capsys.readouterr().err

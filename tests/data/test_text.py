@@ -541,7 +541,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
     content = path.read_bytes()
     path.write_bytes(content + b"!")
     assert run.main(again) == 2
-    told = "the checkpoint of step 4 is of other data: the files have changed since"
+    told = "the checkpoint of step 4 is of other data: the files have changed"
     assert told in capsys.readouterr().err
     path.write_bytes(content)
     assert run.main([*again, "--workers", "4"]) == 2

@@ -279,16 +279,16 @@ def test_masks_may_be_functions_and_numpy_booleans(mask):
         (
             TABLES,
             8,
-            r"sharded: params\['scale'\] has 12 rows, which do not divide over 8 "
-            "workers: pad it, such as to 16$",
+            r"tables: params\['scale'\] has 12 rows, which do not divide over 8 "
+            "workers: pad it to 16 rows$",
         ),
         ({**TABLES, "rest": True}, 4, r"params\['rest'\]\['bias'\] is a scalar"),
-        ({**TABLES, "rest": 1}, 4, "sharded must hold booleans, got 1"),
-        ({"words": True}, 4, "sharded must be a tree like params"),
+        ({**TABLES, "rest": 1}, 4, "tables must hold booleans, got 1"),
+        ({"words": True}, 4, "tables must be a tree like params"),
         (
             lambda params: jax.tree.map(lambda x: x.size > 11, params),
             4,
-            "sharded must not depend on the number of rows",
+            "tables must not depend on the number of rows",
         ),
     ],
 )

@@ -73,8 +73,8 @@ def test_port_in_use_is_told_at_once(start):
 def test_address_of_another_machine_is_refused(start):
     line = refused(start(by_hand("203.0.113.7:9999", 0)))  # kept for documents
     assert line == (
-        "process 0 cannot listen at 203.0.113.7, which is no address of this machine: "
-        "give one of its own as --coordinator"
+        "process 0 cannot listen at 203.0.113.7, which is not an address of this "
+        "machine: set --coordinator to an address of this machine"
     )
 
 

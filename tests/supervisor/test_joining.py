@@ -81,19 +81,19 @@ HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).para
         ({}, None),
         (
             {FILES[0]: __file__, FILES[1]: __file__},
-            "JAX_MTLS_CERT_FILE is set, but not JAX_MTLS_CA_FILE: TLS takes both",
+            "JAX_MTLS_CERT_FILE is set, but not JAX_MTLS_CA_FILE: TLS needs both",
         ),
         (
             {"JAX_MTLS_PEER_URI_PREFIX": "spiffe://a/"},
             "JAX_MTLS_PEER_URI_PREFIX is set, but not JAX_MTLS_CERT_FILE: "
-            "TLS takes both",
+            "TLS needs both",
         ),
         (
             dict.fromkeys(FILES, "/nowhere.pem"),
             "JAX_MTLS_CERT_FILE /nowhere.pem: No such file or directory"
             if HAS_TLS
-            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} has no TLS, so "
-            "that the run would be open: install jax 0.12, or unset the variable",
+            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} does not "
+            "support TLS: install jax 0.12, or unset the variable",
         ),
     ],
 )

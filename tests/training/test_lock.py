@@ -139,7 +139,7 @@ def test_lock_that_is_no_file_is_refused(make, tmp_path):
     make(tmp_path / lock.NAME)
     with pytest.raises(BadRequest) as refused, lock.held(tmp_path):
         pass
-    line = f"{tmp_path / '.lock'} is no file: remove it, or take another folder"
+    line = f"{tmp_path / '.lock'} is not a file: remove it, or use another folder"
     assert str(refused.value) == line
 
 

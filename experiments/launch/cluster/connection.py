@@ -36,7 +36,7 @@ class Unreachable(BadRequest):
 
 
 def check_installed(flag: str) -> None:
-    """Raises a BadRequest where Dask is missing, which a flag needs."""
+    """Raises a BadRequest if Dask, which a flag needs, is not installed."""
     if importlib.util.find_spec("distributed") is None:
         raise BadRequest(
             f"{flag} needs Dask, which is not installed: pip install -e '.[cluster]' "

@@ -21,10 +21,10 @@ ENDS = (
 
 
 class ClusterView:
-    """The workers of a cluster, looked at again and again in a thread.
+    """The workers of a cluster, updated by a thread.
 
-    A thread, as a question to a scheduler that is frozen or out of reach blocks: those
-    who read this never do.
+    A question to a scheduler that is frozen or out of reach blocks only this thread,
+    never the readers of this object.
 
     Attributes:
         answered: the time of the last question that was answered.
@@ -32,7 +32,7 @@ class ClusterView:
     """
 
     def __init__(self, client: "Client", scheduler: str, loss: float):
-        """Starts to look.
+        """Starts the thread.
 
         Args:
             client: connected to the scheduler.
@@ -70,7 +70,7 @@ class ClusterView:
         return None
 
     def close(self) -> None:
-        """Stops to look."""
+        """Stops the thread."""
         self._closed.set()
 
     def _look(self) -> None:

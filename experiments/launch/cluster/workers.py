@@ -91,7 +91,7 @@ def objection(seat: Seat, meant: Expected) -> str | None:
             place = f" in {seat.folder}" if name in inspection.PACKAGES else ""
             return f"its code of {name}{place} differs from this command's"
     if seat.is_stale:
-        return f"its code in {seat.folder} has changed since: start it again"
+        return f"its code in {seat.folder} has changed since it started: restart it"
     return None
 
 
@@ -141,7 +141,7 @@ class Roster:
     """
 
     def __init__(self, client: "Client", meant: Expected, out: Path, log: Log):
-        """Knows nobody yet.
+        """Starts without workers.
 
         Args:
             client: connected to the scheduler.
@@ -175,7 +175,7 @@ class Roster:
             self.close()
 
     def forget(self, address: str) -> None:
-        """Has a worker asked again, if it is there."""
+        """Forgets a worker, which is asked again if it is still present."""
         self.seats.pop(address, None)
         self.asked.pop(address, None)
 
@@ -194,7 +194,7 @@ class Roster:
             answer.set_exception(error)
 
     def _take(self, address: str, answer: "Future[Seat]") -> None:
-        """Lets a worker in, or names what is wrong with it."""
+        """Accepts a worker, or reports why it is refused."""
         error = answer.exception()
         if error is None:
             self.seats[address] = answer.result()

@@ -44,7 +44,7 @@ class Unconnected(Exception):
 def join(
     config: RunConfig, membership: Membership, log: Callable[[str], None]
 ) -> list[Hello]:
-    """Joins the other processes, which may differ.
+    """Joins the other processes, whose settings may differ.
 
     Args:
         config: the config, on which all processes must agree.
@@ -85,14 +85,15 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     own = own_address(host)
     if own is None and is_address(host):
         raise Unconnected(
-            f"process 0 cannot listen at {host}, which is no address of this machine: "
-            "give one of its own as --coordinator"
+            f"process 0 cannot listen at {host}, which is not an address of this "
+            "machine: set --coordinator to an address of this machine"
         )
     # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
         log(
-            f"{host} means no address here by which others reach this machine: process "
-            "0 listens at all of them; give one as --coordinator to listen there alone"
+            f"{host} is no address by which others reach this machine: process 0 "
+            "listens at all its addresses; set --coordinator to one of them to listen "
+            "only there"
         )
     try:
         # gRPC would share the port with another process 0 without a word.

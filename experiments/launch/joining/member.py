@@ -42,7 +42,7 @@ def run_joined(
         argv: its flags as given, for config.json.
         started: time.perf_counter() at the start of the process.
         stopped: looked at before each dispatch.
-        membership: who this process is.
+        membership: the number of this process, and of all processes.
 
     Returns:
         The exit code, unless the process ends at once: because another one is gone, or
@@ -55,7 +55,7 @@ def run_joined(
 
 
 def _end_at_second_signal() -> None:
-    """Has a second signal end this process also while it waits in a collective."""
+    """Makes a second signal end this process, even while it waits in a collective."""
     # Python's handlers wait for the main thread to come back from C++, which may be
     # for ever; the numbers of signals come here at once.
     read, write = os.pipe()
@@ -103,7 +103,7 @@ class JoinedMember:
         gloo.take_devices(local, sharing, config.mesh_devices(len(hellos)))
         if self._process:
             who = f"process {self._process} of {len(hellos)}"
-            self._say(f"{who} has joined; process 0 shows how it goes")
+            self._say(f"{who} has joined; process 0 shows the progress")
         group = ProcessGroup(
             process=self._process,
             processes=len(hellos),
@@ -129,7 +129,7 @@ class JoinedMember:
         self.end(code, text)
 
     def lost(self, text: str) -> NoReturn:
-        """Ends this process because another one is gone, or refused to go on."""
+        """Ends this process because another one is gone, or refused to continue."""
         count, process, where = self._membership
         others = [f"process {i}" for i in range(count) if i != process]
         who = others[0] if len(others) == 1 else "another process"
@@ -151,14 +151,14 @@ class JoinedMember:
         signals.end(code)
 
     def _watch(self, is_leaving: threading.Event) -> None:
-        """Ends this process once another one refused to go on."""
+        """Ends this process once another one refused to continue."""
         # It may wait for the other one where neither gloo nor NCCL notices.
         with suppress(RuntimeError):  # the main thread, or jax, is about to notice
             while not is_leaving.wait(GRACE):
                 self._follow()
 
     def _follow(self) -> None:
-        """Ends this process as another one did that refused to go on, if one did.
+        """Ends this process if another one refused to continue.
 
         Raises:
             RuntimeError: process 0 is gone.

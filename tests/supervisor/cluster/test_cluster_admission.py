@@ -152,7 +152,10 @@ CODE = {"experiments": "0", "mine": "3"}
     "changes, line",
     [
         ({}, None),
-        ({"is_stale": True}, "its code in /there has changed since: start it again"),
+        (
+            {"is_stale": True},
+            "its code in /there has changed since it started: restart it",
+        ),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
         ({"versions": {"python": "3", "jax": ""}}, "it has no jax, this command 2"),
         (

@@ -85,7 +85,7 @@ def test_worker_that_is_started_again_at_its_address_is_asked_again(tmp_path):
     for _ in range(2):
         answered(roster, "a")
     [line] = lines
-    assert line.endswith("has changed since: start it again")
+    assert line.endswith("has changed since it started: restart it")
     answered(roster)
     client.answers["a"] = FACTS
     answered(roster, "a")
