@@ -3,10 +3,14 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --requeue
 #SBATCH --signal=TERM@120
+# Of several GPUs a node, a worker takes one: --gpus-per-node=8 above and --mesh fsdp=8
+# below make a worker of all eight.
 srun python -m experiments.run --algo diloco --workers 4 --distributed auto \
-    --out "$SCRATCH/diloco-$SLURM_JOB_ID" --checkpoint-every 100 --resume
+    --init-timeout 300 --out "$SCRATCH/diloco-$SLURM_JOB_ID" \
+    --checkpoint-every 100 --resume
 code=$?
-if [ "$code" -eq 75 ] || [ "$code" -eq 134 ]; then
-  scontrol requeue "$SLURM_JOB_ID"
-fi
+case "$code" in
+  0 | 1 | 2 | 3 | 130) ;; # done, or it would end so again
+  *) [ "${SLURM_RESTART_COUNT:-0}" -lt 20 ] && scontrol requeue "$SLURM_JOB_ID" ;;
+esac
 exit "$code"

@@ -199,6 +199,7 @@ def test_addresses_of_the_project_agree():
 def test_citation_has_the_version_of_the_package_and_of_the_license():
     citation = read(ROOT / "CITATION.cff")
     assert citation["version"] == syncalgos.__version__
+    assert f"{{{syncalgos.__version__}}}" in (ROOT / "README.md").read_text()
     assert citation["license"] == PROJECT["license"]
     assert citation["authors"] == [{"name": "The syncalgos authors"}]
     assert PROJECT["authors"] == citation["authors"]

@@ -68,11 +68,9 @@ def center_on(name, backend, workers):
 
 def cases():
     """All pairs of names and numbers of workers, on the backends in turn."""
-    for (i, name), (j, workers) in itertools.product(
-        enumerate(NAMES), enumerate(WORKERS)
-    ):
-        place = (i + j) % len(WORKERS)
-        backend = BACKENDS[place % len(BACKENDS)]
+    pairs = itertools.product(enumerate(NAMES), enumerate(WORKERS))
+    for (i, name), (j, workers) in pairs:
+        backend = BACKENDS[(i + j) % len(WORKERS) % len(BACKENDS)]
         yield pytest.param(name, backend, workers, id=f"{name}-{backend}-{workers}")
 
 

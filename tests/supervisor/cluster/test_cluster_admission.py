@@ -152,10 +152,7 @@ CODE = {"experiments": "0", "mine": "3"}
     "changes, line",
     [
         ({}, None),
-        (
-            {"is_stale": True},
-            "its code in /there has changed since it started: restart it",
-        ),
+        ({"is_stale": True}, "its code in /there has changed since it started"),
         ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
         ({"versions": {"python": "3", "jax": ""}}, "it has no jax, this command 2"),
         (
