@@ -274,9 +274,7 @@ class Checkpoints(NamedTuple):
         if any(number >= decisions for _, number in progress.decided):
             raise BadRequest(f"{told} has decisions that {c.algo} does not take")
         if found.versions != versions() and run.group.is_first:
-            terminal.say(
-                "other versions of packages wrote the checkpoint: numbers may differ"
-            )
+            terminal.say("other versions wrote the checkpoint: numbers may differ")
         arrays = run.state, shard.own, shard.shared
         try:
             if same:
