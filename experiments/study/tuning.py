@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,11 +59,9 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
         ValueError: the trials lack this measure.
     """
     trials = _tried(trial.read() for trial in made.trials)
-    if made.trials and not trials:
-        return None
-    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
     if not trials:
-        return made
+        return None if made.trials else made
+    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
     best = _best(trials, by)
     common = replace(best.common, validation=None)
     return made._replace(values=best.values, common=common)
@@ -85,7 +83,12 @@ def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
         # If all trials diverge, the one with the fewest diverged runs is chosen.
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are common on little data.
-    return 0, by.side * _mean(trial, by), -_mean(trial, LOSS)
+    return 0, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+
+
+def _graded(scores: Any, by: Measure) -> Any:
+    """Returns scores in which accuracies that differ by rounding alone are equal."""
+    return np.round(scores, 6) if by.higher_is_better else scores
 
 
 def _mean(trial: RunSet, by: Measure) -> float:
@@ -140,7 +143,7 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
     picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
     scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
     # As in `_rank`: the loss decides between equal accuracies.
-    losses[scores < scores.max(axis=0)] = np.inf
+    losses[_graded(scores, by) < _graded(scores.max(axis=0), by)] = np.inf
     return [fine[i] for i in losses.argmin(axis=0)]
 
 

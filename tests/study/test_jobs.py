@@ -218,7 +218,7 @@ def test_list_prints_commands_that_make_the_study(serial, tmp_path):
         lines = listed.stdout.splitlines()
         assert len(lines) == known
         assert f"{known} of 10 runs are listed" in listed.stderr
-        assert ("follow from" in listed.stderr) == (missing > known)
+        assert ("more depend on these trials" in listed.stderr) == (missing > known)
         script = tmp_path / "commands.sh"
         script.write_text("set -e\n" + listed.stdout)
         subprocess.run(
@@ -244,7 +244,7 @@ def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
         assert re.search(f"failed: {label}, seed 1: .*no luck", ended.stderr)
     assert "2 of 6 runs failed" in ended.stderr
     assert "Traceback" not in ended.stderr
-    assert "1 of 3 runs is missing" in ended.stdout
+    assert "1 of 3 runs failed and is missing" in ended.stdout
     assert (out / "report.html").exists()
 
 
@@ -424,7 +424,7 @@ def test_a_run_that_kills_its_process_is_given_up(tmp_path):
     for label in ("sync_sgd", "bmuf"):
         assert ended.stderr.count(f"{label}, seed 1: its process was killed") == 2
         assert f"failed: {label}, seed 1: given up after 3 times" in ended.stderr
-    assert "1 of 3 runs is missing" in ended.stdout
+    assert "1 of 3 runs failed and is missing" in ended.stdout
     again = study(f"{words} --jobs 2", out)
     assert again.code == 1
     assert again.stderr.splitlines()[0] == "4 of 6 runs are there already"

@@ -472,15 +472,16 @@ def chosen_values(made, key):
 
 def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
-    tried(study, {x: dict.fromkeys(("0.1", "0.2", "0.3"), [0.5] * 5) for x in BYTES})
+    # Sums of as many right answers may differ in the last place of float32.
+    ends = {"0.1": [0.5] * 5, "0.2": [0.49999997] * 5, "0.3": [0.5] * 5}
+    tried(study, dict.fromkeys(BYTES, ends))
     point = points(study)[0]
     for run in (each.run(s) for each in point.trials for s in range(1000, 1005)):
         change(run, test_loss=0.1 if "lr=0.2" in str(run) else 0.2)
     for key in (ACCURACY.key, LOSS.key):
         assert chosen_values(point, key) == {"lr": "0.2"}
     (report,) = tuning.report(point.read(), ACCURACY)
-    assert not report.at_edge
-    assert (report.low, report.chosen, report.high) == (0.2, 0.2, 0.2)
+    assert (report.at_edge, report.low, report.high) == (False, 0.2, 0.2)
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 

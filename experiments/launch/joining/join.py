@@ -91,9 +91,8 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     # Such as a load balancer's name, or one that DNS does not know yet.
     if own is None:
         log(
-            f"{host} is no address by which others reach this machine: process 0 "
-            "listens at all its addresses; set --coordinator to one of them to listen "
-            "only there"
+            f"others do not reach this machine at {host}: process 0 listens at all "
+            "its addresses; set --coordinator to one of them to listen only there"
         )
     try:
         # gRPC would share the port with another process 0 without a word.
