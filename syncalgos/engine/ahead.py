@@ -1,4 +1,4 @@
-"""Programs compiled ahead of their first call, even for devices that are absent."""
+"""Programs compiled before their first call, even for devices that are absent."""
 
 from typing import Any, NamedTuple
 
@@ -89,15 +89,15 @@ def lower(
     The trainer's devices may be of `jax.experimental.topologies`.
 
     Args:
-        trainer: of backend "shard_map".
-        params: of one plain model, arrays or their shapes.
+        trainer: a trainer with backend "shard_map".
+        params: the params of one plain model, arrays or their shapes.
         batches: leaves (steps, global batch, ...) or, with data, rows (steps, global
             batch); arrays or their shapes.
-        buffers: of the model, likewise.
-        data: leaves (examples, ...), likewise.
+        buffers: the model's buffers, arrays or their shapes.
+        data: leaves (examples, ...), arrays or their shapes.
 
     Raises:
-        ValueError: another backend, or what `init` and `run` refuse.
+        ValueError: the backend is not "shard_map", or as in `init` and `run`.
     """
     layout = trainer.layout
     if layout.backend != "shard_map":
@@ -126,7 +126,7 @@ def lower(
 
 @outside_meshes
 def sends(trainer: DataParallel, state: TrainState) -> Sends:
-    """Counts what a device sends in a step and in its branches, each taken once.
+    """Counts what a device sends in a step in which it takes each branch once.
 
     A compiled program contains all branches of a step, so compare its sends with this
     count. `trainer.communication` counts only the branches that a step takes.
@@ -136,7 +136,7 @@ def sends(trainer: DataParallel, state: TrainState) -> Sends:
         state: arrays or their shapes; they lead with (places, lanes).
 
     Raises:
-        ValueError: as `syncalgos.communication`.
+        ValueError: as in `syncalgos.communication`.
     """
     strategy = with_optimizer_loss(trainer._worker.strategy, trainer._worker.optimizer)
     layout, one = trainer.layout, of_one(state.replica)

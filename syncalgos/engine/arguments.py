@@ -19,9 +19,9 @@ from syncalgos.engine.placement.layout import Layout
 
 @contextmanager
 def explained_trace() -> Iterator[None]:
-    """Turns jax's errors on a strategy that is traced into advice.
+    """Turns jax's errors while it traces a strategy into advice.
 
-    Those are of an unknown axis, and of a Python `if` on a step.
+    These errors come from an unknown axis or from a Python `if` on a step.
     """
     try:
         yield
@@ -43,7 +43,7 @@ def explained_trace() -> Iterator[None]:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Whether a line is neither of jax nor of this library."""
+    """Whether a line belongs neither to jax nor to this library."""
     others = Path(inspect.getfile(jax)).parent, Path(__file__).parents[1]
     return not any(Path(frame.filename).is_relative_to(folder) for folder in others)
 
@@ -76,13 +76,13 @@ REST = "; what is left over: drop it, or call the loss with trainer.center(state
 
 
 def check_untraced(x: Any) -> None:
-    """Raises a ValueError inside a jax.jit of the user's."""
+    """Raises a ValueError inside a user's jax.jit."""
     if isinstance(x, Tracer):
         raise ValueError("DataParallel compiles by itself: call it without jax.jit")
 
 
 def check_arrays(what: str, tree: PyTree) -> None:
-    """Raises a ValueError unless all leaves are arrays, by what was given instead."""
+    """Raises a ValueError unless all leaves are arrays; it names what was given."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         check_untraced(leaf)
         if hasattr(leaf, "shape"):
@@ -97,7 +97,7 @@ def check_arrays(what: str, tree: PyTree) -> None:
 
 
 def python_numbers(hyperparams: PyTree) -> PyTree:
-    """Returns hyperparameters as Python numbers; a ValueError for what is none."""
+    """Returns hyperparameters as Python numbers; raises a ValueError for others."""
 
     def number(path: Any, x: Any) -> Any:
         check_untraced(x)
@@ -158,7 +158,8 @@ def check_kind(what: str, value: Any, kind: type) -> None:
 
 _OTHERS = "asks for the loss at other params, which a local step lacks"
 _SEARCH = f"a line search {_OTHERS}"
-# Optimizers that cannot be an inner one, by the class of a state in theirs, and why.
+# The reasons why some optimizers cannot be inner optimizers, by the class of a state
+# within their state.
 _REFUSED = {
     "LookaheadState": "optax.lookahead trains a pair of models: take its fast one, and "
     "syncalgos.lookahead() as the strategy",
@@ -179,7 +180,7 @@ def check_opt_state(opt_state: PyTree) -> None:
 
 
 def _states(opt_state: PyTree, names: Container[str]) -> list[str]:
-    """The classes of states in an optimizer's, of those of these names."""
+    """Returns those of these class names that occur in an optimizer's state."""
 
     def is_one(node: Any) -> bool:
         return type(node).__name__ in names
@@ -189,9 +190,9 @@ def _states(opt_state: PyTree, names: Container[str]) -> list[str]:
 
 
 def check_plateau(opt_state: PyTree) -> None:
-    """Raises a ValueError for a rate that each worker would lower by its own loss."""
-    # Such rates drift apart, and none rises again: a worker whose loss rises because
-    # the others differ from it would soon no longer train.
+    """Raises a ValueError if each worker would lower its rate by its own loss."""
+    # Such rates drift apart and never rise again. A worker's loss may rise because
+    # other workers differ from it; that worker would soon stop training.
     if _states(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
             "optimizer: reduce_on_plateau follows the loss, which is each worker's own "
@@ -202,10 +203,10 @@ def check_plateau(opt_state: PyTree) -> None:
 
 
 def full_loss(loss: Any) -> Loss:
-    """Returns a loss in the engine's form; a ValueError for what is none.
+    """Returns a loss in the engine's form; raises a ValueError for anything else.
 
-    A plain loss is one that does not take four arguments, and does take two, and a key
-    if it asks for one.
+    A plain loss does not take four arguments. It takes two, and a key if it asks for
+    one.
     """
     if not checks.misfit(loss, ["params", "buffers", "batch", "key"]):
         return loss
@@ -226,7 +227,7 @@ def check_batches(
 ) -> None:
     """Raises the ValueErrors of `DataParallel.run`.
 
-    The hint ends that of a global batch which the workers do not divide.
+    The hint ends the message about a global batch that the workers do not divide.
     """
     check_arrays("batches", batches)
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
@@ -245,7 +246,7 @@ def check_batches(
 def left_over(batches: PyTree, layout: Layout, settings: int) -> int:
     """Returns the examples of a global batch that workers do not divide evenly.
 
-    It is 0 where they divide them, or where nothing else may be done with a rest.
+    Returns 0 if they divide evenly, or if a rest cannot be handled separately.
     """
     sizes = {(*np.shape(x), 0, 0)[1] for x in jax.tree.leaves(batches)}
     if settings or layout.feeders > 1 or len(sizes) != 1:
@@ -280,7 +281,7 @@ def check_rows(rows: Any, examples: int) -> None:
 
 
 def check_step(done: int) -> None:
-    """Raises a ValueError unless so many local steps can be counted on the devices."""
+    """Raises a ValueError if the devices cannot count this many local steps."""
     if not 0 <= done < 2**31:
         raise ValueError(
             f"local steps are counted from 0 to 2**31 - 1, not to {done}: start a new "
@@ -306,7 +307,7 @@ def check_own(leaf: Any, shape: tuple[int, ...]) -> None:
 
 
 def check_workers(held: Any, workers: int) -> None:
-    """Raises a ValueError unless replica and sync lead with so many workers."""
+    """Raises a ValueError unless replica and sync lead with this number of workers."""
     of_workers = held._replace(step=(), key=(), hyperparams=())
     for path, leaf in jax.tree_util.tree_leaves_with_path(of_workers):
         if np.shape(leaf)[:1] != (workers,):

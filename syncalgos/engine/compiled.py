@@ -34,12 +34,13 @@ class Key(NamedTuple):
     """The conditions that a program is compiled for.
 
     Attributes:
-        program: which.
+        program: the program to compile.
         sharding: how a worker's arrays lie on its devices.
-        replicated: for each leaf of its own, whether it is identical in all lanes.
-        structure: of its arguments.
-        types: of their leaves.
-        settings: how many the state holds; 0: one, without an axis for it.
+        replicated: for each leaf of `own`, whether it is identical in all lanes.
+        structure: the tree structure of the arguments.
+        types: the shapes and dtypes of the arguments' leaves.
+        settings: the number of settings in the state; 0 means one setting without an
+            axis for it.
     """
 
     program: Program
@@ -50,13 +51,13 @@ class Key(NamedTuple):
     settings: int = 0
 
 
-# What jax may be asked to look for in all results, by the name of its setting.
+# The values that jax can look for in all results, by the name of jax's setting.
 _SPECIAL = {
     "jax_debug_nans": ("NaN", np.isnan),
     "jax_debug_infs": ("infinity", np.isinf),
 }
 
-# jax's own collectives that may fail over WORKERS, and what to take instead.
+# jax's own collectives that may fail over WORKERS, and their replacements.
 _OURS = {
     "all_gather": ("all_gather", "gather"),
     "reduce_scatter": ("psum_scatter", "mean"),
@@ -65,7 +66,7 @@ _OURS = {
 
 
 class Call(NamedTuple):
-    """A program with its arguments, as they lie on the devices."""
+    """A program with its arguments, which are already on the devices."""
 
     key: Key
     own: Any
@@ -73,13 +74,13 @@ class Call(NamedTuple):
 
 
 class Compiled:
-    """The programs of a worker, laid over all of them.
+    """The compiled programs of one worker, mapped over all workers.
 
     Attributes:
-        programs: those compiled so far.
-        seconds: spent so far on tracing and compiling.
+        programs: the programs compiled so far.
+        seconds: seconds spent so far on tracing and compiling.
         temp_bytes: see `DataParallel`.
-        form: of the lanes in the last local steps that were compiled; None before them.
+        form: the form of the lanes in the local steps compiled last; None before them.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class Compiled:
         return outputs
 
     def stacked(self, owns: Sequence[Own]) -> Own:
-        """The state of several trainings, led by (settings, devices, lanes)."""
+        """Stacks the states of several trainings to (settings, devices, lanes, ...)."""
         layout = self._layout
         split = layout.sharding(*[None, DEVICES][: 1 + (layout.backend != "vmap")])
         stack = jax.jit(
@@ -123,14 +124,14 @@ class Compiled:
         """Makes the call of a program on all workers.
 
         Args:
-            program: which.
-            own: of all workers; leaves lead with (devices, lanes), or with (settings,
-                devices, lanes).
-            shared: identical on all workers.
+            program: the program to call.
+            own: the state of all workers; leaves lead with (devices, lanes), or with
+                (settings, devices, lanes).
+            shared: inputs that are identical on all workers.
             batches: each worker's part of each step's batch.
 
         Raises:
-            ValueError: a state that was given up, or is of another layout.
+            ValueError: the state was donated to an earlier call, or has another layout.
         """
         settings = len(shared.key) if np.ndim(shared.key) else 0
         sharding = shardings.of_state(own.replica.params, self._layout)
@@ -140,22 +141,22 @@ class Compiled:
         return self._call(program, *given, settings)
 
     def of_params(self, program: Program, own: Own) -> Call:
-        """Makes the call of a program that looks at the workers' params alone."""
+        """Makes the call of a program that reads only the workers' params."""
         sharding = shardings.of_state(own.replica.params, self._layout)
         return self._call(program, own, Shared(), sharding=sharding)
 
     def run(self, call: Call) -> Outputs:
-        """Runs a call, compiled before or now.
+        """Runs a call; compiles its program first if necessary.
 
-        What is common in its result is of this process's devices.
+        The common part of the result lies on this process's devices.
         """
         key = call.key
         if key not in self.programs:
             self.compile([call])
         special = [name for name in _SPECIAL if getattr(jax.config, name)]
         if special and backends.is_compiled():
-            # Of a compiled program jax would call what it was compiled from, which here
-            # is that program again, until the stack is full.
+            # With these settings on, jax calls the function behind a compiled program.
+            # Here that is the same program again, so jax would recurse without end.
             with jax.debug_nans(False), jax.debug_infs(False):
                 outputs = self.run(call)
                 for setting in special:
@@ -165,16 +166,16 @@ class Compiled:
         layout = self._layout
         if layout.blocking:
             jax.block_until_ready((own, common))
-        # Where a leaf of the state given was not as it should be, nothing is known of
-        # the state returned.
+        # If a leaf of the given state was not replicated as expected, nothing is known
+        # about the returned state.
         if key.program.takes_steps and key.replicated is not None:
             self._replication.note(own)
         to_one = layout.of_first_worker if key.program.makes_model else layout.one_copy
         return Outputs(own, jax.tree.map(to_one, common))
 
     def put_back(self, own: Own, held: Own) -> None:
-        """Takes note of a state that came from the host, where it is `held`."""
-        # Several processes would have to agree on it.
+        """Notes which leaves are replicated in a state from the host, `held` there."""
+        # Several processes would have to agree on the result.
         if self._shares and self._layout.processes == 1:
             with known(shardings.of_state(own.replica.params, self._layout)):
                 self._replication.note_if_replicated(own, held)
@@ -186,7 +187,7 @@ class Compiled:
         return several and self._worker.sharded is None and backends.is_compiled()
 
     def _replicated(self, own: Own, settings: int) -> Replicated:
-        """The leaves to hold once; None where none is known to be identical."""
+        """Marks the leaves to hold once; None if none is known to be identical."""
         flags = self._replication.flags(of_one(own, 1) if settings else own)
         if not any(flags):
             return None
@@ -206,10 +207,10 @@ class Compiled:
         """Traces local steps from shapes alone, and allocates nothing.
 
         Args:
-            model: shapes of the one that all workers start from.
+            model: shapes of the model from which all workers start.
             batches: shapes, (steps, places, lanes, batch, ...).
-            data: shapes, resident on the devices, or None.
-            sharding: of params, where workers are meshes.
+            data: shapes of the data on the devices, or None.
+            sharding: the sharding of params if workers are meshes.
 
         Returns:
             Shapes of the first state, placed as `start` would, and the program.
@@ -233,7 +234,7 @@ class Compiled:
             return first, program.trace(*asked)
 
     def compile(self, calls: Sequence[Call]) -> None:
-        """Compiles what calls need and is not there; runs nothing."""
+        """Compiles the missing programs of these calls; runs nothing."""
         missing = [call for call in calls if call.key not in self.programs]
         if not missing:
             return
@@ -241,8 +242,8 @@ class Compiled:
         if len(missing) == 1:
             self._note(missing[0], self._lower(missing[0])())
         else:
-            # XLA compiles a program on one core; the next is traced here meanwhile, as
-            # users' functions need not be safe in several threads.
+            # XLA compiles each program on one core. This thread traces the next program
+            # meanwhile: users' functions need not be thread-safe.
             with ThreadPoolExecutor(len(missing)) as pool:
                 ends = [pool.submit(end) for end in map(self._lower, missing)]
                 for call, end in zip(missing, ends, strict=True):
@@ -259,7 +260,7 @@ class Compiled:
         sharding: Sharding | None = None,
         settings: int = 0,
     ) -> Call:
-        """Makes the call of a program; raises a ValueError for another layout's own."""
+        """Makes the call of a program; raises a ValueError if `own` does not fit."""
         inputs = Inputs(self._placed(shared, sharding), batches)
         shape = (*(settings,)[: bool(settings)], *self._layout.shape)
         for leaf in jax.tree.leaves(own):
@@ -270,7 +271,7 @@ class Compiled:
         return Call(key, own, inputs)
 
     def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
-        """Puts what all workers share on the devices, params as they lie there."""
+        """Puts the shared inputs on the devices, params with their sharding."""
 
         if sharding is None or not isinstance(shared, Model):
             return jax.tree.map(self._layout.copy, shared)
@@ -291,8 +292,8 @@ class Compiled:
                     mapped = self._mapped(*call.key[:3], call.own, call.inputs)
                 if not backends.is_compiled():
                     return lambda: mapped
-                # Ahead of time, so that compilation can be told from training in a
-                # run's seconds, and nothing is compiled twice.
+                # Ahead of time, so that compile time can be separated from training
+                # time, and nothing is compiled twice.
                 if settings:
                     return mapped.lower(call.own, call.inputs).compile
                 lowered = backends.lower(self._layout, mapped, call.own, call.inputs)
@@ -307,7 +308,7 @@ class Compiled:
                 raise
 
     def _check_loss(self, key: Key, own: Own, inputs: Inputs) -> None:
-        """Refuses a loss with a collective that only some workers would reach.
+        """Raises a ValueError if only some workers would reach a collective of a loss.
 
         Lanes of one device compute both arms of a branch, and need no such check.
         """
@@ -317,12 +318,12 @@ class Compiled:
         counts = [len(jax.tree.leaves(x)) for x in one]
         with self._layout.inside():
             jaxpr = traces.loss(self._worker, self._layout, one)
-        # Each has a key and a batch of its own; replicas may be equal.
+        # Each worker has its own key and batch; replicas may be equal.
         is_own = np.repeat([True, False, True, False], counts).tolist()
         lone_branches.refuse_in_loss(jaxpr, is_own)
 
     def _unmapped(self, call: Call) -> list[str]:
-        """jax's own collectives over WORKERS that a program holds, of `_OURS`."""
+        """Returns the collectives of `_OURS` that a program calls over WORKERS."""
         batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
         given = of_one(call.own), call.inputs._replace(batches=batches)
         program = partial(call.key.program.function, self._worker)
@@ -334,7 +335,7 @@ class Compiled:
         return [x.primitive.name for x in over if x.primitive.name in _OURS]
 
     def _note(self, call: Call, made: Any) -> None:
-        """Takes note of a program that is compiled, and of its memory."""
+        """Stores a compiled program and notes its memory."""
         self.programs[call.key] = made
         if not call.key.program.takes_steps or not backends.is_compiled():
             return
@@ -345,7 +346,7 @@ class Compiled:
         """A program of all settings, jitted: (own, inputs) -> Outputs."""
         key, (own, inputs) = call.key, (of_one(call.own, 1), call.inputs)
         shared = inputs.shared
-        # Rows have two axes behind those of the layout, and each setting may have its.
+        # Rows have two axes after those of the layout. Each setting may have its own.
         has_rows = shared.data is not None and inputs.batches.ndim > 4
         axes = Inputs(Shared(None, 0, None, 0), 0 if has_rows else None)
         one = inputs._replace(
@@ -355,7 +356,7 @@ class Compiled:
             batches=of_one(inputs.batches, 1) if has_rows else inputs.batches,
         )
         layout = self._layout
-        if layout.backend == "pmap":  # the same numbers, and vmap knows it
+        if layout.backend == "pmap":  # the same numbers, and vmap supports it
             layout = layout._replace(backend="shard_map")
         self._check_loss(key, own, one)
         mapped = self._mapped(*key[:3], own, one, layout)
@@ -414,12 +415,12 @@ class Compiled:
 
 
 def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
-    """A shape at its place."""
+    """A shape with its sharding."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
 
 def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
-    """Raises a FloatingPointError if results hold what jax is asked to look for."""
+    """Raises a FloatingPointError if results hold a value that jax must look for."""
     what, is_special = _SPECIAL[setting]
     program, place = call.key.program, ""
 

@@ -37,7 +37,7 @@ from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_st
 
 
 def _placed(given: Arguments) -> Arguments:
-    """Arguments of 0.2, of which those of a Placement stood beside the others."""
+    """Moves arguments in the form of version 0.2 into a Placement."""
     flat = {k: x for k, x in given.items() if k in Placement._fields}
     if not flat or "placement" in given:
         return given
@@ -46,7 +46,7 @@ def _placed(given: Arguments) -> Arguments:
 
 
 class DataParallel:
-    """Trains one model on many workers, whose replicas a strategy keeps in agreement.
+    """Trains one model on many workers; a strategy keeps their replicas in agreement.
 
     Worker w trains on the w-th contiguous slice of each global batch, so all strategies
     and any number of workers see the same data.
@@ -88,7 +88,7 @@ class DataParallel:
         placement: devices, lanes, meshes and memories to use instead of the defaults.
 
     Attributes:
-        layout: the place of each worker.
+        layout: the place of each worker on the devices.
         workers: the number of workers.
 
     With several processes (`jax.distributed`), the workers lie on the devices of all
@@ -232,7 +232,7 @@ class DataParallel:
         if hyperparams is not None:
             arguments.check_like(hyperparams, numbers)
             numbers = arguments.python_numbers(hyperparams)
-            self._worker.make(numbers)  # which checks their ranges
+            self._worker.make(numbers)  # checks the ranges of the numbers
         numbers = as_data(numbers, self.layout)
         with arguments.explained_trace():
             model = Model(params, buffers, jax.random.key(seed), numbers)
@@ -363,7 +363,7 @@ class DataParallel:
     def _evaluate_all(
         self, state: TrainState, batches: PyTree, data: PyTree | None, rest: int
     ) -> dict[str, jax.Array]:
-        """Evaluates what the workers divide, then the rest, one example a reader."""
+        """Evaluates the evenly divided part, then the rest, one example a reader."""
         batch = np.shape(jax.tree.leaves(batches)[0])[1]
         readers, divided = self.layout.readers, batch - rest
 
@@ -371,7 +371,7 @@ class DataParallel:
             some = jax.tree.map(lambda x: x[:, rows], batches)
             return self._evaluate(state, some, data)
 
-        # The last example fills up the rest, and is taken out by its mean alone.
+        # The last example pads the rest. Its own mean is then subtracted again.
         filled = of(np.minimum(np.arange(divided, divided + readers), batch - 1))
         alone = of(np.full(readers, batch - 1))
         whole = of(np.arange(divided)) if divided else filled
@@ -395,7 +395,7 @@ class DataParallel:
     def _evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None
     ) -> dict[str, jax.Array]:
-        """Evaluates batches that the workers divide."""
+        """Evaluates batches that divide evenly over the workers."""
         batches = self._cut(batches, data, 1, state.settings, arguments.REST)
         shared = Shared(state.step, state.key, data, state.hyperparams)
         call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
@@ -406,13 +406,13 @@ class DataParallel:
         """The model to evaluate and ship: one plain replica without worker axes.
 
         A strategy with its own center, such as bmuf or diloco, sets it at each sync.
-        Later local steps are not in it. Before the first sync it is the model given to
-        `init`, and a warning says so once.
+        It does not include later local steps. Before the first sync it is the model
+        given to `init`, and a warning says so once.
 
         Returns:
             Replica(params, (), buffers) on the first worker's device or devices: the
-            strategy's center (the mean over the workers where theirs differ), sharded
-            tables whole, and the mean of the buffers.
+            strategy's center (averaged over the workers if they differ), whole sharded
+            tables, and the mean of the buffers.
         """
         self._check(state)
         self._warn_of_untrained(state)
@@ -424,11 +424,11 @@ class DataParallel:
     def divergence(self, state: TrainState) -> float:
         """The root mean square over workers of a replica's distance to their mean.
 
-        The distance is a 2-norm over all params but sharded ones.
+        The distance is a 2-norm over all params except sharded ones.
         """
         arguments.check_kind("state", state, TrainState)
         arguments.check_one(state)
-        # A strategy's state is not looked at, and would only be passed along.
+        # The strategy's state is left out because the program does not read it.
         own = Own(Replica(state.replica.params))
         call = self._compiled.of_params(worker.DIVERGENCE, own)
         return float(self._compiled.run(call).common)
@@ -454,7 +454,7 @@ class DataParallel:
             taken: metrics["decided"] of these steps, if the strategy decides.
 
         Raises:
-            ValueError: as `syncalgos.communication`.
+            ValueError: as in `syncalgos.communication`.
         """
         return self.counter(state, steps, workers)(taken)
 
@@ -462,7 +462,7 @@ class DataParallel:
     def counter(
         self, state: TrainState, steps: int, workers: int | None = None
     ) -> Callable[[ArrayLike | None], Communication]:
-        """`communication` as a function of `taken`, traced and compiled once."""
+        """Makes `communication` a function of `taken`, traced and compiled once."""
         arguments.check_kind("state", state, TrainState)
         arguments.check_one(state)
         workers = self.workers if workers is None else workers
@@ -483,7 +483,7 @@ class DataParallel:
             arrays: leaves (examples, ...).
 
         Raises:
-            ValueError: leaves that disagree on the number of examples.
+            ValueError: the leaves disagree on the number of examples.
         """
         arguments.leading_shape("data", arrays, ("examples",))
         return jax.tree.map(self.layout.copy, arrays)
@@ -493,7 +493,7 @@ class DataParallel:
         """Copies the workers of this process, `layout.own_workers`, to the host.
 
         Returns:
-            NumPy arrays, (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
+            NumPy arrays (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
         """
         arguments.check_kind("state", state, TrainState)
         arguments.check_one(state)
@@ -501,13 +501,14 @@ class DataParallel:
 
     @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:
-        """Puts the result of `to_host` back, on any layout of as many workers.
+        """Puts the result of `to_host` back, on any layout with as many workers.
 
         Args:
-            held: the workers of `layout.own_workers`.
+            held: the state of the workers in `layout.own_workers`.
 
         Raises:
-            ValueError: a leaf of another number of workers, a step out of range.
+            ValueError: a leaf has another number of workers, or the step is out of
+                range.
         """
         arguments.check_kind("held", held, TrainState)
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
@@ -520,7 +521,7 @@ class DataParallel:
         return state
 
     def _check(self, state: TrainState) -> None:
-        """Raises a ValueError unless a state is this trainer's, by what differs."""
+        """Raises a ValueError that says how a state differs from this trainer's."""
         arguments.check_kind("state", state, TrainState)
         arguments.check_untraced(state.step)
         form = jax.tree.structure(state.own), jax.tree.structure(state.hyperparams)
@@ -535,7 +536,7 @@ class DataParallel:
         check_made(what, self.layout, *made, one, sharding)
 
     def _warn_of_untrained(self, state: TrainState) -> None:
-        """Warns, once, where local steps were taken and none is in the center."""
+        """Warns once if local steps were taken but the center includes none of them."""
         if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
             return
         numbers = jax.tree.map(lambda x: np.ravel(x)[0].item(), state.hyperparams)
@@ -543,7 +544,7 @@ class DataParallel:
             warnings.warn(
                 f"no sync came in these {done} local steps: the center, which is "
                 "evaluated and shipped, is the untrained model",
-                stacklevel=4,  # of the caller of center or evaluate
+                stacklevel=4,  # points at the caller of center or evaluate
             )
         self._may_be_untrained = False
 

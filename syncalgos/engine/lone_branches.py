@@ -1,9 +1,9 @@
 """Collectives that only some workers would reach, found before anything is compiled.
 
 A branch that depends on one worker's data may hold a collective. On one device it
-appears to work, because both arms are computed for all lanes. Several devices wait for
-each other forever. This module follows values through the traced program, from where
-they surely differ between workers to where a collective makes them common. In doubt, a
+appears to work, because both arms are computed for all lanes. Several devices would
+wait for each other forever. This module follows the values that surely differ between
+workers through the traced program, until a collective makes them common. In doubt, a
 value counts as common, so only programs that are surely wrong are refused.
 """
 
@@ -22,7 +22,7 @@ from syncalgos.strategy import Replica, Strategy, apply_reduce, apply_sync
 
 
 def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> None:
-    """Traces a strategy's part of a local step, and refuses such a branch in it.
+    """Traces a strategy's part of a local step and refuses such a branch in it.
 
     Args:
         strategy: the strategy to check; its `reduce` and `sync` are traced.
@@ -49,13 +49,13 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
     loss = len(jax.tree.leaves(replica.loss))  # the last of a replica
     own = [True] * grads + [False] * (rest - loss) + [True] * loss
     differs, before = [False] * len(jaxpr.outvars[rest:]), None
-    while differs != before:  # until no further leaf of the state differs
+    while differs != before:  # until no more leaves of the state differ
         before, inputs = differs, [*own, *differs, False]
-        differs = _results(jaxpr, inputs)[rest:]  # as many as before, and more
+        differs = _results(jaxpr, inputs)[rest:]  # never fewer than before
 
 
 def refuse_in_loss(jaxpr: Any, inputs: Sequence[bool]) -> None:
-    """Refuses such a branch in a loss.
+    """Refuses a branch in a loss if only some workers would reach its collective.
 
     Args:
         jaxpr: the jaxpr of one worker's loss.
@@ -68,7 +68,7 @@ def refuse_in_loss(jaxpr: Any, inputs: Sequence[bool]) -> None:
 
 
 def _results(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
-    """Whether each result surely differs between workers, by whether inputs do."""
+    """Whether each result surely differs between workers, given which inputs do."""
     differs = dict(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> bool:
@@ -107,7 +107,7 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
 
 
 def _parts_ways(equation: Any, inputs: list[bool]) -> bool:
-    """Whether workers surely take different arms, or other passes of a loop."""
+    """Whether workers surely take different arms, or different numbers of passes."""
     name, params = equation.primitive.name, equation.params
     if name == "while":
         consts, body = params["cond_nconsts"], params["body_nconsts"]

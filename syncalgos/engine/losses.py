@@ -1,4 +1,4 @@
-"""Losses as users give them, and in the engine's one form."""
+"""Losses in the forms that users give, and in the engine's single form."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -52,9 +52,9 @@ def stateless(loss: PlainLoss) -> Loss:
 
 
 def draws(loss: Any) -> bool:
-    """Whether a plain loss asks for a key, by the name of an argument behind the two.
+    """Whether a plain loss has an argument named "key" after its first two.
 
-    One whose default is another than None keeps it.
+    A loss whose key has a default other than None does not ask for one.
     """
     try:
         signature = inspect.signature(loss)
@@ -119,7 +119,7 @@ def per_example(
 
 
 def is_per_example(loss: Loss) -> bool:
-    """Whether it is from `per_example`."""
+    """Whether `per_example` made the loss."""
     return isinstance(loss, _PerExample)
 
 
@@ -129,19 +129,19 @@ def normalized_loss(
     """A loss in the engine's form: (params, buffers, batch, key, me) -> the same.
 
     Args:
-        loss: as users give it.
-        workers: where the metrics hold the loss of each of them, (workers,), their
-            number; else 0. A mean over the workers keeps it.
-        merged: how many workers' batches a batch holds, whose leaves lead with
-            (merged, batch); None is one worker's, leaves that lead with (batch,). `me`
-            is the number of the first of them.
+        loss: the loss in a user's form.
+        workers: the number of workers if the metrics hold each worker's loss, of shape
+            (workers,); else 0. A mean over the workers keeps these losses.
+        merged: the number of workers whose batches form one batch; its leaves lead with
+            (merged, batch). None means one worker; leaves lead with (batch,). `me` is
+            the number of the first of these workers.
 
     Raises:
-        ValueError: when it is called, a loss that returns something else.
+        ValueError: at a call, if the loss returns a result of another form.
     """
 
     def normalized(params, buffers, batch, key, me):
-        # Nodes of its own: a module of flax.nnx writes into those it is merged of.
+        # New nodes: a flax.nnx module writes into the nodes from which it is merged.
         buffers = jax.tree.map(lambda x: x, buffers)
         if merged is not None:
             batch = jax.tree.map(
@@ -157,7 +157,7 @@ def normalized_loss(
             own = jnp.broadcast_to(value, merged or 1)
         if workers:
             metrics = {**metrics, OF_WORKERS: _placed(own, workers, me)}
-        # Counts and hits have means, too: all metrics become floats.
+        # Integer and boolean metrics are averaged, too, so all metrics become floats.
         metrics = jax.tree.map(lambda x: jnp.asarray(x) * 1.0, metrics)
         return value, (buffers, metrics)
 
@@ -165,7 +165,7 @@ def normalized_loss(
 
 
 def _placed(own: jax.Array, workers: int, me: Any) -> jax.Array:
-    """Losses of the workers from `me` on at their places, scaled for a mean."""
+    """Places the losses of the workers from `me` on, scaled for a mean."""
     # No scatter: it would take longer than a small model's step.
     number = jnp.arange(workers) - me
     is_own = jnp.logical_and(number >= 0, number < len(own))
@@ -174,7 +174,7 @@ def _placed(own: jax.Array, workers: int, me: Any) -> jax.Array:
 
 
 def _means(values: dict[str, Any]) -> dict[str, Any]:
-    """The mean of each value; refuses values that are not per example."""
+    """Returns the mean of each value; refuses values not per example."""
     shapes = {name: jnp.shape(value) for name, value in values.items()}
     if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
         raise ValueError(
@@ -190,7 +190,7 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _noted(loss: Loss, buffers: PyTree) -> Iterator[None]:
-    """Adds to an error of a loss that it got no buffers, as frameworks do not."""
+    """Adds a note to an error of a loss that got no buffers."""
     try:
         yield
     except Exception as error:
@@ -200,7 +200,7 @@ def _noted(loss: Loss, buffers: PyTree) -> Iterator[None]:
 
 
 def _checked(loss: Loss, params, buffers, batch, key) -> Any:
-    """Calls a loss, whose value joins its metrics; refuses results of other forms."""
+    """Calls a loss, checks its result's form, and adds its value to the metrics."""
     with _noted(loss, buffers):
         result = loss(params, buffers, batch, key)
     try:

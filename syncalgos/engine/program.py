@@ -1,7 +1,7 @@
-"""The engine's programs, and the records that they take and return.
+"""The engine's programs and the records that they take and return.
 
-All records are pytrees, so how a program is mapped is said field by field: `Own` lies
-over the workers, `Inputs.shared` and `Outputs.common` have no worker axes.
+All records are pytrees, so programs are mapped field by field: `Own` has worker axes;
+`Inputs.shared` and `Outputs.common` have none.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from syncalgos.strategy import PyTree, Replica
 
 
 class Own(NamedTuple):
-    """A worker's own: its replica and the state of its strategy."""
+    """A worker's own data: its replica and the state of its strategy."""
 
     replica: Replica
     sync: PyTree = ()
@@ -34,8 +34,8 @@ class Shared(NamedTuple):
     Attributes:
         step: local steps done, an int32 scalar.
         key: the key from which each worker's key of each step is folded.
-        data: leaves (examples, ...), of which batches are rows; None: batches hold the
-            examples themselves.
+        data: leaves (examples, ...); batches then hold row numbers. None means that
+            batches hold the examples themselves.
         hyperparams: numbers of the optimizer and the strategy.
     """
 
@@ -46,7 +46,7 @@ class Shared(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """Everything that a program takes besides each worker's own.
+    """Everything that a program takes besides each worker's own data.
 
     Attributes:
         shared: a Shared, or the Model of `init`; identical on all workers.
@@ -61,8 +61,8 @@ class Outputs(NamedTuple):
     """The result of a program.
 
     Attributes:
-        own: each worker's Own; () where the program returns none.
-        common: identical on all workers.
+        own: each worker's Own; () if the program returns none.
+        common: results that are identical on all workers.
     """
 
     own: PyTree
@@ -70,7 +70,7 @@ class Outputs(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """The common result of local steps: the steps done by now, and metrics of each."""
+    """The common result of local steps: the steps done so far and their metrics."""
 
     step: jax.Array
     metrics: dict[str, jax.Array]

@@ -1,4 +1,4 @@
-"""Tables sharded by rows over the workers: each stores its own rows and reads all rows.
+"""Tables sharded by rows: each worker stores its own rows and can read all rows.
 
 Caffe2 calls them non-parallel parameters: a large embedding has one copy overall, not
 one copy for each worker. A loss reads it with `lookup`. `DataParallel(…, tables=…)`
@@ -26,11 +26,11 @@ Mask = PyTree | Callable[[PyTree], PyTree]
 
 @accepts_former()
 def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
-    """The rows of a sharded table that this worker asks for, bit for bit `table[ids]`.
+    """Returns the rows `ids` of a sharded table, bit for bit equal to `table[ids]`.
 
     All workers must call it with the same number of ids. A worker gathers the others'
     ids, reads the rows that it owns, and sends them back. This costs
-    (N-1) · (4 + bytes of a row) bytes for each id, and as many for the gradient.
+    (N-1) · (4 + bytes of a row) bytes for each id, and the same for the gradient.
 
     Args:
         part: this worker's rows of a table with V rows, floats of shape (V/N, …).
@@ -45,7 +45,7 @@ def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
         takes the step of synchronous SGD. Only reverse-mode differentiation works.
 
     Raises:
-        ValueError: part is no float array with rows, or ids are not integers.
+        ValueError: part is not a float array with rows, or ids are not integers.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,15 +72,15 @@ def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
     return rows.reshape(*ids.shape, *part.shape[1:])
 
 
-# By hand: psum's transpose differs between pmap and shard_map, and psum_scatter fails
-# over two axes.
+# A custom derivative: psum's transpose differs between pmap and shard_map, and
+# psum_scatter fails over two axes.
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array:
     return _forward(axis, size, part, ids)[0]
 
 
-# What a look-up sends belongs to the loss: no strategy decides on it, so the ledger,
-# which traces strategies alone, does not count it.
+# A look-up is part of the loss. The ledger traces only strategies, so it does not count
+# these bytes.
 def _forward(axis, size, part, ids):
     wanted = _own_rows(collectives.gather(ids, axis), size, axis)  # (workers, ids)
     found = part.at[wanted].get(mode="fill", fill_value=jnp.nan)
@@ -94,7 +94,7 @@ def _forward(axis, size, part, ids):
 
 
 def _backward(axis, size, wanted, cotangent):
-    """The mean of all workers' gradients of the rows that this one owns."""
+    """Returns the mean of all workers' gradients for the rows that this worker owns."""
     of_all = collectives.gather(cotangent, axis)  # (workers, ids, …)
     none = jnp.zeros((size, *cotangent.shape[1:]), wide_dtype(cotangent.dtype))
     total = none.at[wanted].add(widen(of_all), mode="drop")
@@ -105,7 +105,7 @@ _lookup.defvjp(_forward, _backward)
 
 
 def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
-    """Indices of rows of the table in this worker's part; `size` for those outside."""
+    """Returns the rows' indices in this worker's part; `size` for rows outside it."""
     local = ids - size * collectives.index(axis)
     return jnp.where((local >= 0) & (local < size), local, size)
 
@@ -114,7 +114,7 @@ def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
     """Marks the leaves of params that are sharded; None means none.
 
     Raises:
-        ValueError: a mask that is no tree of booleans for these params.
+        ValueError: the mask is not a tree of booleans for these params.
     """
     if sharded is None:
         return [False] * len(jax.tree.leaves(params))
@@ -126,7 +126,7 @@ def flags(sharded: Mask | None, params: PyTree) -> list[bool]:
 
 
 def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
-    """Raises a ValueError that names a sharded leaf which workers do not divide."""
+    """Raises a ValueError if a sharded leaf does not divide over the workers."""
     if sharded is None:
         return
     which = flags(sharded, params)
@@ -150,12 +150,12 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
 
 
 def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
-    """This worker's rows of each sharded leaf; the other leaves whole."""
+    """Returns this worker's rows of each sharded leaf, and the other leaves whole."""
     return _cut(sharded, params, collectives.size(), collectives.index())
 
 
 def _cut(sharded: Mask | None, params: PyTree, workers: int, index: Any) -> PyTree:
-    """The rows of the worker of that index, of each sharded leaf."""
+    """Returns the rows of each sharded leaf that the worker with this index owns."""
 
     def rows(x):
         each = len(x) // workers
@@ -165,17 +165,17 @@ def _cut(sharded: Mask | None, params: PyTree, workers: int, index: Any) -> PyTr
 
 
 def whole(sharded: Mask | None, params: PyTree) -> PyTree:
-    """The parts of each sharded leaf joined to the whole table, on all workers."""
+    """Joins the parts of each sharded leaf to the whole table, on all workers."""
     return _changed(sharded, lambda x: jnp.concatenate(collectives.gather(x)), params)
 
 
 def merge(sharded: Mask | None, rest: PyTree, parts: PyTree) -> PyTree:
-    """The leaves of `parts` that are sharded, and those of `rest` that are not."""
+    """Takes the sharded leaves from `parts` and the other leaves from `rest`."""
     return _changed(sharded, lambda _, part: part, rest, parts)
 
 
 def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
-    """The first tree with its sharded leaves changed, given those of all trees."""
+    """Changes the sharded leaves of the first tree, given those of all trees."""
     form = jax.tree.structure(trees[0])
     leaves = zip(*map(jax.tree.leaves, trees), strict=True)
     pairs = zip(flags(sharded, trees[0]), leaves, strict=True)
@@ -183,7 +183,7 @@ def _changed(sharded: Mask | None, change: Callable, *trees: PyTree) -> PyTree:
 
 
 def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
-    """The leaves that are not sharded; each worker holds a replica of them."""
+    """Returns the leaves that are not sharded; each worker holds a replica of them."""
     pairs = zip(flags(sharded, params), jax.tree.leaves(params), strict=True)
     return [x for own, x in pairs if not own]
 
@@ -191,12 +191,12 @@ def replicated(sharded: Mask | None, params: PyTree) -> list[Any]:
 def beside(
     strategy: Strategy, sharded: Mask, optimizer: optax.GradientTransformation
 ) -> Strategy:
-    """The strategy for what is not sharded: it sees no sharded params.
+    """Makes a strategy that does not see sharded params.
 
-    Nor does it see their rows in the inner optimizer's state.
+    It does not see their rows in the inner optimizer's state either.
     """
-    # Averaged over the workers, moments of different rows would be mixed; and `reset`
-    # expects the state of the params that it sees.
+    # An average over the workers would mix moments of different rows. And `reset`
+    # expects the optimizer state of the params that it sees.
 
     def mask(params):
         form = jax.tree.structure(params)
@@ -229,7 +229,7 @@ def beside(
 def _of_rows(
     optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
 ) -> list[bool]:
-    """Marks leaves of opt_state with rows: their shapes change with the tables'."""
+    """Marks the leaves of opt_state that have rows: their shapes change with tables."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
         leaves, form = jax.tree.flatten(params)
