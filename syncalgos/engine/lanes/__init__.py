@@ -1,1 +1,1 @@
-"""Lanes, the workers of one device: the forms in which a device runs them."""
+"""Forms in which a device runs its lanes, which are the workers of that device."""

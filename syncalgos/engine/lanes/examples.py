@@ -1,9 +1,9 @@
-"""Whether a program computes each example by itself, found in two traces.
+"""Finds out from two traces whether a program computes each example by itself.
 
-The two traces are of one program, for a small and a large batch. The dimensions that
-differ between them are those along which the examples lie. Each equation is checked by
-itself. It may compute entry by entry, and sum along other dimensions. It may not
-combine several examples, or put one example in the place of another.
+The two traces are of one program, for a small and a large batch. The examples lie along
+the dimensions that differ between the traces. Each equation is checked by itself. It
+may compute entry by entry and sum along other dimensions. It may not combine several
+examples or put one example in the place of another.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,37 +12,36 @@ from typing import Any
 
 from jax.extend import core
 
-# Their results have the shapes of their inputs, and mix entries along a dimension.
+# Primitives whose results have their inputs' shapes but mix entries along a dimension.
 _RUNNING = "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"
 _ALONG = {"sort": "dimension", "rev": "dimensions", **dict.fromkeys(_RUNNING, "axis")}
 _ALONG |= {"split": "axis", "top_k": "axis"}
 _UNKNOWN = ("callback", "ffi_call", "custom_vjp", "linear_call", "pallas", "fft", "pad")
 _UNKNOWN += ("dynamic_slice", "dynamic_update_slice")
-# They run the jaxprs that they hold; others, such as sums into places, only carry one.
+# Primitives that run the jaxprs they hold. Others, such as scatter-add, only carry one.
 _CALLS = ("jit", "call", "checkpoint", "remat2", "scan", "while", "cond")
 _Pair = tuple[Any, Any]
 _Merge = tuple[int, int]
 
 
 def are_apart(equations: Iterable[_Pair], times: int) -> bool:
-    """Whether equations, and those in them, keep examples apart as far as is seen.
+    """Whether equations, and those inside them, provably keep examples apart.
 
-    They do if each result that is made of examples has so many times more entries: a
-    sum over a batch has as many for any, and a product of two batches more. And no
-    equation may move entries along the examples, or be one that may do anything.
+    They do if each result made from examples has `times` as many entries for the large
+    batch. (A sum over a batch has equally many for any batch; a product of two batches
+    has more.) No equation may move entries along the examples or have unknown effects.
 
-    Nor may one make more for a larger batch of what is no batch, unless it repeats it:
-    arange(n) goes by the position of an example. Many losses whose examples stay apart
-    are not seen to be such, as with x[arange(n), labels]: they only train more slowly.
+    A result that does not depend on the batch may grow with it only by repetition:
+    arange(n) depends on an example's position. The check misses many losses that keep
+    examples apart, such as x[arange(n), labels]; these only train more slowly.
 
     Args:
-        equations: each of the program for the small batch and for the large one, in
-            the order of the program.
-        times: how many times as many examples the large one has.
+        equations: pairs of each equation for the small and the large batch, in the
+            order of the program.
+        times: the size of the large batch divided by that of the small one.
     """
-    # Frames and examples may be one dimension for a while: (frames, batch) as
-    # (frames * batch), and back. What was not merged cannot be split: n as (2, n / 2)
-    # pairs examples with others far from them.
+    # A program may merge (frames, batch) to (frames * batch) for a while and split it
+    # again. Nothing else may be split: n as (2, n / 2) pairs distant examples.
     merged: set[_Merge | None] = {None}
     for few, many in _with_inner(equations):
         if not _is_apart(few, many, times, merged):
@@ -53,7 +52,7 @@ def are_apart(equations: Iterable[_Pair], times: int) -> bool:
 
 
 def _with_inner(pairs: Iterable[_Pair]) -> Iterator[_Pair]:
-    """The equations and, after each, those of the jaxprs that it holds."""
+    """Yields the equations and, after each, those of the jaxprs that it holds."""
     for few, many in pairs:
         yield few, many
         inner = (core.jaxprs_in_params(x.params) for x in (few, many))
@@ -65,17 +64,17 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
     """Whether one equation keeps examples apart.
 
     Args:
-        few: of the small batch.
-        many: of the large one.
+        few: the equation for the small batch.
+        many: the equation for the large batch.
         times: as in `are_apart`.
-        merged: dimensions that may be split, as they were merged before; and None.
+        merged: descriptions of the merges so far, which may be split again; and None.
     """
-    # Of one example a program may drop the dimension, and do as much with fewer.
+    # A batch of one example may lose its dimension and need fewer equations.
     if _structure(few) != _structure(many):
         return False
     name = few.primitive.name
     if name.endswith(_CALLS) and not any(x in name for x in _UNKNOWN):
-        # A loop over the examples is not that of another batch.
+        # A loop over the examples has another length for another batch.
         return few.params.get("length") == many.params.get("length")
     shapes = [*zip(_shapes(few.invars), _shapes(many.invars), strict=True)]
     grown = [(i, _grown(*pair)) for i, pair in enumerate(shapes) if pair[0] != pair[1]]
@@ -94,24 +93,24 @@ def _is_apart(few: Any, many: Any, times: int, merged: set[_Merge | None]) -> bo
 
 
 def _repeats(equation: Any, grown: set[int]) -> bool:
-    """Whether a result of no batch is the same all along its dimensions that grow."""
+    """Whether a result without the batch is constant along its growing dimensions."""
     if equation.primitive.name == "iota":
         return equation.params["dimension"] not in grown
     return not grown or equation.primitive.name == "broadcast_in_dim"
 
 
 def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
-    """Whether an equation moves nothing along the dimensions of an input that grow.
+    """Whether an equation moves nothing along the growing dimensions of an input.
 
     Args:
-        few: of the small batch.
-        many: of the large one.
-        operand: the number of the input.
-        grown: its dimensions that grow.
+        few: the equation for the small batch.
+        many: the equation for the large batch.
+        operand: the index of the input.
+        grown: the input's dimensions that grow with the batch.
 
     Returns:
-        Also True for equations that are not looked at: those that compute entry by
-        entry, and sums, whose results would not grow along what they sum over.
+        True also for equations that need no check: those that compute entry by entry,
+        and sums, whose results do not grow along summed dimensions.
     """
     name, params = few.primitive.name, few.params
     if name in _ALONG:
@@ -126,7 +125,7 @@ def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
         return not grown & {*params["dimension_numbers"][0][operand]}
     if name.startswith("scatter") and operand == 0:
         return not grown & {*params["dimension_numbers"].scatter_dims_to_operand_dims}
-    if name == "gather" and operand == 0:  # x[order] takes one example for another
+    if name == "gather" and operand == 0:  # x[order] reorders examples
         return not grown & {*params["dimension_numbers"].start_index_map}
     if name == "conv_general_dilated":
         return operand == 0 and grown == {params["dimension_numbers"].lhs_spec[0]}
@@ -136,11 +135,11 @@ def _stays(few: Any, many: Any, operand: int, grown: set[int]) -> bool:
 
 
 def _merge(few: Any, many: Any, inverse: bool = False) -> _Merge | None:
-    """Describes a reshape of the dimension that grows and others in front to one.
+    """Describes a reshape that merges the growing dimension with others before it.
 
     Returns:
-        The size of the merged dimension, and the entries in front of the examples in
-        it; None if it merges none. The same of the reshape back, if `inverse`.
+        The size of the merged dimension and the number of entries before the examples
+        in it; None if nothing is merged. With `inverse`, describes the reshape back.
     """
     sides = [(few.invars[0], many.invars[0]), (few.outvars[0], many.outvars[0])]
     shapes = [(x.aval.shape, y.aval.shape) for x, y in sides]
@@ -153,7 +152,7 @@ def _merge(few: Any, many: Any, inverse: bool = False) -> _Merge | None:
 
 
 def _structure(equation: Any) -> tuple[list[int], list[int], list[Any]]:
-    """The ranks of an equation's inputs and results, and what it holds."""
+    """Returns the ranks of an equation's inputs and results, and other structure."""
     inner = core.jaxprs_in_params(equation.params)
     held = [(len(x.eqns), _shapes(x.constvars)) for x in inner]
     inputs, results = _shapes(equation.invars), _shapes(equation.outvars)

@@ -2,7 +2,7 @@
 
 - Vectorized (`placement/backends.py`) runs all lanes under vmap, for any strategy and
   loss.
-- Sequential runs lane by lane from one sync to the next.
+- Sequential runs one lane after the other from one sync to the next.
 - Merged takes one gradient over the batches of all lanes. It needs averaged gradients
   and identical replicas.
 """
@@ -29,10 +29,10 @@ class _Rounds(NamedTuple):
     """The carry of the loop over rounds.
 
     Attributes:
-        start: the first step of the next round, counted from that of the dispatch.
-        own: replicas of all lanes; of the strategies' state replicated leaves once.
+        start: the first step of the next round, counted from the dispatch's first step.
+        own: replicas of all lanes; the strategy's state with replicated leaves once.
         totals: metrics summed over the lanes, (steps, ...).
-        decided: what was decided, (steps, ...).
+        decided: the strategy's decisions, (steps, ...).
     """
 
     start: jax.Array
@@ -44,21 +44,21 @@ class _Rounds(NamedTuple):
 def sequential(
     worker: Worker, lanes: int, replicated: Replicated, own: Own, inputs: Inputs
 ) -> Outputs:
-    """Takes local steps of one lane after the other, up to the next sync of all.
+    """Takes the local steps of one lane after the other, up to the next sync.
 
-    Without branches, so that a CPU's caches hold one replica and matmuls are plain.
+    A CPU's caches then hold one replica, and matmuls need no batch axis.
     """
     first, worker = inputs.shared.step, worker.at(inputs.shared.hyperparams)
-    # Known to keep gradients: between syncs lanes share nothing.
+    # The strategy is known to keep gradients: between syncs, lanes share nothing.
     worker = worker._replace(strategy=worker.strategy._replace(reduce=keep_grads))
     held, axes = held_once(own, replicated, lanes)
-    # Each lane's, read one by one. The loss of a round's last step is kept to its sync.
+    # Each lane reads its own loss. A round's last loss is kept until the sync.
     seen = seeing(worker.strategy, own.replica, jnp.zeros(lanes))
     held = held._replace(replica=seen)
     axes = axes._replace(replica=jax.tree.map(lambda _: 0, seen))
     one_lane = partial(_lane_steps, worker, lanes, inputs, collectives.index(DEVICES))
     ends = _round_ends(worker, first, inputs.batches)
-    # Typed as the bounds of a round are: the loops' counters then have one dtype.
+    # The same dtype as a round's bounds, so that all loop counters have one dtype.
     all_lanes = jnp.int32(0), jnp.int32(lanes)
 
     def one_round(carry: _Rounds) -> _Rounds:
@@ -67,7 +67,7 @@ def sequential(
         replicas, totals = lax.fori_loop(
             *all_lanes, body, (carry.own.replica, carry.totals)
         )
-        # As if it were a program of its own, whose rounding no strategy's sync changes.
+        # The barrier keeps the strategy's sync from changing the rounding of the steps.
         replicas, totals = lax.optimization_barrier((replicas, totals))
         step = first + end - 1
         own = _synced(worker, lanes, axes, Own(replicas, carry.own.sync), step)
@@ -96,9 +96,9 @@ def merged(
     inputs: Inputs,
     group: int | None = None,
 ) -> Outputs:
-    """Takes one gradient over the batches of all lanes; replicas are identical.
+    """Takes one gradient over the batches of all lanes, whose replicas are identical.
 
-    With a `group`, which divides the lanes, over those of so many at a time.
+    With a `group`, which must divide the lanes, takes this many lanes at a time.
     """
     shared, worker = inputs.shared, worker.at(inputs.shared.hyperparams)
     held, axes = held_once(own, replicated, lanes)
@@ -142,12 +142,12 @@ def in_turn(
     """Runs a program of all workers for one setting after the other.
 
     Args:
-        mapped: of one setting.
-        has_rows: whether each has batches of its own.
+        mapped: the program for one setting.
+        has_rows: whether each setting has its own batches.
 
     Returns:
-        The same of all settings, by which own, keys, hyperparameters and such batches
-        lead.
+        The program for all settings. Settings are the leading axis of own, keys,
+        hyperparameters and, with has_rows, batches.
     """
 
     def of_all(own: Any, inputs: Inputs) -> Outputs:
@@ -164,7 +164,7 @@ def in_turn(
 
 
 def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
-    """Local steps start to end - 1 of one lane; carry: replicas of all, and totals."""
+    """Takes local steps start to end - 1 of one lane; updates replicas and totals."""
     shared, batches = inputs
 
     def local_step(i, carry):
@@ -172,7 +172,7 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
         batch = jax.tree.map(lambda x: x[i, lane], batches)
         step, me = shared.step + i, device * lanes + lane
         own, metrics = worker.local_step(Own(replica), batch, shared, step, me)
-        # Lane by lane, so that a sum does not depend on how many steps there are.
+        # Added lane by lane, so that a sum does not depend on the number of steps.
         totals = jax.tree.map(lambda t, m: t.at[i].add(m), totals, metrics)
         return own.replica, totals
 
@@ -186,7 +186,7 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
 
 
 def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
-    """A sync of all lanes."""
+    """Syncs all lanes."""
     synced = jax.vmap(
         lambda *arguments: Own(*apply_sync(worker.strategy, *arguments)),
         in_axes=(*axes, None),
@@ -197,7 +197,7 @@ def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) ->
 
 
 def _in_all(own: Own, axes: Own, lanes: int) -> Own:
-    """Puts what is held once into all lanes again."""
+    """Copies leaves that are held once into all lanes."""
 
     def leaf(x, axis):
         return jnp.broadcast_to(x, (lanes, *x.shape)) if axis is None else x
@@ -206,9 +206,9 @@ def _in_all(own: Own, axes: Own, lanes: int) -> Own:
 
 
 def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
-    """Finds for each step the one before which its round ends, (steps,)."""
-    # Rounds end where the sync acts, also of schedules, offsets, delays and phases.
-    # Their loops have dynamic bounds, so that one program serves any phase.
+    """Finds for each step the step just after its round, (steps,)."""
+    # Rounds end where the sync acts, including schedules, offsets, delays and phases.
+    # The loops have dynamic bounds, so that one program serves any phase.
     steps = jnp.arange(len(jax.tree.leaves(batches)[0]), dtype=jnp.int32)
     acting = lax.map(
         lambda i: jnp.asarray(introspection.acts(worker.strategy, first + i)), steps
@@ -218,7 +218,7 @@ def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
 
 
 def _no_metrics(worker: Worker, own: Own, inputs: Inputs) -> PyTree:
-    """Zeros of each step's metrics, (steps, ...)."""
+    """Returns zeros in the shape of each step's metrics, (steps, ...)."""
     shared, batches = inputs
     mine = jax.tree.map(lambda x: x[0], own.replica)
     batch = jax.tree.map(lambda x: x[0, 0], batches)

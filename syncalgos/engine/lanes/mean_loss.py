@@ -1,7 +1,7 @@
-"""Whether a loss is a mean over its batch, found in its trace.
+"""Finds out from its trace whether a loss is a mean over its batch.
 
-Sums are not, nor are means over unmasked values: over the merged batches of several
-workers they differ from the mean over the workers.
+Sums and means over unmasked values are not. Over the merged batches of several workers,
+they differ from the mean over the workers.
 """
 
 import math
@@ -18,7 +18,7 @@ from syncalgos.jaxprs import equations
 # Equations that only call the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
 _CALLS |= {"custom_jvp_call"}
-# Equations whose entries add up to these factors times the sums of the inputs.
+# Equations whose results have as sum the inputs' sums, each times one of these factors.
 _ADDING = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
 _KEEPING = {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
 _ADDING |= dict.fromkeys(_KEEPING | {"squeeze", "transpose"}, (1,))
@@ -28,13 +28,13 @@ class _Node(NamedTuple):
     """An input, a constant, or the result of an equation.
 
     Attributes:
-        name: of the primitive; "" of inputs and constants.
-        inputs: indices of the nodes from which it is made.
-        size: how many entries it has.
-        varies: whether it depends on the batch.
-        known: of a constant, its value if it is one number; of an equation, all such
-            in the jaxprs that it holds.
-        equation: None of inputs and constants.
+        name: the name of the primitive; "" for inputs and constants.
+        inputs: indices of the nodes from which the node is made.
+        size: the number of entries.
+        varies: whether the node depends on the batch.
+        known: for a constant, its value if it is one number; for an equation, all such
+            values in the jaxprs that it holds.
+        equation: the equation; None for inputs and constants.
     """
 
     name: str
@@ -46,12 +46,12 @@ class _Node(NamedTuple):
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is an input that is no batch, or a constant."""
+        """Whether the node is a constant, or an input outside the batch."""
         return not (self.name or self.varies)
 
 
 class _Term(NamedTuple):
-    """A node of which a sum is made, its number, and its weight there."""
+    """A term of a sum: a node, its index, and its weight in the sum."""
 
     number: int
     node: _Node
@@ -61,17 +61,18 @@ class _Term(NamedTuple):
 def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     """Whether a program returns a mean over its batch.
 
-    It does if it is a sum of terms: values of examples, summed and divided by a known
-    number that grows with the batch; and terms that do not depend on the batch. The
-    value of an example depends neither on others (`examples.are_apart`) nor on their
-    number, nor on its own place among them. Callbacks may do anything, such as count
-    their calls, and so may a function's own backward pass, such as clip gradients.
+    It does if its result is a sum of two kinds of terms: values of examples, summed and
+    divided by a known number that grows with the batch; and terms that do not depend on
+    the batch. The value of an example must not depend on other examples
+    (`examples.are_apart`), their number, or its position. Programs with callbacks or
+    custom backward passes are refused, because these may do anything: count their
+    calls, for example, or clip gradients.
 
     Args:
         small: the program's closed jaxpr; it returns a scalar.
-        large: that for a batch of more examples.
-        batch: for each input, whether it is of the batch.
-        times: how many times as many examples.
+        large: the closed jaxpr for a larger batch.
+        batch: for each input, whether it belongs to the batch.
+        times: the size of the large batch divided by that of the small one.
     """
     names = [x.primitive.name for x in equations(small.jaxpr)]
     if any(x.startswith("custom_vjp") or "callback" in x for x in names):
@@ -81,7 +82,7 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
     if [x.name for x in few] != [x.name for x in many] or len(terms) != len(others):
         return False
     changed = {i for i, x in enumerate(few) if x.known != many[i].known}
-    # A constant as long as the batch goes by the examples' position.
+    # A constant as long as the batch depends on the examples' positions.
     changed |= {i for i, x in enumerate(few) if x.is_fixed and x.size != many[i].size}
     used = _needed(few, {x.number for x in terms})
     made = [(few[n].equation, many[n].equation) for n in sorted(used) if few[n].name]
@@ -94,11 +95,11 @@ def is_mean(small: Any, large: Any, batch: Sequence[bool], times: int) -> bool:
 
 
 def _needed(nodes: Sequence[_Node], needed: set[int]) -> set[int]:
-    """The numbers of nodes, and of all those of which they are made.
+    """Returns the indices of nodes and of all nodes from which they are made.
 
     Args:
-        nodes: in the order of the program.
-        needed: numbers of some.
+        nodes: all nodes, in the order of the program.
+        needed: indices of the nodes to start from.
     """
     for number, node in reversed([*enumerate(nodes)]):
         if number in needed:
@@ -107,13 +108,13 @@ def _needed(nodes: Sequence[_Node], needed: set[int]) -> set[int]:
 
 
 def has_own_derivative(closed: Any) -> bool:
-    """Whether a jaxpr holds a function whose derivative is a program of its own."""
+    """Whether a jaxpr holds a function with a custom derivative."""
     found = equations(closed.jaxpr)
     return any(x.primitive.name == "custom_jvp_call" for x in found)
 
 
 def _grows(term: _Term, other: _Term, times: int) -> bool:
-    """Whether a term is that of a mean, or the same for any batch."""
+    """Whether a term is part of a mean, or is the same for any batch."""
     by = times if term.node.varies else 1
     weighs = math.isclose(term.weight, by * other.weight, rel_tol=1e-5)
     same = term.node.known == other.node.known
@@ -123,7 +124,7 @@ def _grows(term: _Term, other: _Term, times: int) -> bool:
 def _terms(nodes: Sequence[_Node]) -> list[_Term]:
     """Decomposes the output into a weighted sum."""
     weights, found = {len(nodes) - 1: 1.0}, []
-    # Backwards: inputs come before what is made of them, so weights are complete.
+    # Backwards: a node comes after its inputs, so its weight is complete here.
     for number, node in reversed([*enumerate(nodes)]):
         if number not in weights:
             continue
@@ -138,7 +139,7 @@ def _terms(nodes: Sequence[_Node]) -> list[_Term]:
 
 
 def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
-    """The weight of each input in an equation's result; None if it is no sum."""
+    """Returns each input's weight in an equation's result; None if it is no sum."""
     known = [x.known[0] if not x.name and x.known else None for x in inputs]
     if node.name == "reduce_sum":
         return (1,)
@@ -152,14 +153,14 @@ def _shares(node: _Node, inputs: Sequence[_Node]) -> Sequence[float] | None:
         factors = _ADDING[node.name]
     else:
         return None
-    # A number that is broadcast counts so many times.
+    # A number that is broadcast counts once for each entry of the result.
     return [
         f * node.size / max(1, x.size) for f, x in zip(factors, inputs, strict=False)
     ]
 
 
 def _graph(closed: Any, batch: Sequence[bool]) -> list[_Node]:
-    """The nodes of a jaxpr, calls taken apart; the last one is its output."""
+    """Returns the nodes of a jaxpr, with calls inlined; the last one is its output."""
     nodes: list[_Node] = []
 
     def new(*attributes):
@@ -202,13 +203,13 @@ def _graph(closed: Any, batch: Sequence[bool]) -> list[_Node]:
 
 
 def _known(x: Any) -> tuple[float, ...]:
-    """The value of a constant that is one number."""
+    """Returns the value of a constant if it is one number."""
     is_real = np.size(x) == 1 and jnp.result_type(x).kind in "iuf"
     return (float(np.ravel(x)[0]),) if is_real else ()
 
 
 def _literals(jaxpr: Any) -> Iterator[float]:
-    """All known numbers of a jaxpr and of those in it."""
+    """Yields all known numbers of a jaxpr and of the jaxprs in it."""
     for atom in [x for equation in equations(jaxpr) for x in equation.invars]:
         if isinstance(atom, core.Literal):
             yield from _known(atom.val)

@@ -38,7 +38,7 @@ COMPARE = Program(compare)
 class Replication:
     """Knows which leaves are replicated in the states of a trainer.
 
-    Of states that the trainer made itself, by tracing alone; others are compared.
+    For states that the trainer made itself, tracing is enough. Others are compared.
     """
 
     def __init__(self, worker: Worker, layout: Layout):
@@ -55,21 +55,21 @@ class Replication:
         return self._leaves[key]
 
     def note(self, own: Own) -> None:
-        """Takes note of a state that the trainer has just made."""
+        """Notes a state that the trainer has just made."""
         self._made = [weakref.ref(x) for x in jax.tree.leaves(own)]
 
     def is_known(self, own: Own) -> bool:
-        """Whether it is the last state of which note was taken."""
+        """Whether this state is the one noted last."""
         made, leaves = [ref() for ref in self._made], jax.tree.leaves(own)
         pairs = zip(made, leaves, strict=False)
         return len(made) == len(leaves) and all(x is y for x, y in pairs)
 
     def note_if_replicated(self, own: Own, held: Own) -> None:
-        """`note`, of a state from the host whose leaves are as `flags` says.
+        """Notes a state from the host if its leaves are replicated as in `flags`.
 
         Args:
-            own: of all workers, on their devices.
-            held: the same on the host, leaves (workers, ...).
+            own: the state of all workers, on their devices.
+            held: the same state on the host, leaves (workers, ...).
         """
 
         def is_replicated(x):
@@ -85,9 +85,9 @@ class Replication:
 def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
     """Marks the leaves that are identical in all lanes of a device, at any time.
 
-    vmap finds them, so algorithms need not declare them. A leaf is one of them if
-    `init` leaves it unmapped, and a local step that starts from unmapped leaves does
-    too. Buffers always count as each worker's own.
+    vmap finds these leaves, so algorithms need not declare them. A leaf is one of them
+    if both `init` and a local step that starts from unmapped leaves leave it unmapped.
+    Buffers always count as different for each worker.
 
     Args:
         worker: the worker whose programs are traced.
@@ -122,7 +122,7 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
     first = len(jax.tree.leaves(replica._replace(buffers=())))
     own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
     same = [now and i not in own_buffers for i, now in enumerate(same)]
-    for _ in range(len(same) + 1):  # each round but the last takes out a leaf
+    for _ in range(len(same) + 1):  # each pass except the last removes a leaf
         pairs = [*zip(shapes, same, strict=True)]
         held = [x if once else _in(layout, x) for x, once in pairs]
         axes = [None if once else 0 for once in same]
@@ -135,14 +135,14 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
 
 
 def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
-    """The shape of a worker's leaf in all lanes of a device."""
+    """Returns the shape of a worker's leaf in all lanes of a device."""
     return jax.ShapeDtypeStruct((layout.lanes, *x.shape), x.dtype)
 
 
 def _traced(
     program: Callable, layout: Layout, arguments: PyTree, axes: PyTree
 ) -> tuple[list[jax.ShapeDtypeStruct], list[bool]]:
-    """Shapes of the leaves that one lane's program returns, and which no lane owns."""
+    """Returns the shapes of a lane program's result leaves, and which are unmapped."""
     found = {}
 
     @custom_vmap
@@ -155,13 +155,13 @@ def _traced(
         return leaves, varies[0]
 
     def on_lane(*arguments):
-        # Leaves alone: two trees of a user's class may not be comparable.
+        # Only the leaves: two trees of a user's class may not be comparable.
         leaves = jax.tree.leaves(program(*arguments))
         found["shapes"] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
         found["varies"] = [False] * len(leaves)
         return look(leaves)
 
     lanes = jax.vmap(on_lane, axes, axis_name=LANES, axis_size=layout.lanes)
-    # The devices are an axis of make_jaxpr alone: vmap knows no sums over their groups.
+    # Only make_jaxpr gets the devices' axis: vmap cannot sum over groups of devices.
     jax.make_jaxpr(lanes, axis_env=[(DEVICES, layout.shape[0])])(*arguments)
     return found["shapes"], [not varies for varies in found["varies"]]

@@ -1,4 +1,4 @@
-"""The form that a device's lanes take, selected by tracing.
+"""Selects the form in which a device runs its lanes, by tracing.
 
 Nothing is computed here: traces show what losses and strategies do.
 """
@@ -25,18 +25,18 @@ from syncalgos.strategy import apply_reduce, seeing
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
 
-# On CPUs lanes are faster one after the other where a step of all of them computes more
-# than caches hold, unless one is so small that it takes as long to start
-# (docs/performance.md).
+# On CPUs, lanes are faster one after the other if a step of all lanes computes more
+# than the caches hold. The exception is a lane so small that starting it takes as long
+# as computing it (docs/performance.md).
 CACHED = 4e6  # bytes
 SMALL = 1e5
 
 
 def checked(asked: str | None) -> str | None:
-    """Returns the form that was asked for, by its name of today; None is left open.
+    """Returns the form that was asked for, by its current name; None stays None.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     if asked is None:
         return None
@@ -44,7 +44,7 @@ def checked(asked: str | None) -> str | None:
 
 
 class Unfit(ValueError):
-    """A form was asked for that this loss or this strategy cannot take."""
+    """The error for a form that this loss or this strategy cannot take."""
 
 
 class Chosen(NamedTuple):
@@ -52,7 +52,7 @@ class Chosen(NamedTuple):
 
     Attributes:
         form: one of FORMS.
-        group: lanes that a merged gradient takes at a time; None is all.
+        group: the number of lanes that a merged gradient takes at a time; None is all.
     """
 
     form: str
@@ -60,13 +60,13 @@ class Chosen(NamedTuple):
 
 
 class Traits(NamedTuple):
-    """Traits of a worker's loss and inner optimizer, besides what they compute.
+    """Traits of a worker's loss and inner optimizer.
 
     Attributes:
         draws: the loss uses its key.
-        convolves: it holds convolutions as such.
-        reports: it has metrics of its own.
-        bytes: of all that a forward pass and an update compute.
+        convolves: the loss contains convolutions.
+        reports: the loss returns its own metrics.
+        bytes: the bytes of everything that a forward pass and an update compute.
     """
 
     draws: bool
@@ -86,22 +86,23 @@ def choose(
     """Selects the form of the lanes' local steps.
 
     Args:
-        asked: one of FORMS; None takes what is known to be the fastest.
-        worker: whose local steps.
-        layout: where the workers live.
-        own: of all workers.
-        inputs: of all workers.
+        asked: one of FORMS; None takes the fastest known form.
+        worker: the worker whose local steps are run.
+        layout: the place of each worker.
+        own: the state of all workers.
+        inputs: the inputs of all workers.
         replicated: for each leaf of own, whether it is identical in all lanes.
 
     Raises:
-        Unfit: a form that this loss or this strategy cannot take, and why.
+        Unfit: this loss or this strategy cannot take the form; the message says why.
     """
-    # No strategy fits both other forms: they need its gradients' mean, or no reduction.
+    # No strategy fits both other forms: merged needs the mean of the gradients,
+    # sequential needs gradients that are not reduced.
     takes_mean = introspection.takes_mean(worker.strategy)
     form = asked or (MERGED if takes_mean else SEQUENTIAL)
     may_pay = asked or takes_mean or _may_take_turns(worker, layout, own, inputs)
     if form == VECTORIZED or not may_pay:
-        return Chosen(VECTORIZED)  # whatever the loss is: no need to trace it
+        return Chosen(VECTORIZED)  # for any loss, so it need not be traced
     one = traces.of_one_worker(own, inputs)
     loss = traits(worker, layout, one)
     is_large = loss.bytes > SMALL and loss.bytes * layout.lanes > CACHED
@@ -110,7 +111,7 @@ def choose(
     leaves = len(jax.tree.leaves(own.replica))
     once = replicated is not None and all(replicated[:leaves])
     identical = once or layout.lanes == 1
-    # Where the loss draws or communicates, a worker's own batch matters.
+    # If the loss draws or communicates, a worker's own batch matters.
     talks = (
         _communicates(worker, one),
         "the loss or the inner optimizer talks to other workers",
@@ -138,12 +139,12 @@ def choose(
 
 def setting_form(layout: Layout) -> str:
     """The form in which several settings of one state run."""
-    # A CPU's cores are busy with the lanes of one (docs/performance.md).
+    # The lanes of one setting keep a CPU's cores busy (docs/performance.md).
     return SEQUENTIAL if _on_cpu(layout) else VECTORIZED
 
 
 def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
-    """Whether lanes may run one after the other from sync to sync, and be faster."""
+    """Whether lanes can run one after the other between syncs, and would be faster."""
     return (
         _on_cpu(layout)
         and layout.lanes > 1
@@ -172,7 +173,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
 
 
 def _merged(worker: Worker, layout: Layout, one: One, found: Traits) -> Chosen | None:
-    """The merged form, where the loss is seen to be a mean over a batch of any size."""
+    """Returns the merged form if the loss is provably a mean over any batch."""
     is_known = is_per_example(worker.loss)
     if not is_known and (found.reports or worker.each):
         return None
@@ -204,16 +205,16 @@ def _is_mean(passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One) 
 
 
 def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
-    """Whether the strategy hands gradients and its state on as they are.
+    """Whether the strategy's `reduce` returns gradients and its state unchanged.
 
-    Also one with a `reduce` of its own, where its trace shows that it does nothing.
+    This includes a custom `reduce` if its trace shows that it changes nothing.
     """
     if not introspection.reduces(worker.strategy):
         return True
     if introspection.takes_mean(worker.strategy):
         return False  # no need to trace it
     replica, sync = of_one(own)
-    # Else workers share the loss at each step, as they might share gradients.
+    # Otherwise, workers may share the loss at each step, just like gradients.
     if asks(worker.optimizer, replica, np.float32(0)):
         return False
 
@@ -227,7 +228,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
 
 
 def _on_cpu(layout: Layout) -> bool:
-    """Whether its devices are CPUs."""
+    """Whether the layout's devices are CPUs."""
     return layout.devices[0].platform == "cpu"
 
 
@@ -240,6 +241,6 @@ def _communicates(worker: Worker, one: One) -> bool:
 
     try:
         jax.eval_shape(program, one)
-    except NameError:  # of an axis, of which there is none here
+    except NameError:  # the program names an axis, and none exists here
         return True
     return False

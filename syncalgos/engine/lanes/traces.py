@@ -1,4 +1,4 @@
-"""Traces of one worker's programs: jaxprs, of which nothing is computed."""
+"""Traces of one worker's programs: jaxprs that are never run."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ class One(NamedTuple):
     """One worker's arguments of a local step, as shapes.
 
     Attributes:
-        key: of the state.
-        replica: its own.
-        batch: its part of a step's batch.
-        data: resident on the devices.
+        key: the key of the state.
+        replica: the worker's replica.
+        batch: the worker's part of a step's batch.
+        data: the data on the devices.
     """
 
     key: Any
@@ -29,11 +29,11 @@ class One(NamedTuple):
 
 
 def of_one_worker(own: Own, inputs: Inputs) -> One:
-    """One worker's arguments of a step."""
+    """Returns one worker's arguments of a step."""
     shared = inputs.shared
 
     def batch(x):
-        kind = jax.typeof(x)  # has the dtype that jax makes of NumPy's int64
+        kind = jax.typeof(x)  # has the dtype to which jax converts NumPy's int64
         return jax.ShapeDtypeStruct(x.shape[3:], kind.dtype)
 
     key = jax.eval_shape(lambda x: x, shared.key)
@@ -42,33 +42,33 @@ def of_one_worker(own: Own, inputs: Inputs) -> One:
 
 
 def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
-    """The jaxpr of a worker's program, and the shapes of what it returns."""
+    """Returns the jaxpr of a worker's program and the shapes of its results."""
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
     return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
 
 def loss(worker: Worker, layout: Layout, one: One) -> Any:
-    """The jaxpr of the loss of a step's first microbatch, with the leaves of `one`."""
+    """Returns the jaxpr of the loss of a step's first microbatch in `one`."""
     return traced(_loss(worker, worker.accumulate), layout, one)[0].jaxpr
 
 
 def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
-    """The loss of a microbatch, and of those of all lanes of a device as one.
+    """Traces the loss of one microbatch, and of all lanes' microbatches as one batch.
 
     Returns:
-        Their closed jaxprs; None where the loss refuses the larger one.
+        Both closed jaxprs; None if the loss refuses the larger batch.
     """
     return _both(_loss(worker), worker, layout, one)
 
 
 def derivatives(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
-    """The derivatives of the loss, of a microbatch and of a larger one.
+    """Traces the derivatives of the losses in `losses`.
 
-    A gradient is their transpose, so what they keep apart it does. They hold the rules
-    of `jax.custom_jvp`, which the loss alone does not show.
+    A gradient is their transpose, so it keeps apart the same examples. The derivatives
+    include the rules of `jax.custom_jvp`, which the loss alone does not show.
 
     Returns:
-        As of `losses`; the last inputs are the direction, which is like the params.
+        As in `losses`; the last inputs are the direction, shaped like the params.
     """
     loss = _loss(worker)
 
@@ -82,7 +82,7 @@ def derivatives(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | N
 
 
 def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
-    """A worker's loss, of what is a microbatch already; or of the first of so many."""
+    """Returns a worker's loss of the first of `accumulate` microbatches."""
     whole = worker._replace(accumulate=accumulate)
     return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
 
@@ -90,7 +90,7 @@ def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
 def _both(
     program: Callable, worker: Worker, layout: Layout, one: One, *more: PyTree
 ) -> tuple[Any, Any] | None:
-    """The closed jaxprs of a program of `One` and more, as those of `losses`."""
+    """Returns the closed jaxprs of a program of `One`, for the batches of `losses`."""
 
     def of_batches(count: int) -> Any:
         def cut(x):
@@ -104,5 +104,5 @@ def _both(
     try:
         return small, of_batches(layout.lanes)
     except Exception:
-        # Whatever the user's loss raises: it is written for batches of one size.
+        # The user's loss may raise anything: it was written for one batch size.
         return None
