@@ -190,11 +190,11 @@ def _merged(worker: Worker, layout: Layout, one: One, found: Traits) -> Chosen |
 
 
 def _is_mean(passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One) -> bool:
-    """Whether forward passes, and derivatives where need be, are those of a mean."""
+    """Whether forward passes, and derivatives if needed, are those of a mean."""
     counts = [len(jax.tree.leaves(x)) for x in one]
     of_batch = np.repeat([False, False, True, False], counts).tolist()
-    # A numeric check would be one more program to compile, and decide by the data that
-    # happen to come first.
+    # A numeric check would need one more compiled program, and would depend on the
+    # first data.
     if not mean_loss.is_mean(*passes, of_batch, layout.lanes):
         return False
     if not mean_loss.has_own_derivative(passes[0]):
@@ -214,7 +214,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     if introspection.takes_mean(worker.strategy):
         return False  # no need to trace it
     replica, sync = of_one(own)
-    # Otherwise, workers may share the loss at each step, just like gradients.
+    # For an optimizer that asks for the loss, workers would share it at each step.
     if asks(worker.optimizer, replica, np.float32(0)):
         return False
 

@@ -1,1 +1,1 @@
-"""Places of workers: their devices, the arrays on them, and the maps over them."""
+"""Places of workers: their devices, arrays on these, and programs mapped over them."""

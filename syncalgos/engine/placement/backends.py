@@ -1,4 +1,4 @@
-"""Programs of one worker, mapped over all of them by any backend."""
+"""Maps one worker's programs over all workers with any backend."""
 
 import importlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Inputs, Outputs, Program
 from syncalgos.reducers.stacking.shards import Sharding
 
-Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is known to be
+Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is replicated
 
 
 def is_compiled() -> bool:
@@ -33,17 +33,17 @@ def vectorized(
     Args:
         program: (own, inputs) -> Outputs, one worker's view, with collectives over
             WORKERS.
-        lanes: workers of a device.
-        replicated: for each leaf of `own`, whether it is identical in all lanes before
-            and after, and held once.
-        own: leaves lead with the lanes.
-        inputs: leaves of batches lead with (steps, lanes).
+        lanes: the number of workers on a device.
+        replicated: for each leaf of `own`, whether it is held once because it is
+            identical in all lanes before and after the program.
+        own: the workers' data; leaves lead with the lanes.
+        inputs: the program's inputs; leaves of batches lead with (steps, lanes).
     """
     own, axes = held_once(own, replicated, lanes)
     axis = 1
     if lanes == 1:
-        # An axis of one lane is not mapped: batched matmuls of size 1 cost 10 % and
-        # more on CPUs.
+        # An axis of one lane is not mapped: batched matmuls of size 1 take at least
+        # 10 % longer on CPUs.
         batches = jax.tree.map(lambda x: x[:, 0], inputs.batches)
         inputs, axis = inputs._replace(batches=batches), None
     own, common = jax.vmap(
@@ -56,7 +56,7 @@ def vectorized(
 
 
 def held_once(own: Any, replicated: Replicated, lanes: int) -> tuple[Any, Any]:
-    """Takes replicated leaves once; returns vmap's axes of all leaves, too."""
+    """Takes replicated leaves once, and also returns vmap's axes of all leaves."""
     leaves, form = jax.tree.flatten(own)
     once = [lanes == 1] * len(leaves) if replicated is None else replicated
     pairs = [*zip(leaves, once, strict=True)]
@@ -70,10 +70,10 @@ def over_devices(
     """Maps a device's program over all devices.
 
     Args:
-        layout: where the workers live.
-        on_device: (own, inputs) -> Outputs, of all lanes of a device: leaves of own
+        layout: the place of each worker.
+        on_device: (own, inputs) -> Outputs for all lanes of a device. Leaves of own
             lead with the lanes, those of batches with (steps, lanes). It may
-            communicate over the devices; `common` must be identical on all.
+            communicate over the devices; `common` must be identical on all devices.
         donate: whether the buffers of `own` are given up to the result.
 
     Returns:
@@ -97,10 +97,10 @@ def places(
     """Returns the sharding of each array that a program returns.
 
     Args:
-        layout: of shard_map.
-        program: whose result it is.
-        sharding: of params, where workers are meshes.
-        shapes: of the result; leaves of own lead with (places, lanes).
+        layout: a layout with backend shard_map.
+        program: the program that returns the arrays.
+        sharding: the sharding of params if workers are meshes.
+        shapes: shapes of the result; leaves of own lead with (places, lanes).
     """
 
     def of_common(path, x):
@@ -117,8 +117,8 @@ def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.L
     """Lowers the result of `over_devices` for these arguments."""
 
     def here(x):
-        # pmap would fetch keys that span processes (jax 0.10.2). It takes as many of
-        # this process for its part; the compiled program takes them all.
+        # pmap would fetch keys that span processes (jax 0.10.2). To lower, it accepts
+        # as many keys as this process holds; the compiled program takes all keys.
         if not is_key(x) or x.is_fully_replicated:
             return x
         on_one = x.sharding.shard_shape(x.shape)
@@ -137,21 +137,22 @@ def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.L
 
 
 def _forget(mapped: Any) -> None:
-    """Lets go of a function of jax.pmap."""
-    # Its cache is weak in the function, yet holds a program that holds the function
-    # (jax 0.10.2): the user's loss and data, and the program's memory, for ever. jax
-    # has no public way to take one out, other than to clear all caches of everybody.
+    """Removes a function of jax.pmap from jax's cache."""
+    # The cache refers weakly to the function, but its entry holds a program that holds
+    # the function (jax 0.10.2). So the user's loss and data and the program's memory
+    # would never be freed. jax has no public way to remove one entry; it can only clear
+    # all caches.
     try:
         cached = importlib.import_module("jax._src.pmap")._cached_shard_map
         cached.evict_function(mapped.__wrapped__)
-    except (ImportError, AttributeError):  # a jax that keeps them elsewhere
+    except (ImportError, AttributeError):  # another jax version, another place
         pass
 
 
 def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:
-    # Two arguments, the second nested: a flat in_axes tuple is matched to the wrong
-    # leaves when there are as many leaves as arguments (jax 0.10.2). One argument alone
-    # would donate, and delete, the user's batches.
+    # Two arguments, the second nested: jax 0.10.2 matches a flat in_axes tuple to the
+    # wrong leaves if there are as many leaves as arguments. A single argument would
+    # donate, and so delete, the user's batches.
     return jax.pmap(
         on_device,
         axis_name=DEVICES,
@@ -170,20 +171,21 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
         return outputs._replace(own=jax.tree.map(lambda x: x[None], outputs.own))
 
     split, same = PartitionSpec(DEVICES), PartitionSpec()
-    # With its check on, jax.grad adds the gradients of all devices for params that all
-    # devices hold alike.
+    # With shard_map's check on, jax.grad sums the gradients of all devices for params
+    # that are identical on all devices.
     mapped = jax.shard_map(
         on_block,
         mesh=layout.mesh,
         in_specs=(split, Inputs(shared=same, batches=PartitionSpec(None, DEVICES))),
         out_specs=Outputs(own=split, common=same),
-        # The compiler cuts over the axes within a worker, as its arrays lie.
+        # The compiler partitions over the axes within a worker, by the arrays' shards.
         axis_names={DEVICES},
         check_vma=False,
     )
     if layout.places_leaves:
         return jax.jit(mapped)
-    # Said aloud: XLA returns arrays of size 0 replicated, which the next call refuses.
+    # Explicit, because XLA returns arrays of size 0 as replicated, and the next call
+    # would refuse these.
     out = Outputs(own=layout.sharding(DEVICES), common=layout.sharding())
     return jax.jit(mapped, out_shardings=out, donate_argnums=donated)
 

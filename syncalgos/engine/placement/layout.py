@@ -1,7 +1,7 @@
-"""Workers laid over places × lanes; their arrays put there and read back.
+"""Lays workers over places × lanes, puts their arrays there and reads them back.
 
-In several processes each holds some of the devices, and arrays span them all: a process
-puts its own part, and reads its own part back.
+With several processes, each process holds some of the devices, and arrays span all
+devices. Each process puts its own part there and reads its own part back.
 """
 
 import functools
@@ -18,7 +18,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from syncalgos.collectives import WORKERS
 from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
 
-Device = Any  # jax.Device, which type checkers do not take for a type
+Device = Any  # jax.Device, which type checkers do not accept as a type
 DEVICES, LANES = WORKERS
 _NO_MESH = Mesh(np.empty((), object), ())
 P = ParamSpec("P")
@@ -28,16 +28,17 @@ R = TypeVar("R")
 class Layout(NamedTuple):
     """The place of each worker: worker w is lane w % lanes of place w // lanes.
 
-    A place is a device; or, where a worker is a mesh, as many as the mesh has.
+    A place is one device or, if a worker is a mesh, all devices of that mesh.
 
     Attributes:
         backend: one of BACKENDS.
-        devices: as many of each process, one process after the other.
-        lanes: workers of a place.
-        axes: those of the mesh within a worker and their sizes; () where it is a
-            device.
-        batch_axes: those over which a worker's part of a batch is cut.
-        sync_memory: the kind of memory of the strategy's arrays; None: the device's.
+        devices: all devices, ordered by process; each process has equally many.
+        lanes: the number of workers of a place.
+        axes: names and sizes of the axes of the mesh within a worker; () if a worker
+            is on one device.
+        batch_axes: the axes over which a worker's part of a batch is cut.
+        sync_memory: the kind of memory of the strategy's arrays; None means the
+            device's memory.
     """
 
     backend: str
@@ -54,7 +55,7 @@ class Layout(NamedTuple):
 
     @property
     def places_leaves(self) -> bool:
-        """Whether arrays of a worker lie each in its own way."""
+        """Whether each array of a worker has its own sharding."""
         return bool(self.axes) or self.sync_memory is not None
 
     @property
@@ -74,7 +75,7 @@ class Layout(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(places, lanes), the leading axes of all that belongs to the workers."""
+        """(places, lanes), the leading axes of all arrays of the workers."""
         return self.places, self.lanes
 
     @property
@@ -90,7 +91,7 @@ class Layout(NamedTuple):
 
     @property
     def own_places(self) -> range:
-        """The places of which this process has devices."""
+        """The places with devices of this process."""
         first = self.devices.index(self.own_devices[0]) // self.devices_each
         return range(first, first - (-len(self.own_devices) // self.devices_each))
 
@@ -101,7 +102,7 @@ class Layout(NamedTuple):
 
     @property
     def own_workers(self) -> range:
-        """The numbers of the workers in this process, be it with a part of theirs."""
+        """The numbers of the workers that are at least partly in this process."""
         first, stop = self.own_places.start, self.own_places.stop
         return range(first * self.lanes, stop * self.lanes)
 
@@ -117,7 +118,7 @@ class Layout(NamedTuple):
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Lets a loss name the axes within a worker, where it is only looked at."""
+        """Lets a loss name the axes within a worker while it is only traced."""
         if not self.axes:
             yield
             return
@@ -143,7 +144,7 @@ class Layout(NamedTuple):
 
     @property
     def feeders(self) -> int:
-        """The global batch, in units of what this process gives of it."""
+        """The size of the global batch divided by that of this process's part."""
         if not self.axes:
             return self.processes
         return self.readers // len(self.own_rows(self.readers))
@@ -161,21 +162,21 @@ class Layout(NamedTuple):
         """Whether a dispatch must end before the next one starts."""
         # Several CPU executions with collectives in flight deadlock in one process:
         # the rendezvous aborts after 40 s, with pmap and jit(shard_map), even without
-        # async dispatch. One in flight is reliable, and faster.
+        # async dispatch. One execution at a time is reliable and faster.
         return len(self.devices) > 1 and self.devices[0].platform == "cpu"
 
     def sharding(self, *axes: str | None) -> jax.sharding.Sharding:
-        """The sharding of an array with these mesh axes; no axes: a copy per device."""
+        """Returns an array's sharding over mesh axes; no axes: one copy per device."""
         return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def of_workers(self, spec: PartitionSpec) -> jax.sharding.Sharding:
-        """The sharding of (places, lanes, ...), of which a worker's lies as `spec`."""
+        """Returns the sharding of (places, lanes, ...), cut in a worker by `spec`."""
         return self.sharding(DEVICES, None, *spec) if spec else self.sharding(DEVICES)
 
     def of_sync(self, spec: PartitionSpec, rank: int) -> jax.sharding.Sharding:
-        """As `of_workers`, for strategies' state; `rank` is that of one worker's."""
+        """Returns `of_workers` for a strategy's array; one worker's part has `rank`."""
         sharding = self.of_workers(spec)
-        # Scalars stay: XLA does not move them, and nothing would be saved.
+        # Scalars stay on the device: XLA does not move them, and they are small.
         if self.sync_memory is None or rank == 0:
             return sharding
         return sharding.with_memory_kind(self.sync_memory)
@@ -192,15 +193,15 @@ class Layout(NamedTuple):
         return jax.make_array_from_process_local_data(sharding, np.asarray(x))
 
     def cut(self, x: Any) -> Any:
-        """(steps, global batch, ...) to (steps, places, lanes, batch, ...)."""
+        """Cuts (steps, global batch, ...) to (steps, places, lanes, batch, ...)."""
         here = len(self.own_workers)  # no -1: a leaf may be of size 0
         cut = x.reshape(len(x), *self.own_shape, x.shape[1] // here, *x.shape[2:])
         is_put = isinstance(x, jax.Array) or self.processes > 1 or bool(self.axes)
         return self.split(cut, self.sharding(None, *self.batch_spec)) if is_put else cut
 
     def copy(self, x: Any) -> jax.Array:
-        """Puts a copy of an array on every device; all processes give the same."""
-        # jax.device_put would send the array round all processes to compare it.
+        """Puts a copy of an array on every device; all processes give the same one."""
+        # jax.device_put would send the array to all processes to compare it.
         sharding = self.sharding()
         if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(sharding, x.ndim):
             return x
@@ -210,7 +211,7 @@ class Layout(NamedTuple):
         return jax.make_array_from_single_device_arrays(np.shape(x), sharding, copies)
 
     def spread(self, x: Any, spec: PartitionSpec) -> jax.Array:
-        """Puts an array on the devices of each worker, cut over them as `spec` says.
+        """Puts an array on the devices of each worker, cut over them by `spec`.
 
         All processes give the same array, or an array that spans them all.
         """
@@ -223,7 +224,7 @@ class Layout(NamedTuple):
         return jax.make_array_from_callback(np.shape(x), sharding, whole.__getitem__)
 
     def of_first_worker(self, x: jax.Array) -> jax.Array:
-        """The copy of an array that lies on the devices of this process's first worker.
+        """Returns the copy of an array on the devices of this process's first worker.
 
         Args:
             x: an array of which each worker has a copy, cut over its devices.
@@ -239,15 +240,15 @@ class Layout(NamedTuple):
         return jax.make_array_from_single_device_arrays(x.shape, here, own)
 
     def one_copy(self, x: jax.Array) -> jax.Array:
-        """This process's first copy of an array that all devices hold."""
+        """Returns this process's first copy of an array that all devices hold."""
         return x if self.processes == 1 else x.addressable_data(0)
 
     def part(self, x: jax.Array) -> jax.Array | np.ndarray | HeldPart:
-        """This process's part of an array that leads with (places, lanes).
+        """Returns this process's part of an array that leads with (places, lanes).
 
         Returns:
-            A NumPy array, (workers here, ...); of typed keys a jax.Array. Where a
-            worker spans processes, a HeldPart of it.
+            A NumPy array (workers here, ...), or a jax.Array for typed keys. If workers
+            span processes, a HeldPart of the array.
         """
         if is_key(x):
             return on_words(self.part, x)
@@ -260,14 +261,14 @@ class Layout(NamedTuple):
         found = HeldPart(shape, x.dtype, pieces).joined
         if not isinstance(found, HeldPart):
             return found
-        # The next run is given the devices' memory.
+        # Copied, because the next run reuses the devices' memory.
         return HeldPart(shape, x.dtype, {at: y.copy() for at, y in pieces.items()})
 
     def unpart(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         """Puts the result of `part` on this process's devices again.
 
         Raises:
-            ValueError: a HeldPart that lacks what belongs here.
+            ValueError: a HeldPart lacks pieces that belong to this process.
         """
         if self.is_whole:
             if isinstance(x, HeldPart):
@@ -300,12 +301,12 @@ def _mesh(devices: tuple[Device, ...], axes: tuple[tuple[str, int], ...]) -> Mes
 
 
 def is_key(x: Any) -> bool:
-    """Whether an array is of typed random keys."""
+    """Whether an array holds typed random keys."""
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def on_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:
-    """Changes typed keys by a function of their words, an array."""
+    """Applies a function to the array of integers (words) behind typed keys."""
     words = jnp.asarray(change(jax.random.key_data(keys)))
     return jax.random.wrap_key_data(words, impl=jax.random.key_impl(keys))
 
@@ -315,7 +316,7 @@ def outside_meshes(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def outside(*args: P.args, **kwargs: P.kwargs) -> R:
-        # Inside `jax.set_mesh` jax maps over no other mesh than that.
+        # Inside `jax.set_mesh`, jax maps over that mesh only.
         if jax.sharding.get_abstract_mesh().empty:
             return function(*args, **kwargs)
         with jax.set_mesh(_NO_MESH):

@@ -1,4 +1,4 @@
-"""Lay workers over devices."""
+"""Lays workers over devices."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from syncalgos.engine.placement.shardings import Shardings
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
-# Axes of these names cut the model's arithmetic, and not the batch.
+# Axes with these names cut the model's arithmetic, not the batch.
 TENSOR_AXES = ("tensor", "model", "tp")
 _process_of = attrgetter("process_index")
 
@@ -80,15 +80,15 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
     """Lays workers over devices.
 
     Args:
-        workers: their number, at least 1.
+        workers: the number of workers, at least 1.
         backend: pmap, shard_map, vmap (one device), or auto, which takes pmap in one
-            process where this jax has it, and else shard_map.
-        placement: its devices, lanes, mesh, batch_axes and sync_memory.
+            process if this jax has it, and shard_map otherwise.
+        placement: its devices, lanes, mesh, batch_axes and sync_memory are used.
 
-    In several processes, devices=None takes as many of each.
+    With several processes, devices=None takes equally many devices of each process.
 
     Raises:
-        ValueError: an unknown argument, or devices or lanes that do not divide the
+        ValueError: an argument is unknown, or devices or lanes do not divide the
             workers.
     """
     devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
@@ -134,8 +134,8 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
     _check_processes(layout)
     if backend != AUTO:
         return layout
-    # Both are jit(shard_map) (docs/design.md). In several processes pmap takes and
-    # returns parts of arrays, unless it is compiled ahead of time.
+    # Both are jit(shard_map) (docs/design.md). With several processes, pmap takes and
+    # returns parts of arrays unless it is compiled ahead of time.
     takes_pmap = layout.processes == 1 and _has_pmap()
     return layout._replace(backend="pmap" if takes_pmap else "shard_map")
 
@@ -153,7 +153,7 @@ def _shown(axes: Axes) -> str:
 
 
 def _taken_apart(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
-    """The axes within a worker of a user's mesh, and its devices, place by place."""
+    """Returns the axes within a worker of a user's mesh, and its devices by place."""
     names = [str(name) for name in mesh.axis_names]
     if DEVICES not in names:
         raise ValueError(
@@ -166,7 +166,7 @@ def _taken_apart(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
 
 
 def _checked_axes(mesh: Any) -> Axes:
-    """The axes within a worker, as a user gives them."""
+    """Returns the axes within a worker that a user gave, after checks."""
     if not isinstance(mesh, Mapping) or not mesh:
         raise ValueError(
             "mesh must be a jax.sharding.Mesh, or the sizes of the axes within a "
@@ -180,12 +180,12 @@ def _checked_axes(mesh: Any) -> Axes:
 
 
 def default_batch_axes(names: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of a mesh's axes over which a batch is cut if nobody says so."""
+    """Returns the axes of a mesh over which a batch is cut by default."""
     return tuple(name for name in names if name not in TENSOR_AXES)
 
 
 def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
-    """The axes over which a worker's batch is cut."""
+    """Returns the axes over which a worker's batch is cut."""
     names = [name for name, _ in axes]
     if given is None:
         return default_batch_axes(names)
@@ -200,7 +200,7 @@ def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
 def _widest(
     workers: int, backend: str, lanes: int | None, axes: Axes
 ) -> tuple[Device, ...]:
-    """Takes the most devices that divide the workers, or those that the lanes need."""
+    """Takes the most devices that divide the workers, or as many as the lanes need."""
     known, each = _by_process(), _size(axes)
     if backend == "vmap" and len(known) > 1:
         raise ValueError(
@@ -208,8 +208,8 @@ def _widest(
             "use pmap or shard_map"
         )
     if min(map(len, known)) < each:
-        known = [[d for devices in known for d in devices]]  # a worker spans some
-    # Else as many whole workers of each process.
+        known = [[d for devices in known for d in devices]]  # workers span processes
+    # Otherwise, each process has equally many whole workers.
     step = len(known)
     if workers % step:
         raise ValueError(
@@ -234,13 +234,13 @@ def _widest(
 
 
 def _by_process() -> list[list[Device]]:
-    """All devices, those of each process in a list."""
+    """Returns all devices, in one list for each process."""
     by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
     return [[*devices] for _, devices in by_process]
 
 
 def _chosen(devices: Any) -> tuple[Device, ...]:
-    """The devices of a list of devices or indices."""
+    """Returns the devices for a list of devices or indices."""
     if not isinstance(devices, Iterable) or isinstance(devices, str):
         raise ValueError(
             f"devices must be a list of indices or devices, got {devices!r}"
@@ -252,9 +252,9 @@ def _chosen(devices: Any) -> tuple[Device, ...]:
 
 
 def _check_processes(layout: Layout) -> None:
-    """Raises a ValueError unless each process has as many places, in one stretch.
+    """Raises a ValueError unless processes have equally many, contiguous places.
 
-    Or else a part of a single one.
+    A process may also have a part of a single place.
     """
     devices, each = layout.devices, layout.devices_each
     numbers = [device.process_index for device in devices]

@@ -1,4 +1,4 @@
-"""The part of an array that one of several processes holds, on its host."""
+"""The part of an array that one of several processes holds on its host."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import numpy as np
 
-Bounds = tuple[tuple[int, int], ...]  # the first index of each axis, and the end
+Bounds = tuple[tuple[int, int], ...]  # for each axis, the first index and the end
 
 
 @dataclass(frozen=True)
 class HeldPart:
-    """The pieces of an array that are here; to jax.tree.map it is a leaf.
+    """The pieces of an array in this process; jax.tree.map treats it as a leaf.
 
     Attributes:
-        shape: of the whole array.
-        dtype: of its numbers.
-        pieces: by their bounds.
+        shape: the shape of the whole array.
+        dtype: the dtype of the array.
+        pieces: the pieces by their bounds.
     """
 
     shape: tuple[int, ...]
@@ -26,10 +26,10 @@ class HeldPart:
     pieces: Mapping[Bounds, np.ndarray]
 
     def read(self, bounds: Bounds) -> np.ndarray:
-        """Returns a copy of what lies within bounds.
+        """Returns a copy of the array within bounds.
 
         Raises:
-            ValueError: some of it is not here.
+            ValueError: this process does not hold all of it.
         """
         found = np.empty([stop - start for start, stop in bounds], self.dtype)
         missing = found.size
@@ -55,7 +55,7 @@ class HeldPart:
 
     @property
     def joined(self) -> "np.ndarray | HeldPart":
-        """The array, where all of it is here; else this part of it."""
+        """Returns the array if this process holds all of it; else this part."""
         # Pieces do not overlap.
         if sum(piece.size for piece in self.pieces.values()) < math.prod(self.shape):
             return self
@@ -63,7 +63,7 @@ class HeldPart:
 
 
 def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
-    """Returns the bounds of the index of a shard."""
+    """Returns the bounds that a shard's index describes."""
     pairs = zip(index, shape, strict=True)
     return tuple(x.indices(size)[:2] for x, size in pairs)
 
@@ -73,13 +73,13 @@ def pieces_of(x: jax.Array) -> dict[Bounds, np.ndarray]:
     pieces = {}
     for shard in x.addressable_shards:
         bounds = bounds_of(shard.index, x.shape)
-        if bounds not in pieces:  # several devices may hold it
+        if bounds not in pieces:  # several devices may hold the same piece
             pieces[bounds] = np.asarray(shard.data)
     return pieces
 
 
 def part_of(x: jax.Array) -> np.ndarray | HeldPart:
-    """Returns what this process holds of an array: all of it, or a part."""
+    """Returns the whole array if this process holds it, otherwise its part."""
     if x.is_fully_addressable:
         return np.asarray(x)
     return HeldPart(x.shape, x.dtype, pieces_of(x)).joined

@@ -1,4 +1,4 @@
-"""Shardings of a worker's model as users give them, checked leaf by leaf."""
+"""Checks and resolves users' shardings of a worker's model, leaf by leaf."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,16 +15,17 @@ from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
 from syncalgos.strategy import Replica
 
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
-"""The cut of each leaf of params over the axes within a worker: a tree like params, or
-one for whole subtrees, of PartitionSpecs, NamedShardings, or arrays that have one; or a
-function of a leaf's path, such as "blocks/up/w", and its shape to a PartitionSpec."""
+"""The cut of each leaf of params over the axes within a worker. Either a tree of
+PartitionSpecs, NamedShardings, or arrays with a sharding, for leaves or whole subtrees;
+or a function that maps a leaf's path, such as "blocks/up/w", and shape to a
+PartitionSpec."""
 
 
 class Asked:
-    """The shardings that a trainer was asked for, and those of its last model.
+    """The shardings that a trainer was asked for, and that of its last model.
 
     Raises:
-        ValueError: shardings where no worker is a mesh.
+        ValueError: shardings are given but no worker is a mesh.
     """
 
     def __init__(self, shardings: Shardings | None, layout: Layout):
@@ -34,12 +35,12 @@ class Asked:
         self._last: Sharding | None = None
 
     def of_model(self, params: PyTree) -> Sharding | None:
-        """Returns how a plain model lies on a worker's devices; see `resolved`."""
+        """Returns a plain model's sharding on a worker's devices; see `resolved`."""
         self._last = resolved(self._shardings, params, self._layout)
         return self._last
 
     def of_held(self, replica: Replica) -> Sharding | None:
-        """Returns how a model lies that is on the host, led by the workers."""
+        """Returns the sharding for a model on the host, with leaves (workers, ...)."""
         if self._shardings is not None:
             shapes = jax.tree.map(_without_workers, replica.params)
             return self.of_model(shapes)
@@ -58,15 +59,15 @@ def _without_workers(x: Any) -> jax.ShapeDtypeStruct:
 def resolved(
     shardings: Shardings | None, params: PyTree, layout: Layout
 ) -> Sharding | None:
-    """Returns how the params lie on a worker's devices; None without meshes.
+    """Returns the sharding of params on a worker's devices; None without meshes.
 
     Args:
-        shardings: as the user gives them; None takes those of the arrays.
-        params: one plain model, arrays or their shapes.
-        layout: whose workers are meshes.
+        shardings: the user's shardings; None takes those of the arrays.
+        params: params of one plain model, arrays or their shapes.
+        layout: the place of each worker.
 
     Raises:
-        ValueError: a leaf that cannot be cut so, by its name.
+        ValueError: a leaf cannot be cut this way; the message names it.
     """
     if not layout.axes:
         return None
@@ -83,7 +84,7 @@ def resolved(
 
 
 def of_state(params: PyTree, layout: Layout) -> Sharding | None:
-    """Returns how params lie that lead with (places, lanes); None without meshes."""
+    """Returns the sharding of params (places, lanes, ...); None without meshes."""
     if not layout.axes:
         return None
     leaves = jax.tree_util.tree_leaves_with_path(params)
@@ -94,13 +95,13 @@ def of_state(params: PyTree, layout: Layout) -> Sharding | None:
 
 
 def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) -> Own:
-    """Returns the sharding of each array of the workers', on their devices.
+    """Returns the sharding of each of the workers' arrays on their devices.
 
     Args:
-        own: arrays or their shapes, which lead with so many axes of the workers.
-        layout: where the workers live.
-        sharding: of params, where workers are meshes.
-        leading: the number of these axes.
+        own: arrays or their shapes; their leading axes are worker axes.
+        layout: the place of each worker.
+        sharding: the sharding of params if workers are meshes.
+        leading: the number of leading worker axes.
     """
 
     def spec(path, x):
@@ -118,13 +119,13 @@ def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) ->
 
 def _sharding(paths: Sequence[Any], shapes: Any, cuts: Any, layout: Layout) -> Sharding:
     leaves = [Leaf(*x) for x in zip(paths, shapes, cuts, strict=True)]
-    # The longest path first: the end of one may be another.
+    # Longest paths first, because one path may be the end of another.
     leaves.sort(key=lambda leaf: -len(leaf.path))
     return Sharding(tuple(leaves), layout.batch_axes)
 
 
 def _of_tree(tree: PyTree, params: PyTree) -> list[Any]:
-    """The PartitionSpec of each leaf of params."""
+    """Returns the PartitionSpec of each leaf of params."""
 
     def is_leaf(x: Any) -> bool:
         return x is None or isinstance(x, PartitionSpec | NamedSharding)
@@ -138,7 +139,7 @@ def _of_tree(tree: PyTree, params: PyTree) -> list[Any]:
 
 
 def _spec_of(x: Any) -> Any:
-    """The spec that an array or a sharding has; PartitionSpec() if it has none."""
+    """Returns the spec of an array or a sharding; PartitionSpec() if it has none."""
     if x is None or isinstance(x, PartitionSpec):
         return x or PartitionSpec()
     sharding = x if isinstance(x, NamedSharding) else getattr(x, "sharding", None)
@@ -149,7 +150,7 @@ def _spec_of(x: Any) -> Any:
 
 
 def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | None:
-    """The cut of a leaf; None if it is whole."""
+    """Returns the cut of a leaf; None if it is whole."""
     label, sizes = f"shardings of {name!r}", layout.inner
     if not isinstance(spec, PartitionSpec):
         raise ValueError(f"{label} must be a PartitionSpec, got {checks.shown(spec)}")
@@ -175,7 +176,7 @@ def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | 
 
 
 def _names(label: str, entry: Any, layout: Layout) -> tuple[str, ...]:
-    """The axes that an entry of a PartitionSpec names."""
+    """Returns the axes that an entry of a PartitionSpec names."""
     names = () if entry is None else (entry,) if isinstance(entry, str) else entry
     if not isinstance(names, tuple) or not all(isinstance(x, str) for x in names):
         raise ValueError(f"{label}: an entry must name axes, got {checks.shown(entry)}")

@@ -1,4 +1,4 @@
-"""A strategy whose state lies outside the devices' memory between syncs.
+"""Keeps a strategy's state outside the devices' memory between syncs.
 
 Anchors and outer momenta are read only at syncs. Keeping them in the host's memory
 leaves the device's memory to the model. A sync fetches them and puts them back.
@@ -18,11 +18,11 @@ DEVICE = jax.memory.Space.Device
 
 
 def chosen(memory: str | None, layout: Layout, strategy: Strategy) -> Layout:
-    """Returns the layout with the state in this memory; None is the device's.
+    """Returns the layout with the state in this memory; None is the device's memory.
 
     Raises:
-        ValueError: pmap or vmap, a kind of memory that the devices do not know, or a
-            strategy that may read its state at every step.
+        ValueError: the backend is pmap or vmap, the devices do not have this kind of
+            memory, or the strategy may read its state at every step.
     """
     if memory is None:
         return layout
