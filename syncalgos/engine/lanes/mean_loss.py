@@ -18,7 +18,7 @@ from syncalgos.jaxprs import equations
 # Equations that only call the jaxpr they hold.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"}
 _CALLS |= {"custom_jvp_call"}
-# Equations whose results have as sum the inputs' sums, each times one of these factors.
+# The factors with which the sum of each input enters the sum of the result.
 _ADDING = {"add": (1, 1), "add_any": (1, 1), "sub": (1, -1), "neg": (-1,)}
 _KEEPING = {"broadcast_in_dim", "convert_element_type", "copy", "reshape"}
 _ADDING |= dict.fromkeys(_KEEPING | {"squeeze", "transpose"}, (1,))
