@@ -88,7 +88,7 @@ def of_one(tree: PyTree, axes: int = 2) -> PyTree:
     """The shapes of one worker's leaves, of leaves that lead with (devices, lanes)."""
 
     def shape(x):
-        return jax.ShapeDtypeStruct(np.shape(x)[axes:], x.dtype)
+        return jax.ShapeDtypeStruct(np.shape(x)[axes:], jax.typeof(x).dtype)
 
     return jax.tree.map(shape, tree)
 

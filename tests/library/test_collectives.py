@@ -147,7 +147,7 @@ def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes, dtype):
 
 
 def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
-    lanes = jnp.ones((4, collectives.SUMMED))
+    lanes = jnp.ones((1, 4, collectives.SUMMED))
 
     def traced(platform):
         device = AbstractDevice("kind", num_cores=1, platform=platform)
@@ -155,7 +155,7 @@ def test_lanes_are_summed_in_the_form_of_the_devices_that_will_do_it():
         with jax.sharding.use_abstract_mesh(mesh):
             summed = jax.vmap(collectives.mean, axis_name="lanes")
             in_both = jax.vmap(summed, axis_name="devices")
-            return str(jax.make_jaxpr(lambda x: in_both(x))(lanes[None]))
+            return str(jax.make_jaxpr(lambda x: in_both(x))(lanes))
 
     assert "while" in traced("cpu") or "scan" in traced("cpu")
     assert "while" not in traced("tpu") and "scan" not in traced("tpu")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos.collectives import WORKERS
 from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
@@ -123,7 +123,8 @@ class Layout(NamedTuple):
             yield
             return
         names, sizes = zip(*self.axes, strict=True)
-        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names)):
+        auto = (AxisType.Auto,) * len(names)  # jax 0.12 has Explicit by default
+        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, auto)):
             yield
 
     @property
@@ -235,7 +236,8 @@ class Layout(NamedTuple):
             return on_words(self.of_first_worker, x)
         grid = self.mesh.devices[self.own_places.start]
         sharding: Any = x.sharding
-        here = NamedSharding(Mesh(grid, tuple(self.inner)), sharding.spec)
+        mesh = Mesh(grid, tuple(self.inner), (AxisType.Auto,) * len(self.inner))
+        here = NamedSharding(mesh, sharding.spec)
         own = [s.data for s in x.addressable_shards if s.device in here.device_set]
         return jax.make_array_from_single_device_arrays(x.shape, here, own)
 
@@ -297,7 +299,7 @@ class Layout(NamedTuple):
 def _mesh(devices: tuple[Device, ...], axes: tuple[tuple[str, int], ...]) -> Mesh:
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
     grid = np.array(devices).reshape(len(devices) // math.prod(sizes), *sizes)
-    return Mesh(grid, (DEVICES, *names))
+    return Mesh(grid, (DEVICES, *names), (AxisType.Auto,) * grid.ndim)
 
 
 def is_key(x: Any) -> bool:
