@@ -20,7 +20,7 @@ from experiments.launch.supervisor.group import Log
 from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-LONGEST_LOOK = 0.5  # seconds; a longer pause between two polls counts as this much silence
+LONGEST_LOOK = 0.5  # seconds; a longer pause between polls counts as this
 PIECE = 1 << 16  # bytes; longer lines are split
 MOST_LINES = 1000  # lines in the queue; beyond that the process has to wait
 LAST_WORDS = 2.0  # seconds to read the rest of pipes; its children may hold them open

@@ -101,13 +101,13 @@ class ChildSide:
         """Ends this process, and thereby the run.
 
         Args:
-            text: the reason, in one line; a reason that all processes give is printed once.
+            text: the reason, in one line; the same reason from all is printed once.
             code: the exit code of the run, such as 2 or 4.
         """
         cut = text[:LONGEST_TEXT]
         self._write({"said": "refused", "text": cut, "code": code}, INSISTING)
         if self.process == 0:
-            # jax's service ends with process 0; the others then abort with long messages.
+            # jax's service ends with process 0, and then the others abort noisily.
             time.sleep(LINGERING)
         self.leave(code)
 
@@ -121,7 +121,7 @@ class ChildSide:
         self.leave(TERMINATED)
 
     def leave(self, code: int) -> NoReturn:
-        """Ends this process without jax's shutdown, which would wait for the others."""
+        """Ends this process without jax's shutdown, which would wait for others."""
         # Avoids Python's own shutdown, during which no thread gives signs of life: it
         # took seconds on a loaded machine, and the supervisor reported a silence.
         for stream in (sys.stdout, sys.stderr):

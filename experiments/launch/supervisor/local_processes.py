@@ -17,7 +17,7 @@ class LocalProcesses:
     Attributes:
         count: the number of processes.
         command: the argv of each process.
-        limits: limits on silence.
+        limits: limits on waiting and restarts.
         log: prints a line.
     """
 
