@@ -63,7 +63,8 @@ def _joining(c: RunConfig) -> Membership | None:
     """Returns the membership of a process started elsewhere; None for other runs.
 
     Raises:
-        ValueError: flags exclude each other, or a flag that others need is missing.
+        ValueError: flags exclude each other, a flag that others need is missing, or a
+            value is invalid.
     """
     starts = c.processes != 1 or c.scheduler is not None
     if starts + (c.coordinator is not None) + (c.distributed == "auto") > 1:

@@ -43,7 +43,7 @@ class Seat(NamedTuple):
         is_stale: whether our code has changed since the worker imported it.
         folder: the checkout in which the worker finds our code.
         sees_out: whether worker and command see the same folder of the run.
-        port: a free port at the worker's address; 0 if it has no own address.
+        port: a free port at the worker's address; 0 if it has no network address.
     """
 
     address: str
@@ -208,6 +208,6 @@ class Roster:
         if self._nonce is None:
             top = next(x for x in (self._out, *self._out.parents) if x.is_dir())
             self._nonce = top / f".syncalgos-{uuid.uuid4().hex}"
-            with suppress(OSError):  # a folder without write access counts as not shared
+            with suppress(OSError):  # a read-only folder counts as not shared
                 self._nonce.touch()
         return self._nonce
