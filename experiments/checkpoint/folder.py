@@ -1,7 +1,7 @@
 """The folder of a run's checkpoints: listing, loading and pruning.
 
-Every process writes its own workers (see `shard_file`). A run that restores them may
-have another number of processes. Hosts need not share the folder.
+Each process writes the state of its own workers (see `shard_file`). A run may restore
+them with a different number of processes. Hosts need not share the folder.
 """
 
 import os
@@ -39,7 +39,7 @@ def load(
     count: int | None = None,
     check: Check = lambda shard: None,
 ) -> Shard:
-    """Loads workers of a checkpoint, whatever shards they are in.
+    """Loads workers of a checkpoint, from as many shards as needed.
 
     Args:
         folder: the folder of the checkpoints.
@@ -49,8 +49,8 @@ def load(
         check: raises a ValueError for a shard that cannot be used.
 
     Returns:
-        A shard of these workers, with newly made arrays. Its shared arrays and record
-        may come from any shard, as all shards belong to one run. If a step exists in
+        A shard of these workers, with new arrays. Its shared arrays and record may
+        come from any shard, because all shards belong to one run. If a step exists in
         several layouts (0-of-1; 0-of-2 and 1-of-2), the first usable layout is loaded;
         complete layouts are tried first.
 
@@ -85,21 +85,21 @@ def prune(
     """Removes a process's shards of old checkpoints, and its unfinished file.
 
     Args:
-        folder: of the checkpoints.
+        folder: the folder of the checkpoints.
         keep: the number of newest steps to keep; 0 removes all. With 1, all other
             processes must have written this step first: until then, only the step
             before it is complete.
         number: the number of the process's shards.
         of: the number of shards.
-        newest: the step that was written or restored last. Newer steps, which could not
-            be restored, are kept. None means that there are no newer steps.
-        run_ids: as in `remove`.
-        best: a step to keep, however old.
+        newest: the step that was written or restored last. Newer steps are kept; they
+            could not be restored. None means that there are no newer steps.
+        run_ids: ids of the runs whose shards may be removed; see `remove`.
+        best: a step to keep even if it is old.
 
     Raises:
         OSError: a file cannot be removed.
     """
-    # Steps of complete and of damaged checkpoints alike: only names are known here.
+    # Includes steps of damaged checkpoints: only the file names are known here.
     found = [x for x in steps(folder) if newest is None or x <= newest]
     old = [x for x in found[keep:] if x != best]
     remove(folder, old, number, of, run_ids)
@@ -118,16 +118,17 @@ def remove(
 ) -> None:
     """Removes a process's shards of checkpoints, and those of other layouts.
 
-    Shards of runs with another number of processes count as its own: none of those is
-    at work now.
+    Shards written with another number of processes are removed too: no run with that
+    number is active now.
 
     Args:
-        folder: of the checkpoints.
-        steps: of the checkpoints.
-        number: of the process's shards.
+        folder: the folder of the checkpoints.
+        steps: the steps of the checkpoints to remove.
+        number: the number of the process's shards.
         of: the number of shards.
-        run_ids: of the runs that have written them, by their records; a shard whose
-            record cannot be read is left. None: of any run, damaged or not.
+        run_ids: ids of the runs whose shards are removed, as their records name them. A
+            shard with an unreadable record is kept. None removes shards of all runs,
+            including damaged shards.
 
     Raises:
         OSError: a file cannot be removed.
@@ -140,7 +141,7 @@ def remove(
 
 
 def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
-    """Whether one of these runs has written a shard, as far as it can be read."""
+    """Whether one of these runs wrote a shard; False if its record is unreadable."""
     try:
         return shard_file.read_record(path).get("run_id") in [*run_ids]
     except (Damaged, OSError):
@@ -148,7 +149,7 @@ def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
 
 
 def is_first_save(folder: Path) -> bool:
-    """Whether all that is there are shards of a first save that was cut short."""
+    """Whether the folder holds only shards of an interrupted first save."""
     names = _shard_names(folder)
     counts = Counter(name.of for name in names)
     if len({name.step for name in names}) > 1 or any(x == n for x, n in counts.items()):
@@ -161,9 +162,9 @@ def is_first_save(folder: Path) -> bool:
 
 
 def identity(shard: Shard) -> dict[str, Any]:
-    """Returns what all shards of a checkpoint have in common.
+    """Returns the values that all shards of a checkpoint have in common.
 
-    Records of earlier versions lack the ids: that of the run, and of its start.
+    Records of earlier versions lack the ids of the run and of its start.
     """
     names = ("run_id", "start_id", "settings")
     return {"workers": shard.workers, **{x: shard.record.get(x) for x in names}}
@@ -172,19 +173,19 @@ def identity(shard: Shard) -> dict[str, Any]:
 def _load_layout(
     folder: Path, names: list[ShardName], first: int, count: int | None, check: Check
 ) -> Shard:
-    """Loads workers from few shards: they are large, and a process needs not all."""
+    """Loads workers from as few shards as possible, because shards are large."""
     unread = {name.number: name for name in names}
     taken: dict[ShardName, Shard] = {}
     damage: Damaged | None = None
     lacking, stop, is_spread = first, first, False
-    # Workers are split evenly as a rule, and those wanted are often one shard's.
+    # Workers are usually split evenly, so one shard often holds all wanted workers.
     guess = first // count if count else 0
     while unread:
         name = unread.pop(min(unread, key=lambda x: abs(x - guess)))
         try:
             shard = taken[name] = _read_fitting(folder, name, taken, check)
         except Damaged as error:
-            # Other shards may hold the workers.
+            # Other shards may hold the wanted workers.
             damage = damage or error
             continue
         stop = shard.workers if count is None else first + count
@@ -193,7 +194,7 @@ def _load_layout(
             raise Incomplete(f"{name.file_name} is of {has}")
         held = {worker for each in taken.values() for worker in each.held}
         lacking = next((x for x in range(first, stop) if x not in held), None)
-        # Where workers span processes, all shards have pieces of their arrays.
+        # If workers span processes, all shards hold pieces of their arrays.
         is_spread = any(array_name(x) != x for x in shard.own)
         if lacking is not None:
             guess = lacking * name.of // shard.workers
@@ -207,7 +208,7 @@ def _load_layout(
 
 
 def _incomplete(names: list[ShardName]) -> Incomplete:
-    """Reports the missing shards of a checkpoint in which these are there."""
+    """Reports which shards of a checkpoint are missing, given the existing ones."""
     step, _, of = names[0]
     there = {name.number for name in names}
     missing = of - len(there)
@@ -222,7 +223,7 @@ def _incomplete(names: list[ShardName]) -> Incomplete:
 def _read_fitting(
     folder: Path, name: ShardName, taken: dict[ShardName, Shard], check: Check
 ) -> Shard:
-    """Reads a shard; raises Damaged if it is of another run than those taken."""
+    """Reads a shard; raises Damaged if it belongs to another run than `taken`."""
     shard = shard_file.read(folder / name.file_name)
     try:
         check(shard)
@@ -239,7 +240,7 @@ def _read_fitting(
 
 
 def _common(shard: Shard) -> dict[str, Any]:
-    """Returns `identity`, and the dtypes and shapes of arrays, but for their rows."""
+    """Returns `identity`, and the arrays' dtypes and shapes without their rows."""
     arrays = [
         (rows, array_name(name), x.dtype, array_name(name) == name and x.shape[rows:])
         for rows, part in enumerate((shard.shared, shard.own))  # axes of rows
@@ -249,10 +250,10 @@ def _common(shard: Shard) -> dict[str, Any]:
 
 
 def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
-    """Joins the workers from first to stop of shards that hold them all."""
+    """Joins the workers from first to stop; the shards hold all of them."""
     by_workers: dict[int, Shard] = {}
     for shard in sorted(taken, key=lambda x: x.first):
-        # Of workers that span processes, each of these has pieces.
+        # Shards with the same first worker hold pieces of workers that span processes.
         other = by_workers.setdefault(shard.first, shard)
         if other is not shard:
             other.own.update(shard.own)
@@ -264,7 +265,7 @@ def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
         slices.append((shard, slice(start - shard.first, end - shard.first)))
         done = max(done, end)
     whole = slices[0][0]
-    # Leaf by leaf, each let go of: two copies of the state may not fit.
+    # Leaf by leaf, to free each one: two copies of the state may not fit in memory.
     own = {
         name: np.concatenate([shard.own.pop(name)[rows] for shard, rows in slices])
         for name in list(whole.own)
@@ -282,7 +283,7 @@ def _file_names(folder: Path) -> list[str]:
     """The names of a folder's files; none if there is no folder."""
     try:
         with os.scandir(folder) as found:
-            # A link to what is not there now names a file all the same.
+            # A broken link still counts as the name of a file.
             return [x.name for x in found if x.is_file() or x.is_symlink()]
     except FileNotFoundError:
         if folder.is_symlink():

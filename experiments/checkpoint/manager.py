@@ -1,4 +1,4 @@
-"""Saves a run as it goes, and restores it."""
+"""Saves a run during training, and restores it."""
 
 import dataclasses
 import hashlib
@@ -32,23 +32,24 @@ from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
 
-# What may keep a run from beginning in a folder whose checkpoints do not serve.
+# Reasons not to start a run in a folder with checkpoints that cannot be used.
 USELESS, UNREAD = 1, 2
-# A second attempt to read would meet these again.
+# A second attempt to read would raise these errors again.
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 
 
 class Saver(NamedTuple):
-    """Saves one run as it goes.
+    """Saves one run during training.
 
     Attributes:
         run: the run to save.
         folder: the folder for its checkpoints.
         started: time.perf_counter() at the start of the process.
-        background: writes while the run goes on; to be waited for at its end.
-        run_ids: of the run, and of the one that it goes on with: their checkpoints may
-            be removed when they are old.
-        start_id: drawn at random at this start: shards of two are never combined.
+        background: writes while the run continues; wait for it at the end of the run.
+        run_ids: the ids of the run and of the run that it resumes; their old
+            checkpoints may be removed.
+        start_id: a random id of this start; shards with different ids are never
+            combined.
     """
 
     run: Run
@@ -60,32 +61,32 @@ class Saver(NamedTuple):
 
     @property
     def _place(self) -> tuple[int, int]:
-        """The number of this process's shards, and how many a checkpoint has."""
+        """The number of this process's shards, and the number of shards in total."""
         return self.run.group.process, self.run.group.processes
 
     def save(self, state: TrainState, progress: Progress, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
-        If it cannot be written, such as on a full disk, a line reports that; the run
-        continues, and older checkpoints stay. A single process writes a copy of its
-        state in the background; the last checkpoint is waited for.
+        If the shard cannot be written, for example on a full disk, a line reports it;
+        the run continues, and older checkpoints stay. A single process writes a copy of
+        its state in the background, but waits for the last checkpoint.
         """
-        # Each process writes its own workers: to send them to the first would take
-        # longer, on a slow link, than the rounds between two checkpoints.
+        # Each process writes its own workers: on a slow link, sending them to the first
+        # process would take longer than the rounds between two checkpoints.
         if not progress.step:  # there is nothing to keep
             return
-        self.background.wait()  # one state is held beside the run's, not many
+        self.background.wait()  # at most one copy of the state is held
         self.run.group.announce("save", progress.step)
         store = partial(self._store, self._shard(state, progress), progress)
         if self.run.group.processes == 1:
             self.background.start(store)
-        else:  # they agree on the outcome, which takes all their main threads
+        else:  # they agree on the outcome, in their main threads
             store()
-        if last:  # nothing trains beside it, and a further signal would end it
+        if last:  # no training goes on, and another signal would end it
             self.background.wait()
 
     def _store(self, shard: Shard, progress: Progress) -> None:
-        """Writes a shard, and removes old ones; notes in `progress` what is whole."""
+        """Writes a shard, removes old ones, and notes a complete save in `progress`."""
         group, failure = self.run.group, None
         try:
             write(self.folder, shard, *self._place)
@@ -100,16 +101,16 @@ class Saver(NamedTuple):
             if is_whole:
                 progress.saved = shard.step
                 self.prune(shard.step, progress.lines)
-            elif failure is None:  # without the other shards nobody can use it
+            elif failure is None:  # without the other shards it is useless
                 step = [shard.step]
                 checkpoints.remove(self.folder, step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns this process's part of everything needed to resume."""
         trainer, run = self.run.trainer, self.run
-        # The center goes in too, for --resume-center with another number of workers.
+        # Includes the center, for --resume-center with another number of workers.
         center = trainer.center(state)
-        # The devices' own memory, which arrays on a CPU may be, goes to the next steps.
+        # Copied: arrays on a CPU may share device memory, which the next steps reuse.
         held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
         spent = progress.earlier_seconds + time.perf_counter() - self.started
         kept = Record(
@@ -131,14 +132,14 @@ class Saver(NamedTuple):
         )
 
     def prune(self, newest: int, lines: Iterable[Line]) -> None:
-        """Removes this process's shards that are old, and that the run has written.
+        """Removes this process's old shards, if the run has written them.
 
         Args:
             newest: the step of the newest checkpoint.
             lines: the evaluations so far.
 
         Raises:
-            OSError: it cannot.
+            OSError: a file cannot be removed.
         """
         c, best = self.run.config, None
         if c.keep == "best":
@@ -148,10 +149,10 @@ class Saver(NamedTuple):
         checkpoints.prune(self.folder, *old, best["step"] if best else None)
 
     def open(self, newest: int, lines: Iterable[Line]) -> None:
-        """Removes the checkpoints that the run replaces, or old ones.
+        """Removes the checkpoints that the run overwrites, or old ones.
 
         Raises:
-            OSError: it cannot.
+            OSError: a file cannot be removed.
         """
         if self.run.config.overwrite:
             checkpoints.prune(self.folder, 0, *self._place)
@@ -160,11 +161,11 @@ class Saver(NamedTuple):
 
 
 class Checkpoints(NamedTuple):
-    """The checkpoints that a run may go on from.
+    """The checkpoints that a run may resume from.
 
     Attributes:
-        run: that can start.
-        folder: of its checkpoints.
+        run: a run that is ready to start.
+        folder: the folder of its checkpoints.
     """
 
     run: Run
@@ -174,11 +175,11 @@ class Checkpoints(NamedTuple):
         """Returns the newest shard whose checkpoint all processes can use.
 
         Returns:
-            None if there are no checkpoints.
+            The shard; None if there are no checkpoints.
 
         Raises:
-            BadRequest: there are, and none of them can be used; MayPass if a file could
-                not be read for now.
+            BadRequest: there are checkpoints, but none can be used; MayPass if a file
+                could not be read and another attempt may succeed.
         """
         step = 2**31
         there: list[int] = []
@@ -188,7 +189,7 @@ class Checkpoints(NamedTuple):
         except OSError as error:
             problems.append(error)
         while step >= 0:
-            # A host may lack the newest: they agree on one that all of them have.
+            # A host may lack the newest step: agree on one that all processes have.
             older = (x for x in there if x < step)
             step = self.run.group.smallest(max(older, default=-1))
             shard = self._agreed(step, problems) if step >= 0 else None
@@ -200,14 +201,14 @@ class Checkpoints(NamedTuple):
         """Raises a BadRequest if a run from the beginning would replace checkpoints.
 
         Args:
-            there: steps of those in this process's folder.
+            there: steps of the checkpoints in this process's folder.
             problems: why they could not be used.
         """
         is_unread = any(
             isinstance(x, OSError) and not isinstance(x, LASTING) for x in problems
         )
         is_useless = any(not isinstance(x, Incomplete) for x in problems)
-        # A first save that was cut short has lost nothing: the next one replaces it.
+        # An interrupted first save loses nothing: the next one replaces it.
         is_useless |= bool(there) and not checkpoints.is_first_save(self.folder)
         here = UNREAD if is_unread else USELESS if is_useless else 0
         worst = self.run.group.largest(here)
@@ -219,7 +220,7 @@ class Checkpoints(NamedTuple):
             raise BadRequest(f"{told}nothing is removed: --overwrite begins anew")
 
     def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
-        """Returns this process's shard, if all processes have theirs of one run."""
+        """Returns this process's shard, if all processes have shards of one run."""
         run, group, shard = self.run, self.run.group, None
         try:
             shard = state_arrays.serving(run.trainer, run.state, self._read(step))
@@ -228,7 +229,7 @@ class Checkpoints(NamedTuple):
             group.note(f"the checkpoint of step {step} cannot be used: {error}")
         if group.largest(shard is None) or shard is None:
             return None
-        # Numbers below 2³¹, which processes can exchange, that tell runs apart.
+        # A digest that identifies the run, as numbers below 2³¹ for the exchange.
         text = json.dumps(identity(shard), sort_keys=True).encode()
         digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
         runs = group.gather(digest.astype(np.int64))
@@ -240,7 +241,7 @@ class Checkpoints(NamedTuple):
         return None
 
     def _read(self, step: int) -> Shard:
-        """Loads this process's workers; one, if the checkpoint has another number."""
+        """Loads this process's workers, or one if the number of workers differs."""
         trainer = self.run.trainer
         rows, workers = trainer.layout.own_workers, trainer.workers
         load = partial(checkpoints.load, self.folder, step, check=_record_of)
@@ -292,23 +293,24 @@ class Checkpoints(NamedTuple):
 
 
 def _record_of(shard: Shard) -> Record:
-    """Returns the record of a shard; raises a ValueError if it is not as written."""
+    """Returns the record of a shard; raises a ValueError if it is invalid."""
     return record.read(shard.record, shard.step)
 
 
 def restore(
     run: Run, folder: Path, started: float, background: Background
 ) -> tuple[Saver, Progress]:
-    """Returns what saves a run, which goes on if asked to, and its progress so far.
+    """Returns the saver of a run, and its progress; resumes the run if asked to.
 
     Args:
-        run: that can start.
-        folder: for its checkpoints.
-        started: as `Saver` has it, and background.
+        run: a run that is ready to start.
+        folder: the folder for its checkpoints.
+        started: time.perf_counter() at the start of the process.
+        background: writes checkpoints while the run continues.
 
     Raises:
-        BadRequest: the folder holds a checkpoint, or a config, of another run, or
-            checkpoints none of which can be used.
+        BadRequest: the folder holds a checkpoint or a config of another run, or none of
+            its checkpoints can be used.
     """
     group, out, progress = run.group, folder.parent, Progress()
     found = Checkpoints(run, folder)
@@ -330,7 +332,7 @@ def restore(
         try:
             is_used = bool(checkpoints.steps(folder))
         except OSError:
-            is_used = True  # they cannot be listed, and are not to be replaced
+            is_used = True  # they cannot be listed, and must not be replaced
         if group.largest(is_used):
             raise BadRequest(
                 f"--out {out} already holds checkpoints: take another folder, "

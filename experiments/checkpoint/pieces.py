@@ -1,6 +1,7 @@
-"""Pieces of arrays, by name: those of a worker that spans processes.
+"""Names for pieces of arrays, for workers that span processes.
 
-Each process names its own: NAME@8,6@0:4,0:6 is of rows 0 to 3 of an array (8, 6).
+Each process names its own pieces. NAME@8,6@0:4,0:6 holds rows 0 to 3, columns 0 to 5,
+of an array of shape (8, 6).
 """
 
 import re
@@ -14,7 +15,7 @@ _PIECE = re.compile(r"(.*)@([\d,]+)@([\d:,]+)", re.DOTALL)
 
 
 def array_name(name: str) -> str:
-    """Returns the name of the array that this is, or is a piece of."""
+    """Returns the name of the whole array, given its name or that of a piece."""
     piece = _PIECE.fullmatch(name)
     return piece[1] if piece else name
 
@@ -32,7 +33,7 @@ def named(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
 
 
 def joined(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Joins pieces by name; where some are lacking, the result is a `HeldPart`."""
+    """Joins pieces by name; an array that lacks pieces becomes a `HeldPart`."""
     found: dict[str, Any] = {}
     parts: dict[str, tuple[tuple[int, ...], Any, dict[Bounds, np.ndarray]]] = {}
     for name, x in arrays.items():

@@ -1,4 +1,4 @@
-"""The record of a shard: what a run needs beside its arrays, checked field by field."""
+"""The record of a shard: the values that a run needs in addition to its arrays."""
 
 import dataclasses
 import reprlib
@@ -10,12 +10,12 @@ from experiments.training.records import Progress
 
 @dataclasses.dataclass
 class Record:
-    """The record of a shard. Earlier versions had no fields that have a default here.
+    """The record of a shard. Earlier versions lacked the fields that have a default.
 
     Attributes:
         progress: the progress of the run until this checkpoint.
-        settings: the values that change its numbers, by flag, as in JSON.
-        versions: the versions of all packages that its numbers depend on.
+        settings: the settings that affect its results, by flag, as in JSON.
+        versions: the versions of all packages that its results depend on.
         sent: bytes that each worker has sent; None if unknown.
         run_id: the id of the run; "" if it has none.
         start_id: a random id of this start or resumption; "" if it has none.
@@ -35,12 +35,11 @@ def read(content: dict[str, Any], step: int) -> Record:
     """Reads the record of a shard.
 
     Args:
-        content: as JSON has it.
-        step: of the shard.
+        content: the record as JSON values.
+        step: the step of the shard.
 
     Raises:
-        ValueError: in one line, a field that is unknown, missing, or not as it is
-            written.
+        ValueError: a field is unknown, missing or invalid; the message is one line.
     """
     where = "its record"
     json_files.check(where, content, Record, "it")

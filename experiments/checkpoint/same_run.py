@@ -11,7 +11,7 @@ from experiments.training.config import SETTINGS, RunConfig
 
 
 class Config(TypedDict):
-    """A config.json, as far as it is read."""
+    """The fields of a config.json that are read here."""
 
     settings: dict[str, Any]
     arguments: dict[str, Any]
@@ -19,7 +19,7 @@ class Config(TypedDict):
 
 
 def check_config(out: Path, config: RunConfig) -> None:
-    """Raises a BadRequest if a folder's config.json is damaged, or of another run."""
+    """Raises a BadRequest if the config.json is damaged or belongs to another run."""
     path = out / "config.json"
     if not path.exists():
         return
@@ -42,7 +42,7 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     """Raises a BadRequest if the earlier run differs from the run to resume.
 
     Args:
-        before: the earlier run's values that change its results, by flag, as in JSON.
+        before: the earlier run's values that affect its results, by flag, as in JSON.
         config: the config of the run to resume.
         same: whether both have the same number of workers.
     """

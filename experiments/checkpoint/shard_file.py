@@ -1,4 +1,4 @@
-"""The files of checkpoints: each holds the workers of one process.
+"""The files of checkpoints; each file holds the workers of one process.
 
 A shard is an ordinary .npz, uncompressed, so that NumPy opens it. Its entry `manifest`,
 JSON as bytes, describes own/0, own/1, …, shared/0, …. The comment of the zip archive,
@@ -26,7 +26,7 @@ VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
 CHUNK = 1 << 20  # bytes
 
-# NumPy's files lose these dtypes: their bits are stored as unsigned integers.
+# NumPy's files lose these dtypes, so their bits are stored as unsigned integers.
 FOREIGN = {
     np.dtype(x).name: np.dtype(x)
     for x in vars(ml_dtypes).values()
@@ -45,9 +45,9 @@ class Shard(NamedTuple):
         step: local steps done.
         workers: the number of workers of the whole run.
         first: the number of the first worker in this shard.
-        own: leaves (workers in this shard, ...) by any name; at least one.
+        own: at least one leaf of shape (workers in this shard, ...), by name.
         shared: leaves of any shape that are the same for all workers, by name.
-        record: other values to keep, as JSON.
+        record: other values to keep; they must fit JSON.
     """
 
     step: int
@@ -77,12 +77,12 @@ class ShardName(NamedTuple):
 
 
 def parse_name(file_name: str) -> ShardName | None:
-    """Parses a file's name; returns None if it is no shard's."""
+    """Parses a file's name; returns None if it is not the name of a shard."""
     match = re.fullmatch(r"step-([0-9]+)\.([0-9]+)-of-([0-9]+)\.npz", file_name)
     if match is None:
         return None
     found = ShardName(*map(int, match.groups()))
-    # 00-of-1 is no name of ours, nor is 1-of-1, nor a step that no run reaches.
+    # Rejects 00-of-1, 1-of-1, and steps that no run reaches.
     fits = found.file_name == file_name and found.number < found.of
     return found if fits and found.step < 2**31 else None
 
@@ -93,31 +93,31 @@ def unfinished_name(number: int, of: int) -> str:
 
 
 def writer(file_name: str) -> tuple[int, int] | None:
-    """Parses an unfinished file's name to (number, of); returns None if it is none."""
+    """Parses an unfinished file's name to (number, of); returns None for others."""
     match = re.fullmatch(r"\.([0-9]+)-of-([0-9]+)\.unfinished", file_name)
     return (int(match[1]), int(match[2])) if match else None
 
 
 def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
-    """Writes a shard, so that a process killed at any moment leaves no torn one.
+    """Writes a shard; a process killed at any moment leaves no partly written shard.
 
-    It leaves an unfinished file then, which the next `write` of this number replaces.
-    Leaves whose rows are identical bit for bit are stored as one row.
+    A killed process leaves an unfinished file, which the next `write` of this number
+    replaces. Leaves whose rows are identical bit for bit are stored as one row.
 
     Args:
-        folder: of the checkpoints; it is made.
+        folder: the folder of the checkpoints; it is created if missing.
         shard: the state to keep.
-        number: of the shard, from 0: that of the process. No two processes that write
-            to one folder have the same.
+        number: the number of the process, from 0, which becomes that of the shard.
+            Processes that write to one folder have different numbers.
         of: the number of shards.
 
     Returns:
-        The file, which has reached the disk.
+        The path of the file, which has reached the disk.
 
     Raises:
-        OSError: it cannot be written; the files before it stay.
-        TypeError: record holds a value that JSON lacks.
-        ValueError: leaves that are not of numbers, or do not fit each other.
+        OSError: the shard cannot be written; earlier files stay.
+        TypeError: the record holds a value that JSON cannot represent.
+        ValueError: leaves are not numeric, or do not fit each other.
     """
     _check(shard)
     if not 0 <= number < of:
@@ -126,12 +126,12 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
     unfinished = folder / unfinished_name(number, of)
-    # A file of its own: a killed process may not have let go of the last one yet.
+    # A new file: a killed process may still hold the previous one open.
     unfinished.unlink(missing_ok=True)
     with replacing(path, unfinished) as file:
         np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
         with zipfile.ZipFile(file, "a") as archive:
-            archive.comment = b"-" * DIGEST  # the place of the digest
+            archive.comment = b"-" * DIGEST  # space for the digest
         digest = _digest(file)
         file.seek(-DIGEST, os.SEEK_END)
         file.write(digest)
@@ -142,23 +142,23 @@ def read(path: Path) -> Shard:
     """Reads a shard.
 
     Args:
-        path: of a file that `write` made, whatever its name is now.
+        path: the path of a file that `write` made; the file may have been renamed.
 
     Returns:
-        The shard. Leaves that are stored as one row are read-only views of it.
+        The shard. Leaves that are stored as one row are read-only views of that row.
 
     Raises:
-        Damaged: a bit differs from those written, or the step from that of its name.
-        OSError: it cannot be read.
+        Damaged: the content has changed, or the step differs from the file's name.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         digest = _digest(file)
-        # Of the whole file: zip's own checksums miss a flipped bit in a header.
+        # Covers the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
             raise Damaged(
                 f"{path.name} is damaged: it has not the SHA-256 that it ends with"
             )
-        # A file of any content may have its SHA-256 at its end.
+        # Even a file that is not a shard may end with its own SHA-256.
         with _of_any_content(path):
             file.seek(0)
             shard = _parse(np.load(file))
@@ -169,11 +169,11 @@ def read(path: Path) -> Shard:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Reads the record alone, of a shard that may be damaged elsewhere.
+    """Reads only the record of a shard; the rest of the shard may be damaged.
 
     Raises:
-        Damaged: it holds none.
-        OSError: it cannot be read.
+        Damaged: the file holds no record.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file, _of_any_content(path):
         record = _manifest(np.load(file))["record"]
@@ -184,13 +184,13 @@ def read_record(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _of_any_content(path: Path) -> Iterator[None]:
-    """Raises a Damaged for any error of a parser, not for those of the disk."""
+    """Raises Damaged for any error of a parser, but not for disk errors."""
     try:
         yield
     except MemoryError:
         raise
-    # zipfile and NumPy raise a dozen kinds: also an OSError, where they are told to
-    # seek before the file's beginning, or have made one of their own.
+    # zipfile and NumPy raise a dozen kinds of errors. One is an OSError: for a seek
+    # before the file's beginning, or one that they construct themselves.
     except Exception as error:
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
@@ -232,7 +232,7 @@ def _entries(shard: Shard) -> dict[str, np.ndarray]:
 
 
 def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
-    """Reads a file's arrays; raises any error if they are not a shard's."""
+    """Reads a file's arrays; raises an error of any kind if they are no shard."""
     manifest = _manifest(entries)
     if manifest["version"] > VERSION:
         raise ValueError(
@@ -283,11 +283,11 @@ def _rows_are_identical(leaf: np.ndarray) -> bool:
     if len(leaf) < 2 or leaf.size == 0:
         return False
     row = leaf.nbytes // len(leaf)
-    # As integers, so that NaN is identical to itself, and 0 not to -0.
+    # Compared as integers: NaN is identical to itself, and 0 is not identical to -0.
     width = math.gcd(row, 8)
     words, row = leaf.reshape(-1).view(f"u{width}"), row // width
-    after, before = words[row:], words[:-row]  # a row, and that before it
-    # Chunk by chunk: a comparison of whole leaves would take another copy of them.
+    after, before = words[row:], words[:-row]  # each row, and the row before it
+    # Chunk by chunk: comparing whole leaves would need another copy of them.
     return all(
         np.array_equal(after[i : i + CHUNK // width], before[i : i + CHUNK // width])
         for i in range(0, len(after), CHUNK // width)
@@ -295,7 +295,7 @@ def _rows_are_identical(leaf: np.ndarray) -> bool:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    """The SHA-256 of all but the last bytes, which hold it; stops in front of them."""
+    """The SHA-256 of all bytes before the stored digest; stops at the digest."""
     left = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
     sha256 = hashlib.sha256()

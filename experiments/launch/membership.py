@@ -1,4 +1,4 @@
-"""The processes that a config asks for; only a scheduler's detection needs jax."""
+"""The processes that a config requests; only scheduler detection needs jax."""
 
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ class Membership(NamedTuple):
 
     Attributes:
         processes: the number of processes.
-        process: the number of this one; None if this command starts all of them.
+        process: the number of this process; None if this command starts all of them.
         coordinator: HOST:PORT of jax's service in process 0; "" if this command starts
             all processes.
     """
@@ -24,11 +24,11 @@ class Membership(NamedTuple):
 
 
 def requested(config: RunConfig) -> Membership | None:
-    """Returns the processes that a config asks for; None for a single one.
+    """Returns the processes that a config requests; None for a single process.
 
     Raises:
         BadRequest: flags exclude each other, a flag that others need is missing, or no
-            number of devices could run the layout.
+            number of devices can run the layout.
     """
     try:
         found = _joining(config)
@@ -60,10 +60,11 @@ def requested(config: RunConfig) -> Membership | None:
 
 
 def _joining(c: RunConfig) -> Membership | None:
-    """Returns this process among those that are started elsewhere; None if it is not.
+    """Returns the membership of a process started elsewhere; None for other runs.
 
     Raises:
-        ValueError: as `requested`.
+        ValueError: flags exclude each other, a flag that others need is missing, or a
+            value is invalid.
     """
     starts = c.processes != 1 or c.scheduler is not None
     if starts + (c.coordinator is not None) + (c.distributed == "auto") > 1:

@@ -1,4 +1,4 @@
-"""The processes of a run, behind one call: this one alone, or several."""
+"""Runs a command line in one process or in several."""
 
 from experiments.cli import exits
 from experiments.cli.errors import BadRequest
@@ -8,11 +8,12 @@ from experiments.training.config import parse
 
 
 def run(argv: list[str], started: float) -> int:
-    """Makes the run of a command line in as many processes as it asks for.
+    """Executes the run of a command line in as many processes as it requests.
 
-    They are this one alone; several that this command starts and supervises, here or on
-    a Dask cluster; or this one and others that someone else starts. In a process that
-    a supervisor has started, it takes part in the supervisor's run.
+    The run may use only this process. It may use several processes that this command
+    starts and supervises, here or on a Dask cluster. It may also join processes that
+    are started elsewhere. A process that a supervisor has started takes part in the
+    supervisor's run.
 
     Args:
         argv: the flags of `experiments.run`.
@@ -21,7 +22,7 @@ def run(argv: list[str], started: float) -> int:
     Returns:
         The exit code.
     """
-    # Early: from its start on the supervisor expects signs of life.
+    # Early, because the supervisor soon expects signs of life.
     member = join_supervisor()
     if member is None:
         return exits.guarded(lambda stopped: _run(argv, started, stopped))
@@ -38,7 +39,7 @@ def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
         told = "--keep best keeps what --export or --checkpoint-every writes: say one"
         raise BadRequest(told)
     membership = requested(config)
-    # These import jax, which a bad request need not.
+    # Imported late: these import jax, which a bad request does not need.
     if membership is None:
         from experiments.launch.run_job import run_job
 

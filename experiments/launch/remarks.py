@@ -1,4 +1,4 @@
-"""Remarks on a run: the lines before it, and cautions about its figures after it."""
+"""Remarks on a run: lines before it, and cautions about its results after it."""
 
 import math
 
@@ -15,15 +15,15 @@ from syncalgos import at_end
 
 
 def header(run: Run, is_batch_given: bool) -> list[str]:
-    """Returns the lines before a run, first those that call it vain.
+    """Returns the lines before a run, warnings that it may be useless first.
 
     Args:
-        run: the one that starts.
+        run: the run that starts.
         is_batch_given: whether the user has set the batch size.
     """
     c, rounds, layout = run.config, run.rounds, run.facts
     lines = [never_reached("--dense-steps", c.arguments.get("dense_steps"), c.steps)]
-    # Said before the run: without a sync its figures are those of an untrained model.
+    # Said before the run: without a sync its results are of an untrained model.
     if rounds.untrained:
         lines.append(
             f"the figures will be of the model as it is now: {rounds.untrained}"
@@ -63,9 +63,9 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     """Returns the lines after a run.
 
     Args:
-        run: the one that has ended.
-        outcome: how it did.
-        center_step: the last local step that is in the evaluated model.
+        run: the run that has ended.
+        outcome: the outcome of the run.
+        center_step: the last local step that the evaluated model includes.
     """
     c, steps, found = run.config, outcome.line["step"], []
     since = steps - center_step
@@ -97,7 +97,7 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
 
 
 def _way_to_sync(run: Run, steps: int) -> str:
-    """Says how the last local steps get into the center, if they can."""
+    """Says how to include the last local steps in the center, if possible."""
     if steps < run.config.steps:
         return ""
     try:
@@ -110,7 +110,7 @@ def _way_to_sync(run: Run, steps: int) -> str:
 def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
     """Says which checkpoint is the newest, if a later one could not be saved."""
     end, saved = outcome.progress.step, outcome.progress.saved
-    if outcome.diverged_at is not None:  # nothing is saved from there on
+    if outcome.diverged_at is not None:  # nothing is saved after that
         end = outcome.diverged_at
     last = max((step for step in due if step <= end), default=0)
     if saved >= (end if outcome.stopped else last):
@@ -121,14 +121,14 @@ def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
 
 
 def _how(outcome: Outcome) -> str:
-    """Says in which way the loss was too large, and on which workers."""
+    """Says how the loss was too large, and on which workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
     if loss is not None and first is not None and math.isfinite(loss):
         if abs(first) < LEAST:
             return f"{loss:.3g}, above {limit_after(first):g} (the first: {first:.3g})"
         return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
     workers = outcome.not_finite
-    if not workers:  # the sum over them was too large
+    if not workers:  # the sum over the workers was too large
         return "not finite"
     few = ", ".join(str(worker) for worker in workers[:4])
     more = f" and {len(workers) - 4} more" if workers[4:] else ""

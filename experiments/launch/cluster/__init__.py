@@ -1,1 +1,1 @@
-"""Dask clusters: the workers of a scheduler, and what runs on them."""
+"""Dask clusters: connects to a scheduler, and runs processes on its workers."""

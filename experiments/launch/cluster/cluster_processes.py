@@ -25,20 +25,20 @@ from experiments.training.versions import versions
 if TYPE_CHECKING:
     from distributed import Future
 
-UNBORN = 3.0  # seconds in which a task that was never heard of would have begun
-TICK = 0.02  # seconds between two looks while processes are killed
+UNBORN = 3.0  # seconds after which a task that sent nothing counts as not begun
+TICK = 0.02  # seconds between two checks while processes are killed
 
 
 @dataclass
 class Member:
-    """A process on a worker, as this command knows it.
+    """The state of a process on a worker, as this command knows it.
 
     Attributes:
-        address: of the worker.
-        future: of the task that runs it.
-        status: as the worker reported it last.
-        heard: the time of its last message, or of the start.
-        is_over: whether it has ended.
+        address: the address of the worker.
+        future: the future of the task that runs the process.
+        status: the last status that the worker reported.
+        heard: the time of the last message, or of the start.
+        is_over: whether the process has ended.
     """
 
     address: str
@@ -49,7 +49,7 @@ class Member:
 
     @property
     def is_known(self) -> bool:
-        """Whether there was a message."""
+        """Whether a message about the process has arrived."""
         return self.status.pid > 0
 
 
@@ -59,17 +59,17 @@ class ClusterProcesses:
     def __init__(
         self, config: RunConfig, argv: list[str], out: Path, limits: Limits, log: Log
     ):
-        """Connects to the scheduler, and starts to look at the cluster.
+        """Connects to the scheduler, and starts to watch the cluster.
 
         Args:
-            config: of the run, with a scheduler.
-            argv: its flags as given.
+            config: the config of the run, with a scheduler.
+            argv: the flags as given.
             out: the run's folder.
             limits: limits on waiting and restarts.
             log: shows the user a line.
 
         Raises:
-            BadRequest: Dask is not installed, or the address has another form.
+            BadRequest: Dask is not installed, or the address is invalid.
             Unreachable: no scheduler answers.
         """
         assert config.scheduler is not None  # as the caller has checked
@@ -82,27 +82,27 @@ class ClusterProcesses:
         self._view = ClusterView(client, config.scheduler, limits.lost_after)
         self._seating = Seating(client, config.processes, meant, out, log)
         self._members: list[Member] = []
-        self._serial = 0  # of the last start
-        self._since = time.monotonic()  # the last attempt ended
+        self._serial = 0  # the number of the last start
+        self._since = time.monotonic()  # time at which the last attempt ended
         # Dask calls the handler in a thread of its own.
         self._inbox: deque[dict[str, Any]] = deque()
         client.subscribe_topic(self._topic, lambda event: self._inbox.append(event[1]))
 
     def gather(self, now: float) -> Placement | None:
-        """Finds a fit worker for each process; see `Processes.gather`.
+        """Finds a suitable worker for each process; see `Processes.gather`.
 
-        There is no limit of time: clusters may take hours to grow.
+        There is no time limit: clusters may take hours to grow.
         """
         if line := self._view.lost:
             raise Unplaced(line)
-        # A worker whose end has ended an attempt must not be taken for the next one.
+        # The next attempt must not use a worker whose end has ended the last one.
         if self._view.answered < self._since:
             return None
         return self._seating.find(self._view.workers, self._view.idle, now)
 
     def start(self, attributes: list[dict[str, Any]]) -> None:
         """Starts a process on each of the workers that were found."""
-        self._serial += 1  # messages with an earlier one are stale
+        self._serial += 1  # messages with an earlier number are stale
         for seat, given in zip(self._seating.seats, attributes, strict=True):
             place = given, seat.folder, self._limits
             order = (self._topic, self._serial, self._argv, *place)
@@ -113,7 +113,7 @@ class ClusterProcesses:
             self._members.append(Member(seat.address, future, status, now))
 
     def poll(self, now: float) -> list[ProcessStatus]:
-        """Takes the messages of the workers; see `Processes.poll`."""
+        """Processes the messages of the workers; see `Processes.poll`."""
         self._listen(now)
         if line := self._view.lost:
             raise Unplaced(line)
@@ -136,21 +136,21 @@ class ClusterProcesses:
             with suppress(*ENDS):  # the loss of the scheduler ends the run
                 self._client.run(*words, workers=left, on_error="ignore")
 
-        # In a thread: a frozen worker would block it.
+        # In a thread, because a frozen worker would block the call.
         threading.Thread(target=pass_on, daemon=True).start()
 
     def kill(self) -> None:
-        """Kills all processes; returns once each is gone, or its worker is."""
+        """Kills all processes; returns once each process or its worker is gone."""
         # Process 0 last: it runs jax's service, without which the others abort.
         for members in (self._members[1:], self._members[:1]):
             began = time.monotonic()
             for member in members:
-                member.future.release()  # which ends its process
+                member.future.release()  # ends its process
             while any(self._lingers(member, began) for member in members):
                 time.sleep(TICK)
                 self._listen(time.monotonic())
         for member in self._members:
-            # A worker that closes is there a while longer.
+            # A closing worker stays listed for a while.
             is_cut = member.status.text == cut_line(member.address)
             if is_cut or self._lost(member):
                 self._seating.roster.forget(member.address)
@@ -165,7 +165,7 @@ class ClusterProcesses:
         self._client.close(timeout=2)
 
     def _listen(self, now: float) -> None:
-        """Takes the messages of the workers, but those of an earlier start."""
+        """Processes the workers' messages, except those of an earlier start."""
         while self._inbox:
             message = self._inbox.popleft()
             if message["serial"] == self._serial:
@@ -184,7 +184,7 @@ class ClusterProcesses:
             member.is_over = message["is_over"]
 
     def _lost(self, member: Member) -> str:
-        """Why a process's worker counts as lost; "" while it does not."""
+        """The reason why a process's worker counts as lost; "" if it does not."""
         if member.is_over:
             return ""
         if line := self._view.lost:
@@ -200,7 +200,7 @@ class ClusterProcesses:
         return ""
 
     def _lingers(self, member: Member, released: float) -> bool:
-        """Whether a process may still run after its task was given back."""
+        """Whether a process may still run after its task was released."""
         waited = time.monotonic() - released
         is_unborn = not member.is_known and waited > UNBORN
         return not (member.is_over or is_unborn or self._lost(member))

@@ -24,7 +24,7 @@ ANSWER = 30.0  # seconds for a scheduler to answer
 
 
 class SchedulerFile(TypedDict):
-    """A scheduler's file, as far as it is read."""
+    """The fields of a scheduler file that are read here."""
 
     address: str
 
@@ -45,17 +45,17 @@ def check_installed(flag: str) -> None:
 
 
 def connect(scheduler: str, seconds: float) -> "Client":
-    """Connects to a scheduler that runs.
+    """Connects to a running scheduler.
 
-    The certificates of tls:// are those of Dask's own settings: `CERTIFICATES`.
+    For tls://, Dask's own settings name the certificates: `CERTIFICATES`.
 
     Args:
         scheduler: tcp://HOST:PORT, tls://HOST:PORT or a scheduler file.
-        seconds: how long to wait for its answer.
+        seconds: seconds to wait for the answer.
 
     Raises:
-        BadRequest: Dask is not installed, or the text has another form.
-        Unreachable: nothing answers there, or not to us.
+        BadRequest: Dask is not installed, or the text is invalid.
+        Unreachable: no scheduler answers there.
     """
     address = reach(scheduler, seconds)
     from distributed import Client
@@ -65,14 +65,14 @@ def connect(scheduler: str, seconds: float) -> "Client":
 
 
 def reach(scheduler: str, seconds: float) -> str:
-    """Connects for a moment, and returns the address; the errors are `connect`'s."""
+    """Tests the connection and returns the address; raises errors like `connect`."""
     check_installed("--scheduler")
     silence()
-    # It takes longer than --help may, which reads this file.
+    # Imported late: --help imports this file and must stay fast.
     import asyncio
 
     address = _address(scheduler)
-    # A client that fails to connect holds the interpreter's end up for seconds.
+    # A client that fails to connect delays the interpreter's exit for seconds.
     with _explained(scheduler):
         asyncio.run(_knock(address, seconds))
     return address
@@ -80,14 +80,14 @@ def reach(scheduler: str, seconds: float) -> str:
 
 @contextmanager
 def _explained(scheduler: str) -> Iterator[None]:
-    """Raises Dask's errors in one line."""
+    """Raises Dask's errors as errors of one line."""
     try:
         yield
     except OSError as error:
         reason = " ".join(str(error).split())
         raise Unreachable(f"no scheduler answers at {scheduler}: {reason}") from error
-    # Dask's own words for a text that is no address, for missing certificates, or for a
-    # scheduler of another Python or Dask.
+    # Dask raises these for an invalid address, for missing certificates, or for a
+    # scheduler with another version of Python or Dask.
     except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         if "ssl" in reason:
@@ -96,7 +96,7 @@ def _explained(scheduler: str) -> Iterator[None]:
 
 
 def _address(scheduler: str) -> str:
-    """Returns the address of a scheduler, which a scheduler file holds."""
+    """Returns the address of a scheduler, read from a scheduler file if necessary."""
     if "://" in scheduler:
         return scheduler
     try:
@@ -109,7 +109,7 @@ def _address(scheduler: str) -> str:
 
 
 async def _knock(address: str, seconds: float) -> None:
-    """Connects once, and closes; raises what Dask raises."""
+    """Connects once, and closes; raises Dask's own errors."""
     from distributed import Security
     from distributed.comm.core import connect
 
@@ -119,15 +119,15 @@ async def _knock(address: str, seconds: float) -> None:
 
 @contextmanager
 def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
-    """Yields a client of a scheduler, or of a cluster in this process.
+    """Yields a client of a scheduler or of a cluster in this process.
 
     Args:
-        scheduler: its address or file; None starts a cluster.
-        jobs: workers of that cluster. They are threads: each job's work is done by a
-            child process, so that nothing listens but the dashboard, at 127.0.0.1.
+        scheduler: the address or file of a scheduler; None starts a cluster here.
+        jobs: the number of workers of that cluster. They are threads, because a child
+            process does each job's work. Only the dashboard listens, at 127.0.0.1.
 
     Raises:
-        BadRequest: Dask is not installed, or the address has another form.
+        BadRequest: Dask is not installed, or the address is invalid.
         Unreachable: no scheduler answers.
     """
     if scheduler is not None:
@@ -151,9 +151,9 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
 
 
 def dashboard(client: "Client") -> str:
-    """Returns the address of the scheduler's pages, for a browser."""
+    """Returns the address of the scheduler's dashboard, for a browser."""
     link = client.dashboard_link or "none"
-    # Dask names the machine's own address, whatever the pages are bound to.
+    # Dask names the machine's own address even if the pages are bound to another.
     if client.cluster is not None and (port := urlsplit(link).port):
         link = f"http://127.0.0.1:{port}/status"
     if importlib.util.find_spec("bokeh") is None and client.cluster is not None:
@@ -162,11 +162,11 @@ def dashboard(client: "Client") -> str:
 
 
 def silence() -> None:
-    """Drops Dask's own log lines: what matters of them is said in one line by us."""
-    # Its import sets the levels of its loggers.
+    """Silences Dask's log; the important events are reported in one line instead."""
+    # Imported first, because the import sets the levels of its loggers.
     from distributed.versions import VersionMismatchWarning
 
-    # A table; the workers that differ are refused by name.
+    # The warning is a table; we refuse workers that differ by name instead.
     warnings.simplefilter("ignore", VersionMismatchWarning)
     names = ("distributed", "tornado", "bokeh")
     for name in (*names, *logging.root.manager.loggerDict):

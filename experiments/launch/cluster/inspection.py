@@ -25,21 +25,21 @@ def facts(
     host_address: str = "",
     dask_worker: Any = None,
 ) -> dict[str, Any]:
-    """Returns the fields of this process's `Seat`, but its address.
+    """Returns the fields of this process's `Seat`, except its address.
 
     Args:
-        names: of packages whose versions are wanted.
-        modules: the user's own, and packages, whose code must be the same.
-        nonce: path of a file that may be seen here.
-        host_address: where a free port is wanted; "" where none is.
-        dask_worker: set by Dask, where this runs on one.
+        names: names of the packages whose versions are wanted.
+        modules: names of custom modules and packages whose code must be the same.
+        nonce: path of a file that may be visible here.
+        host_address: address at which to find a free port; "" for no port.
+        dask_worker: the Dask worker that runs this, set by Dask; None elsewhere.
     """
     found = [importlib.util.find_spec(name) for name in PACKAGES]
     tops = [Path(spec.origin).parent for spec in found if spec and spec.origin]
     code = {name: _digest(name) for name in modules}
     ours = loaded = [code.get(name) for name in PACKAGES]
     if dask_worker is not None:
-        # A worker outlives many commands, and imports once what is edited between them.
+        # A worker outlives many commands but imports code once, even if it is edited.
         if any(name in sys.modules for name in PACKAGES):
             loaded = getattr(dask_worker, "syncalgos_code", ours)
         vars(dask_worker)["syncalgos_code"] = loaded
@@ -58,11 +58,11 @@ def facts(
 
 def host() -> tuple[str, str, str]:
     """Identifies this machine by its name, boot and network."""
-    # Containers of a machine share name or boot, but not the network.
+    # Containers on one machine may share its name or boot id, but not the network.
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         network = os.readlink("/proc/self/ns/net")
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         boot = network = ""
     return socket.gethostname(), boot, network
 
@@ -81,7 +81,7 @@ def _version(name: str) -> str:
 
 
 def _digest(module: str) -> str | None:
-    """Returns a digest of a module's files, without an import; None if it has none."""
+    """Returns a digest of a module's files, without importing it; None if missing."""
     if (spec := importlib.util.find_spec(module)) is None:
         return None
     tops = [Path(x) for x in spec.submodule_search_locations or ()]
@@ -91,7 +91,7 @@ def _digest(module: str) -> str | None:
     if not tops:
         files = {"": Path(spec.origin or "")}
     digest = hashlib.sha256()
-    # Editors' locks are links to nowhere.
+    # Lock files of text editors are broken links.
     for name in sorted(name for name, file in files.items() if file.is_file()):
         digest.update(f"{name}\n".encode() + files[name].read_bytes())
     return digest.hexdigest()

@@ -1,6 +1,6 @@
-"""One process of a run, on the Dask worker that starts and watches it.
+"""Runs one process of a run on a Dask worker.
 
-Imports no jax: a worker outlives many runs, whose processes start jax themselves.
+This file imports no jax: a worker outlives many runs, whose processes start jax.
 """
 
 import sys
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from dask.typing import Key
     from distributed import Worker
 
-TICK = 0.1  # seconds between two looks
+TICK = 0.1  # seconds between two polls
 BEAT = 1.0  # seconds between signs of life
 
 
 class Outbox:
-    """Messages from a worker to the command, few and in order.
+    """Sends messages from a worker to the command, few and in order.
 
     Attributes:
-        lines: that the command shall show, each with its stream: "out" or "log".
+        lines: lines for the command to show, each with its stream, "out" or "log".
     """
 
     def __init__(self, send: Callable[[dict[str, Any]], None]):
-        """Takes what sends a message."""
+        """Starts without lines; `send` sends a message."""
         self.lines: list[tuple[str, str]] = []
         self._send = send
-        self._last: tuple[ProcessStatus | None, float] = None, 0.0  # and when it was
+        self._last: tuple[ProcessStatus | None, float] = None, 0.0  # and the time
 
     def flush(self, status: ProcessStatus, is_over: bool = False) -> None:
-        """Sends what is new, or a sign of life if it is time.
+        """Sends new lines or a new status, or a sign of life if one is due.
 
         Args:
-            status: of the process.
-            is_over: whether the process has ended: this is the last message.
+            status: the status of the process.
+            is_over: whether the process has ended; this is then the last message.
         """
         now, (last, sent) = time.monotonic(), self._last
         if self.lines or is_over or status != last or now - sent >= BEAT:
@@ -48,21 +48,21 @@ class Outbox:
 
 
 class Contact:
-    """The last answer of the scheduler to a worker."""
+    """Tracks the last answer of the scheduler to a worker."""
 
     def __init__(self, worker: "Worker"):
-        """The worker has just been answered."""
+        """Counts from now, as if the scheduler had just answered."""
         self._worker, self._since, self._latency = worker, time.monotonic(), -1.0
 
     def age(self) -> float:
-        """Returns the seconds since the last answer, if it is called often."""
-        # Dask measures it by each heartbeat, of which it keeps no time.
+        """Returns the seconds since the last answer; call it often."""
+        # Dask updates the latency at each heartbeat but does not store the time.
         if self._worker.latency != self._latency:
             self._latency, self._since = self._worker.latency, time.monotonic()
         return time.monotonic() - self._since
 
 
-# The processes on this worker, by topic: signals for them come in another thread.
+# The processes on this worker, by topic. Signals for them arrive in another thread.
 _RUNNING: dict[str, Child] = {}
 
 
@@ -74,22 +74,22 @@ def run_member(
     folder: str,
     limits: Limits,
 ) -> None:
-    """Runs one process of a run to its end; the task of a Dask worker.
+    """Runs one process of a run to its end, as a task of a Dask worker.
 
     Args:
-        topic: of the messages to the command, which no other run has.
+        topic: topic of the messages to the command, unique to the run.
         serial: number of the start.
         argv: the flags of the command.
-        attributes: of the process's `ChildSide`.
+        attributes: the attributes of the process's `ChildSide`.
         folder: the checkout on the worker's host.
-        limits: limits.
+        limits: limits on waiting and restarts.
     """
     from distributed import get_worker
 
     worker = get_worker()
     key = worker.get_current_task()
-    # What is cut off counts as lost after `loss`: its process must be gone by then, as
-    # another one writes the same files.
+    # A worker that is cut off counts as lost after `lost_after` seconds. Its process
+    # must be gone by then, because another one will write the same files.
     lease = 0.75 * limits.lost_after
     contact = Contact(worker)
     outbox = Outbox(lambda text: worker.log_event(topic, {"serial": serial, **text}))
@@ -99,7 +99,7 @@ def run_member(
         outbox.lines.append(("out", text))
 
     child = _RUNNING[topic] = Child(
-        # -P: a user's own module is the one that the worker has found.
+        # -P: imports the same custom module that the worker has found.
         [sys.executable, "-P", "-m", "experiments.run", *argv],
         attributes,
         lambda text: outbox.lines.append(("log", text)),
@@ -122,7 +122,7 @@ def run_member(
 
 
 def cut_line(address: str) -> str:
-    """Returns the reason for which a worker ends a process by itself."""
+    """Returns the reason that a worker gives when it ends a process by itself."""
     return f"its Dask worker {address} closes, or has lost the scheduler"
 
 
@@ -133,8 +133,8 @@ def signal_member(topic: str, number: int) -> None:
 
 
 def is_wanted(worker: "Worker", key: "Key") -> bool:
-    """Whether the command of a task is still there, and wants it."""
-    # The scheduler takes a task back when the command cancels it, ends or vanishes. A
+    """Whether the command of a task still exists and wants the task."""
+    # The scheduler withdraws a task when the command cancels it, ends or disappears. A
     # worker that has lost the scheduler closes.
     task = worker.state.tasks.get(key)
     return _is_open(worker) and task is not None and task.state == "executing"

@@ -1,4 +1,4 @@
-"""Finds workers of a Dask cluster for a run's processes, anew at each start."""
+"""Finds workers of a Dask cluster for a run's processes at each start."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,26 +12,26 @@ from experiments.launch.supervisor.group import Log, Placement
 if TYPE_CHECKING:
     from distributed import Client
 
-PATIENCE = 2.0  # seconds for workers to answer before the user hears that we wait
+PATIENCE = 2.0  # seconds for workers to answer before a line says that we wait
 
 
 class Seating:
-    """The workers of a run's attempts.
+    """Assigns workers to the attempts of a run.
 
     Attributes:
-        seats: those of the last one, by process.
-        roster: the workers that were found fit.
+        seats: the workers of the last attempt, by process.
+        roster: the suitable workers.
     """
 
     def __init__(
         self, client: "Client", count: int, meant: Expected, out: Path, log: Log
     ):
-        """Knows no worker yet.
+        """Starts without workers.
 
         Args:
             client: connected to the scheduler.
-            count: of the processes.
-            meant: what the workers must share with the command.
+            count: the number of processes.
+            meant: the versions and code that workers must share with the command.
             out: the run's folder.
             log: shows the user a line.
         """
@@ -40,9 +40,9 @@ class Seating:
         self._count = count
         self._out = out
         self._log = log
-        self._waits: float | None = None  # since when workers are missing
-        self._said = ""  # the last line about that
-        self._asked_again = ""  # the worker of process 0, before the start
+        self._waits: float | None = None  # time since which workers are missing
+        self._said = ""  # the last line about missing workers
+        self._asked_again = ""  # worker of process 0, asked again before the start
 
     def find(
         self, present: frozenset[str], idle: frozenset[str], now: float
@@ -51,13 +51,13 @@ class Seating:
 
         Args:
             present: the addresses of all workers.
-            idle: those without tasks; others' work may come and go.
+            idle: the addresses of workers without tasks; other users may run tasks too.
             now: time.monotonic().
         """
         self.roster.update(present)
         self._waits = now if self._waits is None else self._waits
         is_late = now - self._waits > PATIENCE
-        # Those that are about to answer count: processes lie evenly over the hosts.
+        # Wait for workers about to answer, to spread processes evenly over hosts.
         if not is_late and (self.roster.asked or not present):
             return None
         free = {x: seat for x, seat in self.roster.seats.items() if x in idle}
@@ -70,7 +70,7 @@ class Seating:
                 self._log(line)
             return None
         if seats[0].address != self._asked_again:
-            # Whoever runs jax's service: its port may have been taken meanwhile.
+            # This worker runs jax's service: its port may be in use by now.
             self._asked_again, self._waits = seats[0].address, now
             self.roster.forget(self._asked_again)
             return None
@@ -90,12 +90,12 @@ def choose(
 ) -> list[Seat] | None:
     """Chooses a worker for each process.
 
-    A process stays where it was, or at least on its host, as its checkpoints may lie
-    there. The others lie evenly over the hosts, neighbours together.
+    A process stays on its worker, or at least on its host, because its checkpoints may
+    be there. The others are spread evenly over the hosts, neighbours together.
 
     Args:
-        free: by address.
-        count: of the processes.
+        free: the free workers, by address.
+        count: the number of processes.
         before: the workers of the last attempt; empty before the first.
 
     Returns:

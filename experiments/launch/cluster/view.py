@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster as they come and go."""
+"""Tracks the workers that join and leave a Dask cluster."""
 
 import asyncio
 import threading
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distributed import Client
 
-PACE = 0.25  # seconds between two looks
-# A client that lost the scheduler, or that closes and has none, raises one of these.
+PACE = 0.25  # seconds between two queries
+# A client that is closing or has lost the scheduler raises one of these.
 ENDS = (
     AttributeError,
     OSError,
@@ -23,11 +23,11 @@ ENDS = (
 class ClusterView:
     """The workers of a cluster, updated by a thread.
 
-    A question to a scheduler that is frozen or out of reach blocks only this thread,
-    never the readers of this object.
+    A query to a frozen or unreachable scheduler blocks only this thread, never the
+    readers of this object.
 
     Attributes:
-        answered: the time of the last question that was answered.
+        answered: the time of the last query that was answered.
         idle: the addresses of the workers without tasks.
     """
 
@@ -36,8 +36,8 @@ class ClusterView:
 
         Args:
             client: connected to the scheduler.
-            scheduler: its address, for the user.
-            loss: seconds without an answer after which it counts as lost.
+            scheduler: the address of the scheduler, for messages.
+            loss: seconds without an answer after which the scheduler counts as lost.
         """
         self._client = client
         self._scheduler = scheduler
@@ -54,12 +54,12 @@ class ClusterView:
         return frozenset(self._threads)
 
     def threads(self, address: str) -> int:
-        """Returns the number of tasks that a worker runs at a time."""
+        """Returns the number of tasks that a worker runs at the same time."""
         return self._threads.get(address, 1)
 
     @property
     def lost(self) -> str | None:
-        """Why the scheduler counts as lost; None while it answers."""
+        """The reason why the scheduler counts as lost; None while it answers."""
         if self._client.status != "running":
             return f"the Dask scheduler {self._scheduler} is lost"
         if time.monotonic() - self.answered > self._loss:
@@ -81,7 +81,7 @@ class ClusterView:
                 # empties of workers every few seconds.
                 threads: Any = self._client.nthreads()
                 processing: Any = self._client.processing()
-            except ENDS:  # `lost` reports it, unless we close
+            except ENDS:  # `lost` reports it unless we are closing
                 continue
             self.idle = frozenset(x for x, tasks in processing.items() if not tasks)
             self._threads, self.answered = dict(threads), asked

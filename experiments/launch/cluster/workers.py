@@ -1,4 +1,4 @@
-"""The workers of a Dask cluster that may take part, each asked to identify itself."""
+"""Asks the workers of a Dask cluster to identify themselves, and checks them."""
 
 import platform
 import threading
@@ -20,11 +20,11 @@ PAUSE = 0.5  # seconds before a worker that could not be reached is asked again
 
 
 class Expected(NamedTuple):
-    """The command's own state, which its workers must share.
+    """The versions and code of the command, which its workers must share.
 
     Attributes:
-        versions: of Python and the packages, by name.
-        code: digests of our packages and of the user's own, by name.
+        versions: versions of Python and the packages, by name.
+        code: digests of our packages and of custom modules, by name.
     """
 
     versions: dict[str, str]
@@ -32,18 +32,18 @@ class Expected(NamedTuple):
 
 
 class Seat(NamedTuple):
-    """A worker's answer, by which it may run a process.
+    """The answer of a worker that may run a process.
 
     Attributes:
-        address: by which the scheduler knows it.
+        address: the worker's address at the scheduler.
         host: name, boot and network of its machine, which together identify it.
         pid: process id.
-        versions: as in `Expected`; "" for a package that is not installed.
-        code: as in `Expected`; None for a module that it does not find.
-        is_stale: whether it has imported other code of ours than it finds now.
-        folder: the checkout in which it finds it.
-        sees_out: whether the run's folder is the same as for the command.
-        port: one that is free at its address; 0 where it has no address of its own.
+        versions: versions as in `Expected`; "" for a package that is not installed.
+        code: digests as in `Expected`; None for a module that is not found.
+        is_stale: whether our code has changed since the worker imported it.
+        folder: the checkout in which the worker finds our code.
+        sees_out: whether worker and command see the same folder of the run.
+        port: a free port at the worker's address; 0 if it has no network address.
     """
 
     address: str
@@ -62,11 +62,11 @@ class Unfit(Exception):
 
 
 def expected(versions: Mapping[str, str], names: tuple[str, ...]) -> Expected:
-    """Returns the state of this process.
+    """Returns the versions and code of this process.
 
     Args:
-        versions: of Python and the packages, as `training.versions` has them.
-        names: of task and algorithm; those with a colon are the user's own.
+        versions: versions of Python and the packages, from `training.versions`.
+        names: names of task and algorithm; names with a colon are custom.
     """
     # The library's version is part of its code.
     others = {name: text for name, text in versions.items() if name != "syncalgos"}
@@ -76,7 +76,7 @@ def expected(versions: Mapping[str, str], names: tuple[str, ...]) -> Expected:
 
 
 def objection(seat: Seat, meant: Expected) -> str | None:
-    """Reports why a worker cannot take part; None if it can."""
+    """Reports why a worker cannot take part; returns None if it can."""
     for name, version in meant.versions.items():
         if (there := seat.versions[name]) != version:
             has = f"{name} {there}" if there else f"no {name}"
@@ -96,17 +96,17 @@ def objection(seat: Seat, meant: Expected) -> str | None:
 
 
 def ask(client: "Client", address: str, meant: Expected, nonce: str) -> Seat:
-    """Asks a worker, also one that is busy; returns once it has answered.
+    """Asks a worker, even a busy one; returns once it has answered.
 
     Args:
         client: connected to the scheduler.
-        address: of the worker.
-        meant: what it must share.
-        nonce: path of a file that may be seen there.
+        address: the address of the worker.
+        meant: the versions and code that the worker must share.
+        nonce: path of a file that may be visible there.
 
     Raises:
-        Unfit: it cannot take part.
-        Exception: of Dask or of the worker, of any kind.
+        Unfit: the worker cannot take part.
+        Exception: Dask or the worker raised an error of any kind.
     """
     import cloudpickle
 
@@ -114,7 +114,7 @@ def ask(client: "Client", address: str, meant: Expected, nonce: str) -> Seat:
         answers: Any = client.run(function, *words, workers=[address])
         return answers[address]
 
-    # Bytecode, which another Python may not read, follows only where it is the same.
+    # Checked before sending bytecode, which another Python version may not read.
     python = run(platform.python_version)
     if python != (own := meant.versions.get("python", python)):
         line = f"is refused: it has python {python}, this command {own}"
@@ -133,11 +133,11 @@ def host_of(address: str) -> str:
 
 
 class Roster:
-    """The workers that were found fit.
+    """The suitable workers of a cluster.
 
     Attributes:
-        seats: the fit ones, by address.
-        asked: those that have not answered yet, by address.
+        seats: the answers of suitable workers, by address.
+        asked: pending answers of the other workers, by address.
     """
 
     def __init__(self, client: "Client", meant: Expected, out: Path, log: Log):
@@ -145,8 +145,8 @@ class Roster:
 
         Args:
             client: connected to the scheduler.
-            meant: what the workers must share.
-            out: the run's folder, which they may share.
+            meant: the versions and code that workers must share.
+            out: the run's folder, which workers may share.
             log: shows the user a line.
         """
         self.seats: dict[str, Seat] = {}
@@ -159,28 +159,28 @@ class Roster:
         self._nonce: Path | None = None
 
     def update(self, present: Set[str]) -> None:
-        """Takes answers, asks the new workers, and forgets those that have left."""
+        """Handles answers, asks new workers, and forgets workers that have left."""
         for address in [x for x, answer in self.asked.items() if answer.done()]:
             self._take(address, self.asked.pop(address))
-        # A worker may be started again at the address of the one that was refused.
+        # A new worker may start at the address of a refused one that has left.
         self._refused &= present
         for address in {*self.seats, *self.asked} - present:
             self.forget(address)
         for address in sorted(present - {*self.seats, *self.asked, *self._refused}):
             self.asked[address] = answer = Future()
             words = (address, str(self._hidden()), answer)
-            # In a thread of its own, which a worker that is frozen would block.
+            # In a separate thread, because a frozen worker would block it.
             threading.Thread(target=self._ask, args=words, daemon=True).start()
         if not self.asked:
             self.close()
 
     def forget(self, address: str) -> None:
-        """Forgets a worker, which is asked again if it is still present."""
+        """Forgets a worker; it is asked again if it is still present."""
         self.seats.pop(address, None)
         self.asked.pop(address, None)
 
     def close(self) -> None:
-        """Removes the file by which workers find whether they share the folder."""
+        """Removes the file that shows workers whether they share the folder."""
         if self._nonce is not None:
             with suppress(OSError):
                 self._nonce.unlink()
@@ -189,7 +189,7 @@ class Roster:
     def _ask(self, address: str, nonce: str, answer: "Future[Seat]") -> None:
         try:
             answer.set_result(ask(self._client, address, self._meant, nonce))
-        except Exception as error:  # the worker's own may be of any kind
+        except Exception as error:  # a worker may raise any kind of error
             time.sleep(PAUSE)
             answer.set_exception(error)
 
@@ -198,16 +198,16 @@ class Roster:
         error = answer.exception()
         if error is None:
             self.seats[address] = answer.result()
-        elif not isinstance(error, OSError):  # else it has left, or is asked again
+        elif not isinstance(error, OSError):  # otherwise it has left or is asked again
             line = f"{address} is refused: {error!r}"
             self._log(f"the Dask worker {error if isinstance(error, Unfit) else line}")
             self._refused.add(address)
 
     def _hidden(self) -> Path:
-        """Writes the file in the nearest folder to the run's that there is."""
+        """Writes the file in the run's folder, or in its nearest existing parent."""
         if self._nonce is None:
             top = next(x for x in (self._out, *self._out.parents) if x.is_dir())
             self._nonce = top / f".syncalgos-{uuid.uuid4().hex}"
-            with suppress(OSError):  # a folder that is not ours is not shared either
+            with suppress(OSError):  # a read-only folder counts as not shared
                 self._nonce.touch()
         return self._nonce

@@ -20,22 +20,23 @@ from experiments.launch.supervisor.group import Log
 from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import ProcessStatus
 
-LONGEST_LOOK = 0.5  # seconds between two looks that count as silence
-PIECE = 1 << 16  # bytes after which a line without an end is cut
-MOST_LINES = 1000  # that wait to be taken, before the process has to wait
-LAST_WORDS = 2.0  # seconds for the ends of pipes, which what it started may hold open
-REAPING = 5.0  # seconds; what a driver holds longer than that is left to the system
+LONGEST_LOOK = 0.5  # seconds; a longer pause between polls counts as this
+PIECE = 1 << 16  # bytes; longer lines are split
+MOST_LINES = 1000  # lines in the queue; beyond that the process has to wait
+LAST_WORDS = 2.0  # seconds to read the rest of pipes; its children may hold them open
+REAPING = 5.0  # seconds; a process that a driver holds longer is left to the system
 
 
 class Remote(NamedTuple):
-    """The surroundings of a process whose command is on another machine.
+    """The settings of a process that a command on another machine started.
 
     Attributes:
         folder: its working folder.
-        out: takes a line of process 0's stdout.
+        out: called with each line of process 0's stdout.
         lease: seconds without a `poll` after which the process ends itself; None if it
             never does.
-        environ: variables of the command, where this machine has no own.
+        environ: the command's environment variables; those set on this machine take
+            precedence.
     """
 
     folder: str
@@ -45,13 +46,13 @@ class Remote(NamedTuple):
 
 
 class Child:
-    """A process of a run: its pipes, which threads read, and its end.
+    """A process of a run; threads read its pipes.
 
-    Ctrl-C does not reach it, and a kill reaches all that it started.
+    Ctrl-C does not reach the process. Killing it also kills all processes it started.
 
     Attributes:
-        status: its last reports, and the system's.
-        is_over: whether it has ended, and all that it wrote was read.
+        status: the last known state, from the process and from the system.
+        is_over: whether the process has ended and all its output was read.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class Child:
         """Starts the process.
 
         Args:
-            command: its argv.
-            attributes: of its `ChildSide`.
-            log: prints a line; those of all processes but 0 follow their number.
-            remote: None if its command is the one that calls this.
+            command: the argv of the process.
+            attributes: the attributes of its `ChildSide`.
+            log: prints a line; lines of processes other than 0 begin with the number.
+            remote: settings for a command on another machine; None if the calling
+                command starts the process for itself.
         """
         number = attributes["process"]
         # Process 0 shares the streams of a command on the same machine.
@@ -79,7 +81,7 @@ class Child:
         environ = dict(os.environ)
         if remote is not None:
             given["lease"] = remote.lease
-            # Absolute paths, as its working folder may be another one.
+            # Absolute paths, because its working folder may differ.
             path = os.pathsep.join(map(os.path.abspath, sys.path))
             environ = {**remote.environ, **environ, "PYTHONPATH": path}
         environ[VARIABLE] = json.dumps(given)
@@ -88,7 +90,7 @@ class Child:
             cwd=None if remote is None else remote.folder,
             env=environ,
             stdin=subprocess.DEVNULL,
-            # The summary is process 0's alone.
+            # Only process 0 prints the summary.
             stdout=subprocess.DEVNULL if number else stream,
             stderr=subprocess.PIPE if number else stream,
             pass_fds=(reports, life),
@@ -100,7 +102,7 @@ class Child:
         self.is_over = False
         self._log = log
         self._remote = remote
-        self._renewed = 0.0  # the time at which its lease was
+        self._renewed = 0.0  # the time of the last renewal of its lease
         self._polled: float | None = None
         self._quiet = 0.0  # seconds since its last report
         self._has_joined = False
@@ -119,10 +121,10 @@ class Child:
             reader.start()
 
     def poll(self, now: float, limits: Limits) -> None:
-        """Finds whether the process ended, or gives no sign of life."""
+        """Checks whether the process has ended or gives no sign of life."""
         if self.is_over:
             return
-        # Not by the clock: after a pause of the supervisor, reports wait in the pipe.
+        # Not clock time: after a pause of the supervisor, reports wait in the pipe.
         passed = 0.0 if self._polled is None else now - self._polled
         self._quiet, self._polled = self._quiet + min(passed, LONGEST_LOOK), now
         self._take_lines()
@@ -133,7 +135,7 @@ class Child:
             self._renewed = now
             with suppress(OSError):  # it has ended, or is stopped for a long time
                 os.write(self._life, b".")
-        # Python may start slowly, as from a network's file system.
+        # Python may start slowly, for example from a network file system.
         limit = limits.lost_after
         if not self._has_joined:
             limit = max(limit, limits.init_timeout)
@@ -145,12 +147,12 @@ class Child:
         self.status = self.status._replace(silent=silent, halted=halted, mute=mute)
 
     def signal(self, number: int) -> None:
-        """Passes a signal on to the process alone, not to those that it started."""
+        """Passes a signal on to the process, not to the processes it started."""
         if not self.is_over:
             self._process.send_signal(number)
 
     def kill(self) -> None:
-        """Kills the process and all that it started; `reap` follows."""
+        """Kills the process and all processes it started; call `reap` next."""
         if not self.is_over:
             with suppress(OSError):
                 os.killpg(self.status.pid, signal.SIGKILL)
@@ -163,7 +165,7 @@ class Child:
             self._finish()
 
     def _finish(self) -> None:
-        self.kill()  # those that it started end with it
+        self.kill()  # the processes it started end with it
         deadline = time.monotonic() + LAST_WORDS
         for reader in self._readers:
             while reader.is_alive() and time.monotonic() < deadline:
@@ -172,7 +174,7 @@ class Child:
         self._take_lines()
         os.close(self._life)
         self.is_over = True
-        # The announced code goes first: process 0 lingers, and is killed for it.
+        # The announced code takes precedence: process 0 lingers and is then killed.
         announced = self.status.code
         code = self._process.poll() if announced is None else announced
         self.status = self.status._replace(code=code, silent=False)
@@ -209,7 +211,7 @@ class Child:
 
 
 def is_halted(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP; False where that is not known."""
+    """Whether a process is stopped, as by SIGSTOP; False if that is unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

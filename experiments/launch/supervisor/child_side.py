@@ -1,4 +1,4 @@
-"""The child's side of a supervised process: its phase, signs of life, last message."""
+"""The child's side of a supervised process: reports its phase and signs of life."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from experiments.exit_codes import TERMINATED
 
 VARIABLE = "SYNCALGOS_CHILD"
 BEAT = 0.5  # seconds between signs of life
-LONGEST_TEXT = 2000  # characters of last words
-INSISTING = 1.0  # seconds for a message that must arrive
+LONGEST_TEXT = 2000  # characters of a message
+INSISTING = 1.0  # seconds to keep trying to send an important message
 LINGERING = 5  # seconds; the supervisor needs one or less to end the others
 
 
@@ -51,19 +51,19 @@ class ChildSide:
         attributes: dict[str, Any],
         lease: float | None = None,
     ):
-        """Starts to give signs of life.
+        """Starts the threads that give signs of life and watch the supervisor.
 
         Args:
             reports: the pipe that the supervisor reads.
             life: a pipe that closes when the supervisor is gone.
-            attributes: those above, by name.
-            lease: seconds after which a silent supervisor counts as gone; None if it
-                may be silent.
+            attributes: values of the attributes above, by name.
+            lease: seconds after which a silent supervisor counts as gone; None for no
+                limit.
         """
         vars(self).update(attributes)
         self._reports = reports
         self._last: dict[str, Any] = {}
-        # Reentrant: a signal's handler may report while this thread does.
+        # Reentrant: a signal handler may report while this thread is reporting.
         self._lock = threading.RLock()
         for end in (reports, life):
             # Processes that this one starts must not keep the pipes open.
@@ -78,7 +78,7 @@ class ChildSide:
 
         Args:
             phase: connect, prepare, train, evaluate or save. From prepare on,
-                the process handles the signals of a stop by itself.
+                the process itself handles the signals that stop it.
             step: local steps done.
         """
         with self._lock:
@@ -86,44 +86,44 @@ class ChildSide:
             self._write(self._last)
 
     def log(self, text: str) -> None:
-        """Has the supervisor print a line."""
+        """Sends a line for the supervisor to print."""
         self._write({"note": text[:LONGEST_TEXT]}, INSISTING)
 
     def decided(self, code: int) -> None:
-        """Announces what its run came to, which no signal changes from here on."""
+        """Announces the exit code of the run; no later signal changes it."""
         self._write({"decided": code}, INSISTING)
 
     def stopped(self) -> None:
-        """Announces that this process ends on request, by code 75 or 130."""
+        """Announces that this process ends on request, with code 75 or 130."""
         self._write({"said": "stopped"}, INSISTING)
 
     def refuse(self, text: str, code: int) -> NoReturn:
-        """Ends this process, and so the run.
+        """Ends this process, and thereby the run.
 
         Args:
-            text: the reason, in one line; the same from all processes is printed once.
-            code: the exit code of all commands, such as 2 or 4.
+            text: the reason, in one line; the same reason from all is printed once.
+            code: the exit code of the run, such as 2 or 4.
         """
         cut = text[:LONGEST_TEXT]
         self._write({"said": "refused", "text": cut, "code": code}, INSISTING)
         if self.process == 0:
-            # jax's service ends with process 0, and then the others abort with noise.
+            # jax's service ends with process 0, and then the others abort noisily.
             time.sleep(LINGERING)
         self.leave(code)
 
     def lost(self, text: str) -> NoReturn:
-        """Ends this process at once because another one is gone: code 75.
+        """Ends this process at once, with code 75, because another process is gone.
 
         Args:
-            text: the error; shown if no other process is found gone.
+            text: the error; shown if no lost process is found.
         """
         self._write({"said": "lost", "text": text[:LONGEST_TEXT]}, INSISTING)
         self.leave(TERMINATED)
 
     def leave(self, code: int) -> NoReturn:
         """Ends this process without jax's shutdown, which would wait for others."""
-        # Not by Python's own end, in which no thread gives signs of life: it took
-        # seconds on a loaded machine, and the supervisor reported a silence.
+        # Avoids Python's own shutdown, during which no thread gives signs of life: it
+        # took seconds on a loaded machine, and the supervisor reported a silence.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -131,12 +131,12 @@ class ChildSide:
 
     def _beat(self) -> None:
         while True:
-            # The last report, which may have found no room.
+            # Repeats the last report: the pipe may have been full before.
             self._write(self._last)
             time.sleep(BEAT)
 
     def _write(self, message: dict[str, Any], patience: float = 0.0) -> None:
-        """Writes a line, or what finds room for it in so many seconds."""
+        """Writes a line, or as much as the pipe takes within `patience` seconds."""
         rest = json.dumps(message).encode() + b"\n"
         deadline = time.monotonic() + patience
         # An error means that the supervisor is gone: `_end_with` ends this process.
@@ -151,18 +151,18 @@ class ChildSide:
 def join_supervisor() -> ChildSide | None:
     """Connects this process to its supervisor; returns None if it has none.
 
-    Call it once, early: from here on the supervisor expects signs of life.
+    Call it once, early: from then on the supervisor expects signs of life.
     """
-    # Removed, so that a process started by this one is not taken for it.
+    # Removed, so that processes started by this one do not inherit it.
     given = os.environ.pop(VARIABLE, None)
     return None if given is None else ChildSide(**json.loads(given))
 
 
 def _end_with(supervisor: int, lease: float | None) -> NoReturn:
-    """Ends this process, and those that it started, once the supervisor is gone."""
-    # The read returns nothing when the other end closes, which the system does however
-    # the supervisor ends. A frozen one would be replaced, and its process with it: it
-    # must be gone by then.
+    """Ends this process and those it started once the supervisor is gone."""
+    # The read returns nothing when the other end closes; the system closes it however
+    # the supervisor ends. A frozen supervisor is replaced together with its process, so
+    # the old process must be gone by then.
     while select.select([supervisor], [], [], lease)[0] and os.read(supervisor, 4096):
         pass
     with suppress(OSError):

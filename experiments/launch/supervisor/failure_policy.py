@@ -1,4 +1,4 @@
-"""Decides from the states of all processes whether a run goes on, by pure functions."""
+"""Pure functions that decide from all processes' states whether a run continues."""
 
 import signal
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from experiments.launch.supervisor.group import processes
 from experiments.launch.supervisor.limits import Limits
 from experiments.launch.supervisor.process_status import TrackedProcess, end_line, place
 
-# Seconds for the culprit to be found, or for others to end alike: the processes that
-# notice a loss often end before the supervisor sees the lost one.
+# Seconds to wait for the cause to appear, or for others to end in the same way: the
+# processes that notice a loss often end before the supervisor sees the lost one.
 GRACE = 1.0
 
 Outcome = Literal["done", "stopped", "failed", "lost", "suspect"]
@@ -21,9 +21,10 @@ class Decision(NamedTuple):
     """The next action.
 
     Attributes:
-        kind: the run ends; a process is lost; jax's own start-up failed.
-        code: the exit code, unless there is another attempt.
-        lines: the report to the user.
+        kind: "end": the run ends; "lost": a process is lost; "unconnected": jax's own
+            start-up failed.
+        code: the exit code if there is no further attempt.
+        lines: lines to show to the user.
     """
 
     kind: Literal["end", "lost", "unconnected"]
@@ -34,16 +35,16 @@ class Decision(NamedTuple):
 def decide(
     group: Sequence[TrackedProcess], asked: int | None, now: float, limits: Limits
 ) -> Decision | None:
-    """Decides whether a run goes on.
+    """Decides whether a run continues.
 
     Args:
-        group: all its processes.
-        asked: the signal that was passed on to some of them.
+        group: all processes of the run.
+        asked: the signal that was passed on to the processes; None if there was none.
         now: time.monotonic().
         limits: how long a process may be silent.
 
     Returns:
-        The next action; None while the run goes on.
+        The next action; None while the run continues.
     """
     stopping = asked is not None or any(p.status.said == "stopped" for p in group)
     ended = sorted((p for p in group if not p.alive), key=lambda p: p.ended or 0.0)
@@ -58,7 +59,7 @@ def decide(
     if lost and all(p.status.code == exit_codes.FAILED for p in failed):
         return _loss([end_line(lost[0], limits.lost_after)], stopping, asked)
     first = (failed or suspects or [None])[0]
-    # The end of others may have caused this one, and be known a moment later.
+    # Another process may have caused this end and be found ended a moment later.
     if first and not is_over and now - (first.ended or 0.0) < GRACE:
         return None
     if failed:
@@ -76,7 +77,7 @@ def decide(
 
 
 def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
-    """Classifies the end of a process; another one may have caused a suspect's."""
+    """Classifies how a process ended; "suspect": another one may be the cause."""
     status, code = process.status, process.status.code or 0
     if status.gone or status.mute:
         return "lost"
@@ -91,7 +92,7 @@ def _outcome(process: TrackedProcess, stopping: bool) -> Outcome:
     # jax aborts in C++ when another process is gone.
     crashes = [signal.SIGABRT]
     if status.phase == "connect":
-        # Its start-up crashes in these ways when its port is taken.
+        # jax's start-up crashes with these signals when its port is taken.
         crashes += [signal.SIGSEGV, signal.SIGBUS]
     return "suspect" if -code in crashes else "lost"
 
@@ -104,7 +105,7 @@ def _loss(lines: list[str], stopping: bool, asked: int | None) -> Decision:
 
 
 def _failure(failed: list[TrackedProcess], count: int, limits: Limits) -> Decision:
-    """Ends a run in which a process refused to go on, or raised an exception."""
+    """Ends a run in which a process refused to continue or raised an exception."""
     first = failed[0].status
     refusals: dict[str, list[int]] = {}
     for status in (p.status for p in failed if p.status.said == "refused"):
@@ -122,12 +123,12 @@ def _failure(failed: list[TrackedProcess], count: int, limits: Limits) -> Decisi
 def connect_timeout_line(
     group: Sequence[TrackedProcess], now: float, seconds: float
 ) -> str | None:
-    """Reports that jax's own start-up takes too long; else None.
+    """Reports that jax's own start-up takes too long; returns None otherwise.
 
     Args:
         group: all processes.
         now: time.monotonic().
-        seconds: the limit.
+        seconds: the limit in seconds.
     """
     alive = [p for p in group if p.alive]
     waiting = [p for p in alive if p.status.phase == "connect"]
@@ -148,7 +149,7 @@ def stuck_lines(
     Args:
         group: all processes.
         now: time.monotonic().
-        seconds: how long both must have been in their places.
+        seconds: how long each process must have stayed at its phase and step.
 
     Returns:
         Lines by process, phase and step, so that each is shown once.

@@ -1,4 +1,4 @@
-"""Values that all files about supervised processes share."""
+"""Types and functions shared by all files about supervised processes."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -10,7 +10,7 @@ Log = Callable[[str], None]
 
 
 class Unplaced(Exception):
-    """A run has no place, and will find none; the message is one line for the user."""
+    """No place can be found for a run; the message is one line for the user."""
 
 
 class Placement(NamedTuple):
@@ -19,8 +19,8 @@ class Placement(NamedTuple):
     Attributes:
         jax_coordinator: host:port for jax's own coordination service, where process 0
             runs.
-        hosts: for each process what identifies its host, first the name; () for the
-            only one.
+        hosts: for each process, values that identify its host, the name first; () if
+            there is only one host.
     """
 
     jax_coordinator: str
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
         """Returns the attributes of each process's `ChildSide`.
 
         Args:
-            shared: those that do not follow from the places.
+            shared: attributes that do not depend on the places.
         """
         shared |= {"processes": len(self.hosts)}
         shared |= {"jax_coordinator": self.jax_coordinator}
@@ -41,7 +41,7 @@ class Placement(NamedTuple):
 
 
 class Processes(Protocol):
-    """Starts the processes of a run, and reports on them; blocks only to kill them."""
+    """Starts the processes of a run and reports on them; only kills block."""
 
     def gather(self, now: float) -> Placement | None:
         """Finds where the next attempt runs.
@@ -53,15 +53,16 @@ class Processes(Protocol):
             The places; None while some are missing.
 
         Raises:
-            Unplaced: there will be none, such as after the loss of the scheduler.
+            Unplaced: no places will be found, for example after the loss of the
+                scheduler.
         """
         ...
 
     def start(self, attributes: list[dict[str, Any]]) -> None:
-        """Starts all processes of an attempt; the earlier ones are gone.
+        """Starts all processes of an attempt; earlier processes must be gone.
 
         Args:
-            attributes: of each process's `ChildSide`.
+            attributes: the attributes of each process's `ChildSide`.
         """
         ...
 
@@ -78,11 +79,11 @@ class Processes(Protocol):
         ...
 
     def kill(self) -> None:
-        """Kills all processes; returns once each is gone, or its host is."""
+        """Kills all processes; returns once each process or its host is gone."""
         ...
 
     def close(self) -> None:
-        """Kills all processes, and gives up what was held for them."""
+        """Kills all processes and releases the resources held for them."""
         ...
 
 
@@ -96,7 +97,7 @@ def numbered(hosts: Sequence[tuple[str, ...]]) -> list[tuple[int, int, int]]:
     """Numbers the processes of each host.
 
     Args:
-        hosts: of each process.
+        hosts: the host of each process.
 
     Returns:
         For each process: its number, its number on its host, and the number of

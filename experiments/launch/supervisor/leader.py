@@ -23,8 +23,8 @@ from experiments.launch.supervisor.process_status import (
     silence_line,
 )
 
-RETRIES = 2  # of jax's start-up
-TICK = 0.03  # seconds between two looks
+RETRIES = 2  # attempts to repeat jax's start-up
+TICK = 0.03  # seconds between two polls
 
 
 def run_processes(
@@ -32,21 +32,21 @@ def run_processes(
 ) -> int:
     """Starts, watches and restarts processes until they end.
 
-    No process is left behind in any case.
+    All processes are gone when this returns or raises.
 
     Args:
-        processes: on this machine, or on others; each calls
+        processes: processes on this machine or on others; each calls
             `child_side.join_supervisor`.
-        announced: the values that this command sends to all; JSON, below 100 kB.
+        announced: values that this command sends to all processes; JSON below 100 kB.
         limits: limits on waiting and restarts.
-        log: shows the user a line, which may hold any text.
+        log: shows the user a line of any text.
 
     Returns:
         The exit code: that of the processes; 4 if they did not find each other; 75 if
-        one was lost, or SIGTERM or SIGHUP came; 130 by Ctrl-C.
+        one was lost, or after SIGTERM or SIGHUP; 130 after Ctrl-C.
     """
-    # In processes of their own: jax aborts in C++ when another one is lost, and hangs
-    # when one never comes. Exit code, last line and signals stay with this command.
+    # Separate processes: jax aborts in C++ when another process is lost, and hangs when
+    # one never starts. This command keeps control of exit code, last line and signals.
     leader = Leader(processes, announced, limits, log)
     received: list[int] = []
     with handling(lambda number, _: received.append(number)), closing(processes):
@@ -58,10 +58,10 @@ def run_processes(
 
 
 class Leader:
-    """Decides for the processes of a run.
+    """Starts, restarts and stops the processes of a run.
 
     Attributes:
-        code: the exit code; None while the run goes on.
+        code: the exit code; None while the run continues.
     """
 
     def __init__(
@@ -72,19 +72,19 @@ class Leader:
         self._announced = announced
         self._limits = limits
         self._log = log
-        self._tracked: list[TrackedProcess] = []  # none while places are missing
-        self._since = time.monotonic()  # the last start
+        self._tracked: list[TrackedProcess] = []  # empty while places are missing
+        self._since = time.monotonic()  # time of the last start
         self._restarts = self._retries = self._hosts = 0
         self._address = ""  # of jax's service at the last start
-        self._asked: int | None = None  # the signal that was passed on
+        self._asked: int | None = None  # the signal passed on to the processes
         self._warned: set[tuple[int, str, int | None]] = set()
 
     def tick(self, now: float, asked: Sequence[int] = ()) -> None:
-        """Updates the state of all processes, and acts; call it often.
+        """Updates the state of all processes and acts on it; call it often.
 
         Args:
             now: time.monotonic().
-            asked: signals that have come; reports that are older count before them.
+            asked: signals received; earlier reports are handled before them.
         """
         try:
             statuses = self._processes.poll(now) if self._tracked else []
@@ -114,8 +114,8 @@ class Leader:
         if placement is None:
             return
         self._address = placement.jax_coordinator
-        # Some algorithms' groups follow the number of hosts: a restart elsewhere must
-        # not change the numbers.
+        # Some algorithms form groups by the number of hosts: a restart on other hosts
+        # must not change the results.
         self._hosts = self._hosts or len(set(placement.hosts))
         self._tracked = [
             TrackedProcess(ProcessStatus(process, 0), "".join(host[:1]), now)
@@ -131,7 +131,7 @@ class Leader:
         self._processes.start(attributes)
 
     def _watch(self, statuses: Sequence[ProcessStatus], now: float) -> None:
-        """Decides how the run goes on, and acts."""
+        """Decides how the run continues, and acts."""
         for status in statuses:
             known = self._tracked[status.process]
             if known.status == status or known.status.gone:
@@ -154,7 +154,7 @@ class Leader:
             self._again(decision, now)
 
     def _again(self, decision: Decision, now: float) -> None:
-        """Starts all again after a loss or a failed start of jax, or ends the run."""
+        """Restarts all after a loss or a failed start of jax, or ends the run."""
         lines = decision.lines
         if decision.kind == "lost":
             limit = self._limits.max_restarts
@@ -162,7 +162,7 @@ class Leader:
             self._restarts, self._retries = self._restarts + 1, 0
             action = f"restart {self._restarts} of {limit}"
         else:
-            # Between the search for a free port and its use another program may come.
+            # Another program may take the free port before jax uses it.
             where = f", while connecting through {self._address}"
             lines = [f"{line}{where}" for line in lines]
             is_quick = now - self._since < self._limits.init_timeout

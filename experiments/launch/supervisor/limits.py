@@ -1,10 +1,10 @@
-"""The limits of supervised processes, for runs, clusters and a study's jobs."""
+"""Limits for the supervised processes of runs, clusters and study jobs."""
 
 from typing import NamedTuple
 
 
 class Limits(NamedTuple):
-    """Limits in seconds, and the number of restarts.
+    """Limits on waiting and on restarts.
 
     Attributes:
         init_timeout: seconds for all processes to find each other.
@@ -16,7 +16,7 @@ class Limits(NamedTuple):
     """
 
     init_timeout: float = 60.0
-    # A loss is then exit code 75, which schedulers understand.
+    # With 0, a loss ends with exit code 75, which schedulers understand.
     max_restarts: int = 0
     warned_after: float = 3.0
     lost_after: float = 20.0

@@ -16,8 +16,8 @@ class LocalProcesses:
 
     Attributes:
         count: the number of processes.
-        command: argv of one process.
-        limits: limits.
+        command: the argv of each process.
+        limits: limits on waiting and restarts.
         log: prints a line.
     """
 
@@ -29,7 +29,7 @@ class LocalProcesses:
 
     def gather(self, now: float) -> Placement:
         """Returns places on this machine, with a port that is free now."""
-        # Another one for each start: the last one's may linger, or have been taken.
+        # A new port for each start: the last one may still be in use.
         return Placement(f"127.0.0.1:{free_port()}", [()] * self.count)
 
     def start(self, attributes: list[dict[str, Any]]) -> None:
@@ -49,7 +49,7 @@ class LocalProcesses:
             child.signal(number)
 
     def kill(self) -> None:
-        """Kills and reaps all processes, and those that they started."""
+        """Kills and reaps all processes, and the processes they started."""
         # Process 0 last: it runs jax's service, without which the others abort.
         for child in reversed(self._children):
             child.kill()

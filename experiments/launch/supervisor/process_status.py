@@ -4,27 +4,27 @@ import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Phases in which jax may replace the handler of a signal, which would be lost.
+# Phases in which jax may replace signal handlers, so that a signal would be lost.
 UNREADY = ("start", "connect")
 
 
 class ProcessStatus(NamedTuple):
-    """A process as the supervisor on its host sees it.
+    """The state of a process as the supervisor on its host sees it.
 
     Attributes:
-        process: its number.
+        process: the number of the process.
         pid: process id.
-        phase: as the process reported it last.
+        phase: the last phase that the process reported.
         step: local steps done.
         silent: whether it gives no sign of life.
         halted: whether it is silent because it is stopped, as by SIGSTOP.
         mute: whether it was killed for its silence.
-        code: exit code, or the one that it announced; negative for a signal, None while
-            it runs.
-        decided: exit code that its run came to, while it has yet to end.
-        said: kind of its last words: refused, lost or stopped.
-        text: its last words.
-        gone: why its host counts as lost; "" while it does not.
+        code: exit code, real or announced; negative for a signal; None while the
+            process runs.
+        decided: exit code of its run, announced before the process ends.
+        said: kind of its last message: refused, lost or stopped.
+        text: its last message.
+        gone: why its host counts as lost; "" if it does not.
     """
 
     process: int
@@ -42,13 +42,13 @@ class ProcessStatus(NamedTuple):
 
 
 class TrackedProcess(NamedTuple):
-    """A process as the leader tracks it; times are those of time.monotonic().
+    """The state of a process as the leader tracks it; times are time.monotonic().
 
     Attributes:
-        status: the last report on it.
+        status: the last status of the process.
         host: name of its host; "" if there is only one.
         since: time of its last change of phase or step.
-        ended: time at which it was found ended or lost.
+        ended: time at which it was found ended or lost; None while it runs.
     """
 
     status: ProcessStatus
@@ -58,11 +58,11 @@ class TrackedProcess(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, as far as is known."""
+        """Whether the process still runs, as far as is known."""
         return self.ended is None
 
     def updated(self, status: ProcessStatus, now: float) -> "TrackedProcess":
-        """The process after a report."""
+        """Returns the process with a new status."""
         before = self.status
         moved = (status.phase, status.step) != (before.phase, before.step)
         over = status.code is not None or status.mute or status.gone
@@ -74,7 +74,7 @@ class TrackedProcess(NamedTuple):
 
 
 def ready(statuses: Sequence[ProcessStatus]) -> bool:
-    """Whether all have started, and those that run handle signals."""
+    """Whether all processes have started, and the running ones handle signals."""
     return all(x.code is not None or x.phase not in UNREADY for x in statuses)
 
 
@@ -89,7 +89,7 @@ def end_line(process: TrackedProcess, loss: float) -> str:
 
     Args:
         process: the process.
-        loss: seconds of silence after which it was killed.
+        loss: seconds of silence after which a process is killed.
     """
     status, name = process.status, _name(process)
     if status.gone:
@@ -106,7 +106,7 @@ def end_line(process: TrackedProcess, loss: float) -> str:
 
 
 def signal_name(number: int) -> str:
-    """Names a signal; a real-time one has its number alone."""
+    """Names a signal; a real-time signal is shown by its number."""
     names = (known.name for known in signal.Signals if known == number)
     return next(names, f"signal {number}")
 
@@ -114,7 +114,7 @@ def signal_name(number: int) -> str:
 def silence_line(
     process: TrackedProcess, before: ProcessStatus, seconds: float
 ) -> str | None:
-    """Reports that a process fell silent, or that it is back; else None."""
+    """Reports that a process fell silent or is back; returns None otherwise."""
     status, name = process.status, _name(process)
     if before.silent == status.silent or not process.alive:
         return None
