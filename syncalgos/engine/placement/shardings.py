@@ -15,10 +15,9 @@ from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
 from syncalgos.strategy import Replica
 
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
-"""The cut of each leaf of params over the axes within a worker. Either a tree of
-PartitionSpecs, NamedShardings, or arrays with a sharding, for leaves or whole subtrees;
-or a function that maps a leaf's path, such as "blocks/up/w", and shape to a
-PartitionSpec."""
+"""The cut of each leaf of params over the axes within a worker: a tree of
+PartitionSpecs, NamedShardings, or arrays with a sharding, for leaves or subtrees; or a
+function that maps a leaf's path, such as "blocks/up/w", and shape to a PartitionSpec."""
 
 
 class Asked:
