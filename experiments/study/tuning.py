@@ -142,8 +142,9 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
     rng = np.random.default_rng(0)
     picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
     scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
+    scores = _graded(scores, by)
     # As in `_rank`: the loss decides between equal accuracies.
-    losses[_graded(scores, by) < _graded(scores.max(axis=0), by)] = np.inf
+    losses[scores < scores.max(axis=0)] = np.inf
     return [fine[i] for i in losses.argmin(axis=0)]
 
 
