@@ -29,8 +29,7 @@ def choco_sgd(
     """CHOCO-SGD: gossip that sends only the largest changes.
 
     After every local step, for worker i's params θ, the copy x̂ of them that its
-    neighbours hold, and W the weights of the graph (in a ring, 1/3 for a worker and for
-    each neighbour):
+    neighbours hold, and W the weights of the graph (1/3 each in a ring):
 
         q ← TopK(θ - x̂);   x̂ ← x̂ + q;   θ ← θ + γ (W x̂ - x̂)
 
@@ -50,8 +49,7 @@ def choco_sgd(
         of the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph for another number of
-            workers.
+        ValueError: a parameter out of range, or a graph of another number of workers.
 
     Replicas do not agree. Mixing keeps their mean, whatever the compression loses. With
     γ above 4 × density they may drift apart permanently. x̂ starts at the params, which

@@ -40,22 +40,17 @@ def decoupled_diloco(
 
         g ← Σ c (x - θ) / Σ c;   m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
 
-    where c is the number of a worker's local steps since the last merge of the
-    fragment.
+    where c counts a worker's local steps since the fragment's last merge.
 
     Args:
         period: H, steps of the fastest worker between two merges of a fragment, at
             least 1.
-        fragments: P, the number of parts of the model, a divisor of period. Some parts
-            are empty if there are fewer leaves.
+        fragments: P, parts of the model; divides period. Few leaves leave some empty.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        quorum: K, the number of answers that the syncer waits for, at least 1; all
-            workers if there are fewer than K.
-        grace: how long the syncer then waits for more answers, in steps of the fastest
-            worker, at least 0.
-        radial: whether g has, leaf by leaf, the mean of the norms as its norm and the
-            mean direction as its direction.
+        quorum: K, answers that the syncer waits for, at least 1; at most, those of all.
+        grace: steps of the fastest worker to wait for more answers, at least 0.
+        radial: whether each leaf of g has the mean norm and the mean direction.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
             and speeds fall evenly in between.
         optimizer: the inner optimizer; if given, its state does not change while its

@@ -62,9 +62,8 @@ def edit(
 
     A leaf that is unusual on all workers returns to the anchor. NaN and infinity are
     always unusual. Other norms enter mean and deviation, as in the authors' code: norms
-    that grow and stay large soon become usual. A steady drift moves the center
-    η / (1 - μ) times as far as plain averaging, below the clip. The paper begins with
-    synchronous steps.
+    that stay large soon become usual. Below the clip a steady drift moves the center
+    η / (1 - μ) times as far as averaging. The paper begins with synchronous steps.
 
     Example:
         >>> import jax.numpy as jnp

@@ -31,8 +31,7 @@ def halos(
 
         z ← delayed Nesterov step (z, y - θ);   y, θ ← z
 
-    After every K updates the region sends its own update to the global server x, and
-    mixes the result into its model:
+    After every K updates the region sends its own to the global server x and mixes:
 
         x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
 
@@ -40,14 +39,11 @@ def halos(
         period: H, a worker's local steps in a round, at least 1; 8 in the paper.
         regions: R, the number of regions, each of consecutive workers; at least 1.
         outer_lr: the learning rate of a region's server, above 0.
-        outer_momentum: the Nesterov momentum of a region's server, at least 0 and below
-            1; 0.9 in the paper.
+        outer_momentum: a region's Nesterov momentum, at least 0, below 1; paper: 0.9.
         global_lr: the learning rate of the global server, above 0.
-        global_momentum: the Nesterov momentum of the global server, at least 0 and
-            below 1.
+        global_momentum: the global server's Nesterov momentum, at least 0 and below 1.
         alpha: α, how far a region goes to the global model, above 0 and at most 1.
-        updates: K, the number of workers' updates between two updates of a region, at
-            least 1.
+        updates: K, workers' updates between two updates of their region, at least 1.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
             and speeds fall evenly in between.
         optimizer: the inner optimizer; if given, its state does not change while its

@@ -44,8 +44,7 @@ def heloco(
         outer_momentum: μ, the outer momentum, at least 0 and below 1.
         arrival_weight: ρ, the weight of an update, above 0; None means 1 / √workers.
         aligned: a, the cosine from which an update is kept unchanged, at least 0.
-        shrink: s, how strongly the part that opposes the momentum is reduced, at least
-            0.
+        shrink: s, how strongly a part against the momentum is reduced, at least 0.
         turn: r, how far any other update is turned towards the momentum, at least 0.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
             and speeds fall evenly in between.

@@ -53,8 +53,7 @@ def qg_dsgdm(
         replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph for another number of
-            workers.
+        ValueError: a parameter out of range, or a graph of another number of workers.
 
     Replicas do not agree. m holds the moves of neighbours too: a worker whose data
     differ strays less. The inner optimizer is SGD without momentum. At η = 0 m stays.

@@ -41,8 +41,7 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, the number of parts of the model, a divisor of period. Some parts
-            are empty if there are fewer leaves.
+        fragments: F, parts of the model; divides period. Few leaves leave some empty.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.
