@@ -6,11 +6,9 @@ Machines are noisy, so contestants run in turn, and ratios are taken within a tu
 import json
 import multiprocessing
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from typing import Any
 
 
@@ -73,38 +71,6 @@ def in_fresh_processes(
     )
     with pool:
         return [*map(report, pool.map(measure, *zip(*cases, strict=True)))]
-
-
-def reported_by(commands: Sequence[Sequence[str]]) -> Iterator[dict[str, Any]]:
-    """Yields the records of processes that run side by side, as the first prints them.
-
-    Raises:
-        SystemExit: one of them failed; all of them are ended.
-    """
-    with ExitStack() as stack:
-        outputs = [subprocess.PIPE, *[subprocess.DEVNULL] * (len(commands) - 1)]
-        pairs = zip(commands, outputs, strict=True)
-        processes = [_started(stack, *pair) for pair in pairs]
-        # gloo writes to the same output.
-        records = filter(lambda line: line.startswith("{"), processes[0].stdout or ())
-        yield from map(json.loads, records)
-        codes = [process.wait(60) for process in processes]
-    if any(codes):
-        raise SystemExit(f"the processes failed: exit codes {codes}")
-
-
-def _started(stack: ExitStack, command: Sequence[str], output: int) -> subprocess.Popen:
-    """Starts a process that is killed when the stack ends."""
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        text=True,
-        start_new_session=True,  # Ctrl-C is for this process, which kills them
-    )
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return process
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:

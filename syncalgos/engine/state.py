@@ -88,7 +88,8 @@ def of_one(tree: PyTree, axes: int = 2) -> PyTree:
     """The shapes of one worker's leaves, of leaves that lead with (devices, lanes)."""
 
     def shape(x):
-        return jax.ShapeDtypeStruct(np.shape(x)[axes:], jax.typeof(x).dtype)
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+        return jax.ShapeDtypeStruct(np.shape(x)[axes:], dtype)
 
     return jax.tree.map(shape, tree)
 

@@ -6,7 +6,7 @@ devices. Each process puts its own part there and reads its own part back.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -123,8 +123,7 @@ class Layout(NamedTuple):
             yield
             return
         names, sizes = zip(*self.axes, strict=True)
-        auto = (AxisType.Auto,) * len(names)  # jax 0.12 has Explicit by default
-        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, auto)):
+        with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, _auto(names))):
             yield
 
     @property
@@ -236,7 +235,7 @@ class Layout(NamedTuple):
             return on_words(self.of_first_worker, x)
         grid = self.mesh.devices[self.own_places.start]
         sharding: Any = x.sharding
-        mesh = Mesh(grid, tuple(self.inner), (AxisType.Auto,) * len(self.inner))
+        mesh = Mesh(grid, tuple(self.inner), _auto(self.inner))
         here = NamedSharding(mesh, sharding.spec)
         own = [s.data for s in x.addressable_shards if s.device in here.device_set]
         return jax.make_array_from_single_device_arrays(x.shape, here, own)
@@ -299,7 +298,12 @@ class Layout(NamedTuple):
 def _mesh(devices: tuple[Device, ...], axes: tuple[tuple[str, int], ...]) -> Mesh:
     names, sizes = [name for name, _ in axes], [size for _, size in axes]
     grid = np.array(devices).reshape(len(devices) // math.prod(sizes), *sizes)
-    return Mesh(grid, (DEVICES, *names), (AxisType.Auto,) * grid.ndim)
+    return Mesh(grid, (DEVICES, *names), _auto((DEVICES, *names)))
+
+
+def _auto(names: Collection[str]) -> tuple[AxisType, ...]:
+    """The type of each axis; jax 0.12 has Explicit by default."""
+    return (AxisType.Auto,) * len(names)
 
 
 def is_key(x: Any) -> bool:
