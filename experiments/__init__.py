@@ -4,7 +4,11 @@ Runs with the same seed see the same batches. In Python, `train` makes one run a
 `compare` makes a study; see `experiments.api`.
 """
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+if find_spec("filelock") is None:  # of the extra `experiments`
+    raise ModuleNotFoundError("the harness: pip install -e '.[experiments]' brings it")
 
 if TYPE_CHECKING:
     from experiments.api import Study as Study

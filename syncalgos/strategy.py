@@ -274,6 +274,8 @@ _SPLITS = {
 
 def _way_out(params: PyTree, leaf: Any) -> str:
     """Suggests a remedy for a leaf of params that is not a float array."""
+    if isinstance(params, type):
+        return f"make an object of this class, {params.__name__}(…)"
     modules = [kind.__module__.partition(".")[0] for kind in type(params).__mro__]
     if split := next((_SPLITS[name] for name in modules if name in _SPLITS), None):
         return f"split the module by {split}"

@@ -75,7 +75,7 @@ class _PerExample(NamedTuple):
 
     def pair(self, params, buffers, batch, key) -> tuple[dict[str, Any], PyTree]:
         """Calls the function; raises a ValueError unless it returns such a pair."""
-        with _noted(self, buffers):
+        with _noted(self, params, buffers, batch):
             made = self.values(params, buffers, batch, key)
         if not isinstance(made, tuple | list) or len(made) != 2:
             raise ValueError(
@@ -189,11 +189,17 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _noted(loss: Loss, buffers: PyTree) -> Iterator[None]:
-    """Adds a note to an error of a loss that got no buffers."""
+def _noted(
+    loss: Loss, params: PyTree, buffers: PyTree, batch: PyTree
+) -> Iterator[None]:
+    """Adds notes to an error inside a loss: what it was called with."""
     try:
         yield
     except Exception as error:
+        leaves = jax.tree_util.tree_leaves_with_path(batch)
+        named = [f"batch{jax.tree_util.keystr(p)} {jnp.shape(x)}" for p, x in leaves]
+        got = ", ".join([f"params, a {type(params).__name__}", *named[:5]])
+        error.add_note(f"this loss was called with {got}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
             error.add_note("this loss got no buffers: give them to init, behind params")
         raise
@@ -201,7 +207,7 @@ def _noted(loss: Loss, buffers: PyTree) -> Iterator[None]:
 
 def _checked(loss: Loss, params, buffers, batch, key) -> Any:
     """Calls a loss, checks its result's form, and adds its value to the metrics."""
-    with _noted(loss, buffers):
+    with _noted(loss, params, buffers, batch):
         result = loss(params, buffers, batch, key)
     try:
         value, (buffers, metrics) = result

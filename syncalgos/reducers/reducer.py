@@ -174,6 +174,8 @@ def check_optimizer(where: str, optimizer: Any) -> None:
     if not isinstance(optimizer, Transformation):
         named = getattr(optimizer, "__name__", None)
         hint = f" (call it: {named}(…))" if callable(optimizer) and named else ""
+        if named == "schedule":  # each schedule of optax has this name
+            hint = " (a schedule is the learning rate of one: optax.sgd(schedule))"
         if isinstance(optimizer, str):
             hint = f" (an optimizer is an object: optax.{optimizer}(…))"
         if hasattr(optimizer, "gradient_transformation"):

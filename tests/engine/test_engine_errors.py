@@ -66,6 +66,7 @@ STEP = r"^params\['layers'\]\[1\]\['step'\] is.* {}.*belongs in buffers"
         (with_step("text"), (), STEP.format("str")),
         (with_step(plain_loss), (), STEP.format("function")),
         ({"w": 1.5}, (), r"params\['w'\] is float.*asarray\(1\.5\)$"),
+        (Normed, (), r"^params is .* an object of this class, Normed\(…\)$"),
         ({}, (), "params hold no arrays"),
         *(
             (
@@ -102,7 +103,7 @@ STEP = r"^params\['layers'\]\[1\]\['step'\] is.* {}.*belongs in buffers"
         ),
     ],
     ids=[
-        *("integer", "boolean", "key", "text", "function", "float", "none"),
+        *("integer", "boolean", "key", "text", "function", "float", "class", "none"),
         *("untyped key", "untyped key of numpy", "nnx state", "nnx module", "linen"),
         *("equinox", "nnx"),
     ],
@@ -171,10 +172,14 @@ def test_bad_layout_is_refused(change, message):
     ("optimizer", "hint"),
     [
         (optax.sgd, r"\(call it: sgd\(…\)\)$"),
+        (
+            optax.linear_schedule(1, 0, 9),
+            r"\(a schedule is .*: optax.sgd\(schedule\)\)$",
+        ),
         ("sgd", r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
         (nnx.Optimizer(LINEAR, optax.sgd(1.0), wrt=nnx.Param), r"\(pass its .tx\)$"),
     ],
-    ids=["factory", "name", "nnx"],
+    ids=["factory", "schedule", "name", "nnx"],
 )
 def test_optimizer_of_another_kind_is_refused(optimizer, hint):
     refuses(
@@ -527,7 +532,9 @@ def test_an_error_of_a_loss_without_buffers_tells_of_them():
     trainer = make_trainer(loss=normed_loss)
     with pytest.raises(ValueError) as error:
         trainer.run(trainer.init(OF_NNX), BATCHES)
-    assert any("this loss got no buffers" in x for x in error.value.__notes__)
+    called, hint, *_ = error.value.__notes__
+    assert called.startswith("this loss was called with params, a State, batch['x'] (")
+    assert hint.startswith("this loss got no buffers")
 
 
 def averaging_if(asks):

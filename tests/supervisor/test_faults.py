@@ -115,7 +115,7 @@ def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(number, disk, 
     why = os.strerror(number)
     assert ended.code == 1
     assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
-    told = [x for x in ended.stderr.splitlines() if "not complete" in x]
+    told = [x for x in ended.stderr.splitlines() if "incomplete" in x]
     assert told == [f"--out {ended.out}: {why}: its files are incomplete"]
     assert ended.stderr.count("metrics.jsonl") == 1  # told once, not at every line
     assert "Traceback" not in ended.stderr
