@@ -184,6 +184,9 @@ class DataParallel:
         # Sharded tables are in the center at every step.
         self._may_be_untrained = tables is None
 
+    def __repr__(self) -> str:
+        return f"DataParallel(workers={self.workers}, layout={self.layout})"
+
     @property
     def compile_seconds(self) -> float:
         """Seconds spent so far on tracing and compiling."""
