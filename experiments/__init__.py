@@ -8,7 +8,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if find_spec("filelock") is None:  # of the extra `experiments`
-    raise ModuleNotFoundError("the harness: pip install -e '.[experiments]' brings it")
+    raise ModuleNotFoundError(
+        "the harness needs packages: pip install -e '.[experiments]'"
+    )
 
 if TYPE_CHECKING:
     from experiments.api import Study as Study
