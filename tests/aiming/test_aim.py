@@ -440,12 +440,12 @@ def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
         ([row(size=4.0, kind="permute")], {}, {}, ["other collectives"]),
         ([row(size=8.0, network="between")], {}, {"slices": 2}, ["between slices"]),
         ([row(size=3.0)], {}, {"mesh": {"fsdp": 2}}, ["sends less"]),
-        ([row(size=8.0, group=32)], {}, {}, ["across them at once"]),
+        ([row(size=8.0, group=32)], {}, {}, ["across workers at once"]),
         (
             [row(size=64.0), row(size=970.0, kind="all_gather")],
             {"all_gather": [1000.0, 4]},
             {},
-            ["30 B less of these, 60 B more of those"],
+            ["small all-gathers (30 B) into all-reduces (60 B)"],
         ),
         # Padding is not taken for gathers by sums.
         (

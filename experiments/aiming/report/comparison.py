@@ -86,44 +86,44 @@ def _why(
     why = []
     if promoted := sum(x.get("promoted", 0) for x in sent):
         why.append(
-            f"the compiler makes the numbers of {promoted} of the collectives wider "
-            "than the algorithm does"
+            f"in {promoted} of the collectives the compiler uses wider numbers than "
+            "the algorithm does"
         )
     if answer["lanes"] > 1:
         why.append("a chip has several workers, and the ledger counts one on each")
     differing = [x for x in rows if not _same(x.counted, x.found)]
     if _same(math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows)):
         names = " and ".join(x.kind for x in differing)
-        why.append(f"the compiler takes other collectives for the same bytes: {names}")
+        why.append(f"the compiler uses other collectives for the same bytes: {names}")
     if moved := _gathered_by_sums(differing):
         why.append(
-            f"the compiler makes all-reduces of small all-gathers: {moved[0]:,.0f} B "
-            f"less of these, {moved[1]:,.0f} B more of those"
+            f"the compiler turns small all-gathers ({moved[0]:,.0f} B) into "
+            f"all-reduces ({moved[1]:,.0f} B)"
         )
     if any(x["network"] == "between" for x in sent) and answer["slices"] > 1:
         within = any(x["network"] == "inside" for x in sent)
         why.append(
-            "between slices the compiler sends parts that it pads"
+            "between slices the compiler pads the parts that it sends"
             + (", after reducing within each slice" if within else "")
         )
     if answer["mesh"] and all(
         x.kind == "all_reduce" and x.found < x.counted for x in differing
     ):
         why.append(
-            "the compiler sends less: of an array that is whole on each chip of a "
-            "worker, each chip sends a part, and they gather it"
+            "the compiler sends less: if each chip of a worker holds a whole array, "
+            "each sends only a part, and the chips gather the parts"
         )
     places = answer["workers"] // answer["lanes"]
     if wide := sum(x["calls"] for x in sent if x["group"] > places):
         why.append(
-            f"the compiler reduces within workers and across them at once, by {wide} "
-            "of the collectives"
+            f"the compiler reduces within and across workers at once, in {wide} of "
+            "the collectives"
         )
     if places == 2 and all(
         x.kind == "permute" and _same(x.counted, 2 * x.found) for x in differing
     ):
         why.append(
-            "of two workers each is both neighbours of the other, and is sent to once"
+            "each of two workers is both neighbours of the other, and gets one message"
         )
     return tuple(why)
 

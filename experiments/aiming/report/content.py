@@ -256,7 +256,7 @@ def _of_memory(result: Result) -> list[str]:
             "arguments"
         )
         if host := memory["host_arguments"] + memory["host_temporary"]:
-            lines.append(f"its host, for it: {size(host)}")
+            lines.append(f"in its host's memory: {size(host)}")
     names = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
     parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
     lines.append(f"of the arguments: {', '.join(parts)}")
@@ -288,7 +288,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     """Returns notes on a target's tables."""
     chip = target.chip
     notes = [f"{chip.name}: {chip.source}"]
-    compute = f"products at {config.mfu:g} of the peak (--mfu)"
+    compute = f"matrix products at {config.mfu:g} of the peak (--mfu)"
     if config.step_time is not None:
         compute = f"{duration(config.step_time)} a local step (--step-time)"
     elif chip.flops is None:
@@ -296,7 +296,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
             *notes,
             "no times: the chip has no published peak; give --step-time",
         ]
-    notes.append(f"modelled: {compute}, then the sends that are waited for")
+    notes.append(f"modelled: {compute}, plus the sends that a step waits for")
     links = {"inside": chip.inside, "between": chip.between}
     for (name, x), source in zip(links.items(), chip.link_sources, strict=True):
         link = f"{size(x.bandwidth)}/s, {duration(x.latency)} a hop"
