@@ -8,9 +8,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if find_spec("filelock") is None:  # of the extra `experiments`
-    raise ModuleNotFoundError(
-        "the harness needs packages: pip install -e '.[experiments]'"
-    )
+    raise ModuleNotFoundError("the harness needs pip install -e '.[experiments]'")
 
 if TYPE_CHECKING:
     from experiments.api import Study as Study
