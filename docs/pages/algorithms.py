@@ -100,7 +100,7 @@ def page(
 
 def picture(name: str) -> str:
     """Returns the place of the animated picture."""
-    about = f"The paths of the workers' models and of the center under {name}"
+    about = f"The paths of the workers' models and of the center with {name}"
     where = f"/_made/{PICTURES}/{name}.svg"
     return f"```{{image}} {where}\n:alt: {about}\n:class: trajectory\n```"
 
@@ -146,15 +146,15 @@ def sending(name: str, counts: dict[str, traffic.Traffic]) -> str:
         f"defaults{rate}, over {traffic.STEPS:,} steps,"
     )
     if name == atlas.BASELINE:
-        return f"{setting} each worker sends **{size(all_steps)}** a step."
+        return f"{setting} each worker sends **{size(all_steps)}** per step."
     if here.least != here.most:
         return (
-            f"{setting} each worker sends on average **{size(here.least)}** a "
-            f"step if no vote asks for an average, and **{size(here.most)}** if "
+            f"{setting} each worker sends on average **{size(here.least)}** "
+            f"per step if no vote asks for an average, and **{size(here.most)}** if "
             f"each does. `{atlas.BASELINE}` sends {size(all_steps)}."
         )
     return (
-        f"{setting} each worker sends on average **{size(here.most)}** a step: "
+        f"{setting} each worker sends on average **{size(here.most)}** per step: "
         f"{ratio(here.most / all_steps)} `{atlas.BASELINE}`, which sends "
         f"{size(all_steps)}."
     )
@@ -173,12 +173,11 @@ def measured(name: str, tables: atlas.Tables) -> str:
     """Returns the rows of the atlas, and what they mean."""
     rows = atlas.table(name, tables)
     if not rows:
-        return "The atlas has no row of it yet."
+        return "The atlas has no row for this algorithm yet."
     return (
-        "Every algorithm has as many trials: of its learning rate and one number of "
-        "its own, on the GPT of the rate, with the defaults of 0.2. Mean ± standard "
-        "deviation of 25 seeds, on the GPT of 5, and the 95 % interval of the "
-        "difference.\n\n" + rows
+        "Every algorithm has the same number of trials, over its learning rate and one "
+        "parameter of its own. The table shows the mean ± standard deviation of 25 "
+        "seeds (10 on the GPT), and the 95 % interval of the difference.\n\n" + rows
     )
 
 
@@ -208,11 +207,11 @@ def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str
     model = size(4 * traffic.PARAMS)
     parts = [
         f"# The {len(latex)} algorithms",
-        "Each has a page: its update, its parameters, what it sends, what it reached, "
-        "and its code. [Which algorithm for me?](/choosing.md) leads to one, and "
-        "[the table](/algorithms.md) has their updates side by side.",
-        f"The second column is what each of {traffic.WORKERS} workers sends a step, on "
-        f"average, for a model of {model} and with the defaults.",
+        "Each algorithm has a page with its update, its parameters, what it sends, "
+        "what it reached, and its code. [Which algorithm for me?](/choosing.md) helps "
+        "to choose one. [The table](/algorithms.md) shows all updates side by side.",
+        f"The second column is what each of {traffic.WORKERS} workers sends per step, "
+        f"on average, for a model of {model} and with the defaults.",
     ]
     parts += [f"## {x}\n\n{rows(x, latex, counts)}" for x in FAMILIES]
     return "\n\n".join([*parts, toctree(map(slug, FAMILIES))])
@@ -237,7 +236,7 @@ def rows(
         for name in syncalgos.ALGORITHMS
         if latex[name].family == family
     ]
-    return "\n".join(["| algorithm | a step | in a line |\n|---|---|---|", *lines])
+    return "\n".join(["| algorithm | per step | in one line |\n|---|---|---|", *lines])
 
 
 def slug(family: str) -> str:

@@ -63,7 +63,7 @@ class Spread(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A paired difference to the baseline over the seeds of both.
+    """A paired difference from the baseline over the seeds of both.
 
     Attributes:
         mean: mean of the differences, each this value minus the baseline's.

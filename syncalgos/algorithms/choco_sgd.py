@@ -44,9 +44,9 @@ def choco_sgd(
 
     Returns:
         A Strategy. State: x̂ and W x̂ - x̂, shaped like params, at least float32, each
-        worker's own. A step sends each neighbour the values of q and their indices, of
-        16 bits in leaves of at most 65,536 entries, else of 32. The center is the mean
-        of the replicas. opt_state and buffers stay local.
+        worker's own. A step sends the values of q and their indices to each neighbour;
+        an index has 16 bits in leaves of at most 65,536 entries, else 32. The center is
+        the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter out of range, or a graph of another number of workers.

@@ -45,10 +45,10 @@ def decoupled_diloco(
     Args:
         period: H, steps of the fastest worker between two merges of a fragment, at
             least 1.
-        fragments: P, parts of the model; divides period. Few leaves leave some empty.
+        fragments: P, parts of the model; divides period. Some may have no leaves.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        quorum: K, answers that the syncer waits for, at least 1; at most, those of all.
+        quorum: K, answers the syncer waits for, at least 1, at most one per worker.
         grace: steps of the fastest worker to wait for more answers, at least 0.
         radial: whether each leaf of g has the mean norm and the mean direction.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,

@@ -32,8 +32,8 @@ def des_loc(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A sync sends params once, or the moments that are due.
-        Moments that the inner optimizer lacks are skipped.
+        A Strategy. No state. A sync sends whichever of params and moments are due,
+        once each. Moments that the inner optimizer lacks are skipped.
 
     Raises:
         ValueError: a period that is not a whole number of at least 1; during tracing,

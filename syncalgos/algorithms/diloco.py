@@ -41,8 +41,8 @@ def diloco(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 7 times
-    with the defaults. The paper's inner optimizer is AdamW. Another outer optimizer:
-    `every(outer_step(optimizer), period)`.
+    with the defaults. The paper's inner optimizer is AdamW. For another outer optimizer
+    use `every(outer_step(optimizer), period)`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -44,9 +44,9 @@ def diloco_x(
     Returns:
         A Strategy. State: the anchor, m and G, identical on all workers, and e, each
         worker's own, shaped like params, at least float32; thin factors of each matrix.
-        A sync sends r (rows + columns) numbers of a matrix, all of other leaves, with a
-        whole round to arrive. The center is the anchor. opt_state and buffers stay
-        local.
+        A sync sends r (rows + columns) numbers of a matrix, and all of other leaves,
+        with a whole round to arrive. The center is the anchor. opt_state and buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -36,8 +36,8 @@ def dynamic_averaging(
 
     Returns:
         A Strategy. State: r, shaped like params, at least float32, identical on all
-        workers. A vote sends one number, an average params once. opt_state and buffers
-        stay local. The metric "decided" of a run marks the averages.
+        workers. A vote sends one number; an average sends params once. opt_state and
+        buffers stay local. The metric "decided" of a run marks the averages.
 
     Raises:
         ValueError: a parameter outside its range.

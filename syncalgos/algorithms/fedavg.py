@@ -32,7 +32,7 @@ def fedavg(
 
     All workers train, and the work of those not drawn is dropped: this simulates the
     algorithm, not its savings. The paper's C of 0.1 is a share of 100 clients, with at
-    least one. Here it is at least two, because one model is no average.
+    least one. Here it is at least two, because one model is not an average.
 
     Example:
         >>> import jax.numpy as jnp

@@ -39,8 +39,8 @@ def gossip(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: none for exponential, else the change of params by mixing,
-        shaped like params. A step sends params to each neighbour, and with
+        A Strategy. State: none for the exponential graph, else the change of params by
+        mixing, shaped like params. A step sends params to each neighbour, and with
         mix_opt_state the floats of opt_state too. The center is the mean of the
         replicas. buffers stay local, and so does opt_state without mix_opt_state.
 

@@ -26,9 +26,9 @@ def post_local_sgd(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state. A synchronous step sends gradients, a later sync params,
-        each once. The center is the mean of the replicas. opt_state and buffers stay
-        local.
+        A Strategy. No state. A synchronous step sends gradients once; a later sync
+        sends params once. The center is the mean of the replicas. opt_state and buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -55,10 +55,10 @@ def pulseloco(
     Returns:
         A Strategy. State: the anchor and m, identical on all workers, and e, each
         worker's own, shaped like params, at least float32. A sync gathers a count from
-        all workers. Then it gathers as many values and indices as the worker with the
-        most chosen entries has, rounded up to a 1024th of params; or it sends d once,
-        if that is less. The metric "decided" of a run tells which, and the length in
-        binary digits. The center is the anchor. opt_state and buffers stay local.
+        all workers, then as many values and indices as the worker with the most chosen
+        entries has, rounded up to a 1024th of params; or it sends d once, if that is
+        less. The metric "decided" of a run tells which, and the length in binary
+        digits. The center is the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -28,7 +28,7 @@ def sign_sgd(
 
     Returns:
         A Strategy. State: e, shaped like params, at least float32, each worker's own;
-        none with majority. A step sends one bit per entry, with majority twice.
+        none with majority. A step sends one bit per entry, or twice that with majority.
         Replicas stay identical.
 
     Raises:

@@ -41,7 +41,7 @@ def streaming_diloco(
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.
-        fragments: F, parts of the model; divides period. Few leaves leave some empty.
+        fragments: F, parts of the model; divides period. Some may have no leaves.
         outer_lr: η, the outer learning rate, above 0; 0.4 in the paper.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         delay: τ, local steps on the way, below period / fragments.

@@ -31,7 +31,7 @@ def topk_sgd(
     Returns:
         A Strategy. State: e, shaped like params, at least float32, each worker's own;
         none without feedback. A step gathers the chosen values and their indices from
-        all workers, of 16 bits in leaves of at most 65,536 entries, else of 32.
+        all workers; an index has 16 bits in leaves of at most 65,536 entries, else 32.
         Replicas stay identical.
 
     Raises:

@@ -54,7 +54,7 @@ def zero_one_adam(
 
     Returns:
         A Strategy. State: that of `one_bit_adam`, x, u and Σγ. A sync sends a bit per
-        entry twice, and a scale per part of a leaf; a refresh gradients. Center: x.
+        entry twice, and a scale per leaf part; a refresh sends gradients. Center: x.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -1,4 +1,4 @@
-"""Compares rows by their paired differences: to the baseline, and to the best."""
+"""Compares rows by their paired differences: from the baseline, and from the best."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ def against_baseline(
 
 
 def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
-    """Ranks rows by the differences of their final measures to the best.
+    """Ranks rows by the differences of their final measures from the best.
 
     P-values are corrected for all pairs of rows, because any could have been the best.
 

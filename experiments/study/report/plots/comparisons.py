@@ -1,4 +1,4 @@
-"""Figures of final results: differences to the baseline, and accuracy by bytes."""
+"""Figures of final results: differences from the baseline, and accuracy by bytes."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -39,8 +39,8 @@ def plots(report: Report, styles: Styles) -> Iterator[Plot]:
 
 
 def differences(report: Report, compared: Compared, styles: Styles) -> Plot:
-    """Returns the figure of differences to the baseline, around a line at 0."""
-    name = f"Difference to {report.baseline} in {report.measure.name}"
+    """Returns the figure of differences from the baseline, around a line at 0."""
+    name = f"Difference from {report.baseline} in {report.measure.name}"
     title = titled(name, report.measure.difference_unit)
     text = "; ".join(f"{named(row)} {row.comparison.clause}" for row, _ in compared)
     note = TOO_FEW if any(bar(x)[2] == "sd" for _, x in compared) else ""
