@@ -12,7 +12,7 @@ from syncalgos.strategy import Axis, PyTree, Replica
 
 
 def start(anchor: PyTree, params: PyTree) -> PyTree:
-    """The anchor as the workers started from it, at least float32."""
+    """The anchor as the workers received it, at least float32."""
     # Rounded to the params' dtypes first: measured from the float32 anchor, its
     # rounding would count as a move, and steps below bfloat16's 8 bits never add up.
     return widen(narrow(anchor, params))
