@@ -242,16 +242,16 @@ def test_states_that_are_no_settings_of_one_training_are_refused():
     trainer = trainer_of()
     first, second = trainer.init(make_params()), trainer.init(make_params())
     second, _ = trainer.run(second, BATCHES)
-    with pytest.raises(ValueError, match="after the same number of steps"):
+    with pytest.raises(ValueError, match="have the same number of local steps"):
         trainer.stack([first, second])
-    with pytest.raises(ValueError, match="stack: no states"):
+    with pytest.raises(ValueError, match="stack: states must hold at least one"):
         trainer.stack([])
     state = trainer.init(make_params(), hyperparams=GRID)
     calls = trainer.to_host, trainer.divergence, lambda x: trainer.communication(x, 4)
     for call in calls:
         with pytest.raises(ValueError, match=r"state\.setting\(i\)"):
             call(state)
-    with pytest.raises(ValueError, match="of one setting already"):
+    with pytest.raises(ValueError, match="has a single setting"):
         first.setting(0)
 
 

@@ -474,4 +474,4 @@ def test_variants_of_a_study_may_have_meshes(more, tmp_path):
 def test_a_job_with_too_few_devices_is_refused(tmp_path):
     words = "--task tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' --devices-per-job 1"
     ended = of_devices(words, tmp_path / "out", program=COMPARE)
-    assert ended.code == 2 and "need 2 devices, and there are 1" in ended.stderr
+    assert ended.code == 2 and "need 2 devices, but there are 1" in ended.stderr

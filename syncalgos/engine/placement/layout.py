@@ -274,8 +274,8 @@ class Layout(NamedTuple):
         if self.is_whole:
             if isinstance(x, HeldPart):
                 raise ValueError(
-                    "held arrays are parts of workers that spanned processes: here "
-                    "they must be whole"
+                    "held has parts of workers that spanned several processes: here "
+                    "each worker lies in one process, and needs whole arrays"
                 )
             whole = x.reshape(*self.own_shape, *x.shape[1:])
             return self.split(whole, sharding)
