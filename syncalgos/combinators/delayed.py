@@ -119,7 +119,7 @@ def delayed(
         return introspection.innermost(mixed, strategy) if mixes else strategy
     gates, member = introspection.under_gates(strategy)
     if introspection.combination(member).delays:
-        raise ValueError("delayed: this strategy is delayed already: add the delays")
+        raise ValueError("delayed: strategy is delayed already: add up the delays")
     if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
@@ -270,7 +270,7 @@ class _Delay(NamedTuple):
         )
 
     def own_center(self, params, state):
-        """The strategy's own center; () where it has none."""
+        """The strategy's own center; () if it has none."""
         centered = introspection.has_center(self.strategy)
         return self.strategy.center(params, state) if centered else ()
 

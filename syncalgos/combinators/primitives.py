@@ -113,7 +113,7 @@ def average(
     def init(params):
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
-            raise ValueError(f"average: a reducer with state cannot average {field}")
+            raise ValueError(f"average: reduce has state, and cannot average {field}")
         return state
 
     def sync(replica, state, step):
@@ -210,8 +210,8 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
         check_strategy("at_syncs", each)
     if not introspection.ever_syncs(strategy):
         raise ValueError(
-            "at_syncs: this strategy reduces gradients and never syncs replicas, so "
-            "there is no sync at which to reset or average the optimizer's state"
+            "at_syncs: strategy must sync replicas, but this one only reduces "
+            "gradients: there is no sync after which to apply extra"
         )
     return _behind(strategy, extra)
 
@@ -247,9 +247,9 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
-            "reset: the replica's opt_state is not of this optimizer for these params: "
-            "pass reset the same inner optimizer, keep reset outside of masked, and "
-            "pass communication a Replica with its opt_state"
+            "reset: opt_state was not made by this optimizer for these params: pass "
+            "reset the same inner optimizer, use reset outside masked, and pass "
+            "communication a Replica with its opt_state"
         )
 
     def node(new, old):

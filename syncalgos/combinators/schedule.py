@@ -131,7 +131,7 @@ class WithLast(NamedTuple):
 
     def __call__(self, step: Any) -> Any:
         if isinstance(step, int) and step == self.last:
-            return True  # also where the other steps follow from traced numbers
+            return True  # also if the other steps depend on traced numbers
         return jnp.logical_or(self.steps(step), step == self.last)
 
 
@@ -168,7 +168,7 @@ def every(
     if callable(period):
         check_strategy("every", strategy)
         if offset:
-            raise ValueError(f"every: a schedule takes no offset, got {offset}")
+            raise ValueError(f"every: offset must be 0 with a schedule, got {offset}")
         return when(strategy, scheduled(period))
     period = checks.whole("period", period, least=1)
     check_strategy("every", strategy)
@@ -191,7 +191,7 @@ def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
-    """A whole: its members would lack reduce, which shares their state."""
+    """Makes a whole: its members would lack reduce, which shares their state."""
     landing = functools.partial(introspection.lands, gated)
     sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
@@ -356,8 +356,8 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         lands = introspection.lands(ending, last)
     if checks.is_traced(lands) or not lands:
         raise ValueError(
-            f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
-            "made by `every` or have a fixed length; end at one of its own syncs"
+            f"at_end: strategy cannot sync after step {steps}: its rounds are not made "
+            "by `every`, or have a fixed length: set steps to one of its own syncs"
         )
     return ending
 
@@ -366,7 +366,7 @@ def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
     if made.delays:
-        raise ValueError("at_end: delayed, the last step's results would not arrive")
+        raise ValueError("at_end: strategy is delayed: its last sync would not arrive")
 
     def change(member):
         return _with_last(member, last)

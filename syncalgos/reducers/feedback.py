@@ -177,8 +177,8 @@ def _fed(
     made = resolve(where, reducer, axis, seed)
     if not getattr(made, "takes_feedback", True):
         raise ValueError(
-            f"{where}: median, trimmed and clipped have no losses to send later, and "
-            "low_bit and ef21 have their own feedback: use them without it"
+            f"{where}: reducer cannot have feedback: median, trimmed and clipped lose "
+            "nothing to send later, and low_bit and ef21 have their own feedback"
         )
     return made
 

@@ -171,9 +171,9 @@ class Screen(NamedTuple):
     """The rule for usual norms.
 
     Attributes:
-        threshold: standard deviations above its mean up to which a norm is usual.
+        threshold: a norm is usual up to this many standard deviations above its mean.
         rate: the weight of the newest norm in mean and deviation.
-        trusted: number of a leaf's first finite norms that count as usual.
+        trusted: the number of a leaf's first finite norms that count as usual.
         clip: the largest norm of a leaf of the mean.
     """
 

@@ -183,7 +183,7 @@ def _grouped(labels: list[Any]) -> list[tuple[Any, list[int]]]:
     groups: dict[Any, list[int]] = {}
     for i, label in enumerate(labels):
         if not isinstance(label, bool | np.bool_ | str):
-            raise ValueError(f"row_sparse: tables must hold booleans or names: {label}")
+            raise ValueError(f"row_sparse: tables need booleans or names, got {label}")
         # A table without a name is alone.
         own = label if isinstance(label, str) else i
         groups.setdefault(own if label else None, []).append(i)

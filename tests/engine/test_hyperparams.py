@@ -162,7 +162,7 @@ def test_numbers_that_cannot_be_are_refused_at_once(change, message):
     ("numbers", "message"),
     [
         ({"lr": 0.1}, r"hyperparams\['mu'\] is missing"),
-        ({"lr": 0.1, "mu": 0.5, "b": 1}, r"hyperparams\['b'\] is new"),
+        ({"lr": 0.1, "mu": 0.5, "b": 1}, r"hyperparams\['b'\] is unexpected"),
         ({"lr": 0.1, "mu": -0.5}, "block_momentum must be .* got -0.5"),
         ({"lr": np.ones(2), "mu": np.ones(3)}, r"vectors of lengths \[2, 3\]"),
         ({"lr": np.ones((2, 2)), "mu": 0.5}, r"hyperparams\['lr'\] must be a number"),

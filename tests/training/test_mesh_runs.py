@@ -189,7 +189,7 @@ REFUSED = {
     ],
     f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
     f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory needs"],
-    f"{MEMORY} --algo sync_sgd": ["this strategy reduces gradients"],
+    f"{MEMORY} --algo sync_sgd": ["this one reduces gradients"],
     f"{MEMORY} --algo bmuf --sync-memory hostt": [
         *("unknown sync_memory", "pinned_host")
     ],
