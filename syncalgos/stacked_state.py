@@ -50,11 +50,10 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
             into an all-gather.
 
     Returns:
-        A Strategy of stacked arrays. Its init copies what it keeps of params, with
-        their sharding. Call it on arrays, not while jax traces; params and state may
-        then both be donated. Its center is one plain model; if only some workers take
-        part in a round, ask for it at the end of a round. Each worker keeps its own
-        buffers.
+        A Strategy of stacked arrays. Its init copies the params that it keeps, with
+        their sharding. Call init on arrays, outside jax.jit; params and state may then
+        both be donated. Its center is one plain model; if only some workers take part
+        in a round, ask for it at the end of a round. Each worker keeps its own buffers.
 
     Raises:
         ValueError: the argument is not a Strategy or has several axes; the arrays hold

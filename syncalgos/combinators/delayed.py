@@ -83,8 +83,8 @@ def delayed(
 
     Raises:
         ValueError: the strategy is not a Strategy, is `decided`, or must act at every
-            step, as `async_diloco`; or a parameter is outside its range. Also, when the
-            state is made, if results would arrive after the next was sent.
+            step, like `async_diloco`; or a parameter is outside its range. When the
+            state is made: results would arrive after the next was sent.
 
     The delay simulates the numbers of an overlap; collectives do not really run during
     computation. A result that takes longer than a round is not yet part of the next one

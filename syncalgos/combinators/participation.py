@@ -113,7 +113,7 @@ def participating(
 
     Raises:
         ValueError: the strategy is not a Strategy, both reduces and syncs, is `decided`
-            or must act at every step, as `async_diloco`; or the schedule is not a
+            or must act at every step, like `async_diloco`; or the schedule is not a
             function. When the state is made: a bad weight in the first 1,024 local
             steps. When it is traced: a strategy of this library that does not combine
             by a mean, such as votes, medians and gossip, or that sends its own

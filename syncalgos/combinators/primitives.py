@@ -45,7 +45,7 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
         what the transformation sends for gradients shaped like params.
 
     Raises:
-        ValueError: the name is unknown, or the argument is of another kind.
+        ValueError: the name is unknown, or the argument has the wrong type.
 
     Example:
         >>> import numpy as np

@@ -47,8 +47,8 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
         the strategy acts.
 
     Raises:
-        ValueError: an argument is of another kind, or the strategy must act at every
-            step, as `async_diloco`.
+        ValueError: an argument has the wrong type, or the strategy must act at every
+            step, like `async_diloco`.
 
     Example:
         >>> import numpy as np
@@ -389,7 +389,7 @@ def while_tracing() -> Iterator[None]:
 
 
 def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
-    """The last steps of rounds whose lengths follow a schedule.
+    """Finds the last steps of rounds with lengths that follow a schedule.
 
     Args:
         period: local step -> the length of a round that starts there, in local steps.

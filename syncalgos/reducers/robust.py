@@ -193,7 +193,7 @@ def none_seen(params: PyTree) -> Norms:
 def screened_mean(
     tree: PyTree, seen: Norms, screen: Screen, axis: Axis
 ) -> tuple[PyTree, PyTree, Norms]:
-    """Averages the workers' leaves with weights exp(-norm), or 0 if that is unusual.
+    """Averages the workers' leaves with weights exp(-norm), or 0 for an unusual norm.
 
     Args:
         tree: this worker's tree, at least float32.

@@ -227,7 +227,7 @@ class Layout(NamedTuple):
         """Returns the copy of an array on the devices of this process's first worker.
 
         Args:
-            x: an array of which each worker has a copy, cut over its devices.
+            x: an array; each worker has a copy, cut over the worker's devices.
         """
         if not self.axes:
             return jax.device_put(self.one_copy(x), self.own_devices[0])
