@@ -334,7 +334,7 @@ def _seeing(strategy: Strategy) -> Iterator[None]:
         yield
     except TypeError as error:
         if not strategy.sees_loss and "tuple" in str(error):
-            error.add_note("replica.loss is () unless Strategy(…, sees_loss=True)")
+            error.add_note("replica.loss is () unless the Strategy has sees_loss=True")
         raise
 
 

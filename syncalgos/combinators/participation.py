@@ -356,7 +356,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     """
     check_strategy("paced", strategy)
     if not introspection.ever_syncs(strategy):
-        raise ValueError("paced: strategy never syncs, it only reduces gradients")
+        raise ValueError("paced: strategy only reduces gradients, and never syncs")
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")

@@ -113,7 +113,7 @@ def average(
     def init(params):
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
-            raise ValueError(f"average: reduce has state, and cannot average {field}")
+            raise ValueError(f"average: a reduce with state cannot average {field}")
         return state
 
     def sync(replica, state, step):

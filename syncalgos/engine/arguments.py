@@ -195,9 +195,9 @@ def check_plateau(opt_state: PyTree) -> None:
     # other workers differ from it; that worker would soon stop training.
     if _states(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
-            "optimizer: with this strategy, reduce_on_plateau follows each worker's "
-            "own loss, so workers would train at different learning rates: use a "
-            "schedule of the step, or a strategy that reduces gradients, as sync_sgd"
+            "optimizer: with this strategy, reduce_on_plateau follows a worker's own "
+            "loss, so learning rates would differ between workers: use a schedule of "
+            "the step, or a strategy that reduces gradients, such as sync_sgd"
         )
 
 
@@ -294,7 +294,7 @@ def check_own(leaf: Any, shape: tuple[int, ...]) -> None:
     # array enters a pmap over two CPU devices.
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ValueError(
-            "state was donated to an earlier run: use the state which that run returned"
+            "state was donated to an earlier run: use the state that this run returned"
         )
     led_by = np.shape(leaf)[: len(shape)]
     if led_by != shape:

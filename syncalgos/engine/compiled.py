@@ -302,8 +302,8 @@ class Compiled:
                 for name in self._unmapped(call):
                     theirs, ours = _OURS[name]
                     raise ValueError(
-                        f"jax.lax.{theirs} cannot map workers within a device: over "
-                        f"syncalgos.WORKERS, use syncalgos.collectives.{ours}"
+                        f"jax.lax.{theirs} fails with several workers on a device: "
+                        f"over syncalgos.WORKERS, use syncalgos.collectives.{ours}"
                     ) from None
                 raise
 

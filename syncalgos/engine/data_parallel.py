@@ -378,7 +378,7 @@ class DataParallel:
         if WEIGHT in whole:
             raise ValueError(
                 f"batches of {batch} do not divide into {readers} parts, and {WEIGHT} "
-                f"gives each part another weight: drop the last {rest} examples"
+                f"gives each part its own weight: drop the last {rest} examples"
             )
 
         def mean(filled, alone, whole):

@@ -178,7 +178,7 @@ def _means(values: dict[str, Any]) -> dict[str, Any]:
     shapes = {name: jnp.shape(value) for name, value in values.items()}
     if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
         raise ValueError(
-            "per_example: each value must have shape (batch,), 'loss' included, got "
+            "per_example: values must hold 'loss', and all have shape (batch,), got "
             f"shapes {shapes}"
         )
     if WEIGHT in values:

@@ -145,7 +145,7 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
         raise ValueError(
-            "tables must not depend on the number of rows: workers hold fewer than all"
+            "tables must not depend on the number of rows: each worker holds only some"
         )
 
 
