@@ -1,7 +1,7 @@
 """Checks arguments: an error is one line that says what is possible instead.
 
 A number may be traced, as an argument of a compiled program; it then passes unchecked.
-An argument that decides the program itself must be a Python value: a traced one is
+An argument that determines the program itself must be a Python value: a traced one is
 refused. Importing this file does not import jax, so the command line starts quickly.
 """
 
@@ -29,7 +29,7 @@ MOST_LISTED = 12  # names to list although a close one is suggested
 
 
 def shown(value: Any) -> str:
-    """Returns the value as errors show it: its repr on one line, 60 characters long."""
+    """Returns the value as errors show it: its repr on one line, at most 60 columns."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -175,7 +175,7 @@ def share(label: str, value: Any) -> float:
 
 
 def density(where: str, value: Any) -> float:
-    """Returns the share of entries to send as a float; it decides shapes.
+    """Returns the share of entries to send as a float; it determines shapes.
 
     Args:
         where: the function that was called, for the message.

@@ -183,7 +183,7 @@ _AROUND = (
 def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """Applies `extra` after a strategy, at each of its syncs.
 
-    So `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
+    `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
 
     Args:
         strategy: any strategy that syncs. Its syncs are the steps at which it acts:

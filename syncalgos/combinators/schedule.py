@@ -324,7 +324,7 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     in the middle of a round. This sync sends as much as any other, and is counted.
 
     Args:
-        strategy: a strategy that syncs by `every`, which may be inside of other
+        strategy: a strategy that syncs by `every`, which may be inside other
             combinators.
         steps: the number of local steps of the training, at least 1.
 
@@ -399,7 +399,7 @@ def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
     """
     # The start of a round follows from the lengths of all rounds before it. State could
     # hold it, but state is mapped: under vmap a branch on it would be a select, with
-    # collectives in both arms. So trace time makes a table of the first 65,536 steps.
+    # collectives in both arms. So tracing makes a table of the first 65,536 steps.
 
     def length(start):
         steps = jnp.floor(jnp.asarray(period(start), jnp.float32))

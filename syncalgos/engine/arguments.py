@@ -195,9 +195,8 @@ def check_plateau(opt_state: PyTree) -> None:
     # other workers differ from it; that worker would soon stop training.
     if _states(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
-            "optimizer: with this strategy, reduce_on_plateau follows a worker's own "
-            "loss, so learning rates would differ between workers: use a schedule of "
-            "the step, or a strategy that reduces gradients, such as sync_sgd"
+            "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
+            "schedule, or a strategy that reduces gradients, such as sync_sgd"
         )
 
 

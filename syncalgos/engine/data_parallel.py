@@ -57,7 +57,7 @@ class DataParallel:
             between workers and steps. Or a plain (params, batch) -> scalar, or (params,
             batch, key) -> scalar.
         optimizer: the inner optimizer: any optax GradientTransformation, or a
-            MultiSteps, each call of which is a local step. An optimizer with extra
+            MultiSteps; each call is a local step. An optimizer with extra
             arguments gets the loss as `value`: the worker's own, or the mean over the
             workers if the strategy reduces gradients. Or a function of hyperparams that
             returns the optimizer.
@@ -341,7 +341,7 @@ class DataParallel:
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
-        """Runs the center forward, spread over the workers; nothing is learned.
+        """Computes the metrics of the center, divided over the workers; trains nothing.
 
         Most strategies set the center at the last sync: see `center`.
 
