@@ -56,11 +56,10 @@ class DataParallel:
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. Or a plain (params, batch) -> scalar, or (params,
             batch, key) -> scalar.
-        optimizer: the inner optimizer: any optax GradientTransformation, or a
-            MultiSteps; each call is a local step. An optimizer with extra
-            arguments gets the loss as `value`: the worker's own, or the mean over the
-            workers if the strategy reduces gradients. Or a function of hyperparams that
-            returns the optimizer.
+        optimizer: the inner optimizer: any optax GradientTransformation or MultiSteps;
+            each call is a local step. An optimizer with extra arguments gets the loss
+            as `value`: the worker's own, or the mean over the workers if the strategy
+            reduces gradients. Or a function of hyperparams that returns the optimizer.
         strategy: the synchronization algorithm, such as `bmuf()`. Or a function of
             hyperparams that returns the strategy.
         workers: the number of workers, at least 1.
