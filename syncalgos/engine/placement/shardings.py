@@ -17,7 +17,7 @@ from syncalgos.strategy import Replica
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
 """The cut of each leaf of params over the axes within a worker: a tree of
 PartitionSpecs, NamedShardings, or arrays with a sharding, for leaves or subtrees; or a
-function of a leaf's path, such as "blocks/up/w", and its shape to a PartitionSpec."""
+function: (a leaf's path, such as "blocks/up/w", its shape) -> PartitionSpec."""
 
 
 class Asked:

@@ -16,8 +16,8 @@ from syncalgos.reducers.stacking import shards
 
 Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
 """The number of leading axes of each leaf that count layers: a tree of whole numbers
-like params, or one for whole subtrees; or a function of a leaf's path, such as
-"blocks/up/w", and its shape. The compression of a layer depends on that layer alone."""
+like params, in which one number may stand for a whole subtree; or a function of a
+leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alone."""
 
 
 def check(label: str, stacked: Stacked) -> Stacked:
