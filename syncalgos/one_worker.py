@@ -100,7 +100,7 @@ def as_optimizer(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, OptimizerState]:
         if params is None:
-            raise ValueError("as_optimizer: update needs params, its third argument")
+            raise ValueError("as_optimizer needs params: update(grads, state, params)")
         if strategy.sees_loss and "value" not in extra:
             raise ValueError(
                 "as_optimizer: this strategy needs the loss: call update(grads, state, "

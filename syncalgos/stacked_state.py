@@ -77,7 +77,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     axis = axis_of(strategy)
     if not isinstance(axis, str):
         raise ValueError(
-            f"stacked: strategy must have the name of one mesh axis, such as "
+            f"stacked: strategy must have a single axis, such as "
             f'axis="diloco", got {axis}'
         )
     if mesh is not None:

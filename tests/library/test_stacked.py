@@ -110,7 +110,7 @@ def test_params_and_state_may_be_donated_both():
 @pytest.mark.parametrize(
     ("axis", "mesh_axis", "workers", "message"),
     [
-        (("a", "b"), None, 2, "one axis"),
+        (("a", "b"), None, 2, "single axis"),
         ("replica", "diloco", 3, "replica"),
         ("diloco", "diloco", 2, "there are 3 workers"),
         ("diloco", None, {"b": 3, "c": 2}, r"are 3 workers .*\['c'\] has shape \(2,"),
