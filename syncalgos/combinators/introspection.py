@@ -219,8 +219,8 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     # known.
     if decides(strategy):
         raise ValueError(
-            f"{where}: strategy must sync at steps that are known in advance, but here "
-            "the workers' data decide (see `decided`)"
+            f"{where}: the steps at which this strategy syncs must be known before, but "
+            "the workers' data decide on them (see `decided`)"
         )
 
 
@@ -236,8 +236,8 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     """
     if any(x.steady for x in inside(strategy)):
         raise ValueError(
-            f"{where}: strategy acts at every local step, as async_diloco does to hold "
-            "slower workers back: set the strategy's own period instead"
+            f"{where}: this strategy acts at every local step, as async_diloco does to "
+            "hold slower workers back: set the strategy's own period instead"
         )
 
 

@@ -113,7 +113,7 @@ def average(
     def init(params):
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
-            raise ValueError(f"average: a reduce with state cannot average {field}")
+            raise ValueError(f"average: a reducer with state cannot average {field}")
         return state
 
     def sync(replica, state, step):
@@ -210,8 +210,8 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
         check_strategy("at_syncs", each)
     if not introspection.ever_syncs(strategy):
         raise ValueError(
-            "at_syncs: strategy must sync replicas, but this one only reduces "
-            "gradients: there is no sync after which to apply extra"
+            "at_syncs: this strategy reduces gradients and never syncs replicas, so "
+            "there is no sync at which to apply extra, such as a reset of opt_state"
         )
     return _behind(strategy, extra)
 

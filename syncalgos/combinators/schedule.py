@@ -356,8 +356,8 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         lands = introspection.lands(ending, last)
     if checks.is_traced(lands) or not lands:
         raise ValueError(
-            f"at_end: strategy cannot sync after step {steps}: its rounds are not made "
-            "by `every`, or have a fixed length: set steps to one of its own syncs"
+            f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
+            "made by `every`, or have a fixed length: end at one of its own syncs"
         )
     return ending
 

@@ -148,7 +148,7 @@ def test_what_cannot_be_is_refused(settings, message):
     ],
 )
 def test_what_would_let_slow_workers_run_is_refused(around, name):
-    with pytest.raises(ValueError, match=f"{name}: strategy acts at every local"):
+    with pytest.raises(ValueError, match=f"{name}: this strategy acts at every local"):
         around(sa.async_diloco(4, slowest=0.5))
 
 
