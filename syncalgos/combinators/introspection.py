@@ -219,7 +219,7 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     # known.
     if decides(strategy):
         raise ValueError(
-            f"{where}: the steps at which this strategy syncs must be known before, but "
+            f"{where}: the steps at which this strategy syncs must be fixed, but here "
             "the workers' data decide on them (see `decided`)"
         )
 
