@@ -1,7 +1,7 @@
-"""Checks of arguments: an error is one line that says what is possible instead.
+"""Checks arguments: an error is one line that says what is possible instead.
 
 A number may be traced, as an argument of a compiled program; it then passes unchecked.
-An argument that decides the program itself must be a Python value: a traced one is
+An argument that determines the program itself must be a Python value: a traced one is
 refused. Importing this file does not import jax, so the command line starts quickly.
 """
 
@@ -29,7 +29,7 @@ MOST_LISTED = 12  # names to list although a close one is suggested
 
 
 def shown(value: Any) -> str:
-    """Returns the value as errors show it: its repr on one line, 60 characters long."""
+    """Returns the value as errors show it: its repr on one line, at most 60 columns."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -82,8 +82,8 @@ def untraced(label: str, value: Any) -> None:
     """Raises a ValueError for a traced value, where tracing needs its number."""
     if is_traced(value):
         raise ValueError(
-            f"{label} decides the program, such as its shapes or steps: it must be a "
-            "Python number, not a traced one"
+            f"{label} must be a Python number, not a traced one, because it determines "
+            "the compiled program, such as its shapes or steps"
         )
 
 
@@ -175,7 +175,7 @@ def share(label: str, value: Any) -> float:
 
 
 def density(where: str, value: Any) -> float:
-    """Returns the share of entries to send as a float; it decides shapes.
+    """Returns the share of entries to send as a float; it determines shapes.
 
     Args:
         where: the function that was called, for the message.
@@ -328,12 +328,12 @@ def unlike(what: str, before: Any, after: Any, prefix: bool = False) -> str:
             return f"{name} is {kind(now[path])}, not {kind(node)}"
     for path in now:
         if path not in was:
-            return f"{what}{jax.tree_util.keystr(path)} is new"
+            return f"{what}{jax.tree_util.keystr(path)} is unexpected"
     # Static fields of a node, such as a module's settings; the innermost node first.
     for path, node in reversed(() if prefix else was.items()):
         if jax.tree.structure(node) != jax.tree.structure(now[path]):
             name = what + jax.tree_util.keystr(path)
-            return f"{name} is another {type(node).__name__}: its static fields differ"
+            return f"{name}, a {type(node).__name__}, has other static fields"
     return ""
 
 

@@ -72,7 +72,7 @@ def weak(label: str, number: Any) -> Any:
     is_real = any(jnp.issubdtype(kind.dtype, x) for x in (jnp.floating, jnp.integer))
     if kind.shape or not is_real:
         raise ValueError(f"{label} must be a number, got {kind.str_short()}")
-    # A value that is set takes the type of its place, which is weak for a Python
+    # A value set into an array takes the array's type, which is weak for a Python
     # number. XLA removes the operation.
     return jnp.asarray(0.0).at[()].set(number)
 
@@ -99,7 +99,7 @@ def norm(tree: PyTree) -> jax.Array:
 
 
 def root(x: jax.Array) -> jax.Array:
-    """The square root, with gradient 0 at 0: the true one, infinity, leads to NaN."""
+    """The square root, with gradient 0 at 0: the true gradient there would give NaN."""
     return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 

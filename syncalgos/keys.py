@@ -52,8 +52,8 @@ def own_keys(tree: PyTree, worker: Any) -> PyTree:
         if is_like and "count" not in name:
             raise ValueError(
                 f"buffers{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: all "
-                "workers would draw the same numbers; make a typed key of it by "
-                "jax.random.wrap_key_data, or int32 if it is not a key"
+                "workers would draw the same numbers; convert it to a typed key by "
+                "jax.random.wrap_key_data, or to int32 if it is not a key"
             )
         if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
             return x

@@ -42,7 +42,7 @@ def as_optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes the outer loop of a strategy an optimizer, for training without workers.
 
-    A single worker has nobody to agree with, but an outer step along its own
+    A single worker has no others to average with, but an outer step along its own
     displacement may still help: Nesterov momentum every few steps of a fast inner
     optimizer (`diloco`), or an average of its path (`lookahead`). Any loop with an
     optax optimizer can use it:
@@ -100,7 +100,7 @@ def as_optimizer(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any
     ) -> tuple[PyTree, OptimizerState]:
         if params is None:
-            raise ValueError("as_optimizer: call update(grads, state, params)")
+            raise ValueError("as_optimizer needs params: update(grads, state, params)")
         if strategy.sees_loss and "value" not in extra:
             raise ValueError(
                 "as_optimizer: this strategy needs the loss: call update(grads, state, "
@@ -160,8 +160,8 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
     own = [x for x in jax.tree.leaves(state, is_leaf=is_own) if is_own(x)]
     if len(own) != 1:
         raise ValueError(
-            "center_of: state must hold the state of one as_optimizer, got the states "
-            f"of {len(own)}"
+            "center_of: state must hold the state of exactly one as_optimizer, got "
+            f"{len(own)} of them"
         )
     return alone(lambda: strategy.center(params, own[0].sync), axis_of(strategy))
 

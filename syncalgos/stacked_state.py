@@ -50,11 +50,10 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
             into an all-gather.
 
     Returns:
-        A Strategy of stacked arrays. Its init copies what it keeps of params, with
-        their sharding. Call it on arrays, not while jax traces; params and state may
-        then both be donated. Its center is one plain model; if only some workers take
-        part in a round, ask for it at the end of a round. Each worker keeps its own
-        buffers.
+        A Strategy of stacked arrays. Its init copies the params that it keeps, with
+        their sharding. Call init on arrays, outside jax.jit; params and state may then
+        both be donated. Its center is one plain model; if only some workers take part
+        in a round, ask for it at the end of a round. Each worker keeps its own buffers.
 
     Raises:
         ValueError: the argument is not a Strategy or has several axes; the arrays hold
@@ -78,14 +77,14 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     axis = axis_of(strategy)
     if not isinstance(axis, str):
         raise ValueError(
-            f"stacked: the workers must lie along one axis: give the algorithm its "
-            f'name, such as axis="diloco" (axis is {axis})'
+            f"stacked: strategy must have a single axis, such as "
+            f'axis="diloco", got {axis}'
         )
     if mesh is not None:
-        checks.one_of("stacked: axis of the strategy", axis, mesh.axis_names)
+        checks.one_of("mesh axis of the strategy in stacked,", axis, mesh.axis_names)
         if {*mesh.axis_types} != {AxisType.Auto}:
             raise ValueError(
-                "stacked: the axes of the mesh must be of type Auto: make_mesh(…, "
+                "stacked: mesh must have axes of type Auto: jax.make_mesh(…, "
                 "axis_types=(jax.sharding.AxisType.Auto,) * n)"
             )
 
@@ -128,7 +127,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         if reduces(strategy) != isinstance(state, Reduced):
             raise ValueError(
                 "stacked: this strategy changes gradients: call reduce(grads, replica, "
-                "state, step) before the optimizer's step, sync with that state after"
+                "state, step) before the optimizer's step, and pass its state to sync"
             )
         state = state.state if isinstance(state, Reduced) else state
         replica, state = each_synced((seen(replica), state), step)
@@ -137,7 +136,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     def seen(replica: Replica) -> Replica:
         if strategy.sees_loss and isinstance(replica.loss, tuple):
             raise ValueError(
-                "stacked: this strategy sees the loss: pass "
+                "stacked: this strategy needs the loss: pass "
                 "replica._replace(loss=losses), with one loss for each worker"
             )
         return seeing(strategy, replica, replica.loss)
@@ -201,7 +200,7 @@ def _over(
 
 
 def _lying_as(params: PyTree, state: PyTree, mesh: Mesh | None, axis: str) -> PyTree:
-    """The shardings of a state: a leaf that belongs to a leaf of params has the same.
+    """The shardings of a state: a leaf that belongs to a leaf of params is cut like it.
 
     Its path in the state ends in the path of the leaf of params. Without these
     shardings XLA would put zeros, such as a momentum, whole on each device.

@@ -1,4 +1,4 @@
-"""The interface: a strategy is four pure functions, whose results are checked here.
+"""The interface: a strategy is four pure functions; their results are checked here.
 
 The functions run inside a mapped function (pmap, shard_map, vmap). Each sees one
 worker's view and communicates only through collectives over named axes.
@@ -48,7 +48,7 @@ class Replica(NamedTuple):
         def __getitem__(self, place):
             """Points to `params` where a Replica is indexed by a name."""
             if isinstance(place, str):
-                raise TypeError(f"a Replica is not its params: use .params[{place!r}]")
+                raise TypeError(f"a Replica has no {place!r}: use .params[{place!r}]")
             return tuple.__getitem__(self, place)
 
 
@@ -206,7 +206,7 @@ def check_strategy(where: str, strategy: Any) -> None:
         if isinstance(strategy, str):
             hint = f" (a strategy is an object: syncalgos.{strategy}())"
         if hasattr(strategy, "update"):
-            hint = " (an optimizer? it comes before the strategy)"
+            hint = " (an optimizer? check the order of the arguments)"
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
     for name in ("init", "reduce", "sync", "center"):
@@ -248,8 +248,8 @@ def _check_trained(params: PyTree) -> None:
     # They are float arrays: as params they would stay 0 and 1 without an error.
     if isinstance(params, Mapping) and {"params", "batch_stats"} <= {*params}:
         raise ValueError(
-            "params['batch_stats'] is not trained: give init the model's variables in "
-            "two parts, params = variables.pop('params') and the remaining variables"
+            "params['batch_stats'] is not trained: pass variables.pop('params') as "
+            "params, and the remaining variables as buffers"
         )
 
     def is_statistic(node: Any) -> bool:
@@ -336,7 +336,7 @@ def _seeing(strategy: Strategy) -> Iterator[None]:
         yield
     except TypeError as error:
         if not strategy.sees_loss and "tuple" in str(error):
-            error.add_note("replica.loss is () without Strategy(…, sees_loss=True)")
+            error.add_note("replica.loss is () unless the Strategy has sees_loss=True")
         raise
 
 
@@ -415,7 +415,7 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
         if (was.shape, was.dtype) != (now.shape, now.dtype):
             raise ValueError(
                 f"{changer} changes {what}{jax.tree_util.keystr(path)} from "
-                f"{was.str_short()} to {now.str_short()}; shapes and dtypes must stay"
+                f"{was.str_short()} to {now.str_short()}: shape and dtype must stay"
             )
         return y
 

@@ -53,7 +53,7 @@ class Clock(NamedTuple):
     def waits(self, step: jax.Array) -> jax.Array:
         """Steps until each worker makes its next local step; 0: at this step."""
         speeds, rest = jnp.array(self.speeds, jnp.int32), step % UNIT
-        # In UNIT steps of the clock, the ⌈UNIT k / speed⌉-th has a worker's k-th one.
+        # Of UNIT steps of the clock, the ⌈UNIT k / speed⌉-th has the k-th local step.
         following = rest * speeds // UNIT + 1
         return (following * UNIT + speeds - 1) // speeds - 1 - rest
 
@@ -85,7 +85,7 @@ def even_clocks(
 
     Args:
         where: the algorithm, for error messages.
-        period: as for `even_speeds`, like the other arguments.
+        period: as for `even_speeds`, as are the other arguments.
     """
     period = checks.whole(f"{where}: period", period, least=1)
     slowest = checks.share(f"{where}: slowest", slowest)

@@ -80,13 +80,13 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
-            "decided: the strategy must sync replicas and not reduce gradients; put "
-            "other strategies beside it with chain"
+            "decided: strategy must sync replicas and not reduce gradients: combine it "
+            "with other strategies by chain"
         )
     introspection.check_not_steady("decided", strategy)
     if introspection.is_clocked(strategy):
         raise ValueError(
-            "decided: this strategy acts at every step, as delayed and paced ones do"
+            "decided: strategy must not act at every step, as delayed, paced and ema do"
         )
     return _decided(strategy, vote, Strategy())
 
@@ -106,7 +106,7 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
 
     def sync(replica, state, step):
         asks = jnp.asarray(vote(replica, state.strategy, step), jnp.float32)
-        # A branch on a value that differs between workers would let some wait for ever,
+        # A branch on a value that differs between workers would let some wait forever,
         # and under vmap compute both arms. Sums of ones are exact in any order, so all
         # devices decide alike, and vmap sees that the result is not mapped.
         # Any worker can ask, as in Kamp's protocol. For a criterion over all workers,

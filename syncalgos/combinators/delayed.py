@@ -83,8 +83,8 @@ def delayed(
 
     Raises:
         ValueError: the strategy is not a Strategy, is `decided`, or must act at every
-            step, as `async_diloco`; or a parameter is outside its range. Also, when the
-            state is made, if results would arrive after the next was sent.
+            step, like `async_diloco`; or a parameter is outside its range. When the
+            state is made: results would arrive after the next was sent.
 
     The delay simulates the numbers of an overlap; collectives do not really run during
     computation. A result that takes longer than a round is not yet part of the next one
@@ -119,7 +119,7 @@ def delayed(
         return introspection.innermost(mixed, strategy) if mixes else strategy
     gates, member = introspection.under_gates(strategy)
     if introspection.combination(member).delays:
-        raise ValueError("delayed: this strategy is delayed already: add the delays")
+        raise ValueError("delayed: strategy is delayed already: add up the delays")
     if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
@@ -270,7 +270,7 @@ class _Delay(NamedTuple):
         )
 
     def own_center(self, params, state):
-        """The strategy's own center; () where it has none."""
+        """The strategy's own center; () if it has none."""
         centered = introspection.has_center(self.strategy)
         return self.strategy.center(params, state) if centered else ()
 

@@ -76,7 +76,7 @@ def mask(
         A tree like params: for each leaf True, False, or the slice of its rows.
 
     Raises:
-        ValueError: a function that does not return numbers of fragments.
+        ValueError: a function returns anything but numbers of fragments.
     """
     params = shards.whole_shapes(params)
     leaves, form = jax.tree.flatten(params)

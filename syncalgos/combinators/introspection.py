@@ -1,4 +1,4 @@
-"""Questions about a strategy: when it acts, and what it was made of.
+"""Answers questions about a strategy: when it acts, and what it was made of.
 
 `Strategy.acts` declares the steps at which a sync acts; every user may set it.
 `Combination` is private to the combinators: it lists the strategies inside a strategy,
@@ -219,8 +219,8 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     # known.
     if decides(strategy):
         raise ValueError(
-            f"{where}: the data decide when this strategy syncs (see `decided`), but "
-            "here the step alone must decide"
+            f"{where}: the steps at which this strategy syncs must be fixed, but here "
+            "the workers' data decide on them (see `decided`)"
         )
 
 
@@ -237,7 +237,7 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     if any(x.steady for x in inside(strategy)):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
-            "hold slower workers back: set its own period instead"
+            "hold slower workers back: set the strategy's own period instead"
         )
 
 

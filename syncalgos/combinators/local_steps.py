@@ -1,4 +1,4 @@
-"""Changes of local steps after the inner optimizer has made them."""
+"""Changes local steps after the inner optimizer has made them."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

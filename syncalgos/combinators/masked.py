@@ -100,12 +100,12 @@ def _chosen(mask: PyTree, params: PyTree) -> list[Any]:
     for leaf, x, cut in zip(leaves, jax.tree.leaves(params), cuts, strict=True):
         if isinstance(leaf, slice) and not jnp.ndim(x):
             raise ValueError(
-                f"masked: a leaf without axes takes True or False, got {leaf!r}"
+                f"masked: mask of a leaf without axes must be a boolean, got {leaf!r}"
             )
         if isinstance(leaf, slice) and cut is not None and cut.names[0]:
             raise ValueError(
-                f"masked: the mask takes rows of a leaf of shape {jnp.shape(x)}, but "
-                f"the mesh shards its first axis over {', '.join(cut.names[0])}: take "
+                f"masked: mask selects rows of a leaf of shape {jnp.shape(x)}, but the "
+                f"mesh shards its first axis over {', '.join(cut.names[0])}: select "
                 "whole leaves, or shard another axis"
             )
         if not isinstance(leaf, bool | np.bool_ | slice):

@@ -65,8 +65,8 @@ def map_moments(
     if not found and any(map(_is_array_of_floats, jax.tree.leaves(opt_state))):
         names = ", ".join(sorted(_names(opt_state)))
         raise ValueError(
-            f"the optimizer's state ({names}) has no known moments, so they would not "
-            "be averaged: use adam, sgd with momentum, or another optimizer of optax"
+            f"the optimizer's state ({names}) has no moments that can be averaged: use "
+            "adam, sgd with momentum, or another optimizer of optax"
         )
     return changed
 

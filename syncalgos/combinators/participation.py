@@ -113,7 +113,7 @@ def participating(
 
     Raises:
         ValueError: the strategy is not a Strategy, both reduces and syncs, is `decided`
-            or must act at every step, as `async_diloco`; or the schedule is not a
+            or must act at every step, like `async_diloco`; or the schedule is not a
             function. When the state is made: a bad weight in the first 1,024 local
             steps. When it is traced: a strategy of this library that does not combine
             by a mean, such as votes, medians and gossip, or that sends its own
@@ -153,8 +153,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     syncs = introspection.ever_syncs(strategy)
     if syncs and introspection.reduces(strategy):
         raise ValueError(
-            "participating: this strategy both reduces gradients and syncs replicas, "
-            "as easgd and scaffold do, so weighting one mean is not enough"
+            "participating: strategy must not both reduce gradients and sync replicas, "
+            "as easgd and scaffold do: only one mean can be weighted"
         )
 
     # Cached: a program that is traced later makes the strategy's state again.
@@ -213,7 +213,7 @@ def _check_weights(schedule: Schedule, workers: int) -> None:
     wrong = np.argwhere(~(np.isfinite(found) & (found >= 0)))
     for step, worker in wrong[:1]:
         raise ValueError(
-            "participating: a weight must be finite and at least 0, got "
+            "participating: schedule's weights must be finite and at least 0, got "
             f"{found[step, worker]} for worker {worker} at local step {step}"
         )
 
@@ -356,7 +356,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     """
     check_strategy("paced", strategy)
     if not introspection.ever_syncs(strategy):
-        raise ValueError("paced: this strategy reduces gradients and never syncs")
+        raise ValueError("paced: strategy only reduces gradients, and never syncs")
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
@@ -368,7 +368,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         workers = collectives.size(axis)
         if len(quotas) != workers:
             raise ValueError(
-                f"paced: {len(quotas)} numbers of local steps for {workers} workers"
+                f"paced: local_steps has {len(quotas)} numbers for {workers} workers"
             )
         return PacedState(strategy.init(params), jnp.int32(0), params)
 

@@ -45,7 +45,7 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
         what the transformation sends for gradients shaped like params.
 
     Raises:
-        ValueError: the name is unknown, or the argument is of another kind.
+        ValueError: the name is unknown, or the argument has the wrong type.
 
     Example:
         >>> import numpy as np
@@ -183,7 +183,7 @@ _AROUND = (
 def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """Applies `extra` after a strategy, at each of its syncs.
 
-    So `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
+    `at_syncs(bmuf(16), reset(optimizer))` restarts momentum when the models agree.
 
     Args:
         strategy: any strategy that syncs. Its syncs are the steps at which it acts:
@@ -211,7 +211,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     if not introspection.ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
-            "there is no sync at which to reset or average the optimizer's state"
+            "there is no sync at which to apply extra, such as a reset of opt_state"
         )
     return _behind(strategy, extra)
 
@@ -247,9 +247,9 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
     """
     if jax.tree.structure(new) != jax.tree.structure(old):
         raise ValueError(
-            "reset: the replica's opt_state is not of this optimizer for these params: "
-            "pass reset the same inner optimizer, keep reset outside of masked, and "
-            "pass communication a Replica with its opt_state"
+            "reset: opt_state was not made by this optimizer for these params: pass "
+            "reset the same inner optimizer, use reset outside masked, and pass "
+            "communication a Replica with its opt_state"
         )
 
     def node(new, old):

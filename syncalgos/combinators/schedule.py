@@ -47,8 +47,8 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
         the strategy acts.
 
     Raises:
-        ValueError: an argument is of another kind, or the strategy must act at every
-            step, as `async_diloco`.
+        ValueError: an argument has the wrong type, or the strategy must act at every
+            step, like `async_diloco`.
 
     Example:
         >>> import numpy as np
@@ -131,7 +131,7 @@ class WithLast(NamedTuple):
 
     def __call__(self, step: Any) -> Any:
         if isinstance(step, int) and step == self.last:
-            return True  # also where the other steps follow from traced numbers
+            return True  # also if the other steps depend on traced numbers
         return jnp.logical_or(self.steps(step), step == self.last)
 
 
@@ -168,7 +168,7 @@ def every(
     if callable(period):
         check_strategy("every", strategy)
         if offset:
-            raise ValueError(f"every: a schedule takes no offset, got {offset}")
+            raise ValueError(f"every: offset must be 0 with a schedule, got {offset}")
         return when(strategy, scheduled(period))
     period = checks.whole("period", period, least=1)
     check_strategy("every", strategy)
@@ -191,7 +191,7 @@ def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
-    """A whole: its members would lack reduce, which shares their state."""
+    """Makes a whole: its members would lack reduce, which shares their state."""
     landing = functools.partial(introspection.lands, gated)
     sync = introspection.Combination(gated.sync, lands=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
@@ -324,7 +324,7 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     in the middle of a round. This sync sends as much as any other, and is counted.
 
     Args:
-        strategy: a strategy that syncs by `every`, which may be inside of other
+        strategy: a strategy that syncs by `every`, which may be inside other
             combinators.
         steps: the number of local steps of the training, at least 1.
 
@@ -357,7 +357,7 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     if checks.is_traced(lands) or not lands:
         raise ValueError(
             f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
-            "made by `every` or have a fixed length; end at one of its own syncs"
+            "made by `every`, or have a fixed length: end at one of its own syncs"
         )
     return ending
 
@@ -366,7 +366,7 @@ def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
     if made.delays:
-        raise ValueError("at_end: delayed, the last step's results would not arrive")
+        raise ValueError("at_end: strategy is delayed: its last sync would not arrive")
 
     def change(member):
         return _with_last(member, last)
@@ -389,7 +389,7 @@ def while_tracing() -> Iterator[None]:
 
 
 def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
-    """The last steps of rounds whose lengths follow a schedule.
+    """Finds the last steps of rounds with lengths that follow a schedule.
 
     Args:
         period: local step -> the length of a round that starts there, in local steps.
@@ -399,7 +399,7 @@ def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
     """
     # The start of a round follows from the lengths of all rounds before it. State could
     # hold it, but state is mapped: under vmap a branch on it would be a select, with
-    # collectives in both arms. So trace time makes a table of the first 65,536 steps.
+    # collectives in both arms. So tracing makes a table of the first 65,536 steps.
 
     def length(start):
         steps = jnp.floor(jnp.asarray(period(start), jnp.float32))

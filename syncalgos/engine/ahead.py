@@ -101,7 +101,7 @@ def lower(
     """
     layout = trainer.layout
     if layout.backend != "shard_map":
-        raise ValueError(f"lower takes backend 'shard_map', got {layout.backend!r}")
+        raise ValueError(f"lower needs backend 'shard_map', got {layout.backend!r}")
     check_params(params)
     params, buffers, batches, data = map(_shapes, (params, buffers, batches, data))
     steps, batch = arguments.leading_shape(

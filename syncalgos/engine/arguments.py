@@ -1,4 +1,4 @@
-"""Checks of the engine's arguments; an error names the argument that does not fit."""
+"""Checks the engine's arguments; an error names the argument that does not fit."""
 
 import inspect
 import traceback
@@ -31,14 +31,14 @@ def explained_trace() -> Iterator[None]:
             raise
         at = ours[-1]
         raise ValueError(
-            f"{at.filename}:{at.lineno}: `{at.line}` asks for a value that is unknown "
-            "while a strategy is traced: use every(…, schedule), jnp.where or lax.cond"
+            f"{at.filename}:{at.lineno}: `{at.line}` needs a value that is unknown "
+            "while jax traces a strategy: use every(…, schedule), jnp.where or lax.cond"
         ) from None
     except NameError as error:
         if "axis name" not in str(error):
             raise
         raise ValueError(
-            f"{error}; inside DataParallel a strategy's axis is syncalgos.WORKERS"
+            f"{error}; inside DataParallel, the axis of a strategy is syncalgos.WORKERS"
         ) from None
 
 
@@ -61,24 +61,24 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
         if len(other) < len(axes):
             hint = ONE_STEP if axes[0] == "steps" else ""
             raise ValueError(
-                f"{name} must lead with ({', '.join(axes)}), got {other}{hint}"
+                f"{name} must have axes ({', '.join(axes)}, …), got shape {other}{hint}"
             )
         if other[: len(axes)] != shape:
             raise ValueError(
-                f"{name} leads with {other[: len(axes)]}, but {first} with {shape}: "
-                f"they must agree on ({', '.join(axes)})"
+                f"{name} has leading axes {other[: len(axes)]}, but {first} has "
+                f"{shape}: all leaves must agree on ({', '.join(axes)})"
             )
     return shape
 
 
-ONE_STEP = "; one step? x[None]"
-REST = "; what is left over: drop it, or call the loss with trainer.center(state)"
+ONE_STEP = "; for a single step, pass x[None]"
+REST = "; or call the loss on the remaining examples with trainer.center(state)"
 
 
 def check_untraced(x: Any) -> None:
-    """Raises a ValueError inside a user's jax.jit."""
+    """Raises a ValueError inside a jax.jit of the user."""
     if isinstance(x, Tracer):
-        raise ValueError("DataParallel compiles by itself: call it without jax.jit")
+        raise ValueError("DataParallel compiles by itself: call it outside jax.jit")
 
 
 def check_arrays(what: str, tree: PyTree) -> None:
@@ -89,10 +89,10 @@ def check_arrays(what: str, tree: PyTree) -> None:
             continue
         name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
         if isinstance(leaf, bool | int | float):
-            raise ValueError(f"{name} is {got}: make arrays of lists, np.asarray(…)")
+            raise ValueError(f"{name} is {got}: convert lists to arrays, np.asarray(…)")
         raise ValueError(
-            f"{name} is {got}, not an array: stack some steps of it, as "
-            "np.stack([next(batches) for _ in range(100)])"
+            f"{name} is {got}, not an array: stack the batches of several steps, such "
+            "as np.stack([next(batches) for _ in range(100)])"
         )
 
 
@@ -112,14 +112,14 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
 def check_like(hyperparams: PyTree, like: PyTree) -> None:
     """Raises a ValueError unless hyperparameters have the structure of others."""
     if why := checks.unlike("hyperparams", like, hyperparams):
-        raise ValueError(f"hyperparams must be as those of the trainer: {why}")
+        raise ValueError(f"hyperparams must have the structure of the trainer's: {why}")
 
 
 def check_one(state: Any) -> None:
     """Raises a ValueError for a state of several settings."""
     if state.settings:
         raise ValueError(
-            f"this state holds {state.settings} settings: take one, state.setting(i)"
+            f"state holds {state.settings} settings: pass one of them, state.setting(i)"
         )
 
 
@@ -132,8 +132,8 @@ def settings_of(hyperparams: PyTree) -> int:
     lengths = {len(x) for x in jax.tree.leaves(hyperparams) if np.ndim(x) == 1}
     if len(lengths) > 1 or 0 in lengths:
         raise ValueError(
-            f"hyperparams hold vectors of lengths {sorted(lengths)}: of several "
-            "settings each has one value of all"
+            f"hyperparams hold vectors of lengths {sorted(lengths)}: all must have the "
+            "same length, the number of settings, at least 1"
         )
     return lengths.pop() if lengths else 0
 
@@ -151,22 +151,22 @@ def check_kind(what: str, value: Any, kind: type) -> None:
         return
     hint = ""
     if type(value) is tuple and value and isinstance(value[0], kind):
-        hint = ": run returns two: state, metrics = trainer.run(…)"
+        hint = "; unpack the result of run: state, metrics = trainer.run(…)"
     got = f"a {type(value).__name__}" if hint else checks.shown(value)
     raise ValueError(f"{what} must be a {kind.__name__}, got {got}{hint}")
 
 
-_OTHERS = "asks for the loss at other params, which a local step lacks"
+_OTHERS = "needs the loss at other params, which a local step does not compute"
 _SEARCH = f"a line search {_OTHERS}"
 # The reasons why some optimizers cannot be inner optimizers, by the class of a state
 # within their state.
 _REFUSED = {
-    "LookaheadState": "optax.lookahead trains a pair of models: take its fast one, and "
-    "syncalgos.lookahead() as the strategy",
-    "ScheduleFreeState": "schedule_free evaluates another model than it trains; a "
-    "center is of the trained one: take its base optimizer, or see docs/own-loop.md",
+    "LookaheadState": "optax.lookahead trains a pair of models: use its fast optimizer "
+    "with the strategy syncalgos.lookahead()",
+    "ScheduleFreeState": "schedule_free evaluates another model than it trains, but a "
+    "center is the trained one: use its base optimizer, or see docs/own-loop.md",
     "HutchinsonState": f"an estimate of the Hessian {_OTHERS}",
-    "SAMState": "sam trains at points beside the model, which syncs would average; see "
+    "SAMState": "sam moves params to perturbed points, which a sync would average; see "
     "docs/own-loop.md",
     "ScaleByZoomLinesearchState": _SEARCH,
     "ScaleByBacktrackingLinesearchState": _SEARCH,
@@ -195,10 +195,8 @@ def check_plateau(opt_state: PyTree) -> None:
     # other workers differ from it; that worker would soon stop training.
     if _states(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
-            "optimizer: reduce_on_plateau follows the loss, which is each worker's own "
-            "where the strategy does not reduce gradients, so that workers would train "
-            "at different rates: take a schedule of the step, or a strategy such as "
-            "sync_sgd"
+            "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
+            "schedule, or a strategy that reduces gradients, such as sync_sgd"
         )
 
 
@@ -260,10 +258,10 @@ def check_parts(batch: int, layout: Layout, accumulate: int) -> None:
     each, parts = batch // layout.workers // accumulate, layout.inner
     if each % layout.batch_parts:
         over = " × ".join(f"{name} = {parts[name]}" for name in layout.batch_axes)
-        what = "microbatch" if accumulate > 1 else "part of the batch"
+        what = "microbatch" if accumulate > 1 else "batch"
         raise ValueError(
-            f"a worker's {what}, {each}, does not divide over {over}: take a global "
-            "batch that does, or other batch_axes"
+            f"a worker's {what} of {each} examples does not divide over {over}: use "
+            "another global batch or other batch_axes"
         )
 
 
@@ -272,7 +270,7 @@ def check_rows(rows: Any, examples: int) -> None:
     dtype = getattr(rows, "dtype", None)
     if dtype is None or not np.issubdtype(dtype, np.integer) or rows.ndim != 2:
         raise ValueError(
-            "with data, batches must be integer rows (steps, global_batch)"
+            "with data, batches must be integer row numbers (steps, global_batch)"
         )
     if rows.size:
         low, high = int(rows.min()), int(rows.max())
@@ -284,8 +282,8 @@ def check_step(done: int) -> None:
     """Raises a ValueError if the devices cannot count this many local steps."""
     if not 0 <= done < 2**31:
         raise ValueError(
-            f"local steps are counted from 0 to 2**31 - 1, not to {done}: start a new "
-            "state with init from the center"
+            f"local steps must be from 0 to 2**31 - 1, got {done}: call init with the "
+            "center's params to start a new state"
         )
 
 
@@ -295,13 +293,13 @@ def check_own(leaf: Any, shape: tuple[int, ...]) -> None:
     # array enters a pmap over two CPU devices.
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ValueError(
-            "this state was given up to an earlier run; use the state it returned"
+            "state was donated to an earlier run: use the state that this run returned"
         )
     led_by = np.shape(leaf)[: len(shape)]
     if led_by != shape:
         axes = "(settings, devices, lanes)" if len(shape) > 2 else "(devices, lanes)"
         raise ValueError(
-            f"this state leads with {led_by}, but the trainer lays its workers over "
+            f"state has leading axes {led_by}, but the workers of this trainer need "
             f"{axes} = {shape}"
         )
 
@@ -313,6 +311,6 @@ def check_workers(held: Any, workers: int) -> None:
         if np.shape(leaf)[:1] != (workers,):
             name = "held" + jax.tree_util.keystr(path)
             raise ValueError(
-                f"{name} leads with {np.shape(leaf)[:1]}, but there are {workers} "
-                "workers here"
+                f"{name} has shape {np.shape(leaf)}, but its first axis must be the "
+                f"{workers} workers of this process"
             )

@@ -1,4 +1,4 @@
-"""A trainer's compiled programs: one for each shape of the arguments."""
+"""A trainer's compiled programs, one for each structure and shape of the arguments."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ class Key(NamedTuple):
     settings: int = 0
 
 
-# The values that jax can look for in all results, by the name of jax's setting.
+# Values that jax can look for in all results, by the name of jax's setting.
 _SPECIAL = {
     "jax_debug_nans": ("NaN", np.isnan),
     "jax_debug_infs": ("infinity", np.isinf),
@@ -282,7 +282,7 @@ class Compiled:
         return jax.tree_util.tree_map_with_path(put, shared)
 
     def _lower(self, call: Call) -> Callable[[], Any]:
-        """Traces a program; the function returned compiles it."""
+        """Traces a program, and returns a function that compiles it."""
         with known(call.key.sharding):
             try:
                 if settings := call.key.settings:
@@ -302,8 +302,8 @@ class Compiled:
                 for name in self._unmapped(call):
                     theirs, ours = _OURS[name]
                     raise ValueError(
-                        f"jax.lax.{theirs} does not know lanes within devices: over "
-                        f"syncalgos.WORKERS take syncalgos.collectives.{ours}"
+                        f"jax.lax.{theirs} fails with several workers on a device: "
+                        f"over syncalgos.WORKERS, use syncalgos.collectives.{ours}"
                     ) from None
                 raise
 
@@ -420,12 +420,12 @@ def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
 
 
 def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
-    """Raises a FloatingPointError if results hold a value that jax must look for."""
+    """Raises a FloatingPointError if results hold a value that jax is to look for."""
     what, is_special = _SPECIAL[setting]
     program, place = call.key.program, ""
 
     def hits(tree: Any) -> Iterator[tuple[int, str]]:
-        """The first row of each shard that holds it, and the leaf's name."""
+        """Yields the first row of each shard with the value, and the leaf's name."""
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
             if not jnp.issubdtype(x.dtype, np.inexact):
                 continue

@@ -56,11 +56,10 @@ class DataParallel:
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. Or a plain (params, batch) -> scalar, or (params,
             batch, key) -> scalar.
-        optimizer: the inner optimizer: any optax GradientTransformation, or a
-            MultiSteps, each call of which is a local step. An optimizer with extra
-            arguments gets the loss as `value`: the worker's own, or the mean over the
-            workers if the strategy reduces gradients. Or a function of hyperparams that
-            returns the optimizer.
+        optimizer: the inner optimizer: any optax GradientTransformation or MultiSteps;
+            each call is a local step. An optimizer with extra arguments gets the loss
+            as `value`: the worker's own, or the mean over the workers if the strategy
+            reduces gradients. Or a function of hyperparams that returns the optimizer.
         strategy: the synchronization algorithm, such as `bmuf()`. Or a function of
             hyperparams that returns the strategy.
         workers: the number of workers, at least 1.
@@ -262,16 +261,16 @@ class DataParallel:
         """
         states = [*states]
         if not states:
-            raise ValueError("stack: no states")
+            raise ValueError("stack: states must hold at least one state")
         for state in states:
             self._check(state)
         if self.layout.places_leaves or self.layout.processes > 1:
             raise ValueError(
-                "stack: workers must be in one process, of one device and one memory "
-                "each: train one setting after the other"
+                "stack: needs one process, and workers without mesh or sync_memory: "
+                "train one setting after the other"
             )
         if len({int(state.step) for state in states}) != 1:
-            raise ValueError("stack: states must be after the same number of steps")
+            raise ValueError("stack: states must have the same number of local steps")
         replica, sync = self._compiled.stacked([state.own for state in states])
         shared = [(state.key, state.hyperparams) for state in states]
         key, numbers = jax.tree.map(lambda *x: jnp.stack(x), *shared)
@@ -344,7 +343,7 @@ class DataParallel:
     def evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
     ) -> dict[str, jax.Array]:
-        """Runs the center forward, spread over the workers; nothing is learned.
+        """Computes the metrics of the center, divided over the workers; trains nothing.
 
         Most strategies set the center at the last sync: see `center`.
 
@@ -366,7 +365,7 @@ class DataParallel:
     def _evaluate_all(
         self, state: TrainState, batches: PyTree, data: PyTree | None, rest: int
     ) -> dict[str, jax.Array]:
-        """Evaluates the evenly divided part, then the rest, one example a reader."""
+        """Evaluates the evenly divided part, then the rest, one example per reader."""
         batch = np.shape(jax.tree.leaves(batches)[0])[1]
         readers, divided = self.layout.readers, batch - rest
 
@@ -380,15 +379,15 @@ class DataParallel:
         whole = of(np.arange(divided)) if divided else filled
         if WEIGHT in whole:
             raise ValueError(
-                f"{batch} examples do not divide over {readers}, and {WEIGHT} gives "
-                "batches weights of their own: drop the rest"
+                f"batches of {batch} do not divide into {readers} parts, and {WEIGHT} "
+                f"gives each part its own weight: drop the last {rest} examples"
             )
 
         def mean(filled, alone, whole):
             if filled.shape != whole.shape:
                 raise ValueError(
-                    f"a metric has shape {whole.shape[1:]}, which follows the batch: "
-                    f"drop the {rest} examples that the workers do not divide"
+                    f"a metric of shape {whole.shape[1:]} depends on the batch size: "
+                    f"drop the last {rest} examples, so that the batch divides evenly"
                 )
             left = (readers * filled - (readers - rest) * alone) / rest
             return (whole * divided + left * rest) / batch
@@ -493,7 +492,7 @@ class DataParallel:
 
     @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
-        """Copies the workers of this process, `layout.own_workers`, to the host.
+        """Copies the workers of this process (`layout.own_workers`) to the host.
 
         Returns:
             NumPy arrays (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
@@ -545,8 +544,8 @@ class DataParallel:
         numbers = jax.tree.map(lambda x: np.ravel(x)[0].item(), state.hyperparams)
         if waits_untrained(self._worker.at(numbers).strategy, done):
             warnings.warn(
-                f"no sync came in these {done} local steps: the center, which is "
-                "evaluated and shipped, is the untrained model",
+                f"no sync came in these {done} local steps: the center, the model to "
+                "evaluate and ship, is still untrained",
                 stacklevel=4,  # points at the caller of center or evaluate
             )
         self._may_be_untrained = False
@@ -563,7 +562,7 @@ class DataParallel:
         if settings and data is not None and np.ndim(batches) == 3:
             if len(batches) != settings:
                 raise ValueError(
-                    f"rows of {len(batches)} settings, but {settings} train"
+                    f"batches hold {len(batches)} settings, but state has {settings}"
                 )
             return np.stack([self._cut(x, data, accumulate, 0, hint) for x in batches])
         arguments.check_batches(batches, data, self.layout, accumulate, hint)

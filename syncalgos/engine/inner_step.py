@@ -64,19 +64,19 @@ def optimizer_loss(
 
 
 def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -> bool:
-    """Whether the optimizer uses the loss, or keeps it, found by tracing a step.
+    """Whether the optimizer uses or keeps the loss, found by tracing a step.
 
     Args:
-        optimizer: the inner one.
-        replica: one worker's, arrays or their shapes.
-        loss: any scalar array of its dtype.
+        optimizer: the inner optimizer.
+        replica: one worker's replica, arrays or their shapes.
+        loss: any scalar array of the loss's dtype.
     """
 
     def step(loss, replica):
         return stepped(optimizer, replica, replica.params, loss)
 
-    # optax's chains, muon and apply_if_finite all take extra arguments, and ignore
-    # the loss: the signature alone does not answer this.
+    # The signature is not enough: optax's chains, muon and apply_if_finite accept all
+    # extra arguments, and ignore the loss.
     given = loss, replica._replace(buffers=())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
@@ -120,7 +120,7 @@ def counter_of(
 def with_optimizer_loss(
     strategy: Strategy, optimizer: optax.GradientTransformation
 ) -> Strategy:
-    """The strategy for the ledger, which counts the loss that workers share, too."""
+    """Returns the strategy for the ledger, which also counts the shared loss."""
 
     def reduce(grads, replica, state, step):
         optimizer_loss(strategy, optimizer, replica, jnp.float32(0))

@@ -1,4 +1,4 @@
-"""Collectives that only some workers would reach, found before anything is compiled.
+"""Finds collectives that only some workers would reach, before anything is compiled.
 
 A branch that depends on one worker's data may hold a collective. On one device it
 appears to work, because both arms are computed for all lanes. Several devices would
@@ -94,9 +94,9 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     if sent and _parts_ways(equation, inputs):
         what = "loop" if name == "while" else "branch"
         raise ValueError(
-            f"a {what} on a worker's own data holds a collective ({sent[0]}): workers "
-            "that take another way would leave the rest waiting for ever; let all "
-            "decide together with syncalgos.decided, or by a collectives.mean"
+            f"a {what} that depends on one worker's data contains a collective "
+            f"({sent[0]}): workers that skip it would let the others wait forever; let "
+            "all workers decide together by syncalgos.decided or collectives.mean"
         )
     if name == "cond":
         arms = [_results(arm, inputs[1:]) for arm in inner]

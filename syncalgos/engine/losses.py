@@ -29,9 +29,9 @@ class _Stateless(NamedTuple):
         value = self.plain(params, batch, **given)
         if isinstance(value, tuple | list):
             raise ValueError(
-                f"a plain loss returned {len(value)} values, not a scalar; with "
-                "metrics write loss(params, buffers, batch, key), which returns "
-                "(scalar, (buffers, metrics)), and give it as it is"
+                f"a loss(params, batch) must return a scalar, got {len(value)} values: "
+                "to return metrics, write loss(params, buffers, batch, key) -> "
+                "(scalar, (buffers, metrics))"
             )
         return value, (buffers, {})
 
@@ -54,7 +54,7 @@ def stateless(loss: PlainLoss) -> Loss:
 def draws(loss: Any) -> bool:
     """Whether a plain loss has an argument named "key" after its first two.
 
-    A loss whose key has a default other than None does not ask for one.
+    A loss with a default key other than None does not ask for one.
     """
     try:
         signature = inspect.signature(loss)
@@ -174,16 +174,16 @@ def _placed(own: jax.Array, workers: int, me: Any) -> jax.Array:
 
 
 def _means(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns the mean of each value; refuses values not per example."""
+    """Returns the mean of each value; refuses values that are not per example."""
     shapes = {name: jnp.shape(value) for name, value in values.items()}
     if len(shapes.get("loss", ())) != 1 or len(set(shapes.values())) > 1:
         raise ValueError(
-            "per_example: values must be per example, {'loss': (batch,), …}, got "
+            "per_example: values must hold 'loss', and all have shape (batch,), got "
             f"shapes {shapes}"
         )
     if WEIGHT in values:
         raise ValueError(
-            f"per_example: examples weigh the same: {WEIGHT} is of a loss of batches"
+            f"per_example: values cannot hold {WEIGHT!r}: all examples weigh the same"
         )
     return {name: jnp.mean(value) for name, value in values.items()}
 
@@ -201,7 +201,7 @@ def _noted(
         got = ", ".join([f"params, a {type(params).__name__}", *named[:5]])
         error.add_note(f"this loss was called with {got}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
-            error.add_note("this loss got no buffers: give them to init, behind params")
+            error.add_note("this loss got no buffers: pass them to init, after params")
         raise
 
 
@@ -214,8 +214,8 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
         metrics = {**metrics, "loss": value}
     except (TypeError, ValueError):
         raise ValueError(
-            "loss must return (scalar, (buffers, metrics)) with a dict of metrics; "
-            "a loss(params, batch) returns a scalar"
+            "loss must return (scalar, (buffers, metrics)) with a dict of metrics, or "
+            "take (params, batch) and return a scalar"
         ) from None
     if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
         raise ValueError(
@@ -223,7 +223,7 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
         )
     if np.ndim(metrics.get(WEIGHT, 0)):
         raise ValueError(
-            f"{WEIGHT} must be a scalar, not of shape {np.shape(metrics[WEIGHT])}"
+            f"metric {WEIGHT!r} must be a scalar, got shape {np.shape(metrics[WEIGHT])}"
         )
     if jnp.shape(value):
         raise ValueError(

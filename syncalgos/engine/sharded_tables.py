@@ -2,7 +2,7 @@
 
 Caffe2 calls them non-parallel parameters: a large embedding has one copy overall, not
 one copy for each worker. A loss reads it with `lookup`. `DataParallel(…, tables=…)`
-keeps the parts.
+holds the parts.
 """
 
 from collections.abc import Callable
@@ -145,7 +145,7 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
         raise ValueError(
-            "tables must not depend on the number of rows: a worker's part has fewer"
+            "tables must not depend on the number of rows: each worker holds only some"
         )
 
 
@@ -229,7 +229,7 @@ def beside(
 def _of_rows(
     optimizer: optax.GradientTransformation, which: list[bool], params: PyTree
 ) -> list[bool]:
-    """Marks the leaves of opt_state that have rows: their shapes change with tables."""
+    """Marks the leaves of opt_state that have rows: they grow with the tables."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
         leaves, form = jax.tree.flatten(params)

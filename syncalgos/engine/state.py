@@ -56,22 +56,22 @@ class TrainState(NamedTuple):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            """Says where the params are; only called for what is not there."""
+            """Says where the params are; called only for missing attributes."""
             hint = ""
             if name in Replica._fields:
-                hint = f": trainer.center(state).{name} is of one plain model"
-                hint += f", state.replica.{name} of all workers"
+                hint = f": use trainer.center(state).{name} for one plain model"
+                hint += f", or state.replica.{name} for all workers"
             raise AttributeError(f"TrainState has no attribute {name!r}{hint}")
 
     @property
     def settings(self) -> int:
-        """The number of settings; 0 for a state of one, without an axis for it."""
+        """The number of settings; 0 means one setting, without an axis for it."""
         return len(self.key) if np.ndim(self.key) else 0
 
     def setting(self, number: int) -> "TrainState":
-        """Returns the training of one setting, which goes on by itself."""
+        """Returns the state of one setting, which can then train on its own."""
         if not self.settings:
-            raise ValueError("this state is of one setting already")
+            raise ValueError("this state has a single setting: use it as it is")
         replica, sync, numbers, key = jax.tree.map(
             lambda x: x[number], (*self.own, self.hyperparams, self.key)
         )
@@ -80,12 +80,12 @@ class TrainState(NamedTuple):
 
     @property
     def own(self) -> Own:
-        """Every worker's own, as programs take it."""
+        """The data of all workers, in the form that programs take."""
         return Own(self.replica, self.sync)
 
 
 def of_one(tree: PyTree, axes: int = 2) -> PyTree:
-    """The shapes of one worker's leaves, of leaves that lead with (devices, lanes)."""
+    """Returns the shapes of one worker's leaves, without the leading worker axes."""
 
     def shape(x):
         dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
@@ -99,7 +99,7 @@ def waits_untrained(strategy: Strategy, done: int) -> bool:
     steps = introspection.acting_steps(strategy)
     if steps is None or not introspection.has_center(strategy) or done > TABLED:
         return False
-    # One program in place of one for each operation.
+    # Jitted: one program instead of one for each operation.
     return not np.asarray(jax.jit(jax.vmap(steps))(np.arange(done))).any()
 
 
@@ -113,22 +113,22 @@ def as_data(numbers: PyTree, layout: Layout) -> PyTree:
 
 
 def _as_number(x: Any) -> jax.Array:
-    """An array that, as a number of Python, does not widen what it meets."""
+    """Makes an array that, like a Python number, does not widen other arrays."""
     return jnp.asarray(np.asarray(x).item())
 
 
 class StepCount:
-    """Knows the step of the last run's state without waiting for that run."""
+    """Remembers the step of the last run's state, without waiting for that run."""
 
     def __init__(self):
         self._last: Callable[[], jax.Array | None] = lambda: None
         self._done = 0
 
     def after(self, step: jax.Array, steps: int) -> int:
-        """The step so many steps after that of a state.
+        """Returns the step of a state after some more local steps.
 
         Raises:
-            ValueError: it is not from 0 to 2³¹ - 1.
+            ValueError: the result is not from 0 to 2³¹ - 1.
         """
         done = self._done if self._last() is step else int(step)
         arguments.check_step(done + steps)
@@ -140,7 +140,7 @@ class StepCount:
 
 
 def held_by(layout: Layout, state: TrainState) -> TrainState:
-    """This process's workers on the host: see `DataParallel.to_host`."""
+    """Copies this process's workers to the host: see `DataParallel.to_host`."""
     replica, sync = jax.tree.map(layout.part, state.own)
     step, numbers = jax.device_get((state.step, state.hyperparams))
     return TrainState(replica, sync, step, layout.one_copy(state.key), numbers)
@@ -154,24 +154,24 @@ def check_made(
     one: Own,
     sharding: Sharding | None,
 ) -> None:
-    """Checks that this strategy and this optimizer have made a state.
+    """Checks that a strategy and an optimizer have made a state.
 
     Args:
         what: the state's name, for the message.
         layout: where the workers live.
-        strategy: that goes on with it.
-        optimizer: the inner one that does.
-        one: the shapes of one worker's.
-        sharding: of params, where workers are meshes.
+        strategy: the strategy that continues from the state.
+        optimizer: the inner optimizer that continues from the state.
+        one: the shapes of one worker's part of the state.
+        sharding: the sharding of params if workers are meshes.
 
     Raises:
-        ValueError: the state of another, or of another mesh; it names the first node
-            that differs.
+        ValueError: another strategy, optimizer or mesh made the state; the message
+            names the first node that differs.
     """
-    # That of some reducers leads with the shards of a leaf, and follows the mesh.
+    # The state of some reducers leads with a leaf's shards, so it depends on the mesh.
     sizes = [*zip(WORKERS, layout.shape, strict=True)]
 
-    def init(params):  # a function of its own: jax would know the trace of another mesh
+    def init(params):  # defined here: jax would reuse the trace of another mesh
         return optimizer.init(params), strategy.init(params)
 
     with known(sharding):
@@ -179,21 +179,21 @@ def check_made(
         _, (opt_state, sync) = trace(one.replica.params)
     of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
     if why := checks.unlike(*of_optimizer):
-        raise ValueError(f"this state is of another optimizer: {why}")
+        raise ValueError(f"{what} was made by another optimizer: {why}")
     if why := checks.unlike(f"{what}.sync", sync, one.sync):
-        raise ValueError(f"this state is of another strategy: {why}")
+        raise ValueError(f"{what} was made by another strategy: {why}")
     given = jax.tree_util.tree_leaves_with_path(one.sync)
     for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
         if x.shape != own.shape:
             raise ValueError(
-                f"{what}.sync{jax.tree_util.keystr(path)} has the shape {x.shape}, "
-                f"here it is {own.shape}: this algorithm's state follows the shards of "
-                "params, and goes on with the same mesh alone"
+                f"{what}.sync{jax.tree_util.keystr(path)} must have shape {own.shape}, "
+                f"got {x.shape}: this algorithm's state depends on how params are "
+                "sharded, so it can continue only on the same mesh"
             )
 
 
 def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:
-    """Puts the result of `held_by` on the devices of a layout of as many workers."""
+    """Puts the result of `held_by` on the devices of a layout with as many workers."""
     places = placed(held.own, layout, sharding, 1)
     replica, sync = jax.tree.map(layout.unpart, held.own, places)
     step, key = layout.copy(np.int32(held.step)), layout.copy(held.key)

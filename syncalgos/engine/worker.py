@@ -145,7 +145,7 @@ class Worker(NamedTuple):
         )
 
     def updated(self, replica: Replica, found: Found, loss: Any) -> Replica:
-        """The replica after the inner optimizer's step, which may look at the loss."""
+        """The replica after the inner optimizer's step, which may use the loss."""
         stepped = inner_step.stepped(self.optimizer, replica, found.grads, loss)
         stepped = shards.kept(Replica(*stepped, found.buffers, replica.loss))
         return require_same("a local step", "replica", replica, stepped)
@@ -153,7 +153,7 @@ class Worker(NamedTuple):
     def local_step(
         self, own: Own, batch, shared: Shared, step, me
     ) -> tuple[Own, PyTree]:
-        """Takes a local step, up to the sync; returns metrics, too."""
+        """Takes a local step without its sync; also returns the metrics."""
         key = _draw(shared.key, step, me)
         found = self.gradients(own.replica, batch, key, shared.data, me)
         seen = seeing(self.strategy, own.replica, found.metrics["loss"])
@@ -166,34 +166,34 @@ class Worker(NamedTuple):
         own = Own(self.updated(own.replica, found, loss), sync)
         with collectives.counting(share):
             metrics = collectives.weighted(found.metrics)
-        # Each worker's own loss is in no mean.
+        # Each worker's own loss is not averaged.
         return own, metrics | {
             k: x for k, x in found.metrics.items() if k == OF_WORKERS
         }
 
     def share(self, step: Any, me: Any) -> jax.Array | None:
-        """A worker's share in the means of a step's round; None: all count alike."""
+        """A worker's weight in the means of a step's round; None: all weights are 1."""
         rounds = introspection.rounds(self.strategy)
         return participation.share_in(rounds, step, self.workers, me)
 
     def model(self, own: Own, step: Any) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""
         mine = own.replica.params
-        # Of the round that the last local step was in.
+        # The weights of the round that the last local step belongs to.
         last, me = jnp.maximum(step - 1, 0), collectives.index()
         with collectives.counting(self.share(last, me)):
             params = self.strategy.center(mine, own.sync)
             buffers = collectives.mean(collectives.weighted(own.replica.buffers))
         params = require_same("center", "params", mine, params)
-        # Where workers' centers differ, as in a phase that waits, one worker's model
-        # would be evaluated silently.
+        # Workers' centers may differ, as in a phase that is not active. Without this
+        # mean, one worker's model would be evaluated, without an error.
         params = shards.kept(collectives.agreed(params))
         params = sharded_tables.merge(self.sharded, params, mine)
         return Replica(params, (), buffers)
 
 
 def first_own(worker: Worker, number: jax.Array, inputs: Inputs) -> Own:
-    """Makes the replica and the strategy's state of the worker of this number."""
+    """Makes the replica and the strategy's state of the worker with this number."""
     model: Model = inputs.shared
     params, buffers = strong((model.params, model.buffers))
     buffers = own_keys(buffers, number)
@@ -207,7 +207,7 @@ def first_own(worker: Worker, number: jax.Array, inputs: Inputs) -> Own:
 
 
 def init(worker: Worker, number: jax.Array, inputs: Inputs) -> Outputs:
-    """Makes the first state of the worker of this number, and checks the strategy."""
+    """Makes the first state of the worker with this number; checks the strategy."""
     model: Model = inputs.shared
     worker = worker.at(model.hyperparams)
     own = first_own(worker, number, inputs)
@@ -234,7 +234,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
         own = own._replace(replica=own.replica._replace(loss=()))
         metrics = {**metrics, **decided.noted(own.sync, step)}
         # Averaged over the lanes in each step: over all steps at once, the order of
-        # summation would depend on how many they are, and so would the bits.
+        # summation, and so the rounding, would depend on the number of steps.
         return (own, step + 1), collectives.mean(metrics, LANES)
 
     (own, step), metrics = over_steps(local_step, (own, shared.step), inputs.batches)
@@ -258,7 +258,7 @@ def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 
 
 def center(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
-    """The model to ship: its tables whole, and identical on all workers."""
+    """Returns the model to ship, with whole tables, identical on all workers."""
     shared: Shared = inputs.shared
     model = worker.at(shared.hyperparams).model(own, shared.step)
     params = sharded_tables.whole(worker.sharded, model.params)
@@ -322,7 +322,7 @@ def accumulated(
 
 
 def over_steps(step_program, carry, batches):
-    """lax.scan over the steps; a single one without a loop."""
+    """Calls lax.scan over the steps, but takes a single step without a loop."""
     if jax.tree.leaves(batches)[0].shape[0] > 1:
         return lax.scan(step_program, carry, batches)
     # XLA on CPU runs convolutions 10 times slower inside a loop (docs/results.md).
@@ -340,17 +340,17 @@ def _of_first(x):
 
 
 def _draw(key, step, me):
-    """A worker's key of a step."""
+    """Returns a worker's key for a step."""
     return jax.random.fold_in(jax.random.fold_in(key, step), me)
 
 
 def _take(batch, data):
-    """A batch, or the rows of the data that it names."""
+    """Returns the batch, or the rows of data that it names."""
     return batch if data is None else jax.tree.map(lambda x: x[batch], data)
 
 
 def _microbatches(x, count, merged):
-    """Cuts a batch into so many, each with its part of every merged batch."""
+    """Cuts a batch into microbatches, each with a part of every merged batch."""
     if merged is None:
         return x.reshape(count, len(x) // count, *x.shape[1:])
     each = x.shape[1] // count

@@ -1,4 +1,4 @@
-"""Combine values over the workers: optax GradientTransformations.
+"""Reducers combine values over the workers: optax GradientTransformations.
 
 A reducer takes one worker's tree and returns the combined tree, identical on all
 workers. It serves gradients (`reduce_with`), params (`average`) and outer gradients

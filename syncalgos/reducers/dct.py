@@ -76,7 +76,7 @@ def largest_components(
     """
 
     def combine(x):
-        collectives.no_mean("a mean over those who sent a component")
+        collectives.no_mean("a mean over the senders of a component")
         parts, back = components(x, chunk)  # (chunks, components)
         # All are sent: no index is needed.
         if parts.shape[1] <= count:

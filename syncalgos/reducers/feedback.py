@@ -41,9 +41,9 @@ def error_feedback(
 
     Returns:
         A Reducer. State: e, shaped like params, at least float32, each worker's own;
-        and the reducer's. Neither changes at a step whose result is not finite, nor
-        e of a worker that skips a round of `participating`. It sends as much as the
-        reducer.
+        and the reducer's. Neither changes at a step if the result is not finite; e
+        does not change if the worker skips a round of `participating`. It sends as
+        much as the reducer.
 
     Raises:
         ValueError: a decay outside its range, or a reducer that takes no feedback.
@@ -103,7 +103,7 @@ def ef21(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
-    """A reducer of momentum: it sends the changes that the others do not have yet.
+    """A reducer of momentum: each worker sends what changed in its momentum.
 
     With M a worker's momentum, G the others' copy of it, and `sent` the part of its own
     input that a worker sent:
@@ -123,7 +123,7 @@ def ef21(
     Returns:
         A Reducer. State: M and G, each worker's own, and the mean of all G, identical
         on all, shaped like params, at least float32; and the reducer's. None changes at
-        a step whose result is not finite. It sends as much as the reducer.
+        a step if the result is not finite. It sends as much as the reducer.
 
     Raises:
         ValueError: a momentum outside its range, or a reducer that takes no feedback.
@@ -177,8 +177,8 @@ def _fed(
     made = resolve(where, reducer, axis, seed)
     if not getattr(made, "takes_feedback", True):
         raise ValueError(
-            f"{where}: median, trimmed and clipped have no losses to send later, and "
-            "low_bit and ef21 have their own feedback: use them without it"
+            f"{where}: reducer cannot have feedback: median, trimmed and clipped lose "
+            "nothing to send later, and low_bit and ef21 have their own feedback"
         )
     return made
 
@@ -205,8 +205,8 @@ def late(
 ) -> optax.GradientTransformationExtraArgs:
     """A reducer whose result arrives one call later; zeros at the first call.
 
-    In `every(outer_step(outer, late()), H)` outer gradients have a whole round to
-    arrive while the workers continue training.
+    In `every(outer_step(outer, late()), period)`, outer gradients have a whole round
+    to arrive, while the workers continue training.
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).

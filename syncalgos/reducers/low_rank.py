@@ -190,7 +190,7 @@ def _unit_product(p: jax.Array, q: jax.Array, like: jax.Array) -> jax.Array:
 
 def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
     """Returns the Q to begin the next step with."""
-    # A gradient of zeros leaves a Q of zeros, from which it may not come back.
+    # A gradient of zeros gives a Q of zeros, which may stay zero for good.
     return jnp.where(jnp.any(new != 0), new, q)
 
 

@@ -154,8 +154,8 @@ def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree,
     Args:
         function: one leaf of each tree -> values.
         count: how many values.
-        trees: trees that begin with the form of the first. Where the first has a leaf
-            and another a subtree, such as a tuple, the subtree is passed whole.
+        trees: trees with the structure of the first. If a tree has a subtree, such as a
+            tuple, in place of a leaf of the first, the subtree is passed whole.
     """
     leaves, form = jax.tree.flatten(trees[0])
     rest = (form.flatten_up_to(tree) for tree in trees[1:])

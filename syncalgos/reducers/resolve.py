@@ -1,4 +1,4 @@
-"""Find a reducer by its name, its factory, or the reducer itself."""
+"""Finds a reducer by its name, its factory, or the reducer itself."""
 
 import functools
 import inspect
@@ -60,5 +60,5 @@ def resolve(
         return optax.with_extra_args_support(made)
     raise ValueError(
         f"{where}: expected an optax GradientTransformation or a factory with a "
-        f"keyword axis, got {reducer!r} (optax.stateless lifts a plain function)"
+        f"keyword axis, got {reducer!r} (wrap a plain function in optax.stateless)"
     )

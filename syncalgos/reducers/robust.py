@@ -171,9 +171,9 @@ class Screen(NamedTuple):
     """The rule for usual norms.
 
     Attributes:
-        threshold: standard deviations above its mean up to which a norm is usual.
+        threshold: a norm is usual up to this many standard deviations above its mean.
         rate: the weight of the newest norm in mean and deviation.
-        trusted: number of a leaf's first finite norms that count as usual.
+        trusted: the number of a leaf's first finite norms that count as usual.
         clip: the largest norm of a leaf of the mean.
     """
 
@@ -193,7 +193,7 @@ def none_seen(params: PyTree) -> Norms:
 def screened_mean(
     tree: PyTree, seen: Norms, screen: Screen, axis: Axis
 ) -> tuple[PyTree, PyTree, Norms]:
-    """Averages the workers' leaves with weights exp(-norm), or 0 if that is unusual.
+    """Averages the workers' leaves with weights exp(-norm), or 0 for an unusual norm.
 
     Args:
         tree: this worker's tree, at least float32.

@@ -20,9 +20,9 @@ def sign(
 ) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
-    Scaled, it is the mean of mean(|x|) sign(x) over the workers, leaf by leaf; the sign
-    of 0 is +, and error feedback corrects for it. By majority it is the sign of the sum
-    of signs, whatever the magnitudes; the signs of 0, of NaN and of ties are drawn.
+    Scaled signs: the mean of mean(|x|) sign(x) over the workers, leaf by leaf. The sign
+    of 0 is +; error feedback corrects for it. Majority: the sign of the sum of signs,
+    regardless of magnitudes. The signs of 0, of NaN and of ties are drawn at random.
 
     Args:
         majority: whether to vote instead of averaging the scaled signs.
@@ -100,7 +100,7 @@ def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
 def to_bits(x: jax.Array, draws: jax.Array) -> jax.Array:
     """Packs the signs of a vector into bytes; those of 0 and of NaN are drawn."""
     collectives.no_mean("a vote")
-    # If they were +, an even number of workers would move every entry.
+    # If 0 counted as +, ties of an even number of workers would move entries.
     return jnp.packbits(jnp.where((x > 0) | (x < 0), x > 0, draws < 0.5))
 
 

@@ -24,7 +24,7 @@ def top_k(
     stacked: Stacked = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
-    """The mean of each worker's entries of largest magnitude; its others count as 0.
+    """The mean of each worker's entries of largest magnitude; all others count as 0.
 
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
@@ -93,7 +93,7 @@ def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
 
 
 def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
-    """The mean of entries that all workers draw alike; the others count as 0.
+    """The mean of random entries, drawn alike on all workers; all others count as 0.
 
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
@@ -102,8 +102,8 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Reducer. No state. An all-reduce sends the values alone, as all workers know
-        their indices.
+        A Reducer. No state. An all-reduce sends only the values, because all workers
+        know their indices.
 
     Raises:
         ValueError: a parameter outside its range.
@@ -145,8 +145,8 @@ def row_sparse(
         leaves are averaged.
 
     Raises:
-        ValueError: rows below 1; at the first update, tables that are neither booleans
-            nor names, or other names than those of rows.
+        ValueError: rows are below 1. At the first update: tables are neither booleans
+            nor names, or their names differ from those of rows.
 
     Source: Caffe2's data_parallel_model, which gathers indices and values of sparse
     gradients.
@@ -183,7 +183,7 @@ def _grouped(labels: list[Any]) -> list[tuple[Any, list[int]]]:
     groups: dict[Any, list[int]] = {}
     for i, label in enumerate(labels):
         if not isinstance(label, bool | np.bool_ | str):
-            raise ValueError(f"row_sparse: tables must hold booleans or names: {label}")
+            raise ValueError(f"row_sparse: tables need booleans or names, got {label}")
         # A table without a name is alone.
         own = label if isinstance(label, str) else i
         groups.setdefault(own if label else None, []).append(i)

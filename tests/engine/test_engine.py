@@ -167,10 +167,10 @@ def test_evaluate_weighs_examples_that_workers_do_not_divide_as_all_others(
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("hits", r"shape \(2,\), which follows the batch: drop"),
+        ("hits", r"shape \(2,\) depends on the batch size: drop"),
         (
             "microbatch_weight",
-            "11 examples do not divide over 4, and microbatch_weight",
+            "batches of 11 do not divide into 4 parts, and microbatch_weight",
         ),
     ],
 )
@@ -260,13 +260,13 @@ def test_state_that_was_given_up_is_refused(backend):
     ]
     uses += [lambda: trainer.center(state), lambda: trainer.divergence(state)]
     for use in uses:
-        with pytest.raises(ValueError, match="given up to an earlier run"):
+        with pytest.raises(ValueError, match="donated to an earlier run"):
             use()
 
 
 def test_state_of_another_number_of_workers_is_refused():
     state = make_trainer(workers=4).init(make_params())
-    with pytest.raises(ValueError, match=r"leads with \(2, 2\), but .* = \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"axes \(2, 2\), but .* = \(3, 2\)"):
         make_trainer(workers=6).run(state, BATCHES)
 
 
@@ -355,7 +355,7 @@ def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
     trainer = make_trainer(backend="auto")
     assert "backend='shard_map'" in repr(trainer)
     trainer.run(trainer.init(make_params()), BATCHES)
-    message = r"^backend 'pmap' is not there: jax .* has no jax\.pmap; shard_map gives"
+    message = r"^backend 'pmap' is not available: jax .* has no jax\.pmap; use "
     with pytest.raises(ValueError, match=message):
         make_trainer(backend="pmap")
 

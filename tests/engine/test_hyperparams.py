@@ -162,7 +162,7 @@ def test_numbers_that_cannot_be_are_refused_at_once(change, message):
     ("numbers", "message"),
     [
         ({"lr": 0.1}, r"hyperparams\['mu'\] is missing"),
-        ({"lr": 0.1, "mu": 0.5, "b": 1}, r"hyperparams\['b'\] is new"),
+        ({"lr": 0.1, "mu": 0.5, "b": 1}, r"hyperparams\['b'\] is unexpected"),
         ({"lr": 0.1, "mu": -0.5}, "block_momentum must be .* got -0.5"),
         ({"lr": np.ones(2), "mu": np.ones(3)}, r"vectors of lengths \[2, 3\]"),
         ({"lr": np.ones((2, 2)), "mu": 0.5}, r"hyperparams\['lr'\] must be a number"),
@@ -242,16 +242,16 @@ def test_states_that_are_no_settings_of_one_training_are_refused():
     trainer = trainer_of()
     first, second = trainer.init(make_params()), trainer.init(make_params())
     second, _ = trainer.run(second, BATCHES)
-    with pytest.raises(ValueError, match="after the same number of steps"):
+    with pytest.raises(ValueError, match="have the same number of local steps"):
         trainer.stack([first, second])
-    with pytest.raises(ValueError, match="stack: no states"):
+    with pytest.raises(ValueError, match="stack: states must hold at least one"):
         trainer.stack([])
     state = trainer.init(make_params(), hyperparams=GRID)
     calls = trainer.to_host, trainer.divergence, lambda x: trainer.communication(x, 4)
     for call in calls:
         with pytest.raises(ValueError, match=r"state\.setting\(i\)"):
             call(state)
-    with pytest.raises(ValueError, match="of one setting already"):
+    with pytest.raises(ValueError, match="has a single setting"):
         first.setting(0)
 
 

@@ -478,19 +478,19 @@ def test_plain_functions_without_that_are_vectorized():
         (syncalgos.sync_sgd(), "sequential", None, "the strategy reduces gradients"),
         (syncalgos.bmuf(), "merged", None, "does not take the mean of all gradients"),
         (syncalgos.sync_sgd(), "merged", drawing, "each worker has buffers of its own"),
-        (syncalgos.bmuf(), "sequential", stateless(talking), "talks to other workers"),
+        (syncalgos.bmuf(), "sequential", stateless(talking), "communicates with"),
         (
             syncalgos.bmuf(),
             "sequential",
             stateless(lambda p, b: jax.lax.pmean(plain_loss(p, b), "lanes")),
-            "talks to other workers",
+            "communicates with other workers",
         ),
     ],
     ids=["turn", "mean", "buffers", "talks", "talks by jax"],
 )
 def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
     buffers = BUFFERS if loss is drawing else ()
-    with pytest.raises(ValueError, match=f"lanes cannot run {form}: .*{message}"):
+    with pytest.raises(ValueError, match=f"lane_form cannot be '{form}': .*{message}"):
         train(strategy, loss=loss, buffers=buffers, lane_form=form)
 
 
@@ -506,9 +506,9 @@ def test_lanes_choose_the_devices():
     assert make_trainer(workers=6, lanes=6).layout.shape == (1, 6)
     assert make_trainer(workers=6, lanes=3).layout.shape == (2, 3)
     for options, message in (
-        ({"lanes": 4}, "4 lanes do not divide 6 workers"),
+        ({"lanes": 4}, "lanes must divide the 6 workers, got 4"),
         ({"lanes": 1}, "6 workers in 1 lanes need 6 devices"),
-        ({"lanes": 3, "devices": [0]}, "6 workers on 1 devices are 6 lanes, not 3"),
+        ({"lanes": 3, "devices": [0]}, "6 workers on 1 devices need lanes=6, got 3"),
         ({"lanes": 0}, "lanes must be .*at least 1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -155,7 +155,7 @@ def test_a_branch_on_the_own_loss_must_not_send():
         )
         return replica._replace(params=params), state
 
-    with pytest.raises(ValueError, match="a branch on a worker's own data"):
+    with pytest.raises(ValueError, match="a branch that depends on one worker's data"):
         trained(Strategy(sync=sync, sees_loss=True))
 
 

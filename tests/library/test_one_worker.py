@@ -133,7 +133,7 @@ def test_center_is_that_of_the_engine(name):
         strict=True,
     ):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
-    with pytest.raises(ValueError, match="one as_optimizer, got the states of 0"):
+    with pytest.raises(ValueError, match="exactly one as_optimizer, got 0"):
         syncalgos.center_of(strategy, inner.init(params), params)
 
 

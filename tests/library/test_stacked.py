@@ -82,7 +82,7 @@ def test_a_loss_that_is_seen_is_asked_for_and_not_kept():
 
     strategy = stacked(syncalgos.Strategy(sync=pull, sees_loss=True, axis="replica"))
     replica, state = replica_of(strategy)
-    with pytest.raises(ValueError, match="sees the loss"):
+    with pytest.raises(ValueError, match="needs the loss"):
         strategy.sync(replica, state, 0)
     seen = replica._replace(loss=jnp.array([1.0, 5.0]))
     after, _ = strategy.sync(seen, state, 0)
@@ -110,7 +110,7 @@ def test_params_and_state_may_be_donated_both():
 @pytest.mark.parametrize(
     ("axis", "mesh_axis", "workers", "message"),
     [
-        (("a", "b"), None, 2, "one axis"),
+        (("a", "b"), None, 2, "single axis"),
         ("replica", "diloco", 3, "replica"),
         ("diloco", "diloco", 2, "there are 3 workers"),
         ("diloco", None, {"b": 3, "c": 2}, r"are 3 workers .*\['c'\] has shape \(2,"),
@@ -135,5 +135,5 @@ def test_a_state_is_made_of_params_that_lie_on_one_device_yet():
 
 def test_explicit_axes_are_refused():
     mesh = jax.make_mesh((2,), ("diloco",), axis_types=(AxisType.Explicit,))
-    with pytest.raises(ValueError, match=r"of type Auto: make_mesh\("):
+    with pytest.raises(ValueError, match=r"of type Auto: jax.make_mesh\("):
         stacked(syncalgos.bmuf(axis="diloco"), mesh)

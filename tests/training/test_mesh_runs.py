@@ -189,7 +189,7 @@ REFUSED = {
     ],
     f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
     f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory needs"],
-    f"{MEMORY} --algo sync_sgd": ["this strategy reduces gradients"],
+    f"{MEMORY} --algo sync_sgd": ["this one reduces gradients"],
     f"{MEMORY} --algo bmuf --sync-memory hostt": [
         *("unknown sync_memory", "pinned_host")
     ],
@@ -474,4 +474,4 @@ def test_variants_of_a_study_may_have_meshes(more, tmp_path):
 def test_a_job_with_too_few_devices_is_refused(tmp_path):
     words = "--task tiny_tasks:shared --algos 'bmuf --mesh fsdp=2' --devices-per-job 1"
     ended = of_devices(words, tmp_path / "out", program=COMPARE)
-    assert ended.code == 2 and "need 2 devices, and there are 1" in ended.stderr
+    assert ended.code == 2 and "need 2 devices, but there are 1" in ended.stderr

@@ -1,4 +1,4 @@
-"""Finds out from two traces whether a program computes each example by itself.
+"""Finds out from two traces whether a program computes each example separately.
 
 The two traces are of one program, for a small and a large batch. The examples lie along
 the dimensions that differ between the traces. Each equation is checked by itself. It

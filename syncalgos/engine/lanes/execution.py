@@ -96,7 +96,7 @@ def merged(
     inputs: Inputs,
     group: int | None = None,
 ) -> Outputs:
-    """Takes one gradient over the batches of all lanes, whose replicas are identical.
+    """Takes one gradient over the batches of all lanes, with identical replicas.
 
     With a `group`, which must divide the lanes, takes this many lanes at a time.
     """

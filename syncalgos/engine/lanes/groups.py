@@ -1,4 +1,4 @@
-"""The number of lanes whose batches a merged gradient takes at a time on CPUs.
+"""Chooses how many lanes' batches a merged gradient takes at a time on CPUs.
 
 A group should fit into the caches. It should also be large enough that its results
 outweigh the weights that it reads and the gradients that it adds to earlier groups'.

@@ -114,7 +114,7 @@ def choose(
     # If the loss draws or communicates, a worker's own batch matters.
     talks = (
         _communicates(worker, one),
-        "the loss or the inner optimizer talks to other workers",
+        "the loss or the inner optimizer communicates with other workers",
     )
     against = [
         (not takes_mean, "the strategy does not take the mean of all gradients"),
@@ -129,7 +129,7 @@ def choose(
         against = [(not keeps, "the strategy reduces gradients"), talks]
     why = next((why for holds, why in against if holds), None)
     if asked and why:
-        raise Unfit(f"lanes cannot run {asked}: {why}")
+        raise Unfit(f"lane_form cannot be {asked!r}: {why}")
     if why:
         return Chosen(VECTORIZED)
     if form == SEQUENTIAL:

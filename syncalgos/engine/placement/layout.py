@@ -227,7 +227,7 @@ class Layout(NamedTuple):
         """Returns the copy of an array on the devices of this process's first worker.
 
         Args:
-            x: an array of which each worker has a copy, cut over its devices.
+            x: an array; each worker has a copy, cut over the worker's devices.
         """
         if not self.axes:
             return jax.device_put(self.one_copy(x), self.own_devices[0])
@@ -274,8 +274,8 @@ class Layout(NamedTuple):
         if self.is_whole:
             if isinstance(x, HeldPart):
                 raise ValueError(
-                    "held arrays are parts of workers that spanned processes: here "
-                    "they must be whole"
+                    "held has parts of workers that spanned several processes: here "
+                    "each worker lies in one process, and needs whole arrays"
                 )
             whole = x.reshape(*self.own_shape, *x.shape[1:])
             return self.split(whole, sharding)

@@ -99,24 +99,24 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         backend = "shard_map"
     if backend == "pmap" and not _has_pmap():
         raise ValueError(
-            f"backend 'pmap' is not there: jax {jax.__version__} has no jax.pmap; "
-            "shard_map gives the same numbers"
+            f"backend 'pmap' is not available: jax {jax.__version__} has no jax.pmap; "
+            "use 'shard_map', which gives the same numbers"
         )
     if lanes is not None:
         lanes = checks.whole("lanes", lanes, least=1)
         if workers % lanes:
-            raise ValueError(f"{lanes} lanes do not divide {workers} workers")
+            raise ValueError(f"lanes must divide the {workers} workers, got {lanes}")
     if batch_axes is not None and mesh is None:
-        raise ValueError("batch_axes are axes of a mesh, and there is none: give mesh")
+        raise ValueError("batch_axes name axes of a mesh: pass mesh, too")
     chosen, axes = None if devices is None else _chosen(devices), ()
     if isinstance(mesh, Mesh):
         if devices is not None:
-            raise ValueError("a mesh has its devices: leave out devices")
+            raise ValueError("a Mesh holds its own devices: pass mesh or devices")
         axes, chosen = _taken_apart(mesh)
     elif mesh is not None:
         axes = _checked_axes(mesh)
     if axes and backend != "shard_map":
-        raise ValueError(f"a mesh takes backend 'shard_map', got {backend!r}")
+        raise ValueError(f"mesh needs backend 'shard_map', got {backend!r}")
     if chosen is None:
         chosen = _widest(workers, backend, lanes, axes)
     if backend == "vmap" and len(chosen) > 1:
@@ -129,7 +129,7 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         raise ValueError(f"{workers} workers do not divide over {over}")
     each = workers // places
     if lanes not in (None, each):
-        raise ValueError(f"{workers} workers on {over} are {each} lanes, not {lanes}")
+        raise ValueError(f"{workers} workers on {over} need lanes={each}, got {lanes}")
     layout = Layout(backend, chosen, each, axes, _batch_axes(batch_axes, axes))
     _check_processes(layout)
     if backend != AUTO:
@@ -157,7 +157,7 @@ def _taken_apart(mesh: Mesh) -> tuple[Axes, tuple[Device, ...]]:
     names = [str(name) for name in mesh.axis_names]
     if DEVICES not in names:
         raise ValueError(
-            f"a mesh must have the axis {DEVICES!r}, over which the workers lie, got "
+            f"mesh must have an axis {DEVICES!r} for the workers, got the axes "
             f"{', '.join(names)}"
         )
     grid = np.moveaxis(mesh.devices, names.index(DEVICES), 0)
@@ -224,11 +224,11 @@ def _widest(
         if lanes is not None:
             in_lanes, fewer = f" in {lanes} lanes", "fewer workers or more lanes"
         of_mesh = f" of {each} devices ({_shown(axes)})" if axes else ""
-        of_each = ", as many of each process" if step > 1 else ""
+        of_each = ", equally many of each process" if step > 1 else ""
         needed = each * (step if lanes is None else workers // lanes)
         raise ValueError(
-            f"{workers} workers{in_lanes}{of_mesh} need {needed} devices{of_each}, and "
-            f"there are {sum(map(len, known))}: take {fewer}"
+            f"{workers} workers{in_lanes}{of_mesh} need {needed} devices{of_each}, but "
+            f"there are {sum(map(len, known))}: use {fewer}"
         )
     return tuple(d for devices in known for d in devices[: fits[0] // step * each])
 
@@ -247,7 +247,7 @@ def _chosen(devices: Any) -> tuple[Device, ...]:
         )
     chosen = tuple(_device(device) for device in devices)
     if len(set(chosen)) != len(chosen) or not chosen:
-        raise ValueError(f"devices must be distinct and at least one, got {devices!r}")
+        raise ValueError(f"devices must be distinct, at least one, got {devices!r}")
     return chosen
 
 
@@ -262,21 +262,21 @@ def _check_processes(layout: Layout) -> None:
     if any(len(x) > 1 for x in owners):
         if len({*numbers}) != sum(map(len, owners)):
             raise ValueError(
-                "a process must have whole workers, or a part of one worker alone, got "
-                f"devices of processes {numbers}"
+                "devices: a process must hold whole workers or a part of one worker, "
+                f"got devices of processes {numbers}"
             )
         return
     stretches = [(p, len([*same])) for p, same in groupby(numbers)]
     once = len(dict(stretches)) == len(stretches)
     if not once or len({count for _, count in stretches}) > 1:
         raise ValueError(
-            "devices of a process must follow one another, and be as many of each "
-            f"process, got those of processes {numbers}"
+            "devices must be grouped by process, equally many of each process, got "
+            f"devices of processes {numbers}"
         )
     if jax.process_index() not in numbers:
         raise ValueError(
-            f"devices must have some of each process that uses them, and hold none of "
-            f"process {jax.process_index()}"
+            f"devices must include some of each process, got none of process "
+            f"{jax.process_index()}"
         )
 
 

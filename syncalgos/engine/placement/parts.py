@@ -50,7 +50,7 @@ class HeldPart:
             found[into] = piece[out]
             missing -= found[into].size  # pieces do not overlap
         if missing:
-            raise ValueError(f"{missing} of the array's numbers are not here")
+            raise ValueError(f"this process lacks {missing} entries of the array")
         return found
 
     @property

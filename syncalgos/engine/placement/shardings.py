@@ -17,7 +17,7 @@ from syncalgos.strategy import Replica
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
 """The cut of each leaf of params over the axes within a worker: a tree of
 PartitionSpecs, NamedShardings, or arrays with a sharding, for leaves or subtrees; or a
-function of a leaf's path, such as "blocks/up/w", and its shape to a PartitionSpec."""
+function: (a leaf's path, such as "blocks/up/w", its shape) -> PartitionSpec."""
 
 
 class Asked:
@@ -29,7 +29,7 @@ class Asked:
 
     def __init__(self, shardings: Shardings | None, layout: Layout):
         if shardings is not None and not layout.axes:
-            raise ValueError("shardings are over axes of a mesh: give mesh")
+            raise ValueError("shardings name axes of a mesh: pass mesh, too")
         self._shardings, self._layout = shardings, layout
         self._last: Sharding | None = None
 
@@ -45,8 +45,8 @@ class Asked:
             return self.of_model(shapes)
         if self._last is None and self._layout.axes:
             raise ValueError(
-                "from_host does not know how params are cut: give shardings, or call "
-                "init first"
+                "from_host cannot tell how params are sharded: pass shardings in the "
+                "Placement, or call init first"
             )
         return self._last
 
@@ -154,7 +154,7 @@ def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | 
     if not isinstance(spec, PartitionSpec):
         raise ValueError(f"{label} must be a PartitionSpec, got {checks.shown(spec)}")
     if len(spec) > len(shape):
-        raise ValueError(f"{label}: {spec} has more entries than its shape {shape}")
+        raise ValueError(f"{label}: {spec} has more entries than the shape {shape}")
     entries = [*spec, *[None] * (len(shape) - len(spec))]
     names = tuple(_names(label, entry, layout) for entry in entries)
     used = [axis for own in names for axis in own]
@@ -166,8 +166,8 @@ def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | 
         if size % count:
             over = " × ".join(f"{axis} = {sizes[axis]}" for axis in own)
             raise ValueError(
-                f"{label}: dimension {dimension} of shape {shape}, {size}, does not "
-                f"divide over {over}"
+                f"{label}: dimension {dimension} of shape {shape} does not divide over "
+                f"{over}"
             )
         parts.append(count)
     cut = Cut(names, tuple(parts))
@@ -182,8 +182,8 @@ def _names(label: str, entry: Any, layout: Layout) -> tuple[str, ...]:
     for name in names:
         if name in WORKERS:
             raise ValueError(
-                f"{label}: the workers lie over {name!r}; a leaf is cut over axes "
-                f"within a worker ({', '.join(layout.inner)})"
+                f"{label}: axis {name!r} is for the workers: use the axes within a "
+                f"worker ({', '.join(layout.inner)})"
             )
         checks.one_of(f"axis in {label},", name, layout.inner)
     return names

@@ -28,14 +28,14 @@ def chosen(memory: str | None, layout: Layout, strategy: Strategy) -> Layout:
         return layout
     if layout.backend != "shard_map":
         raise ValueError(
-            f"sync_memory takes backend 'shard_map', got {layout.backend!r}"
+            f"sync_memory needs backend 'shard_map', got {layout.backend!r}"
         )
     kinds = [each.kind for each in layout.devices[0].addressable_memories()]
     checks.one_of("sync_memory", memory, kinds)
     if introspection.reduces(strategy) or not introspection.rests(strategy):
         raise ValueError(
-            "sync_memory is for state that is read at some steps alone: this strategy "
-            "reduces gradients, or does not declare when it acts"
+            "sync_memory needs a strategy that reads its state only at some steps: "
+            "this one reduces gradients, or does not declare when it acts"
         )
     return layout._replace(sync_memory=memory)
 

@@ -1,7 +1,7 @@
 """The pieces of a leaf, each compressed as a leaf of its own.
 
-Pieces are the layers that are stacked in a leaf; and its shards, where a worker is
-several devices: each compresses its own.
+Pieces are the layers that are stacked in a leaf, and the leaf's shards if a worker is
+several devices: each device compresses its own shards.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from syncalgos.reducers.stacking import shards
 
 Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
 """The number of leading axes of each leaf that count layers: a tree of whole numbers
-like params, or one for whole subtrees; or a function of a leaf's path, such as
-"blocks/up/w", and its shape. The compression of a layer depends on that layer alone."""
+like params, in which one number may stand for a whole subtree; or a function of a
+leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alone."""
 
 
 def check(label: str, stacked: Stacked) -> Stacked:
@@ -47,7 +47,7 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
     for label, shape, count in zip(labels, shapes, result, strict=True):
         if count > len(shape):
             raise ValueError(
-                f"{label} must be at most its {len(shape)} axes, got {count}"
+                f"{label} must be at most {len(shape)}, its axes, got {count}"
             )
     return result
 
@@ -64,7 +64,7 @@ class Pieces(NamedTuple):
     cut: shards.Cut | None = None
 
     def split(self, x: jax.Array) -> jax.Array:
-        """Lists a leaf's shards, (shards, *layers, ...); a whole one stays as it is."""
+        """Lists a leaf's shards, (shards, *layers, ...); a whole leaf is kept."""
         return x if self.cut is None else self.cut.split(x)
 
     def join(self, x: jax.Array) -> jax.Array:
@@ -78,8 +78,8 @@ class Pieces(NamedTuple):
             function: a function of arrays. Its collectives send all layers in one call.
 
         Returns:
-            A function of arrays that lead with the pieces, as `split` gives them, and
-            whose results do.
+            A function of arrays that lead with the pieces, as `split` returns them. Its
+            results also lead with the pieces.
         """
         # vmap maps collectives too, so no reducer has batch axes of its own.
         for _ in range(self.layers):
@@ -109,9 +109,9 @@ def means(owns: list[Pieces], lists: list[jax.Array], axis: Axis) -> list[jax.Ar
     """Returns the means over the workers of arrays that lead with pieces.
 
     Args:
-        owns: the pieces of each array. Those of whole leaves travel together, shards
-            from the devices on which they lie.
-        lists: an array of each.
+        owns: the pieces of each array. Whole leaves are sent together; each shard is
+            sent by the device that holds it.
+        lists: the arrays.
         axis: the mapped axis or axes over which the workers lie.
     """
 

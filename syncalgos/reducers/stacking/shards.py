@@ -1,7 +1,7 @@
-"""Shards of a worker's arrays, where a worker is several devices of a mesh.
+"""Shards of a worker's arrays, if a worker is several devices of a mesh.
 
-The engine says how the params are cut, for as long as it traces a program. From then on
-a leaf is known by its path and shape: the momentum of a matrix lies as the matrix does.
+The engine sets how the params are cut while it traces a program. Other arrays are
+matched with them by path and shape: the momentum of a matrix is cut like the matrix.
 """
 
 import math
@@ -27,7 +27,7 @@ class Cut(NamedTuple):
     """The cut of an array over the axes within a worker.
 
     Attributes:
-        names: for each dimension, the axes over which it is cut; () where it is whole.
+        names: for each dimension, the axes over which it is cut; () if it is whole.
         sizes: for each dimension, the number of its parts.
     """
 
@@ -41,12 +41,12 @@ class Cut(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """Their number."""
+        """The number of shards."""
         return math.prod(self.sizes)
 
     @property
     def spec(self) -> PartitionSpec:
-        """The cut in jax's terms."""
+        """The cut as a PartitionSpec."""
         return PartitionSpec(*(names or None for names in self.names))
 
     @property
@@ -55,8 +55,8 @@ class Cut(NamedTuple):
         return PartitionSpec(self.axes)
 
     def fits(self, shape: Sequence[int], whole: Sequence[int]) -> bool:
-        """Whether an array can be cut as one of the shape `whole` is."""
-        # Rows of an axis that is not cut, such as some layers of a stack, do.
+        """Whether an array can be cut in the same way as one of shape `whole`."""
+        # An axis that is not cut may be shorter, as for some layers of a stack.
         pairs = zip(self.names, shape, whole, strict=False)
         return len(shape) == len(whole) and all(n == m for cut, n, m in pairs if cut)
 
@@ -84,7 +84,7 @@ class Cut(NamedTuple):
         return shards.reshape(*self.sizes, *shape).transpose(home).reshape(whole)
 
     def placed(self, shards: jax.Array) -> jax.Array:
-        """Has the compiler keep an array that leads with shards on their devices."""
+        """Makes the compiler keep each shard of an array on its own device."""
         if not self._is_mapped:
             return shards
         return lax.with_sharding_constraint(shards, self.of_shards)
@@ -117,7 +117,7 @@ class Cut(NamedTuple):
 
     @property
     def _is_mapped(self) -> bool:
-        """Whether the axes are there, as they are not where a program is looked at."""
+        """Whether the mesh axes exist; while a program is only traced, they may not."""
         return _are_mapped(self.axes)
 
     def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
@@ -132,7 +132,7 @@ class Leaf(NamedTuple):
     cut: Cut | None
 
     def ends(self, path: Path) -> bool:
-        """Whether a path ends as that of the leaf."""
+        """Whether a path ends in the leaf's path."""
         return path[max(0, len(path) - len(self.path)) :] == self.path
 
 
@@ -140,10 +140,10 @@ class Sharding(NamedTuple):
     """The places of a worker's arrays on its devices.
 
     Attributes:
-        leaves: of params.
-        batch_axes: over which the worker's part of a batch is cut.
-        are_shards: whether arrays are one device's shards, as where what it sends is
-            counted.
+        leaves: the leaves of params.
+        batch_axes: the axes over which a worker's part of a batch is cut.
+        are_shards: whether arrays are one device's shards, as when the ledger counts
+            what a device sends.
     """
 
     leaves: tuple[Leaf, ...]
@@ -161,8 +161,8 @@ class Sharding(NamedTuple):
     def spec(self, path: Path, shape: Sequence[int]) -> PartitionSpec:
         """The place of an array of a worker's state on its devices.
 
-        As its leaf of params; one of another shape that leads with the leaf's shards,
-        by those; any other is whole on each device.
+        It is cut like its leaf of params. An array of another shape that leads with
+        the leaf's shards is cut into these. Any other is whole on each device.
         """
         if (found := self.of(path, shape)) is not None:
             return PartitionSpec() if found.cut is None else found.cut.spec
@@ -173,7 +173,7 @@ class Sharding(NamedTuple):
         return PartitionSpec()
 
     def shard_of(self, tree: PyTree) -> PyTree:
-        """Returns the shapes of what one device has of a worker's arrays."""
+        """Returns the shapes of one device's shards of a worker's arrays."""
 
         def leaf(path, x):
             found = self.of(path, x.shape)
@@ -189,7 +189,7 @@ _NOW: ContextVar[Sharding | None] = ContextVar("sharding", default=None)
 
 @contextmanager
 def known(sharding: Sharding | None) -> Iterator[None]:
-    """Says how a worker's arrays lie on its devices, to all that is traced inside."""
+    """Sets how a worker's arrays lie on its devices, for all code traced inside."""
     token = _NOW.set(sharding)
     try:
         yield
@@ -198,7 +198,7 @@ def known(sharding: Sharding | None) -> Iterator[None]:
 
 
 def cuts(tree: PyTree) -> list[Cut | None]:
-    """Returns how each leaf is cut; None: it is whole."""
+    """Returns how each leaf is cut; None means that it is whole."""
     now, leaves = _NOW.get(), jax.tree_util.tree_leaves_with_path(tree)
     if now is None or now.are_shards:
         return [None] * len(leaves)
@@ -207,9 +207,9 @@ def cuts(tree: PyTree) -> list[Cut | None]:
 
 
 def whole_shapes(tree: PyTree) -> PyTree:
-    """Returns the leaves as shapes of whole ones, where they are one device's shards.
+    """Returns the shapes of whole leaves, if the leaves are one device's shards.
 
-    Parts of a model follow from the sizes of its leaves, and must not depend on the
+    Fragments of a model depend on the sizes of its leaves, and must not depend on the
     mesh.
     """
     now = _NOW.get()
@@ -242,14 +242,14 @@ def by_device(
     trees: tuple[PyTree, ...],
     *common: PyTree,
 ) -> tuple[PyTree, PyTree]:
-    """Applies a function to all that each device of a worker holds of some trees.
+    """Applies a function on each device of a worker, to the device's shards of trees.
 
     Args:
-        function: (axes, *trees, *common) -> (a tree like the first, what all devices of
-            the worker hold alike). The axes lie within a worker, and the function may
-            gather over them; () where a worker is one device.
-        trees: of the form and the shapes of params, cut as they are.
-        common: what all devices of the worker hold alike.
+        function: (axes, *trees, *common) -> (a tree like the first, values that are
+            equal on all devices of the worker). The axes lie within a worker, and the
+            function may gather over them; () if a worker is one device.
+        trees: trees with the structure and shapes of params, cut like params.
+        common: values that are equal on all devices of the worker.
     """
     found = cuts(trees[0])
     axes = tuple(dict.fromkeys(name for cut in found if cut for name in cut.axes))
@@ -264,7 +264,7 @@ def by_device(
 
 
 def kept(tree: PyTree) -> PyTree:
-    """Has the compiler keep each array of a worker's state where it belongs."""
+    """Makes the compiler keep each array of a worker's state in its place."""
     now = _NOW.get()
     if now is None or not _has_mesh():
         return tree
@@ -278,7 +278,7 @@ def kept(tree: PyTree) -> PyTree:
 
 
 def spread(batch: PyTree) -> PyTree:
-    """Has the compiler cut a worker's batch over its devices."""
+    """Makes the compiler cut a worker's batch over its devices."""
     now = _NOW.get()
     if now is None or not now.batch_axes or not _has_mesh():
         return batch
@@ -291,7 +291,7 @@ def _has_mesh() -> bool:
 
 
 def _are_mapped(axes: Sequence[str]) -> bool:
-    """Whether a mesh is there whose axes of these names the compiler cuts over."""
+    """Whether there is a mesh with these axes, over which the compiler partitions."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return False
@@ -302,7 +302,7 @@ def _are_mapped(axes: Sequence[str]) -> bool:
 def _on_devices(
     function: Callable, axes: Sequence[str], given: Any, made: Any
 ) -> Callable:
-    # Each device sees its own shard alone, so that XLA gathers nothing.
+    # Each device sees only its own shard, so XLA gathers nothing.
     return jax.shard_map(
         function,
         in_specs=given,

@@ -99,7 +99,7 @@ def refuses(line, call):
 
 @pytest.mark.parametrize("name", [x for x in ALGORITHMS if x not in RESTING])
 def test_a_state_that_steps_may_read_is_refused(name):
-    line = "sync_memory is for state that is read at some steps alone"
+    line = "sync_memory needs a strategy that reads its state only at some"
     refuses(line, lambda: trainer_of(make(name), sync_memory=HOST))
 
 
@@ -107,7 +107,7 @@ def test_a_state_that_steps_may_read_is_refused(name):
     ("given", "line"),
     [
         ({"sync_memory": "pined_host"}, "did you mean 'pinned_host'?"),
-        ({"backend": "pmap"}, "sync_memory takes backend 'shard_map', got 'pmap'"),
+        ({"backend": "pmap"}, "sync_memory needs backend 'shard_map', got 'pmap'"),
     ],
 )
 def test_a_memory_that_cannot_be_is_refused(given, line):
@@ -170,4 +170,4 @@ def test_shapes_that_cannot_be_are_refused_as_arrays_are():
     refuses("global batch", lambda: lower(trainer, params, batches[:, :5]))
     refuses("params hold no arrays", lambda: lower(trainer, {}, batches))
     other = trainer_of(syncalgos.bmuf(2), backend="vmap", devices=[0])
-    refuses("lower takes backend 'shard_map'", lambda: lower(other, params, batches))
+    refuses("lower needs backend 'shard_map'", lambda: lower(other, params, batches))

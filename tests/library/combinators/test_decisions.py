@@ -184,18 +184,18 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
             r"expected a Strategy, .*call it: average\(\)",
         ),
         (lambda: sa.decided(sa.sync_sgd(), far), "replicas and not reduce gradients"),
-        (lambda: sa.decided(sa.Strategy(), far), "the strategy must sync replicas"),
+        (lambda: sa.decided(sa.Strategy(), far), "decided: strategy must sync"),
         (
             lambda: sa.decided(sa.delayed(sa.every(sa.average(), 4), 2), far),
-            "acts at every step",
+            "must not act at every step",
         ),
         (
             lambda: sa.delayed(sa.every(sa.decided(sa.average(), far), 4), 2),
-            "the data decide when",
+            "the workers' data decide",
         ),
         (
             lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
-            "participating: the data decide when this strategy syncs",
+            "participating: the steps at which this strategy syncs",
         ),
     ],
 )

@@ -398,7 +398,7 @@ def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
             lambda: delayed(bmuf(), 1, arrival="ad"),
             "unknown arrival of delayed 'ad'",
         ),
-        (lambda: delayed(delayed(bmuf(), 1), 2), "delayed already: add the delays"),
+        (lambda: delayed(delayed(bmuf(), 1), 2), "delayed already: add up the"),
         (lambda: delayed(streaming_diloco(delay=1), 2), "delayed already"),
     ],
 )

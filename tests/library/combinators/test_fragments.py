@@ -120,7 +120,7 @@ def test_rows_that_are_masked_have_the_center_of_their_strategy():
 
 def test_rows_of_a_leaf_without_axes_are_refused():
     strategy = masked(model_averaging(4), {"scale": slice(0, 1)})
-    with pytest.raises(ValueError, match="a leaf without axes takes True or False"):
+    with pytest.raises(ValueError, match="mask of a leaf without axes must be"):
         strategy.init({"scale": np.float32(1)})
 
 

@@ -498,7 +498,7 @@ def test_paced_counts_rounds_of_a_schedule():
         (lambda: paced(sync_sgd(), [1, 2, 3, 4]), "paced.* never syncs"),
         (
             lambda: train(paced(bmuf(4), [1, 2, 3])),
-            "paced: 3 numbers of local steps for 4 workers",
+            "paced: local_steps has 3 numbers for 4 workers",
         ),
         (
             lambda: train(participating(bmuf(4), lambda step, workers: jnp.ones(3))),
