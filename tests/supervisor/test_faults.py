@@ -96,7 +96,7 @@ def test_disk_with_room_for_two_checkpoints_keeps_them_and_says_which(disk, wide
     assert ended.code == 0, ended.stderr
     assert [step for step, _ in not_saved(ended)] == ["9", "11"]
     assert steps(ended.out / FOLDER) == [6, 3]
-    told = "the newest checkpoint is of step 6: --resume would go on from it"
+    told = "the newest checkpoint is of step 6: --resume continues from there"
     assert told in ended.stderr.splitlines()
     (disk / "ballast").unlink()
     again = run(f"{WIDE} --resume", ended.out)

@@ -534,7 +534,7 @@ def test_signal_saves_though_no_checkpoint_was_asked(number, code, whole, tmp_pa
     left = run(command, tmp_path / "out", signal_at(STOP, number))
     assert left.code == code
     assert steps(left.out / FOLDER) == [7]
-    assert "stopped after step 7 of 11: --resume goes on" in left.stderr
+    assert "stopped after step 7 of 11: --resume continues" in left.stderr
     assert left.summary["stopped"] is True
     assert_goes_on(left.out, whole, command=f"{command} --checkpoint-every 11")
 

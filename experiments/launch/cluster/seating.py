@@ -64,7 +64,7 @@ class Seating:
         seats = choose(free, self._count, self.seats)
         if seats is None:
             missing = self._count - len(free)
-            line = f"waiting for {missing} more of {self._count} workers"
+            line = f"waiting for {missing} free Dask workers ({self._count} needed)"
             if is_late and self._said != line:
                 self._said = line
                 self._log(line)
@@ -80,7 +80,7 @@ class Seating:
         apart = dict.fromkeys(seat.host[0] for seat in seats if not seat.sees_out)
         if apart:
             where = ", ".join(f"{host}:{self._out}" for host in apart)
-            self._log(f"--out is not shared with this machine: files are in {where}")
+            self._log(f"--out is not on a shared file system: files are in {where}")
         where = joined_address(host_of(seats[0].address), seats[0].port)
         return Placement(where, hosts)
 
