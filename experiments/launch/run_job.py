@@ -137,9 +137,7 @@ def finish(
             is_it = line and export.facts(path) == header(run, line["step"])
             summary["export"] = str(path) if is_it else None
             if run.group.is_first and not is_it:
-                at = (
-                    f"that of step {line['step']}" if line else "as there is none"
-                )
+                at = f"that of step {line['step']}" if line else "as there is none"
                 terminal.say(f"--keep best: {path} does not hold the best model, {at}")
         elif outcome.diverged_at is None:
             summary["export"] = export_center(run, outcome.state, outcome.line["step"])

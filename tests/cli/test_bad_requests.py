@@ -71,7 +71,7 @@ KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
 EARLY = RANGES | EMPTY
 EARLY |= {
     # Names.
-    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (your own: pa"],
+    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (for your own"],
     "run --algo BMUF": ["did you mean 'bmuf'"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
     "run --algo bmuf,diloco": BOTH,
@@ -155,14 +155,14 @@ EARLY |= {
     "compare --algos 'bmuf, sync_sgd, bmuf'": ["'bmuf' twice", "other=bmuf"],
     "compare --algos A=bmuf,A=diloco": ["'A'", "twice", "other=bmuf"],
     '''compare --algos "'bmuf"''': ["quotation mark is not closed"],
-    "compare --algos bmuf diloco": ["'diloco': say --algos 'bmuf, diloco'"],
-    "compare bmuf diloco": ["'bmuf': say --algos 'bmuf, diloco'"],
+    "compare --algos bmuf diloco": ["'diloco': use --algos 'bmuf, diloco'"],
+    "compare bmuf diloco": ["'bmuf': use --algos 'bmuf, diloco'"],
     "compare --algos bmuf stray": ["unexpected argument 'stray'"],
     # Flags of its runs.
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
-    "compare --learning-rate 1": ["is a flag of none of sync_sgd, ", ": use --lr"],
-    "compare --networks 1Gbps": ["'--networks' is a flag of none of "],
+    "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
+    "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],
     "compare --algos sync_sgd --period 8": [
@@ -219,7 +219,7 @@ EARLY |= {
     "compare --algos bmuf --tune='period=1,2|block_lr=0.1:1:log:2'": ["needs lists"],
     "compare --algos bmuf --tune='block_momentum=0,0.5|period'": ["needs a flag and"],
     "compare --algos bmuf --tune='block_momentum|=0.5,0.9'": NO_RANGE,
-    "compare --algos bmuf --tune='block_momentum|rnk=0.5'": ["'--rnk' is a flag of"],
+    "compare --algos bmuf --tune='block_momentum|rnk=0.5'": ["has the flag '--rnk'"],
     "compare --algos bmuf --tune='lr|block_momentum=1,2' --lr=1": ["--lr is given"],
     "compare --algos bmuf --tune='lr|block_momentun=1,2'": ["--block-momentun"],
     # What a study refuses of all these.

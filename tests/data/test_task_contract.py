@@ -213,7 +213,7 @@ def figured() -> Task:
     [
         ("--accumulate 1000", ["8 workers × 1000 microbatches", "8000", "40 examples"]),
         ("--workers 64", ["64 workers need a batch of at least 64", "40 examples"]),
-        ("--batch-size 64", ["global batch of 64", "40 examples"]),
+        ("--batch-size 64", ["--batch-size 64 is larger", "40 examples"]),
     ],
 )
 def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):

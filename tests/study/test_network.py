@@ -103,12 +103,12 @@ def test_presets_go_from_the_fastest_to_the_slowest():
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "'' is no preset and no number"),
+        ("", "'' is neither a preset nor a number"),
         ("100", "100 has no unit"),
         ("100, 20", "100 has no unit"),
         ("1,5Mbit/s", "1 has no unit"),
         ("100Mbit/s, 20", "20 has no unit"),
-        ("100Mbit/s,", "'' is no preset and no number"),
+        ("100Mbit/s,", "'' is neither a preset nor a number"),
         ("100Mbps", r"unknown unit 'Mbps'.*did you mean 'Mbit/s'\?"),
         ("100Mbit/s, 20msec", r"unknown unit 'msec'"),
         ("-1Mbit/s", "-1Mbit/s must be at least 0"),
@@ -117,7 +117,7 @@ def test_presets_go_from_the_fastest_to_the_slowest():
         ("1e300Tbit/s", "the bandwidth must be above 0 and finite"),
         ("0Mbit/s, 1ms", "the bandwidth must be above 0"),
         ("20ms", "no bandwidth"),
-        ("gloo", "'gloo' is no preset and no number"),
+        ("gloo", "'gloo' is neither a preset nor a number"),
         ("1Mbit/s, 2Mbit/s", "two bandwidths"),
         ("1Mbit/s, 0s, 2ms", "two latencies"),
         ("nan", "'nan' is no preset"),

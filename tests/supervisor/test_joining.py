@@ -132,7 +132,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
-    words = r"RANK, .* \(torchrun, Kubeflow\), SKYPILOT_.*, Slurm, Open MPI, Kubernetes"
+    words = r"RANK, .* SKYPILOT_.*: set --coordinator.* Slurm, Open MPI, Kubernetes"
     with pytest.raises(BadRequest, match=words):
         requested(parse(["--distributed", "auto"]))
 

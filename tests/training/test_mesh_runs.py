@@ -166,7 +166,7 @@ REFUSED = {
     "--mesh fsdp=2,fsdp=2": ["each name once"],
     "--mesh 2=fsdp": ["such as"],
     "--mesh fsdp=0": ["fsdp", "at least 1, got 0"],
-    "--mesh lanes=2": ["'lanes' is an axis of the workers"],
+    "--mesh lanes=2": ["'lanes' is a reserved name"],
     "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh needs shard_map"],
     "--mesh fsdp=2 --backend vmap": ["--backend vmap"],
     "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
@@ -178,7 +178,7 @@ REFUSED = {
     ],
     "--task digits --mesh fsdp=4": ["4 devices", "there are 3", "smaller mesh"],
     "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
-        *("cut 3 examples into 2 parts", "multiple of 4, such as 4")
+        *("3 examples do not divide over 2 parts", "multiple of 4, such as 4")
     ],
     f"{OWN} --rule nothing --mesh fsdp=2": ["PartitionSpec", "'bias'", "None"],
     f"{OWN} --rule foreign --mesh fsdp=2": [
@@ -284,7 +284,7 @@ def resumed(source, folder, words, step=7, resume="--resume", run=run):
         if int(path.name[5:13]) > step:
             path.unlink()
     ended = run(f"{words} {resume}", out)
-    assert f"going on from the checkpoint of step {step}\n" in ended.stderr
+    assert f"resuming from the checkpoint of step {step}\n" in ended.stderr
     return ended
 
 
@@ -434,10 +434,10 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
     damaged.write_bytes(damaged.read_bytes()[:-100])
     ended = of_devices(f"{words} --resume", out)
     assert ended.code == 0, ended.stderr
-    for step, why in ((11, "of .* here"), (9, "is damaged")):
+    for step, why in ((11, "array .* here"), (9, "is damaged")):
         said = f"the checkpoint of step {step} cannot be used: .*{why}"
         assert re.search(said, ended.stderr)
-    assert "going on from the checkpoint of step 6" in ended.stderr
+    assert "resuming from the checkpoint of step 6" in ended.stderr
 
 
 @pytest.mark.slow

@@ -256,7 +256,7 @@ def _of_memory(result: Result) -> list[str]:
             "arguments"
         )
         if host := memory["host_arguments"] + memory["host_temporary"]:
-            lines.append(f"its host, for it: {size(host)}")
+            lines.append(f"its host holds for it: {size(host)}")
     names = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
     parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
     lines.append(f"of the arguments: {', '.join(parts)}")
@@ -294,7 +294,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     elif chip.flops is None:
         return [
             *notes,
-            "no times: the chip has no published peak; give --step-time",
+            "no times: the chip has no published peak; set --step-time",
         ]
     notes.append(f"modelled: {compute}, then the sends that are waited for")
     links = {"inside": chip.inside, "between": chip.between}
