@@ -219,7 +219,7 @@ def read(argv: Sequence[str]) -> AimConfig:
 
 
 def _check_file(name: str, path: Path, kind: str) -> None:
-    """Raises a BadRequest if a file's folder is missing, or it is not ours."""
+    """Raises a BadRequest if a file's folder is missing, or it belongs to the user."""
     if not path.parent.is_dir():
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
     if not path.is_file():  # such as /dev/stdout

@@ -49,7 +49,7 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
 def _extremes(data: Data) -> dict[str, np.ndarray]:
     """Returns the rows of the smallest and the largest whole numbers, by part."""
     leaves = {"train": data.train, "test": data.test}
-    if not isinstance(data.train, dict):  # it may be large: only its groups
+    if not isinstance(data.train, dict):  # it may be large: check only its groups
         leaves["train"] = dict(data.groups)
     found = {}
     for part, each in leaves.items():

@@ -20,7 +20,7 @@ from experiments.training.records import Line, plain
 from syncalgos import checks
 
 PROJECT = "syncalgos"
-OURS = f".{PROJECT}"  # the suffix of our event files, as others may be there
+OURS = f".{PROJECT}"  # the suffix of our event files; the folder may hold others
 
 
 class Tracked(NamedTuple):

@@ -12,7 +12,7 @@ from experiments.launch.supervisor.group import Log, Placement
 if TYPE_CHECKING:
     from distributed import Client
 
-PATIENCE = 2.0  # seconds for workers to answer before a line says that we wait
+PATIENCE = 2.0  # seconds for workers to answer before a line reports the wait
 
 
 class Seating:
