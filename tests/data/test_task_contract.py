@@ -132,11 +132,11 @@ WRONG = {
     "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "4: use 0 to 3"]),
     "a label below 0": (
         loading(test=labelled("test", -5)),
-        ["test['y'][5] holds -5", "of size 4: use 0 to 3"],
+        ["test['y'][5] holds -5", "has size 4: use 0 to 3"],
     ),
     "a label of a source": (
         loading(train=Rows(BEYOND), groups={"label": BEYOND["y"]}),
-        ["train['y'][5] holds 9", "of size 4: use 0 to 3"],
+        ["train['y'][5] holds 9", "has size 4: use 0 to 3"],
     ),
     "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),

@@ -453,7 +453,7 @@ def test_a_folder_with_something_else_is_refused(flags, tmp_path, here):
     (tmp_path / "thesis.tex").write_text("all of it")
     code, _, stderr = here(f"{SHORT} {flags}", tmp_path)
     assert code == 2
-    assert "something else" in said_in_one_line(stderr)
+    assert "holds other files" in said_in_one_line(stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
