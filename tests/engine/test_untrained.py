@@ -138,7 +138,7 @@ def test_a_sync_at_the_end_puts_the_last_steps_into_the_figures(tmp_path):
     early = "the first sync comes after step 16: test results before it are"
     late = "the last 8 local steps (--sync-at-end adds a sync after them)"
     assert early in ended.stderr and early in without.stderr
-    assert late in without.stderr and "not in it" not in ended.stderr
+    assert late in without.stderr and "does not include" not in ended.stderr
     assert "Warning" not in without.stderr
     facts = [(x["center_step"], x["syncs"]) for x in (without.summary, ended.summary)]
     assert facts == [(16, 1), (24, 2)]

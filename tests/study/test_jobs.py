@@ -484,7 +484,7 @@ def test_tls_keeps_strangers_out(tmp_path):
         stranger = {name: None for name in files}
         refused = dask.study(words, tmp_path / "stranger", **stranger).ended()
         assert refused.code == 2
-        assert "it needs certificates" in refused.stderr
+        assert "tls:// needs certificates" in refused.stderr
         assert dask.study(words, tmp_path / "study").ended(5 * TIMEOUT).code == 0
 
 

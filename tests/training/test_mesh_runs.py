@@ -58,7 +58,7 @@ def test_mesh_is_read_by_axis_in_order():
 def test_a_config_made_in_python_is_checked_alike():
     with pytest.raises(ValueError, match="must map axes to sizes"):
         RunConfig(mesh={})
-    with pytest.raises(ValueError, match="must be a word"):
+    with pytest.raises(ValueError, match="must be an identifier"):
         dataclasses.replace(parse([]), mesh={"a b": 2})
 
 
