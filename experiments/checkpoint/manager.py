@@ -273,7 +273,7 @@ class Checkpoints(NamedTuple):
             raise BadRequest(f"{told} used other data: the files have changed")
         decisions = len(decided.found(run.state.sync))
         if any(number >= decisions for _, number in progress.decided):
-            raise BadRequest(f"{told} records syncs decided otherwise than by {c.algo}")
+            raise BadRequest(f"{told} has data-dependent syncs that {c.algo} lacks")
         if found.versions != versions() and run.group.is_first:
             terminal.say("other versions wrote the checkpoint: results may differ")
         arrays = run.state, shard.own, shard.shared

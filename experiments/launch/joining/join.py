@@ -73,9 +73,9 @@ def _find(membership: Membership, seconds: float) -> None:
     reason = reach(*address(membership.coordinator), seconds)
     if reason is not None:
         raise Unconnected(
-            f"process {membership.process} could not reach process 0 at --coordinator "
+            f"process {membership.process} could not reach process 0 at "
             f"{membership.coordinator} in {seconds:g} s ({reason}): check that process "
-            "0 runs, and that this is its address"
+            "0 runs, and that this is its address (--coordinator)"
         )
 
 
@@ -85,21 +85,21 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     own = own_address(host)
     if own is None and is_address(host):
         raise Unconnected(
-            f"--coordinator {host} is not an address of this machine, which runs "
-            "process 0: set it to an address of this machine"
+            f"process 0 cannot listen at {host}, which is not an address of this "
+            "machine: set --coordinator to an address of this machine"
         )
     # Such as a load balancer's name, or a name that DNS does not know yet.
     if own is None:
         log(
-            f"--coordinator {host} is not a name of this machine: process 0 listens at "
-            "all its addresses; set --coordinator to one of them to listen only there"
+            f"{host} is not an address of this machine: process 0 listens at all its "
+            "addresses; set --coordinator to one of them to listen only there"
         )
     try:
         # gRPC would silently share the port with the process 0 of another run.
         listen(own, port).close()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
-        line = f"process 0 cannot listen on port {port} of --coordinator: {reason}"
+        line = f"process 0 cannot listen on port {port}: {reason}"
         raise Unconnected(line) from error
 
 
