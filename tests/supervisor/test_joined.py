@@ -50,9 +50,7 @@ def test_nobody_at_the_address_is_told(host, start):
     at = free_address().replace("127.0.0.1", host)
     line = refused(start(f"{by_hand(at, 1)} --init-timeout 1"))
     assert line.startswith(f"process 1 could not reach process 0 at {at} in 1 s (")
-    assert line.endswith(
-        "): check that process 0 runs, and that this is its address (--coordinator)"
-    )
+    assert line.endswith("process 0 runs, and that this is its address (--coordinator)")
 
 
 @pytest.mark.slow
