@@ -179,7 +179,7 @@ def make_run(
     rounds = planned(plan, state, ends)
     if not rounds.is_fixed:
         how = "counted during the run" if rounds.sent(Progress()) else "not counted"
-        terminal.say(f"the data decides what workers send: bytes are {how}")
+        terminal.say(f"what workers send is not known in advance: bytes are {how}")
     rate = _rate(plan, params, group.hosts) if like is None else like.rate
     return Run(
         **vars(replace(plan, trainer=trainer)),

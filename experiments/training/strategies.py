@@ -153,7 +153,7 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
     """
     if not introspection.takes_mean(plain):
         raise ValueError(
-            f"--reduce {ROW_SPARSE} sends the rows that the gradient of a step has: "
+            f"--reduce {ROW_SPARSE} sends only the rows of one step's gradient: "
             f"use it with --algo sync_sgd, not {config.algo}"
         )
     if task.tables is None:
