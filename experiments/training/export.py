@@ -20,7 +20,7 @@ def check(path: Path, overwrite: bool) -> None:
         if path.is_dir():
             raise ValueError(f"--export {path} is a folder")
         if path.exists() and not overwrite:
-            raise ValueError(f"--export {path} exists: use another file, or --overwrite")
+            raise ValueError(f"--export {path} exists: use another, or --overwrite")
         records.try_to_write(path.absolute().parent)
     except OSError as error:
         raise ValueError(f"--export {path}: {error.strerror}") from None
