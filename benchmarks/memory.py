@@ -8,13 +8,13 @@ time:
 - the peak of the program of `DataParallel.run` by XLA's own analysis, for a device,
   divided by its workers: arguments, results that do not replace donated arguments, and
   intermediate results, without the resident data, which all workers share;
-- the memory per worker that a second dispatch adds to the process (the peak of its
-  resident set, on Linux), compared with the time before the state was made;
-- whether donation is complete: whether the results that replace arguments have as many
+- the memory per worker that a second dispatch adds to the process, compared with its
+  memory before the state was made (the peak of the resident set, on Linux);
+- whether donation is complete, so that the results that replace arguments have as many
   bytes as the whole state.
 
 The work is that of `benchmarks.scaling`, or another of --models, with a round of 4
-steps per dispatch; its rows count, too.
+steps per dispatch. The rows of its batches are included.
 """
 
 import argparse
@@ -129,7 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Peak memory of each algorithm.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
+    parser.add_argument("--jobs", type=int, default=2, help="processes to run at once")
     parser.add_argument(
         "--algorithms",
         nargs="+",

@@ -239,11 +239,11 @@ def numbers(text: str) -> list[float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Training over a real slow link.")
-    parser.add_argument("--rates", type=numbers, default=RATES, help="in Mbit/s")
+    parser.add_argument("--rates", type=numbers, default=RATES, help="rates in Mbit/s")
     parser.add_argument("--latencies", type=numbers, default=LATENCIES, help="in ms")
     parser.add_argument("--algos", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--out", type=Path, help="append records to this file")
-    parser.add_argument("--records", type=Path, help="only show such a file")
+    parser.add_argument("--records", type=Path, help="only show the table of this file")
     arguments = parser.parse_args()
     if arguments.records:
         lines = arguments.records.read_text().splitlines()

@@ -172,8 +172,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time that syncs add to local steps.")
     parser.add_argument("--workers", type=int, nargs="+", default=[8], help="2 or more")
     parser.add_argument("--repeats", type=int, default=7, help="number of turns")
-    parser.add_argument("--steps", type=int, default=64, help="local steps a dispatch")
-    parser.add_argument("--period", type=int, default=4, help="local steps of a round")
+    parser.add_argument("--steps", type=int, default=64, help="steps per dispatch")
+    parser.add_argument("--period", type=int, default=4, help="local steps per round")
     parser.add_argument(
         "--algorithms",
         nargs="+",

@@ -4,7 +4,7 @@ COMMANDS = {
     "run": "trains one task with one algorithm",
     "compare": "compares algorithms, and writes a report",
     "track": "trains or verifies an entry of the sync track",
-    "aim": "compiles a run for machines that you need not have",
+    "aim": "compiles a run for hardware that need not be present",
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Compiles runs for machines that you need not have: `python -m experiments.aim`."""
+"""Compiles runs for hardware that need not be present: `python -m experiments.aim`."""
 
 # PYTHON_ARGCOMPLETE_OK
 

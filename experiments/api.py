@@ -83,10 +83,10 @@ def train(
     started = time.perf_counter()
     others = config.processes > 1, config.scheduler, config.coordinator
     if any(others) or config.distributed != "none":
-        raise BadRequest("train runs in this process only: use experiments.run")
+        raise BadRequest("train uses only this process: start experiments.run instead")
     files = config.checkpoint_every, config.resume, config.resume_center, config.export
     if config.out is None and any((*files, config.track)):
-        raise BadRequest("checkpoints, export and track need a folder: set out")
+        raise BadRequest("checkpoints, export and track need a folder: set out=...")
     try:
         if task is not None:
             check_task(task)
@@ -96,7 +96,7 @@ def train(
             config = replace(config, algo=OWN, arguments={})
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    # Defaults are filled in as by the command, so that each finds the other's runs.
+    # Defaults are filled in as the command does, so that both can resume a run.
     algo, own_task = own_of(config.algo, config.task, config.preset)
     config = replace(
         config,

@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class _Command(ModuleType):
-    """This module, callable because importing it hides the function of its name."""
+    """This module made callable: importing it hides the function of the same name."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Compares algorithms: see `experiments.api.compare`."""

@@ -16,7 +16,7 @@ DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
 
 # EX_TEMPFAIL of sysexits.h: schedulers read it as "queue the job again".
 TERMINATED = 75
-# 128 + SIGINT, as shells have it.
+# 128 + SIGINT, as in shells.
 INTERRUPTED = 130
 
 # The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal.

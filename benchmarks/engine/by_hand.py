@@ -149,7 +149,7 @@ def loop(
 
 
 def whole_batch(work: Work) -> Callable[[int, Any, np.ndarray], np.ndarray]:
-    """Returns go as in `loop`: one jitted gradient of the global batch per step."""
+    """Returns go as `loop` does; each step is one gradient of the global batch."""
 
     @partial(jax.jit, donate_argnums=0)
     def run(params, data, rows):

@@ -38,7 +38,7 @@ COLUMNS = {
 def by_engine(
     work: Work, workers: int, devices: int | None
 ) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns go(rows) -> losses; devices=None gives each worker one and no mesh."""
+    """Returns go(rows) -> losses; devices=None means one device a worker, no mesh."""
     trainer = syncalgos.DataParallel(
         work.loss,
         optax.sgd(LR),
@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], metavar="N")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--steps", type=int, default=PERIOD, help=f"per dispatch, {PERIOD} per round"
+        "--steps", type=int, default=PERIOD, help="local steps per dispatch"
     )
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", DEVICES)

@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A device's memory under meshes.")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=["4M", "29M"])
     parser.add_argument(
-        "--devices", type=int, nargs="+", default=[1, 2, 4], help="per worker"
+        "--devices", type=int, nargs="+", default=[1, 2, 4], help="devices per worker"
     )
     flags = parser.parse_args()
     cases = itertools.product(flags.sizes, flags.devices)

@@ -3,7 +3,8 @@
 Eight learning rates of one algorithm with 8 workers train in one call, on resident
 data, in two forms: one setting after the other inside the program, and with settings as
 another axis of vmap. Each form is compared, within a turn, with separate calls for the
-settings; compilation is excluded. Above 1 the form is faster than the separate calls.
+settings; compilation is excluded. A ratio above 1 means that the form is faster than
+the separate calls.
 """
 
 import argparse
@@ -26,7 +27,7 @@ RATES = np.geomspace(1e-4, 1e-2, 8)
 
 
 def _digits() -> Work:
-    """The perceptron of the default run, 8 examples a worker."""
+    """Returns the perceptron of the default run, with 8 examples per worker."""
     params = mlp.init(jax.random.key(0), (64, 128, 128, 10))
     rng = np.random.default_rng(0)
     data = {"x": rng.normal(size=(1437, 64)), "y": rng.integers(0, 10, 1437)}

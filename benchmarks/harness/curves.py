@@ -1,4 +1,4 @@
-"""Makes the evaluations of a study small: a line per run, with a list per quantity.
+"""Shortens the evaluations of a study to a line per run, with a list per quantity.
 
     python -m benchmarks.harness.curves runs/STUDY test_accuracy bytes_per_worker
 

@@ -221,15 +221,15 @@ def summary(entries: list[Entry]) -> list[list]:
 def main():
     parser = argparse.ArgumentParser(description="Compare syncalgos with its peers.")
     parser.add_argument(
-        "--environment", type=Path, required=True, help="the peers' folder to make"
+        "--environment", type=Path, required=True, help="folder to install peers in"
     )
     parser.add_argument(
-        "--exogym", help="a checkout of EXO Gym to install, instead of GitHub's"
+        "--exogym", help="checkout of EXO Gym to install (default: from GitHub)"
     )
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
-        "--timeout", type=float, default=180, help="most seconds of a measurement"
+        "--timeout", type=float, default=180, help="maximum seconds per measurement"
     )
     parser.add_argument(
         "--launcher",

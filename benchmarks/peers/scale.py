@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--algorithms", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
-        "--seconds", type=float, default=LEAST, help="least time of a measurement"
+        "--seconds", type=float, default=LEAST, help="minimum seconds per measurement"
     )
     flags = parser.parse_args()
     pythons = {"syncalgos": sys.executable}

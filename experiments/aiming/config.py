@@ -141,9 +141,9 @@ class AimConfig:
         if self.mfu > 1:
             raise ValueError(f"--mfu must be at most 1, got {self.mfu}")
         if self.algo is not None and self.algos is not None:
-            raise ValueError("--algo and --algos both set algorithms: say one of them")
+            raise ValueError("--algo and --algos both set algorithms: use one of them")
         if not self.target:
-            raise ValueError(f"--target is missing: {targets.FORMS}")
+            raise ValueError(f"--target is missing; it may be {targets.FORMS}")
         _ = self.targets, self.networks
 
     @cached_property
@@ -219,9 +219,9 @@ def read(argv: Sequence[str]) -> AimConfig:
 
 
 def _check_file(name: str, path: Path, kind: str) -> None:
-    """Raises a BadRequest if a file's folder is missing, or it is not ours."""
+    """Raises a BadRequest if a file's folder is missing, or it belongs to the user."""
     if not path.parent.is_dir():
-        raise BadRequest(f"{path}: there is no folder {path.parent}")
+        raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
     if not path.is_file():  # such as /dev/stdout
         return
     try:
@@ -231,8 +231,7 @@ def _check_file(name: str, path: Path, kind: str) -> None:
     begins, holds = OURS[kind]
     if text and not (text.startswith(begins) and holds in text):
         raise BadRequest(
-            f"{name} {path} exists, and this command did not write it: take another "
-            "file"
+            f"{name} {path} exists, and this command did not write it: use another file"
         )
 
 
@@ -278,8 +277,8 @@ def _job(target: Target, variant: Variant) -> Job:
     lanes, rest = divmod(config.workers, places)
     if rest or config.lanes not in (None, lanes):
         raise BadRequest(
-            f"--workers {config.workers} do not fill the {target.chips} chips of "
-            f"{target.text}: leave out --workers, or give a multiple of {places}"
+            f"--workers {config.workers} cannot fill the {target.chips} chips of "
+            f"{target.text}: leave out --workers, or use a multiple of {places}"
         )
     argv += ("--backend", "shard_map")
     return Job(target, variant, argv, replace(config, backend="shard_map"))

@@ -127,8 +127,8 @@ def check_compiler(target: Target) -> None:
     known = PLATFORMS[target.platform].get("compiler")
     if known and importlib.util.find_spec(known["module"]) is None:
         raise BadRequest(
-            f"target {target.text!r}: its compiler is not installed: pip install -e "
-            f"'.[experiments,{known['extra']}]'"
+            f"--target {target.text}: its compiler is not installed: pip install -e "
+            f"'.[experiments,{known['extra']}]' in the checkout"
         )
 
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 class Background:
     """A thread for work beside a run; a `with` block ends when this work is done.
 
-    So an error of the run does not interrupt a checkpoint that is being written.
+    This way an error of the run does not interrupt a checkpoint that is being written.
     """
 
     def __init__(self):
@@ -26,7 +26,7 @@ class Background:
         self._last = self._pool.submit(work)
 
     def wait(self) -> None:
-        """Waits until all is done; raises what the work raised."""
+        """Waits until the work is done, and raises its error if there was one."""
         last, self._last = self._last, None
         if last is not None:
             last.result()

@@ -25,9 +25,9 @@ class Incomplete(Exception):
 
 
 def steps(folder: Path) -> list[int]:
-    """The steps of all checkpoints in a folder, the newest first.
+    """Returns the steps of all checkpoints in a folder, the newest first.
 
-    Only the files' names are read: any checkpoint may prove incomplete or damaged.
+    Only the files' names are read: a checkpoint may still be incomplete or damaged.
     """
     return sorted({name.step for name in _shard_names(folder)}, reverse=True)
 
@@ -70,7 +70,7 @@ def load(
             return _load_layout(folder, layouts[of], first or 0, count, check)
         except (Damaged, Incomplete) as error:
             errors.append(error)
-    raise errors[0] if errors else Incomplete(f"step-{step:08}: no part of it is there")
+    raise errors[0] if errors else Incomplete(f"step-{step:08} has no shard files")
 
 
 def prune(
@@ -190,8 +190,8 @@ def _load_layout(
             continue
         stop = shard.workers if count is None else first + count
         if stop > shard.workers:
-            has = f"{shard.workers} workers, none of them number {stop - 1}"
-            raise Incomplete(f"{name.file_name} is of {has}")
+            has = f"{shard.workers} workers and has no worker {stop - 1}"
+            raise Incomplete(f"{name.file_name} is of a run that had {has}")
         held = {worker for each in taken.values() for worker in each.held}
         lacking = next((x for x in range(first, stop) if x not in held), None)
         # If workers span processes, all shards hold pieces of their arrays.
@@ -216,7 +216,7 @@ def _incomplete(names: list[ShardName]) -> Incomplete:
         return Incomplete(f"{names[0].file_name} and the others lack some workers")
     first = next(number for number in counted() if number not in there)
     name = ShardName(step, first, of).file_name
-    more = f", and {missing - 1} more parts of {of}" if missing > 1 else ""
+    more = f", and {missing - 1} more of {of} files" if missing > 1 else ""
     return Incomplete(f"{name} is missing{more}")
 
 
@@ -274,13 +274,13 @@ def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
 
 
 def _shard_names(folder: Path) -> list[ShardName]:
-    """The shards in a folder, by the names of its files, in order."""
+    """Returns the names of the shards in a folder, in order."""
     names = map(shard_file.parse_name, _file_names(folder))
     return sorted(name for name in names if name)
 
 
 def _file_names(folder: Path) -> list[str]:
-    """The names of a folder's files; none if there is no folder."""
+    """Returns the names of a folder's files; none if the folder is missing."""
     try:
         with os.scandir(folder) as found:
             # A broken link still counts as the name of a file.

@@ -16,8 +16,8 @@ from experiments.cli.signals import before_the_end
 from experiments.training.records import made
 
 NAME = ".lock"  # in --out
-LONGEST = 200  # characters of what is said of a holder
-WAIT = 0.1  # seconds: a holder that ends just now has removed its file by then
+LONGEST = 200  # characters of the lock file that an error shows
+WAIT = 0.1  # seconds; enough for a command that is about to end to remove its file
 WITHOUT = errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP  # file systems without locks
 
 
@@ -36,7 +36,7 @@ def held(out: Path) -> Iterator[None]:
     lock = FileLock(path, WAIT, thread_local=False, fallback_to_soft=False)
 
     def remove():
-        with suppress(OSError):  # such as: it is read-only now
+        with suppress(OSError):  # for example, the folder is read-only now
             path.unlink()
 
     with ExitStack() as held:
@@ -54,10 +54,10 @@ def held(out: Path) -> Iterator[None]:
 
 
 def _acquire(lock: FileLock, out: Path) -> None:
-    """Locks a folder; says so where its file system has no locks."""
+    """Locks a folder; prints a warning if its file system has no locks."""
     path = out / NAME
-    with suppress(FileNotFoundError):  # one look: it may go between two
-        if not stat.S_ISREG(path.stat().st_mode):  # to read a FIFO would wait for ever
+    with suppress(FileNotFoundError):  # one call, as the file may vanish between two
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a FIFO would never end
             raise BadRequest(f"{path} is not a file: remove it, or use another folder")
     try:
         lock.acquire()
@@ -66,13 +66,13 @@ def _acquire(lock: FileLock, out: Path) -> None:
         with suppress(OSError):  # it has just ended
             holder = path.read_text(errors="replace")[:LONGEST]
         raise BadRequest(
-            f"--out {out}: another command writes there ({holder or 'it just began'}): "
-            "wait for its end, or take another folder"
+            f"--out {out}: another command writes there ({holder or 'just started'}): "
+            "wait until it ends, or use another folder"
         ) from None
     except OSError as error:
         if error.errno not in WITHOUT:
             raise
         say(
-            f"--out {out} cannot be locked ({error.strerror}): start no other command "
-            "that writes there"
+            f"--out {out} cannot be locked ({error.strerror}): do not start another "
+            "command that writes there"
         )

@@ -82,7 +82,7 @@ class Saver(NamedTuple):
             self.background.start(store)
         else:  # they agree on the outcome, in their main threads
             store()
-        if last:  # no training goes on, and another signal would end it
+        if last:  # training has ended, and another signal would interrupt the write
             self.background.wait()
 
     def _store(self, shard: Shard, progress: Progress) -> None:
@@ -93,7 +93,7 @@ class Saver(NamedTuple):
         except OSError as error:
             failure = error
             group.note(
-                f"no checkpoint of step {shard.step}: {self.folder}: "
+                f"the checkpoint of step {shard.step} was not saved in {self.folder}: "
                 f"{error.strerror or error}; the run continues"
             )
         is_whole = not group.largest(failure is not None)
@@ -212,12 +212,12 @@ class Checkpoints(NamedTuple):
         is_useless |= bool(there) and not checkpoints.is_first_save(self.folder)
         here = UNREAD if is_unread else USELESS if is_useless else 0
         worst = self.run.group.largest(here)
-        reason = problems[0] if problems else "another process cannot use its part"
+        reason = problems[0] if problems else "another process cannot use its file"
         told = f"--resume: no checkpoint in {self.folder} can be used: {reason}; "
         if worst == UNREAD:
-            raise MayPass(f"{told}nothing is removed: the same command tries again")
+            raise MayPass(f"{told}no file was removed: run the same command again")
         if worst == USELESS:
-            raise BadRequest(f"{told}nothing is removed: --overwrite begins anew")
+            raise BadRequest(f"{told}no file was removed: --overwrite starts anew")
 
     def _agreed(self, step: int, problems: list[Exception]) -> Shard | None:
         """Returns this process's shard, if all processes have shards of one run."""
@@ -235,7 +235,7 @@ class Checkpoints(NamedTuple):
         runs = group.gather(digest.astype(np.int64))
         if (runs == runs[0]).all():
             return shard
-        problems.append(Damaged("its parts are of several runs"))
+        problems.append(Damaged("its shard files are of different runs"))
         if group.is_first:
             group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
         return None
@@ -263,19 +263,19 @@ class Checkpoints(NamedTuple):
         told = f"--resume: the checkpoint of step {shard.step}"
         if not same and not c.resume_center:
             raise BadRequest(
-                f"{told} is of {shard.workers} workers, not {trainer.workers}: "
+                f"{told} has {shard.workers} workers, not {trainer.workers}: "
                 "--resume-center starts new replicas from its center model"
             )
         if shard.step > c.steps:
-            raise BadRequest(f"{told} is behind --steps {c.steps}")
+            raise BadRequest(f"{told} comes after the last step, --steps {c.steps}")
         same_run.check_settings(found.settings, c, same)
         if found.data and found.data != run.data.sha256:
-            raise BadRequest(f"{told} is of other data: the files have changed")
+            raise BadRequest(f"{told} used other data: the files have changed")
         decisions = len(decided.found(run.state.sync))
         if any(number >= decisions for _, number in progress.decided):
-            raise BadRequest(f"{told} has decisions that {c.algo} does not take")
+            raise BadRequest(f"{told} has data-dependent syncs that {c.algo} lacks")
         if found.versions != versions() and run.group.is_first:
-            terminal.say("other versions wrote the checkpoint: numbers may differ")
+            terminal.say("other versions wrote the checkpoint: results may differ")
         arrays = run.state, shard.own, shard.shared
         try:
             if same:
@@ -323,7 +323,7 @@ def restore(
     if shard is not None:
         run, progress = found.restored(shard)
         run_ids.append(shard.record.get("run_id"))
-        terminal.say(f"going on from the checkpoint of step {progress.step}")
+        terminal.say(f"resuming from the checkpoint of step {progress.step}")
     elif run.config.resume:
         if group.is_first:
             same_run.check_config(out, run.config)
@@ -335,8 +335,8 @@ def restore(
             is_used = True  # they cannot be listed, and must not be replaced
         if group.largest(is_used):
             raise BadRequest(
-                f"--out {out} already holds checkpoints: take another folder, "
-                "--resume to go on from them, or --overwrite"
+                f"--out {out} already holds checkpoints: use another folder, --resume "
+                "to continue from them, or --overwrite to start anew"
             )
     progress.run_id = progress.run_id or start_id
     run_ids.append(progress.run_id)

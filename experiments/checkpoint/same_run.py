@@ -33,7 +33,7 @@ def check_config(out: Path, config: RunConfig) -> None:
         before |= {**found["arguments"], **found["task_arguments"]}
     except json_files.Damaged as error:
         raise BadRequest(
-            f"--resume: {error}; nothing is removed: --overwrite begins anew"
+            f"--resume: {error}; no file was removed: --overwrite starts anew"
         ) from error
     check_settings(before, config, same=True)
 

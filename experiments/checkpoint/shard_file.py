@@ -121,7 +121,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     """
     _check(shard)
     if not 0 <= number < of:
-        raise ValueError(f"there is no part {number} of {of}")
+        raise ValueError(f"number must be 0 to {of - 1}, got {number}")
     entries = _entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
@@ -156,7 +156,7 @@ def read(path: Path) -> Shard:
         # Covers the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
             raise Damaged(
-                f"{path.name} is damaged: it has not the SHA-256 that it ends with"
+                f"{path.name} is damaged: its SHA-256 is not the one stored at its end"
             )
         # Even a file that is not a shard may end with its own SHA-256.
         with _of_any_content(path):
@@ -164,7 +164,7 @@ def read(path: Path) -> Shard:
             shard = _parse(np.load(file))
     named = parse_name(path.name)
     if named and named.step != shard.step:
-        raise Damaged(f"{path.name} is of step {shard.step}, not {named.step}")
+        raise Damaged(f"{path.name} holds step {shard.step}, not {named.step}")
     return shard
 
 
@@ -178,7 +178,7 @@ def read_record(path: Path) -> dict[str, Any]:
     with path.open("rb") as file, _of_any_content(path):
         record = _manifest(np.load(file))["record"]
         if not isinstance(record, dict):
-            raise ValueError("its record is no table of values")
+            raise ValueError("its record is not a table of values")
         return record
 
 
@@ -189,8 +189,8 @@ def _of_any_content(path: Path) -> Iterator[None]:
         yield
     except MemoryError:
         raise
-    # zipfile and NumPy raise a dozen kinds of errors. One is an OSError: for a seek
-    # before the file's beginning, or one that they construct themselves.
+    # zipfile and NumPy raise a dozen kinds of errors. Some are OSErrors that are not
+    # disk errors, for example for a seek to before the file's beginning.
     except Exception as error:
         if getattr(error, "errno", None) not in (None, errno.EINVAL):
             raise
@@ -201,16 +201,16 @@ def _of_any_content(path: Path) -> Iterator[None]:
 def _check(shard: Shard) -> None:
     """Raises a ValueError if numbers and leaves do not fit each other."""
     if not isinstance(shard.record, dict):
-        raise ValueError("its record is no table of values")
+        raise ValueError("its record is not a table of values")
     for number in (shard.step, shard.workers, shard.first):
         if type(number) is not int:
-            raise ValueError(f"{number!r} is no whole number")
+            raise ValueError(f"{number!r} is not a whole number")
     counts = {x.shape[:1] for x in shard.own.values()}
     if len(counts) != 1 or counts == {()}:
-        raise ValueError(f"own leaves must have one number of rows, not {counts}")
+        raise ValueError(f"own leaves must have equally many rows, got {counts}")
     if shard.step < 0 or shard.first < 0 or shard.held.stop > shard.workers:
         raise ValueError(
-            f"workers {shard.held} of {shard.workers} at step {shard.step} cannot be"
+            f"impossible: workers {shard.held} of {shard.workers}, step {shard.step}"
         )
 
 
@@ -232,11 +232,11 @@ def _entries(shard: Shard) -> dict[str, np.ndarray]:
 
 
 def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
-    """Reads a file's arrays; raises an error of any kind if they are no shard."""
+    """Reads a file's arrays; raises any kind of error if they are not a shard."""
     manifest = _manifest(entries)
     if manifest["version"] > VERSION:
         raise ValueError(
-            f"it is of format {manifest['version']}, this version reads {VERSION}"
+            f"its format is {manifest['version']}, but this version reads {VERSION}"
         )
     leaves = {
         kind: {
@@ -246,7 +246,7 @@ def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
         for kind in ("own", "shared")
     }
     if len(entries) != 1 + sum(map(len, leaves.values())):
-        raise ValueError("it has entries that its manifest does not tell")
+        raise ValueError("it has arrays that its manifest does not list")
     numbers = (manifest[x] for x in ("step", "workers", "first"))
     shard = Shard(*numbers, **leaves, record=manifest["record"])
     _check(shard)
@@ -264,17 +264,17 @@ def _leaf(stored: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
     kept_as = _stored_as(dtype, entry["name"])
     expected = (kept_as, (1, *shape[1:]) if entry["once"] else shape)
     if (stored.dtype, stored.shape) != expected:
-        raise ValueError(f"its array {entry['name']!r} is not what its manifest tells")
+        raise ValueError(f"its array {entry['name']!r} differs from its manifest")
     leaf = stored.view(dtype)
     return np.broadcast_to(leaf, shape) if entry["once"] else leaf
 
 
 def _stored_as(dtype: np.dtype, name: str) -> np.dtype:
-    """The dtype in the file; raises a ValueError for a leaf that is not of numbers."""
+    """Returns the dtype in the file; raises a ValueError for non-numeric leaves."""
     if dtype.name in FOREIGN:
         return np.dtype(f"u{dtype.itemsize}")
     if dtype.kind not in "biufc" or not dtype.isnative:
-        raise ValueError(f"{name!r} is of {dtype}, which cannot be stored")
+        raise ValueError(f"{name!r} has dtype {dtype}, which cannot be stored")
     return dtype
 
 
@@ -295,7 +295,7 @@ def _rows_are_identical(leaf: np.ndarray) -> bool:
 
 
 def _digest(file: BinaryIO) -> bytes:
-    """The SHA-256 of all bytes before the stored digest; stops at the digest."""
+    """Returns the SHA-256 of all bytes before the stored digest; stops there."""
     left = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
     sha256 = hashlib.sha256()

@@ -28,13 +28,13 @@ def owned(x: Any) -> Any:
 
 
 def own(held: TrainState) -> Named:
-    """The arrays of a process's workers: replica and sync, (workers here, ...)."""
+    """Returns the arrays of a process's workers, of shape (workers here, ...)."""
     return _named((held.replica, held.sync))
 
 
 def shared(held: TrainState, center: Replica) -> Named:
-    """The arrays that all workers share: the step, the key, and the center."""
-    # The center for --resume-center, and for a reader who wants the model alone.
+    """Returns the arrays that all workers share: the step, the key, and the center."""
+    # The center is for --resume-center, and for readers who want only the model.
     return _named({"step": held.step, "key": held.key, "center": center})
 
 
@@ -42,9 +42,9 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
     """Returns a shard whose arrays are joined, with all that this process needs.
 
     Args:
-        trainer: of the run.
-        like: any state of it, for its places on the devices.
-        shard: of a checkpoint.
+        trainer: the run's trainer.
+        like: any state of the trainer, for its places on the devices.
+        shard: a shard of a checkpoint.
 
     Raises:
         Incomplete: pieces are missing of arrays whose workers spanned processes.
@@ -64,10 +64,10 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
                 bounds = bounds_of(each.index, x.shape)[2:]
                 part.read(((0, layout.lanes), *bounds))
         except ValueError as error:
-            raise Incomplete(f"of {name} {error}") from None
+            raise Incomplete(f"array {name}: {error}") from None
     if parts:
         raise Incomplete(
-            f"of {next(iter(parts))} only a part is here: its workers spanned "
+            f"only a part of {next(iter(parts))} is here: its workers spanned several "
             "processes, whose files must be in one folder"
         )
     return shard._replace(own=own, shared=shared)
@@ -79,8 +79,8 @@ def state(
     """Restores the state on the devices.
 
     Args:
-        trainer: of the same number of workers.
-        like: any state of it, for its structure.
+        trainer: a trainer of the same number of workers.
+        like: any state of the trainer, for its structure.
         own: the arrays of this process's workers.
         shared: the arrays that all workers share.
 
@@ -93,7 +93,7 @@ def state(
     try:
         given = rest["step"], rest["key"], like.hyperparams
         return trainer.from_host(TrainState(replica, sync, *given))
-    except ValueError as error:  # such as state that follows the mesh
+    except ValueError as error:  # for example, state whose shape depends on the mesh
         raise Misfit(str(error)) from error
 
 
@@ -103,8 +103,8 @@ def restarted(
     """Starts new replicas from the center; only the step and schedules continue.
 
     Args:
-        trainer: of any number of workers.
-        seed: of the new state's key.
+        trainer: a trainer of any number of workers.
+        seed: the seed of the new state's key.
         like: any state of the trainer.
         own: one worker's arrays, (1, ...).
         shared: the arrays that all workers shared.
@@ -120,7 +120,7 @@ def restarted(
     before = _filled((Replica((), opt_state), ()), own, 1)[0].opt_state
     workers = len(trainer.layout.own_workers)
     before = jax.tree.map(lambda x: jnp.repeat(x, workers, axis=0), before)
-    # Moments start anew, but a schedule's count must go on with the step.
+    # Moments start anew, but a schedule's count must continue with the step.
     after = restart(fresh.replica.opt_state, before)
     replica = fresh.replica._replace(opt_state=jax.tree.map(np.asarray, after))
     return trainer.from_host(fresh._replace(replica=replica, step=found["step"]))
@@ -129,7 +129,7 @@ def restarted(
 class _Like:
     """The shape, without leading axes, and the dtype of an array.
 
-    A typed key has those of its data, and the implementation that restores it.
+    For a typed key these describe its data; `impl` is the implementation of the key.
     """
 
     def __init__(self, x: Any, leading: int = 0):

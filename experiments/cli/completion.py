@@ -23,7 +23,7 @@ def answer(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
     names = {kind.flag: [*kind.files] for kind in (ALGORITHM, TASK)}
     for action in parser._actions:
         choices = names.get(action.dest) or _choices(action)
-        # Without choices there is still a completer: argcomplete would offer files.
+        # A completer is set even without choices: argcomplete would offer files.
         completer = ChoicesCompleter(dict.fromkeys(choices, ""))
         if action.type is Path:
             completer = FilesCompleter()

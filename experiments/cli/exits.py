@@ -41,7 +41,7 @@ _CONTROLS = re.compile(  # and marks of the direction of writing
 
 
 def guarded(program: Callable[[Stopped], int | None]) -> int:
-    """Runs a program whose errors become one line, and which signals stop gently.
+    """Runs a program: errors become one line, and a signal stops it gently.
 
     Args:
         program: takes a function that returns the signal that asks it to stop, and
@@ -73,7 +73,7 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
 
 def say(text: str) -> None:
     """Prints a line on stderr, and ignores failures."""
-    with suppress(OSError, ValueError):  # the latter: it is closed
+    with suppress(OSError, ValueError):  # a ValueError if the stream is closed
         print(printable(text), file=sys.stderr, flush=True)
 
 
@@ -166,7 +166,7 @@ class _Unfailing(FileIO):
 def watched(
     program: Callable[[Stopped], int | None], is_supervised: bool = False
 ) -> int:
-    """Runs a program that signals stop gently, and returns its exit code.
+    """Runs a program, which a signal stops gently; returns its exit code.
 
     Args:
         program: as in `guarded`.

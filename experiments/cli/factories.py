@@ -126,8 +126,8 @@ class Factory(NamedTuple):
 
     def published(self) -> "Factory":
         """Returns the factory with the paper's values as defaults (--preset paper)."""
-        # By default all have a period of 16. With a paper's 500 a short run would
-        # hardly sync, and a comparison would mostly show the periods.
+        # The usual defaults have a period of 16. With a paper's period, such as 500, a
+        # short run would hardly sync, and a comparison would mostly compare periods.
         values = tomllib.loads(PUBLISHED.read_text()).get(self.name, {})
         changed = [
             p.replace(default=values.get(p.name, p.default)) for p in self.parameters
@@ -168,8 +168,8 @@ def describe(kind: Kind, name: str) -> Factory:
     """Describes a registered factory, or a custom one.
 
     Only a custom factory is imported. Registered ones are read from their sources,
-    because importing them imports jax: so the answer to a bad request takes a fifth of
-    a second instead of two.
+    because importing them imports jax. A bad request is thus answered in a fifth of a
+    second instead of two seconds.
 
     Raises:
         BadRequest: there is no such factory.
@@ -301,7 +301,7 @@ def _known(kind: Kind, name: str) -> str:
     try:
         return checks.one_of(kind.noun, name, kind.files)
     except ValueError as error:
-        raise BadRequest(f"{error} (your own: package.module:factory)") from None
+        raise BadRequest(f"{error} (for your own: package.module:factory)") from None
 
 
 def _functions(path: Path) -> list[str]:

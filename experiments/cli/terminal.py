@@ -202,14 +202,14 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
 
 
 def _sent_text(s: dict[str, Any]) -> str:
-    """Formats the bytes that a worker sent, and those of each of its devices."""
+    """Formats the bytes that a worker sent, and that each of its devices sent."""
     if s["bytes_per_worker"] is None:
         return "not counted"
     text = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
     if s["mesh"]:
         text += f", each of its devices {size(s['bytes_per_device'])}"
     if s["decided"] is not None:
-        text += f", of which the data decided on {s['decided']}"
+        text += f", {s['decided']} of them triggered by the data"
     return text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from experiments.cli.errors import BadRequest
 from syncalgos import checks
 
-OF_WORKERS = ("devices", "lanes")  # the engine's axes: no axis in a worker has them
+OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
 
 SYNONYMS = {"--learning-rate": "--lr", "--epochs": "--steps"}
@@ -106,9 +106,9 @@ def check_axes(label: str, sizes: Any) -> None:
         raise ValueError(f"{label} must map axes to sizes, such as {{'fsdp': 2}}")
     for name, size in sizes.items():
         if not isinstance(name, str) or not name.isidentifier():
-            raise ValueError(f"{label}: the name of an axis must be a word: {name!r}")
+            raise ValueError(f"{label}: axis {name!r} must be an identifier")
         if name in OF_WORKERS:
-            raise ValueError(f"{label}: {name!r} is an axis of the workers: rename it")
+            raise ValueError(f"{label}: {name!r} is a reserved name: rename the axis")
         checks.whole(f"{label}: the size of {name}", size, least=1)
 
 

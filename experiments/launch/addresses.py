@@ -27,8 +27,8 @@ def address(text: str, name: str = "--coordinator") -> tuple[str, int]:
     match = re.fullmatch(r"(?:\[([^\[\]\s/]+)\]|([^:\[\]\s/]+)):(\d{1,5})", text)
     if match is None or not 0 < int(match[3]) < 65536:
         raise ValueError(
-            f"{name} must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999, got "
-            f"{text!r}"
+            f"{name} must be HOST:PORT, such as 10.0.0.1:9999 or [::1]:9999 (port 1 to "
+            f"65535), got {text!r}"
         )
     return match[1] or match[2], int(match[3])
 
@@ -39,18 +39,19 @@ def joined_address(host: str, port: int) -> str:
 
 
 def own_address(host: str) -> str | None:
-    """Finds the address of this machine that a host's name, or an address, means here.
+    """Finds the address of this machine that a host name or an address refers to.
 
     Returns:
-        The address; None if others cannot reach this machine by the name: the name is
-        unknown here, or means another machine, or the loopback device alone.
+        The address; None if other machines cannot reach this one by that name, because
+        the name is unknown here, or refers to another machine or only to the loopback
+        device.
     """
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    # The user's text may be no name at all.
+    # The text comes from the user and may not be a valid name.
     except (OSError, UnicodeError):
         return None
-    # Many systems have their own name as 127.0.1.1 in /etc/hosts.
+    # Many systems list their own name as 127.0.1.1 in /etc/hosts.
     is_name = not is_address(host) and not host.startswith("localhost")
     for meant in (str(place[0]) for *_, place in found):
         if is_name and ipaddress.ip_address(meant).is_loopback:
@@ -62,7 +63,7 @@ def own_address(host: str) -> str | None:
 
 
 def is_address(host: str) -> bool:
-    """Whether a host is given by its address, not by a name."""
+    """Whether a host is given as an IP address and not as a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -71,10 +72,10 @@ def is_address(host: str) -> bool:
 
 
 def reach(host: str, port: int, seconds: float) -> str | None:
-    """Waits until somebody listens at an address.
+    """Waits until a program listens at an address.
 
     Returns:
-        None; the reason if nobody does in time.
+        None if it can be reached in time; otherwise the reason of the last failure.
     """
     deadline = time.monotonic() + seconds
     while (reason := _refusal(host, port)) and time.monotonic() < deadline:
@@ -83,26 +84,26 @@ def reach(host: str, port: int, seconds: float) -> str | None:
 
 
 def _refusal(host: str, port: int) -> str | None:
-    """Returns why an address cannot be connected to; None if it can."""
+    """Returns why a connection to an address fails; None if it succeeds."""
     try:
         with socket.create_connection((host, port), ATTEMPT) as sock:
-            # Where nobody listens, a connection may meet itself.
+            # If no program listens, a local connection may connect to itself.
             is_own = sock.getsockname() == sock.getpeername()
-            return "nobody listens" if is_own else None
-    # The user's text may be no name at all.
+            return "no program listens there" if is_own else None
+    # The text comes from the user and may not be a valid name.
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or str(error)
 
 
 def listen(host: str | None, port: int) -> socket.socket:
-    """Listens at one address of this machine; None: at all of them.
+    """Listens at one address of this machine, or at all of them.
 
     Args:
-        host: the address.
-        port: 0 for a free one.
+        host: the address; None for all addresses.
+        port: the port; 0 for a free one.
 
     Raises:
-        OSError: the port is in use, or not for this user.
+        OSError: the port is in use, or this user may not use it.
     """
     is_dual = host is None and socket.has_dualstack_ipv6()
     is_wide = is_dual or ":" in (host or "")
@@ -119,6 +120,6 @@ def listen(host: str | None, port: int) -> socket.socket:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that is free now, at an address."""
+    """Returns a port that is free now at an address."""
     with listen(host, 0) as sock:
         return sock.getsockname()[1]

@@ -24,7 +24,7 @@ _GONE = re.compile(
 )
 
 
-# Where jax (from 0.12) finds what it needs for mutual TLS, all three or none.
+# jax (from 0.12) needs all three of these files for mutual TLS.
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
@@ -55,17 +55,17 @@ def check_tls() -> None:
 
 
 def hinted(code: int, log: Callable[[str], None]) -> int:
-    """Returns a run's exit code; says more if processes with TLS did not meet."""
+    """Returns a run's exit code; adds a hint if processes with TLS did not connect."""
     if code == UNCONNECTED and tls_variables():
         log(
-            "TLS is on (JAX_MTLS_CERT_FILE): every process needs a certificate of one "
-            "authority, and process 0's must name the host of the coordinator"
+            "TLS is on (JAX_MTLS_CERT_FILE): the certificates of all processes must "
+            "come from the same authority, and that of process 0 must name its host"
         )
     return code
 
 
 class Member(Protocol):
-    """One of several processes, which ends at once and tells the others why."""
+    """One of several processes; it can end at once and tell the others why."""
 
     def refuse(self, text: str, code: int) -> NoReturn:
         """Ends the run for a reason that the others are told."""
@@ -77,12 +77,12 @@ class Member(Protocol):
 
 
 def run_together(member: Member, errors: TextIO, program: Callable[[], int]) -> int:
-    """Runs a program in one of several processes; its error ends all of them.
+    """Runs a program in one of several processes; an error ends all of them.
 
     Args:
         member: this process.
-        errors: gets the traceback of a bug.
-        program: returns the exit code.
+        errors: the stream for the traceback of an unexpected error.
+        program: trains, and returns the exit code.
     """
     try:
         return program()
@@ -90,8 +90,7 @@ def run_together(member: Member, errors: TextIO, program: Callable[[], int]) -> 
         member.refuse(f"error: {' '.join(str(error).split())}", error.code)
     except Exception as error:
         text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        # jax has no error type for a lost process, and each backend words it in its
-        # own way.
+        # jax has no error type for a lost process, and each backend has its own text.
         if _GONE.search(str(error)):
             member.lost(text)
         for line in traceback.format_exc().splitlines():
@@ -113,22 +112,23 @@ def connect(
         process: the number of this process.
         processes: the number of processes.
         seconds: seconds to wait for the other processes.
-        loss: seconds without a sign of life before jax ends the other processes; None
-            where a supervisor does it.
+        loss: seconds without a sign of life from a process before jax ends the others;
+            None if a supervisor ends them.
 
     Raises:
-        RuntimeError: jax's own; in most cases jax aborts the process instead.
-        OSError: there is no way to the coordinator.
+        RuntimeError: jax could not connect; in most cases it aborts the process
+            instead.
+        OSError: the network has no route to the coordinator.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's own handler of SIGTERM would take the place of ours.
+    # jax's own handler of SIGTERM would replace ours.
     jax.config.update("jax_enable_preemption_service", False)
     bind_address = listen_towards(coordinator)
     jax.distributed.initialize(
         coordinator,
         processes,
         process,
-        # Else jax would ask Slurm or Kubernetes for the devices to take.
+        # Otherwise jax would ask Slurm or Kubernetes which devices to use.
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
         coordinator_bind_address=bind_address,
@@ -137,11 +137,11 @@ def connect(
 
 
 def take_devices(number: int, sharing: int, count: int) -> None:
-    """Takes GPUs of a host for one of its processes, before jax looks for devices.
+    """Selects the GPUs of one process on a host, before jax looks for devices.
 
     Args:
         number: the number of this process among those on this host.
-        sharing: the number of processes on this host; each takes as many GPUs.
+        sharing: the number of processes on this host; all take equally many GPUs.
         count: the number of GPUs that the mesh of one process needs; 0 without a mesh.
     """
     if sharing == 1:
@@ -154,7 +154,7 @@ def take_devices(number: int, sharing: int, count: int) -> None:
 
 def store() -> Any:
     """Returns the client of jax's service, which keeps values for all processes."""
-    # jax has no public way to it; orbax takes the same one.
+    # jax offers no public access to it; orbax uses the same private module.
     from jax._src import distributed
 
     return distributed.global_state.client
@@ -167,15 +167,16 @@ def listen_towards(coordinator: str) -> str | None:
         coordinator: HOST:PORT, as other hosts know it.
 
     Returns:
-        The `coordinator_bind_address` for jax on the coordinator's host, whose service
-        would listen on all addresses by itself; None if it has to.
+        The `coordinator_bind_address` for jax, so that its service listens only on the
+        coordinator's address; None if that is not an address of this machine: the
+        service, if it runs here, then listens on all addresses.
 
     Raises:
-        OSError: there is no way to it.
+        OSError: the network has no route to the coordinator.
     """
-    # By itself gloo takes the address of the host's own name, which many systems have
-    # as 127.0.1.1 in /etc/hosts: then no other host finds it. jax (0.10 to 0.12) has
-    # no public setting for that.
+    # By default gloo uses the address of the host's own name. Many systems list that
+    # name as 127.0.1.1 in /etc/hosts, which other hosts cannot reach. jax (0.10 to
+    # 0.12) has no public setting for the address.
     inner: Any = importlib.import_module("jaxlib._jax")
     host, port = address(coordinator)
     own = _address_towards(host, port)
@@ -187,7 +188,7 @@ def listen_towards(coordinator: str) -> str | None:
 
 
 def _address_towards(host: str, port: int) -> str:
-    """Returns this host's address on the way to another; nothing is sent."""
+    """Returns the address from which this host would reach another; sends nothing."""
     family, kind, *_, where = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(where)

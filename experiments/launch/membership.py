@@ -38,22 +38,22 @@ def requested(config: RunConfig) -> Membership | None:
         found = Membership(config.processes)
     if config.max_restarts and (found is None or found.process is not None):
         raise BadRequest(
-            "--max-restarts restarts the processes of --processes or --scheduler: a "
-            "run of one process goes on by --resume, and processes that join each "
-            "other end with code 75, so that who started them starts them again"
+            "--max-restarts needs --processes or --scheduler, whose processes it "
+            "restarts: resume a run of one process with --resume; after a loss, joined "
+            "processes end with exit code 75, and their scheduler may restart them"
         )
     if found is None:
         return None
     if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
-            "--backend vmap runs on one device, not in "
-            f"{found.processes} processes: take pmap or shard_map"
+            "--backend vmap runs on one device and not in "
+            f"{found.processes} processes: use pmap or shard_map"
         )
     devices = config.worker_devices
     if config.workers * devices % found.processes:
         of_devices = f" of {devices} devices" if devices > 1 else ""
         raise BadRequest(
-            f"{config.workers} workers{of_devices} do not divide over "
+            f"--workers: {config.workers} workers{of_devices} do not divide over "
             f"{found.processes} processes: use a multiple of {found.processes}"
         )
     return found
@@ -69,23 +69,23 @@ def _joining(c: RunConfig) -> Membership | None:
     starts = c.processes != 1 or c.scheduler is not None
     if starts + (c.coordinator is not None) + (c.distributed == "auto") > 1:
         raise ValueError(
-            "--processes and --scheduler start processes, --coordinator and "
-            "--distributed join those that are started elsewhere: say one of them"
+            "--processes and --scheduler start processes, but --coordinator and "
+            "--distributed auto join processes started elsewhere: use one way only"
         )
     where, number, count = c.coordinator, c.process_id, c.num_processes
     if where is not None and number is not None and count is not None:
         address(where)
         if number >= count:
             raise ValueError(
-                f"--process-id must be 0 to {count - 1} of {count} processes, got "
-                f"{number}"
+                f"--process-id must be 0 to {count - 1} with --num-processes {count}, "
+                f"got {number}"
             )
         return Membership(count, number, where)
     three = {"--coordinator": where, "--process-id": number, "--num-processes": count}
     given = [name for name, value in three.items() if value is not None]
     if given:
         missing = next(name for name in three if name not in given)
-        raise ValueError(f"{given[0]} goes with {missing}")
+        raise ValueError(f"{given[0]} also needs {missing}")
     if c.distributed == "auto":
         return Membership(*schedulers.detected(c.init_timeout))
     return None

@@ -34,12 +34,12 @@ def run(argv: list[str], started: float) -> int:
 def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
     config = parse(argv)
     if config.out is None and (config.resume or config.resume_center):
-        raise BadRequest("--resume goes on with the run of a folder: say --out")
+        raise BadRequest("--resume continues the run in a folder: name it with --out")
     if config.keep == "best" and not (config.export or config.checkpoint_every):
-        told = "--keep best keeps what --export or --checkpoint-every writes: say one"
+        told = "--keep best needs a model to keep: add --export or --checkpoint-every"
         raise BadRequest(told)
     membership = requested(config)
-    # Imported late: these import jax, which a bad request does not need.
+    # Imported late: these import jax, so a bad request is reported faster without.
     if membership is None:
         from experiments.launch.run_job import run_job
 

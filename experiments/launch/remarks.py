@@ -23,38 +23,38 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     """
     c, rounds, layout = run.config, run.rounds, run.facts
     lines = [never_reached("--dense-steps", c.arguments.get("dense_steps"), c.steps)]
-    # Said before the run: without a sync its results are of an untrained model.
+    # Said before the run: without a sync its results describe an untrained model.
     if rounds.untrained:
         lines.append(
-            f"the figures will be of the model as it is now: {rounds.untrained}"
+            f"the results will be those of the initial model: {rounds.untrained}"
         )
     elif rounds.unsynced and c.workers > 1:
-        lines.append(f"no sync will come: {rounds.unsynced}")
+        lines.append(f"the workers will never sync: {rounds.unsynced}")
     inner = run.trainer.layout.inner
     lines += [
-        f"no leaf of the model is sharded over {name}: each of its {inner[name]} "
-        "devices has all of it"
+        f"no array of the model is sharded over mesh axis {name}: each of its "
+        f"{inner[name]} devices holds the whole model"
         for name in memory.whole_axes(run.state, inner)
     ]
-    batch = f"batch {c.batch_size} ({c.batch_size // c.workers} a worker)"
+    batch = f"batch {c.batch_size} ({c.batch_size // c.workers} per worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
         unit = batch_unit(c)
-        batch += f", the multiple of {unit} nearest to {run.task.batch_size}"
+        batch += f", the multiple of {unit} nearest to the task's {run.task.batch_size}"
     lines.append(f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}")
     there, taken = len(jax.devices()), layout["devices"]
     backend = f"{terminal.layout_text(layout)}, backend {layout['backend']}"
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
-        backend += f" ({taken} of {there} devices divide them)"
+        backend += f" ({taken} of {there} devices used: workers must divide over them)"
     rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
     rates += terminal.rate(layout["effective_lr"])
     if layout["effective_lr"] is None:
-        rates += ": twice the gradient does not move the model twice as far"
+        rates += " (undefined: the model's step is not proportional to the gradient)"
     lines += [backend, rates]
     is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
     if is_early and rounds.ends is not None:
         lines.append(
             f"the first sync comes after step {int(np.argmax(rounds.ends)) + 1}: test "
-            "figures before it are of the untrained model"
+            "results before it are those of the untrained model"
         )
     return [*filter(None, lines)]
 
@@ -71,11 +71,11 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     since = steps - center_step
     if since and not center_step:
         why = run.rounds.untrained or f"no sync came in these {steps} steps"
-        found.append(f"the figures are of the model as it was at the start: {why}")
+        found.append(f"the results are those of the initial model: {why}")
     elif since:
         found.append(
-            "the figures are of the global model as of the last sync: the last "
-            f"{since} local steps are not in it{_way_to_sync(run, steps)}"
+            "the results are those of the model at the last sync: it does not include "
+            f"the last {since} local steps{_way_to_sync(run, steps)}"
         )
     if outcome.diverged_at is not None:
         found.append(
@@ -84,14 +84,14 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         if c.export is not None and c.keep == "last":
             found.append(f"no model was written to {c.export}")
     if outcome.stopped:
-        found.append(f"stopped after step {steps} of {c.steps}: --resume goes on")
+        found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     found += _unsaved(c.checkpoints, outcome)
     if c.workers > 1 and run.task.sends:
-        found.append(f"not counted in what each worker sent: {run.task.sends}")
+        found.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
         found.append(
-            "the effective learning rate is that of the rest: tables follow the mean "
-            "gradient at every step"
+            "the effective learning rate does not apply to the embedding tables, which "
+            "all workers update with the mean gradient at every step"
         )
     return found
 
@@ -104,29 +104,29 @@ def _way_to_sync(run: Run, steps: int) -> str:
         at_end(run.method.algorithm, steps)
     except ValueError:
         return ""
-    return " (--sync-at-end syncs after them, too)"
+    return " (--sync-at-end adds a sync after them)"
 
 
 def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
     """Says which checkpoint is the newest, if a later one could not be saved."""
     end, saved = outcome.progress.step, outcome.progress.saved
-    if outcome.diverged_at is not None:  # nothing is saved after that
+    if outcome.diverged_at is not None:  # no later checkpoint is saved
         end = outcome.diverged_at
     last = max((step for step in due if step <= end), default=0)
     if saved >= (end if outcome.stopped else last):
         return []
     if not saved:
         return ["no checkpoint could be saved: --resume would start from the beginning"]
-    return [f"the newest checkpoint is of step {saved}: --resume would go on from it"]
+    return [f"the newest checkpoint is of step {saved}: --resume continues from there"]
 
 
 def _how(outcome: Outcome) -> str:
-    """Says how the loss was too large, and on which workers."""
+    """Describes the loss that was too large, and names the workers."""
     loss, first = outcome.too_large, outcome.progress.first_loss
     if loss is not None and first is not None and math.isfinite(loss):
         if abs(first) < LEAST:
-            return f"{loss:.3g}, above {limit_after(first):g} (the first: {first:.3g})"
-        return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first, {first:.3g}"
+            return f"{loss:.3g}, above {limit_after(first):g} (first loss: {first:.3g})"
+        return f"{loss:.3g}, above {DIVERGED_ABOVE} times the first loss, {first:.3g}"
     workers = outcome.not_finite
     if not workers:  # the sum over the workers was too large
         return "not finite"

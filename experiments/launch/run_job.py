@@ -38,21 +38,22 @@ def run_job(
     asked_to_stop: Callable[[], int],
     group: ProcessGroup = ALONE,
 ) -> int:
-    """Makes one run: header, training, files, summary.
+    """Executes one run: header, training, files, summary.
 
     Args:
-        config: from the command line.
-        argv: its flags as given, for config.json.
+        config: the config of the command line.
+        argv: the flags as given, for config.json.
         started: time.perf_counter() at the start of the process.
-        asked_to_stop: looked at before each dispatch.
+        asked_to_stop: returns the signal that asks for a stop, or 0; called before each
+            dispatch.
         group: the processes that train together; they have joined already.
 
     Returns:
         The exit code.
 
     Raises:
-        BadRequest: what cannot be done; before anything is written, unless only a
-            dispatch or an evaluation shows it.
+        BadRequest: the run is not possible. No file is written before this error,
+            unless it shows only in a dispatch or an evaluation.
     """
     run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
@@ -81,10 +82,11 @@ def run_job(
 def in_folder(
     run: Run, out: Path, command: list[str], started: float
 ) -> Iterator[tuple[Run, Progress, Save, Callable[[], None]]]:
-    """Holds a run's folder, restores the run if it goes on, and opens its files.
+    """Locks a run's folder, restores the run if it is resumed, and opens its files.
 
-    Yields the run, with the state of its newest checkpoint if it goes on; what has been
-    done by then; the function that saves a checkpoint, and one that waits for the last.
+    Yields the run, with the state of its newest checkpoint if it is resumed; its
+    progress so far; a function that saves a checkpoint; and a function that waits until
+    the last one is written.
 
     Args:
         run: a run that can start.
@@ -95,13 +97,13 @@ def in_folder(
     Raises:
         BadRequest: another command holds the folder, or the run cannot continue.
     """
-    # The first process writes all files but checkpoints: it alone holds the folder.
+    # The first process writes all files but checkpoints: it alone locks the folder.
     held = lock.held(out) if run.group.is_first else nullcontext()
     with held, Background() as background:
-        if run.group.is_first:  # another command may have come before this one held it
+        if run.group.is_first:  # another command may have written before the lock
             check_files(replace(run.config, out=out))
         saver, progress = restore(run, out / FOLDER, started, background)
-        run = saver.run  # and lets go of the state that it began with
+        run = saver.run  # frees the initial state
         _open_files(saver, out, command, progress)
         yield run, progress, saver.save, background.wait
 
@@ -130,14 +132,12 @@ def finish(
         started: time.perf_counter() at the start of the process.
     """
     if (path := run.config.export) is not None:
-        if run.config.keep == "best":  # it has been written then
+        if run.config.keep == "best":  # the file was written at that evaluation
             line = best(run, outcome.progress.lines)
             is_it = line and export.facts(path) == header(run, line["step"])
             summary["export"] = str(path) if is_it else None
             if run.group.is_first and not is_it:
-                at = (
-                    f"that of step {line['step']}" if line else "of which there is none"
-                )
+                at = f"that of step {line['step']}" if line else "as there is none"
                 terminal.say(f"--keep best: {path} does not hold the best model, {at}")
         elif outcome.diverged_at is None:
             summary["export"] = export_center(run, outcome.state, outcome.line["step"])
@@ -147,7 +147,7 @@ def finish(
         return True
     try:
         records.finish(out, summary, outcome.progress.lines)
-    except OSError as error:  # the summary is shown at least
+    except OSError as error:  # the summary is still shown
         terminal.say(f"--out {out}: {error.strerror}: its files are incomplete")
         return False
     return True

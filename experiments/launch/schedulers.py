@@ -1,4 +1,4 @@
-"""The place of this process in a run, as set by whatever started it."""
+"""The place of this process in a run, as set by the program that started it."""
 
 import os
 
@@ -7,8 +7,8 @@ from experiments.launch.addresses import address, joined_address
 Place = tuple[int, int, str]
 """The number of processes, the number of this one, and HOST:PORT of process 0."""
 
-# Variables with the number of a process, that of all, process 0's host, which comes
-# first, and its port: of torchrun, Kubeflow and others, and of SkyPilot.
+# Variables of torchrun, Kubeflow and others, and of SkyPilot: the number of this
+# process, the number of processes, the hosts (process 0's first), and process 0's port.
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
 SKYPILOT += ("JAX_COORDINATOR_PORT",)
@@ -18,8 +18,8 @@ PORT = "9999"  # the default
 def detected(seconds: float) -> Place:
     """Returns the place of this process.
 
-    The nearest starter comes first: Kubeflow, torchrun and SkyPilot run on Kubernetes
-    and Slurm, whose variables are then there too.
+    torchrun, Kubeflow and SkyPilot are tried first: they run on Kubernetes and Slurm,
+    whose variables are then set too.
 
     Args:
         seconds: how long to wait for the name of process 0's host.
@@ -35,16 +35,16 @@ def detected(seconds: float) -> Place:
         count, number, where = _by_jax(seconds)
     if not 0 <= number < count:
         raise ValueError(
-            f"--distributed auto: process {number} is not among {count}: they are 0 to "
-            f"{count - 1}"
+            f"--distributed auto: the number of this process must be 0 to {count - 1} "
+            f"with {count} processes, got {number}"
         )
     address(where, "--distributed auto: process 0")
     return count, number, where
 
 
 def _by_variables(rank: str, size: str, hosts: str, port: str) -> Place:
-    """Returns the place that variables of these names give."""
-    # torchrun itself listens at its port, for a store of its own.
+    """Returns the place given by the variables of these names."""
+    # torchrun itself listens at its port; we take the next one.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
     host = os.environ[hosts].split()[0]
     return _whole(size), _whole(rank), joined_address(host, _whole(port, PORT) + shift)
@@ -74,8 +74,8 @@ def _by_jax(seconds: float) -> Place:
         raise ValueError(line) from error
     if where is None or count is None or number is None:
         raise ValueError(
-            "--distributed auto finds none of these around this process: "
-            f"{', '.join(TORCH)} (torchrun, Kubeflow), {', '.join(SKYPILOT)}, Slurm, "
-            "Open MPI, Kubernetes; set --coordinator, --process-id and --num-processes"
+            "--distributed auto found no scheduler, and none of the variables "
+            f"{', '.join((*TORCH, *SKYPILOT))}: set --coordinator, --process-id and "
+            "--num-processes (it knows Slurm, Open MPI, Kubernetes, torchrun, SkyPilot)"
         )
     return count, number, where

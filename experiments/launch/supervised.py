@@ -26,20 +26,21 @@ from experiments.training.process_group import ProcessGroup
 def supervise(config: RunConfig, argv: list[str], count: int) -> int:
     """Starts this command's processes and watches them to their end.
 
-    A supervisor outside is needed: jax aborts in C++ when a process is lost, and hangs
-    when one never comes.
+    The supervisor is a separate process, because jax aborts in C++ when a process is
+    lost, and hangs when one never starts.
 
     Returns:
         The exit code.
     """
-    # The processes make it seconds later: its name alone keeps other commands out.
+    # The processes create the folder only seconds later, so a default name contains the
+    # process id: no other command can choose the same name until then.
     out = config.out or records.default_out(config.task, config.algo, os.getpid())
     limits = Limits(init_timeout=config.init_timeout, max_restarts=config.max_restarts)
     if config.scheduler is None:
         command = [sys.executable, "-m", "experiments.run", *argv]
         processes = LocalProcesses(count, command, limits, terminal.say)
     else:
-        # Imports Dask, which the others need not.
+        # Imported late: it imports Dask, which only --scheduler needs.
         from experiments.launch.cluster.cluster_processes import ClusterProcesses
 
         out = out.absolute()
@@ -60,7 +61,7 @@ def run_as_member(member: ChildSide, argv: list[str], started: float) -> NoRetur
 def _trained(member: ChildSide, argv: list[str], started: float) -> int:
     config = parse(argv)
     gloo.check_tls()
-    # A restart goes on from the checkpoints of its run, and must not erase them.
+    # A restart continues from the checkpoints of its run, and must not erase them.
     is_restart = member.attempt > 0
     config = dataclasses.replace(
         located(config, member.announced),
@@ -98,9 +99,9 @@ def located(config: RunConfig, announced: Mapping[str, str]) -> RunConfig:
     """Returns the config with the paths as the command resolves them.
 
     Args:
-        config: the config of a process, which may be on another machine.
-        announced: the folder of the run as "out", and that of the command, in which
-            relative paths begin, as "folder".
+        config: the config of a process, which may run on another machine.
+        announced: "out", the run's folder, and "folder", the command's working folder,
+            to which relative paths refer.
     """
     top = Path(announced.get("folder", ""))
     names = "data_dir", "export", "init_from"

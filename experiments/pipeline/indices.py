@@ -49,7 +49,7 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
 def _extremes(data: Data) -> dict[str, np.ndarray]:
     """Returns the rows of the smallest and the largest whole numbers, by part."""
     leaves = {"train": data.train, "test": data.test}
-    if not isinstance(data.train, dict):  # it may be large: only its groups
+    if not isinstance(data.train, dict):  # it may be large: check only its groups
         leaves["train"] = dict(data.groups)
     found = {}
     for part, each in leaves.items():
@@ -64,7 +64,7 @@ def _extremes(data: Data) -> dict[str, np.ndarray]:
 
 def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -> str:
     """Returns an error that names the example with a number out of range."""
-    why = f"beyond the array that it indexes, of size {size}: use 0 to {size - 1}"
+    why = f"but the array that it indexes has size {size}: use 0 to {size - 1}"
     for name, x in batch.items():
         # jax adds the size to a negative index.
         at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))

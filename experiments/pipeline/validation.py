@@ -20,7 +20,7 @@ def split(data: Data, share: float) -> Data:
 
     Args:
         data: the data; its test data is not read.
-        share: of the training examples to hold out, above 0 and below 1.
+        share: the share of the training examples to hold out, above 0 and below 1.
 
     Returns:
         A Data with the rest as training data and the part as test data. The held-out

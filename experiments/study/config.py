@@ -270,7 +270,7 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     if rest and rest[0].strip(",") in ALGORITHM.files:  # meant for --algos
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
-        raise BadRequest(f"unexpected argument {rest[0]!r}: say --algos '{several}'")
+        raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
     shared = spec.flag_groups(rest)
     plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
     if plain and not (shared or known.tune):
@@ -310,17 +310,17 @@ def _check_conflicts(config: StudyConfig) -> None:
     if config.worker_batch is not None and "batch_size" in given:
         raise BadRequest("--worker-batch and --batch-size both set the batch: give one")
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
-        raise BadRequest("--worker-batch needs a fixed or swept --workers, not a tuned")
+        raise BadRequest("--worker-batch cannot be used while --workers is tuned")
     varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
     if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
-        raise BadRequest("--scale-lr needs a --sweep of another flag, and lr not tuned")
+        raise BadRequest("--scale-lr needs a --sweep without lr, and lr not in --tune")
 
 
 def _check_jobs(config: StudyConfig) -> None:
     """Raises a BadRequest for flags of jobs that exclude each other."""
     if config.scheduler is not None and config.jobs > 1:
         raise BadRequest(
-            "--jobs starts workers, --scheduler has its own: give only one"
+            "--jobs starts Dask workers, but --scheduler uses running ones: give one"
         )
     if config.list and (config.overwrite or config.is_parallel):
         raise BadRequest(

@@ -96,7 +96,7 @@ def _quantity(text: str, part: str) -> tuple[float, str]:
     """Returns the number and the unit of a part."""
     found = _QUANTITY.fullmatch(part)
     if not found:
-        raise _refused(text, f"{part!r} is no preset and no number", part)
+        raise _refused(text, f"{part!r} is neither a preset nor a number", part)
     number, unit = float(found[1]), found[2]
     if not unit:
         raise _refused(text, f"{found[1]} has no unit", part)

@@ -258,4 +258,4 @@ def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) ->
     nearest = nearest_flag(flag_of(name), [flag_of(x) for x in possible])
     hint = f": it belongs to {owners}" if owners else nearest
     algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
-    return f"'{flag_of(name)}' is a flag of none of {algos}{hint}"
+    return f"none of {algos} has the flag '{flag_of(name)}'{hint}"

@@ -81,7 +81,7 @@ def run(
 
 @contextmanager
 def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
-    """Holds a study's folder, and yields the plan of its runs.
+    """Locks a study's folder, and yields the plan of its runs.
 
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
@@ -290,14 +290,14 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists() and _content(out):
-        raise ValueError(f"--out {out} holds something else: take another folder")
+        raise ValueError(f"--out {out} holds other files: use another folder")
     if not path.exists():
         return
     # A folder with a damaged study.json is not emptied, either.
     try:
         there = json_files.read(path, Study)
     except json_files.Damaged as error:
-        raise ValueError(f"{error}: take another --out") from None
+        raise ValueError(f"{error}: use another --out") from None
     if overwrite:
         return
     differing = [key for key, x in identity.items() if there[key] != x]
@@ -305,7 +305,7 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
         key = differing[0]
         raise ValueError(
             f"--out {out} holds a study with other {key} "
-            f"({_changed(there[key], identity[key])}): take another folder, or "
+            f"({_changed(there[key], identity[key])}): use another folder, or "
             "--overwrite it"
         )
 
@@ -329,7 +329,7 @@ def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
         if others:
             more = f", and {len(others) - 3} more" if others[3:] else ""
             terminal.say(
-                f"kept in {out}, as no study writes it: {', '.join(others[:3])}{more}"
+                f"kept in {out}, not written by a study: {', '.join(others[:3])}{more}"
             )
     if not (out / NAME).exists():
         records.write_json(out / NAME, identity)

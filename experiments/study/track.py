@@ -306,7 +306,7 @@ def contradictions(entry: Entry, log: Log) -> Iterator[str]:
     """Yields how a log contradicts its entry, the rules or itself."""
     for name, x in entry.identity.items():
         if log[name] != x:
-            yield f"{name} in the log differs from that of the entry by today's rules"
+            yield f"{name} in the log differs from the entry under today's rules"
     rows, least = log["runs"], entry.track.seeds
     if [row["seed"] for row in rows] != [*range(max(len(rows), least))]:
         yield f"the seeds of the log are not 0 to N - 1, with N of {least} or more"

@@ -65,7 +65,7 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
         x: images, (batch, height, width, channels).
     """
     bounds = jnp.array([2 * BORDER + 1, 2 * BORDER + 1, 2])
-    # One call for all draws, as each call of the generator takes time to compile.
+    # One call for all draws, because each call of the generator takes time to compile.
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 

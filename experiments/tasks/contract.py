@@ -101,7 +101,7 @@ def check_data(data: Any) -> None:
                 f"{checks.shown(first)}"
             )
     if set(first) != set(data.test):
-        raise ValueError(f"train holds {[*first]}, but test {[*data.test]}")
+        raise ValueError(f"train has arrays {[*first]}, but test has {[*data.test]}")
     if WEIGHT in data.test:
         raise ValueError(f"{WEIGHT!r} is a name that evaluation adds: use another name")
     for name, group in data.groups.items():

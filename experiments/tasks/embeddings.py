@@ -61,7 +61,7 @@ def embeddings(
     checks.whole("--negatives", negatives, least=0)
     sharded = tables == "sharded"
     if sharded and not negatives:
-        raise ValueError("--negatives 0: a full softmax reads whole tables, not parts")
+        raise ValueError("--negatives 0 needs whole tables: use --tables replicated")
     # Whole tables are read without communication.
     read = partial(lookup, axis=axis) if sharded else ngram.rows
 

@@ -45,7 +45,7 @@ def _load() -> Data:
     # This imports matplotlib and scipy, which takes a second.
     from mnist1d.data import get_dataset_args, make_dataset
 
-    # It seeds the global generators of the process.
+    # `make_dataset` seeds the global generators of the process.
     before = random.getstate(), np.random.get_state()
     try:
         made = make_dataset(get_dataset_args())

@@ -82,7 +82,7 @@ def _checked(path: Path, found: Rows) -> tuple[np.ndarray, np.ndarray, int]:
                 f"{where(row)}: the class {name!r} is neither a whole number nor a word"
             )
     if len(names) < 2:
-        raise ValueError(f"{path}: all rows are of the class {names[0]}")
+        raise ValueError(f"{path}: all rows have the same class, {names[0]}")
     return x, y, len(names)
 
 
@@ -101,7 +101,7 @@ def _csv(path: Path, target: str) -> Rows:
             reader = csv.reader(text)
             rows = [(reader.line_num, row) for row in reader if row]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no .csv file: {error}") from None
+        raise ValueError(f"{path} is not a .csv file: {error}") from None
     (_, header), *rows = rows or [(0, [])]
     if len(header) < 2:
         raise ValueError(
@@ -109,7 +109,8 @@ def _csv(path: Path, target: str) -> Rows:
             f"commas, got {','.join(header)!r}"
         )
     if target and target not in header:
-        raise ValueError(f"{path} has no column {target!r}, but {', '.join(header)}")
+        have = f"{path} has {', '.join(header)}"
+        raise ValueError(f"--target: there is no column {target!r}: {have}")
     at = header.index(target) if target else len(header) - 1
     x, y = np.empty((len(rows), len(header) - 1)), []
     for number, (line, row) in enumerate(rows):
@@ -135,7 +136,7 @@ def _npz(path: Path) -> Rows:
             ) from None
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
     if missing := {f"{name}{end}" for name in "xy" for end in ends} - {*arrays}:
-        raise ValueError(f"{path} holds no {min(missing)}, but {', '.join(arrays)}")
+        raise ValueError(f"{path} has no {min(missing)} (it has: {', '.join(arrays)})")
     for end in ends:
         x, y = arrays[f"x{end}"], arrays[f"y{end}"]
         if x.dtype.kind not in "biuf" or x.shape[1:] != arrays["x"].shape[1:]:

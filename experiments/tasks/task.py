@@ -43,10 +43,10 @@ class Data(NamedTuple):
             get its own groups (`experiments.pipeline.partition`).
         overlapping: the number of following training examples that share content with
             an example, as windows of a text do; 0 if examples are independent.
-        covering: a stride: every covering-th of overlapping examples together show all
-            content, so that no held-out content is shown twice.
-        part_of: if arrays were split, the whole arrays and the numbers of `train` in
-            them, so that runs on a part and on the whole share their programs.
+        covering: a stride: taking every covering-th of overlapping examples shows all
+            content once, so that no held-out content is counted twice.
+        part_of: if arrays were split, the whole arrays and the numbers of the `train`
+            examples in them, so that runs on a part and on the whole share programs.
         sha256: the checksum of a user's files, by which a resumed run detects changes;
             "" if that is impossible or not needed.
     """

@@ -73,7 +73,7 @@ def text(
     if tokens is not None:
         checks.whole("--tokens", tokens, least=1)
     if test_text is not None and held_out is not None:
-        raise ValueError("--held-out is a share of --text, which --test-text replaces")
+        raise ValueError("--held-out and --test-text exclude each other: use only one")
     share = 0.0
     if test_text is None:
         share = 0.1 if held_out is None else held_out

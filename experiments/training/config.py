@@ -334,8 +334,8 @@ class RunConfig:
         takers = [flag for flag, value in given.items() if value is not None]
         if takers and self.backend not in ("auto", "shard_map"):
             raise ValueError(
-                f"--backend {self.backend} has workers of one device, with one kind of "
-                f"memory: {takers[-1]} needs shard_map"
+                f"--backend {self.backend} supports only workers of one device and one "
+                f"kind of memory: {takers[-1]} needs shard_map"
             )
         if self.mesh is not None and self.devices is not None:
             raise ValueError(
@@ -421,7 +421,7 @@ def never_reached(flag: str, step: Any, steps: int | None) -> str:
 
     Args:
         flag: the flag that sets the step.
-        step: the first step at which the algorithm acts; ignored if it is no int.
+        step: the first step at which the algorithm acts; ignored if not an int.
         steps: the length of the run; None while it is not known.
 
     Returns:
@@ -431,5 +431,5 @@ def never_reached(flag: str, step: Any, steps: int | None) -> str:
         return ""
     return (
         f"{flag} {step} is not below --steps {steps}: all steps would be synchronous, "
-        "as by --algo sync_sgd"
+        "as with --algo sync_sgd"
     )

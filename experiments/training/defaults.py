@@ -30,8 +30,8 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     inner = _inner(config, task, algorithm)
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
-            "--clip-norm with --tables sharded: each worker holds other rows, whose "
-            "norms differ: use shared or replicated tables"
+            "--clip-norm cannot be used with --tables sharded, as each worker has the "
+            "norm of its own rows only: use --tables shared or replicated"
         )
     # If an algorithm moves entries like Adam, the default is the task's rate for Adam
     # (digits: 0.001), not that for SGD (0.05), and the momentum for SGD is not used.
@@ -62,8 +62,8 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     # The plateau is in the inner optimizer's state, which an algorithm cannot see.
     if settings.schedule == "plateau" and takes(settings, "learning_rate"):
         raise ValueError(
-            f"--schedule plateau: {settings.algo} has to know the learning rate of a "
-            "step, which here depends on the loss: use constant, cosine or step"
+            f"--schedule plateau: {settings.algo} needs each step's learning rate in "
+            "advance, but here it depends on the loss: use constant, cosine or step"
         )
     return settings
 

@@ -116,7 +116,7 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         def leaf(place, own):
             name = _name(field, place)
             if name not in tensors:
-                raise ValueError(f"{path} holds no {name} (it holds: {list(tensors)})")
+                raise ValueError(f"{path} has no {name} (it has: {', '.join(tensors)})")
             if tensors[name].shape != own.shape:
                 raise ValueError(
                     f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
@@ -143,7 +143,7 @@ def start(path: Path, like: Replica) -> Replica:
             others = {*file.keys()} - {*named(like)}
         if others:
             extra = min(others)
-            raise ValueError(f"{path} holds {extra}, which this model does not have")
+            raise ValueError(f"{path} has {extra}, which this model does not have")
         found = load(path, like)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"--init-from {path}: {error}") from None

@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the command line; returns the exit code, 2 for a bad request."""
     parser = Parser(prog="python -m experiments.training.huggingface")
     parser.description = "Convert an exported GPT to a GPT-2 for Hugging Face."
-    parser.add_argument("model", type=Path, help="from experiments.run --export")
+    parser.add_argument("model", type=Path, help="file of experiments.run --export")
     parser.add_argument(
         "folder", type=Path, help="folder for config.json and model.safetensors"
     )
@@ -58,7 +58,7 @@ def convert(model: Path, folder: Path) -> None:
         # `transformers` does not read a file without this entry.
         records.write(files[1], save(tensors, {"format": "pt"}))
     except (KeyError, TypeError):
-        raise BadRequest(f"{model} is no GPT that experiments.run exported") from None
+        raise BadRequest(f"{model} is not a GPT exported by experiments.run") from None
     except (OSError, SafetensorError, ValueError) as error:
         raise BadRequest(f"{model}: {error}") from error
 

@@ -70,7 +70,7 @@ def _digest(content: Mapping[str, Any], beside: Iterable[bytes]) -> str:
 
 
 def _text(path: Path) -> str:
-    # A folder; or a pipe, from which a read might never return.
+    # It may be a folder, or a pipe, from which a read might never return.
     if path.exists() and not path.is_file():
         raise Damaged(path, "it is not a regular file")
     try:
@@ -102,19 +102,19 @@ def _parsed(path: Path, text: str, where: str) -> Any:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("it has a key twice")
+        raise ValueError("a key appears twice")
     return found
 
 
 def _whole(text: str) -> int:
     if len(text) > DIGITS:
-        raise ValueError(f"it has a number of {len(text)} digits")
+        raise ValueError(f"a whole number has {len(text)} digits")
     return int(text)
 
 
 def _real(text: str) -> float:
     if not math.isfinite(found := float(text)):
-        raise ValueError(f"it has a number that is not finite: {text[:DIGITS]}")
+        raise ValueError(f"a number is not finite: {text[:DIGITS]}")
     return found
 
 

@@ -132,12 +132,12 @@ def _steps_down(lr: float, steps: int, warmup_steps: int) -> Callable[[Any], Any
 # Optimizers of optax that cannot be inner ones, and why.
 _REFUSED = {
     "lookahead": "trains a pair of models: use --algo lookahead --optimizer sgd",
-    "lbfgs": "needs the loss at other params for its line search",
-    "noisy_sgd": "needs a random key",
-    "sophia": "needs the loss function",
+    "lbfgs": "cannot be used here: its line search needs the loss at other params",
+    "noisy_sgd": "cannot be used here: it needs a random key",
+    "sophia": "cannot be used here: it needs the loss function",
     **dict.fromkeys(
         ("schedule_free_adamw", "schedule_free_sgd"),
-        "trains one model and evaluates another, which no sync averages: use "
+        "evaluates another model than it trains, which syncs do not average: use "
         "--optimizer adamw or sgd, with a --schedule",
     ),
 }
@@ -182,7 +182,7 @@ def make(
             such momentum or decay.
     """
     if name in _REFUSED:
-        raise ValueError(f"optimizer {name} {_REFUSED[name]}")
+        raise ValueError(f"--optimizer {name} {_REFUSED[name]}")
     factories = known()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
     parameters = inspect.signature(factory).parameters
@@ -195,7 +195,7 @@ def make(
         ]
         if name not in takers:
             raise ValueError(
-                f"optimizer {name} has no --{argument} (these have: "
+                f"--optimizer {name} has no --{argument} (these have: "
                 f"{', '.join(takers)})"
             )
     before = []
@@ -218,7 +218,7 @@ def make(
         jax.eval_shape(lambda p: full.update(p, full.init(p), p, value=1.0), params)
     except Exception as error:  # optax's optimizers raise different errors
         kind = "a schedule" if callable(lr) else "these flags"
-        raise ValueError(f"optimizer {name} does not accept {kind}: {error}") from error
+        raise ValueError(f"--optimizer {name} refuses {kind}: {error}") from error
     if muon is None or MUON_LEAVES not in parameters:
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params

@@ -218,9 +218,9 @@ def _check_plateau(config: Settings, strategy: Strategy) -> None:
     is_shared = config.workers == 1 or introspection.reduces(strategy)
     if config.schedule == "plateau" and not is_shared:
         raise ValueError(
-            f"--schedule plateau: workers of {config.algo} share no loss, so that each "
+            f"--schedule plateau: workers of {config.algo} share no loss, so each "
             "would lower its own rate: use another schedule, or an algorithm that "
-            "reduces gradients, such as sync_sgd"
+            "averages gradients, such as sync_sgd"
         )
 
 
@@ -235,8 +235,8 @@ def _check_mesh(config: Settings, task: Task) -> None:
     if c.batch_size % unit:
         parts = unit // c.workers // c.accumulate
         raise ValueError(
-            f"--mesh: the devices of a worker cut {each} examples into {parts} parts: "
-            f"use a --batch-size that is a multiple of {unit}, such as "
+            f"--mesh: {each} examples do not divide over {parts} parts of a worker's "
+            f"devices: use a --batch-size that is a multiple of {unit}, such as "
             f"{nearest_multiple(c.batch_size, unit)}"
         )
 
@@ -260,11 +260,11 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
         )
     if c.batch_size > data.examples:
         raise ValueError(
-            f"global batch of {c.batch_size} is larger than the training data of "
-            f"{c.task} ({data.examples} examples)"
+            f"--batch-size {c.batch_size} is larger than the training data of {c.task} "
+            f"({data.examples} examples)"
         )
     if c.feed == "device" and not isinstance(data.train, dict):
-        raise ValueError(f"--feed device: the data of {c.task} is made on the host")
+        raise ValueError(f"--feed device: {c.task} reads data on the host: use host")
 
 
 def make_trainer(

@@ -73,7 +73,7 @@ class Progress:
         run_id: the id of the run, in all shards of its checkpoints; drawn at random
             when the run starts, or when its number of workers changes.
         saved: the step of the newest complete checkpoint; 0 if there is none.
-        decided: (step, number of the decision) of each sync that the data decided on;
+        decided: (step, number of the decision) of each sync that the data triggered;
             both from 0.
     """
 
@@ -108,7 +108,7 @@ class Progress:
             decided: like the attribute, with steps counted from the dispatch's first.
         """
         before = self.worker_losses if self.losses else [0.0] * of_workers.shape[1]
-        # Otherwise a checkpoint had another version, or another number of workers.
+        # They differ after a checkpoint of another version or number of workers.
         if len(before) == of_workers.shape[1]:
             # Summed step by step: any split into dispatches gives the same sums.
             sums = of_workers.copy()
@@ -231,7 +231,7 @@ class Metrics:
             self._is_behind = False
         except OSError as error:
             if not self._is_behind:
-                self._note(f"metrics.jsonl in {self._out}: {error.strerror}; later")
+                self._note(f"{self._out}/metrics.jsonl: {error.strerror}; will retry")
             self._is_behind = True
 
 

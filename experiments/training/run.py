@@ -179,7 +179,7 @@ def make_run(
     rounds = planned(plan, state, ends)
     if not rounds.is_fixed:
         how = "counted during the run" if rounds.sent(Progress()) else "not counted"
-        terminal.say(f"what is sent depends on more than the step: bytes are {how}")
+        terminal.say(f"what workers send is not known in advance: bytes are {how}")
     rate = _rate(plan, params, group.hosts) if like is None else like.rate
     return Run(
         **vars(replace(plan, trainer=trainer)),
@@ -302,7 +302,7 @@ def _effective_lr(plan: Plan, rate: Rate, group: ProcessGroup) -> float | None:
         return rate(plan.numbers, plan.config.lr)
     except Exception as error:  # one figure must not end the run
         terminal.say(
-            f"no effective learning rate found: {type(error).__name__}: {error}"
+            f"the effective learning rate is unknown: {type(error).__name__}: {error}"
         )
         return math.nan
 

@@ -153,17 +153,17 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
     """
     if not introspection.takes_mean(plain):
         raise ValueError(
-            f"--reduce {ROW_SPARSE} sends the rows that one step's gradient touches: "
+            f"--reduce {ROW_SPARSE} sends only the rows of one step's gradient: "
             f"use it with --algo sync_sgd, not {config.algo}"
         )
     if task.tables is None:
         raise ValueError(
-            f"--reduce {ROW_SPARSE}: {config.task} has no tables (embeddings has)"
+            f"--reduce {ROW_SPARSE} needs a task with tables, such as embeddings"
         )
     if task.kept != "replicated":
         raise ValueError(
-            f"--reduce {ROW_SPARSE} is for replicated tables: {task.kept} ones are "
-            "sent by rows already"
+            f"--reduce {ROW_SPARSE} needs --tables replicated: {task.kept} tables send "
+            "only rows anyway"
         )
     return _row_sparse(config, task.tables)
 

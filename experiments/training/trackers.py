@@ -20,7 +20,7 @@ from experiments.training.records import Line, plain
 from syncalgos import checks
 
 PROJECT = "syncalgos"
-OURS = f".{PROJECT}"  # the suffix of our event files, as others may be there
+OURS = f".{PROJECT}"  # the suffix of our event files; the folder may hold others
 
 
 class Tracked(NamedTuple):
@@ -62,7 +62,7 @@ class Tracker(Protocol):
 
 
 class TensorBoard:
-    """Event files in FOLDER/tensorboard; a resumed run rewrites all of them."""
+    """Event files in FOLDER/tensorboard, all of which a resumed run rewrites."""
 
     def start(self, run: Tracked) -> None:
         from tensorboardX import SummaryWriter
@@ -225,8 +225,8 @@ def check(names: Iterable[str]) -> None:
         checks.one_of("--track", name, KINDS)
         if util.find_spec(module := KINDS[name].module) is None:
             raise ValueError(
-                f"--track {name} needs {module}, which is not installed: "
-                "pip install -e '.[trackers]' in the checkout"
+                f"--track {name} needs {module}, which is not installed: run "
+                "pip install -e '.[trackers]' in the checkout of syncalgos"
             )
 
 
@@ -266,7 +266,7 @@ def _is_told(name: str, tracker: Tracker, call: Callable[[Tracker], None]) -> bo
     except (Exception, SystemExit) as error:
         reason = " ".join(str(error).split())[:300]
         say(
-            f"--track {name} failed, and is not used from here on: "
+            f"--track {name} failed, and is no longer used: "
             f"{type(error).__name__}: {reason}"
         )
         return False

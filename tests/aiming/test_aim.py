@@ -255,7 +255,7 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     with pytest.raises(BadRequest) as refused:
         config.read(["--target", "cpu:8", flag, str(path)])
     told = f"{flag} {path} exists, and this command did not write it: "
-    assert str(refused.value) == f"{told}take another file"
+    assert str(refused.value) == f"{told}use another file"
 
 
 def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):

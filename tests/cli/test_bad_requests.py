@@ -71,7 +71,7 @@ KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
 EARLY = RANGES | EMPTY
 EARLY |= {
     # Names.
-    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (your own: pa"],
+    "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (for your own"],
     "run --algo BMUF": ["did you mean 'bmuf'"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
     "run --algo bmuf,diloco": BOTH,
@@ -155,14 +155,14 @@ EARLY |= {
     "compare --algos 'bmuf, sync_sgd, bmuf'": ["'bmuf' twice", "other=bmuf"],
     "compare --algos A=bmuf,A=diloco": ["'A'", "twice", "other=bmuf"],
     '''compare --algos "'bmuf"''': ["quotation mark is not closed"],
-    "compare --algos bmuf diloco": ["'diloco': say --algos 'bmuf, diloco'"],
-    "compare bmuf diloco": ["'bmuf': say --algos 'bmuf, diloco'"],
+    "compare --algos bmuf diloco": ["'diloco': use --algos 'bmuf, diloco'"],
+    "compare bmuf diloco": ["'bmuf': use --algos 'bmuf, diloco'"],
     "compare --algos bmuf stray": ["unexpected argument 'stray'"],
     # Flags of its runs.
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
-    "compare --learning-rate 1": ["is a flag of none of sync_sgd, ", ": use --lr"],
-    "compare --networks 1Gbps": ["'--networks' is a flag of none of "],
+    "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
+    "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],
     "compare --algos sync_sgd --period 8": [
@@ -219,7 +219,7 @@ EARLY |= {
     "compare --algos bmuf --tune='period=1,2|block_lr=0.1:1:log:2'": ["needs lists"],
     "compare --algos bmuf --tune='block_momentum=0,0.5|period'": ["needs a flag and"],
     "compare --algos bmuf --tune='block_momentum|=0.5,0.9'": NO_RANGE,
-    "compare --algos bmuf --tune='block_momentum|rnk=0.5'": ["'--rnk' is a flag of"],
+    "compare --algos bmuf --tune='block_momentum|rnk=0.5'": ["has the flag '--rnk'"],
     "compare --algos bmuf --tune='lr|block_momentum=1,2' --lr=1": ["--lr is given"],
     "compare --algos bmuf --tune='lr|block_momentun=1,2'": ["--block-momentun"],
     # What a study refuses of all these.
@@ -311,7 +311,7 @@ EARLY |= {
     "aim --target cpu:8 --page found.txt": [".html or .md"],
     "aim --target cpu:8 --json nowhere/a.json": ["there is no folder nowhere"],
     "aim --target cpu:8 --processes 2": ["--processes", "--target"],
-    "aim --target cpu:8 --algo bmuf --algos all": ["say one"],
+    "aim --target cpu:8 --algo bmuf --algos all": ["use one"],
     "aim --target cpu:8 --algo bmfu": ["did you mean 'bmuf'"],
     "aim --target cpu:8 --mfu 2": ["--mfu must be at most 1"],
     "aim --target cpu:8 --network fast": ["network 'fast'", "10gbe"],
@@ -353,7 +353,7 @@ LATER = {
     "run --devices 7": ["device 7", "0, 1"],
     "run --devices 0,0": ["distinct", "[0, 0]"],
     "run --workers 7 --devices 0,1": ["7 workers", "2 devices"],
-    "run --batch-size 1600": ["batch of 1600", "1438 examples"],
+    "run --batch-size 1600": ["--batch-size 1600", "1438 examples"],
     "run --export model.bin": ["--export model.bin", ".safetensors"],
     "run --export model": ["--export model", ".safetensors"],
     # A task's own values.
@@ -366,7 +366,7 @@ LATER = {
     "run --task spoken_digits --frames 100000": ["--frames", "at most", "got 100000"],
     "run --task embeddings --order 1": ["--order", "at least 2", "got 1"],
     "run --task embeddings --negatives -1": ["--negatives", "at least 0", "got -1"],
-    "run --task embeddings --tables sharded --negatives 0": ["--negatives 0: a"],
+    "run --task embeddings --tables sharded --negatives 0": ["--negatives 0 needs"],
     "run --task embeddings --tables sharded --clip-norm 1": ["--clip-norm", "sharded"],
     f"{ROW_SPARSE} --task digits": ["row_sparse", "embeddings"],
     f"{ROW_SPARSE} --algo diloco": ["sync_sgd", "not diloco"],
@@ -374,7 +374,7 @@ LATER = {
     f"{ROW_SPARSE} --tables shared": ["row_sparse", "replicated", "shared"],
     "run --task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
     "run --task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
-    "run --task imagenet_synthetic --examples 8": ["batch of 16", "(8 examples)"],
+    "run --task imagenet_synthetic --examples 8": ["--batch-size 16", "(8 examples)"],
     "run --task imagenet_synthetic --feed device": ["--feed device", "on the host"],
     "run --task quadratic --noise=-1": ["--noise", "-1"],
     "run --task quadratic --condition 0.5": ["--condition", "0.5"],

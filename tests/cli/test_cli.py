@@ -76,7 +76,7 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
         assert re.search(rf"{label} +.*{re.escape(figure)}", ended.stdout)
     assert not set("\x1b\r") & set(ended.stderr)
     *header, first, second = ended.stderr.splitlines()
-    assert "bmuf on digits: 32 steps, batch 64 (8 a worker), seed 0" in header
+    assert "bmuf on digits: 32 steps, batch 64 (8 per worker), seed 0" in header
     assert "8 workers on 2 cpu devices × 4 lanes" in "".join(header)
     assert first.startswith("step 16/32") and second.startswith("step 32/32")
 
@@ -230,14 +230,14 @@ def test_sync_sgd_gives_the_same_for_any_number_of_workers(run, command):
         (
             f"{BASE} --workers 7",
             [
-                "batch 63 (9 a worker), the multiple of 7 nearest to 64",
+                "batch 63 (9 per worker), the multiple of 7 nearest to the task's 64",
                 "7 workers on 1 cpu device × 7 lanes",
                 "1 of 2 devices",
             ],
         ),
         pytest.param(
             f"{BASE} --workers 64",
-            ["batch 64 (1 a worker),", "64 workers on 2 cpu devices × 32 lanes"],
+            ["batch 64 (1 per worker),", "64 workers on 2 cpu devices × 32 lanes"],
             marks=pytest.mark.slow,
         ),
     ],

@@ -181,7 +181,7 @@ def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_pa
     """72, the multiple of 8 × 3 nearest to 64: 64 itself is one of 8."""
     words = "--accumulate 3 --steps 2 --eval-every 2 --backend vmap --out"
     assert run.main([*words.split(), str(tmp_path)]) == 0
-    batch = "batch 72 (9 a worker), the multiple of 24 nearest to 64"
+    batch = "batch 72 (9 per worker), the multiple of 24 nearest to the task's 64"
     assert batch in capfd.readouterr().err
 
 

@@ -278,7 +278,7 @@ def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
     assert told.endswith("--resume continues after step 5")
     ended = execute(f"{words} --resume", tmp_path / "out", **environ)
     assert ended.code == 0, ended.stderr
-    assert "going on from the checkpoint of step 5" in ended.stderr
+    assert "resuming from the checkpoint of step 5" in ended.stderr
 
 
 @pytest.mark.slow

@@ -63,23 +63,23 @@ CSV = {
     "a,kind\n1,0.5\n2,0.25\n": "line 3: the class '0.25' is neither a whole numb",
     "a,kind\n1,x\n2,\n": "line 3: the class '' is neither a whole number nor a w",
     "a,kind\n1,0\n2,nan\n": "line 3: the class 'nan' is neither",
-    "a,kind\n1,x\n2,x\n": "all rows are of the class x",
+    "a,kind\n1,x\n2,x\n": "all rows have the same class, x",
     "a,kind\n1,x\nnan,y\n": "line 3: a number of x is not finite",
     "a,kind\n1,x\n1e39,y\n": "line 3: a number of x is not finite",
     "a,kind\n1,x\n2,y\n": "0 of 2 rows are held out",
     "a,kind\n": "holds no rows of numbers",
     "": "must have a header of two columns or more, separated by commas, got ''",
     "a;kind\n1;x\n": "separated by commas, got 'a;kind'",
-    "a,kind\n1,\udcff\n": "is no .csv file: 'utf-8' codec can't decode byte 0xff",
+    "a,kind\n1,\udcff\n": "is not a .csv file: 'utf-8' codec can't decode byte 0xff",
 }
 Y = (KINDS == "low").astype(int)
 NPZ = [
-    ({"x": X}, "holds no y, but x"),
+    ({"x": X}, "has no y (it has: x)"),
     ({"x": X, "y": np.eye(2)[Y]}, "y must have shape (100,), a class for each row of"),
     ({"x": X, "y": Y[:, None]}, "y must have shape (100,), a class for each row of x"),
     ({"x": X, "y": np.repeat(Y, 2)}, "y must have shape (100,), a class for each row"),
-    ({"x": X, "y": Y, "x_test": X}, "holds no y_test, but x, y, x_test"),
-    ({"x": X, "y": Y, "y_test": Y}, "holds no x_test, but x, y, y_test"),
+    ({"x": X, "y": Y, "x_test": X}, "has no y_test (it has: x, y, x_test)"),
+    ({"x": X, "y": Y, "y_test": Y}, "has no x_test (it has: x, y, y_test)"),
     (
         {"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y},
         "x_test must be numbers, (examples, 2), got float64 (100, 1)",
@@ -89,7 +89,7 @@ NPZ = [
     ({"x": X, "y": X[:, 0]}, "is neither a whole number nor a word"),
     ({"x": X, "y": np.where(Y, np.nan, 1)}, "the class nan is neither a whole number"),
     ({"x": X, "y": np.where(Y, "", "high")}, "the class '' is neither a whole number"),
-    ({"x": X, "y": Y * 0}, "all rows are of the class 0"),
+    ({"x": X, "y": Y * 0}, "all rows have the same class, 0"),
     ({"x": np.where(X > 6, np.inf, X), "y": Y}, "a number of x is not finite"),
     ({"x": X, "y": KINDS.astype(object)}, "neither a .csv file nor an .npz file"),
 ]
@@ -146,7 +146,7 @@ def test_an_empty_default_is_told_in_words_alone():
 
 
 def test_flags_of_a_table_that_cannot_be_used_are_told(flowers):
-    assert "has no column 'c', but length, kind, width" in refused(flowers, target="c")
+    assert "has length, kind, width" in refused(flowers, target="c")
     assert "--hidden must be a whole number of at least 1" in refused(flowers, hidden=0)
 
 
@@ -167,4 +167,4 @@ def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, monkeypatch, 
     with open(flowers, "a") as file:
         file.write("1,low,2\n")
     assert run.main([*words.split(), "--resume"]) == 2
-    assert "is of other data: the files have changed" in capsys.readouterr().err
+    assert "used other data: the files have changed" in capsys.readouterr().err

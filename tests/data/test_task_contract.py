@@ -132,11 +132,11 @@ WRONG = {
     "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "4: use 0 to 3"]),
     "a label below 0": (
         loading(test=labelled("test", -5)),
-        ["test['y'][5] holds -5", "of size 4: use 0 to 3"],
+        ["test['y'][5] holds -5", "has size 4: use 0 to 3"],
     ),
     "a label of a source": (
         loading(train=Rows(BEYOND), groups={"label": BEYOND["y"]}),
-        ["train['y'][5] holds 9", "of size 4: use 0 to 3"],
+        ["train['y'][5] holds 9", "has size 4: use 0 to 3"],
     ),
     "exit in load": (BASE._replace(load=exiting), ["SystemExit: 7", "exiting)"]),
     "exit in init": (BASE._replace(init=exiting), ["SystemExit: 7", "exiting)"]),
@@ -213,7 +213,7 @@ def figured() -> Task:
     [
         ("--accumulate 1000", ["8 workers × 1000 microbatches", "8000", "40 examples"]),
         ("--workers 64", ["64 workers need a batch of at least 64", "40 examples"]),
-        ("--batch-size 64", ["global batch of 64", "40 examples"]),
+        ("--batch-size 64", ["--batch-size 64 is larger", "40 examples"]),
     ],
 )
 def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):

@@ -177,7 +177,7 @@ def broken(folder):
     yield f"--text {short}", "tokens to train on are fewer than a window of --context 8"
     yield f"--text {good} --test-text {short}", "held out are fewer than a window"
     yield f"--text {good} --held-out 1.0", "--held-out must be above 0 and below 1"
-    yield f"--text {good} --held-out 0.1 --test-text {good}", "which --test-text replac"
+    yield f"--text {good} --held-out 0.1 --test-text {good}", "exclude each other"
     yield f"--text {good},{folder}/no*", f"there is no file {folder}/no*"
     yield f"--text {good},{folder}", f"there is no file {folder}"
     yield (
@@ -189,7 +189,7 @@ def broken(folder):
     model = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
     model.add_special_tokens(["<|end_of_text|>"])
     model.save(str(other))
-    told = "did you mean '<|end_of_text|>'? (--end-of-text, one of: <|end_of_text|>)"
+    told = "did you mean '<|end_of_text|>'? (set --end-of-text to one of: <|end_of_"
     yield f"--text {good} --tokenizer {other}", told
     yield f"--text {good} --tokenizer {other} --vocabulary 300", "leave it out"
     yield "--text hf:", "use hf:NAME"
@@ -216,7 +216,7 @@ def test_a_package_that_is_missing_is_named(package, tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "some words"}\n')
     monkeypatch.setitem(sys.modules, package, None)
-    told = f"the task text needs the package {package}: pip install -e '.[text]'"
+    told = f"--task text needs {package}: run pip install -e '.[text]'"
     assert refused(f"--text {path}", tmp_path).startswith(told)
 
 
@@ -224,7 +224,7 @@ def test_rows_that_cannot_be_used_are_said_in_a_line(tmp_path):
     pytest.importorskip("datasets")
     path = tmp_path / "rows.jsonl"
     for content, told in {
-        b'{"words": "a"}\n': "no column 'text', but words: --column",
+        b'{"words": "a"}\n': "no column 'text': set --column to one of words",
         b'{"text": 3}\n': "'text' holds int, not text",
         b'{"text": "a"}\n{"text": "\xff"}\n': "UnicodeDecodeError: ",
         b'{"text": "a"}\n{"text": \n': "ArrowInvalid: JSON parse error",
@@ -541,7 +541,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
     content = path.read_bytes()
     path.write_bytes(content + b"!")
     assert run.main(again) == 2
-    told = "the checkpoint of step 4 is of other data: the files have changed"
+    told = "the checkpoint of step 4 used other data: the files have changed"
     assert told in capsys.readouterr().err
     path.write_bytes(content)
     assert run.main([*again, "--workers", "4"]) == 2

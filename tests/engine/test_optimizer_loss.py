@@ -224,7 +224,7 @@ def test_an_optimizer_that_needs_the_loss_is_offered(tmp_path):
 @pytest.mark.parametrize(
     ("algo", "why"),
     [
-        ("slowmo", "slowmo has to know the learning rate"),
+        ("slowmo", "slowmo needs each step's learning rate"),
         ("bmuf", "workers of bmuf share no loss"),
     ],
 )

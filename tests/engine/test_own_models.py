@@ -300,7 +300,7 @@ def test_loading_what_the_file_lacks_is_refused_by_name(tmp_path):
     path = tmp_path / "model.safetensors"
     export.save(path, Replica({"w": jnp.ones(2)}), {})
     wanted = Replica({"w": jnp.ones(2), "b": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"holds no params\.b .*params\.w") as refused:
+    with pytest.raises(ValueError, match=r"has no params\.b .*params\.w") as refused:
         export.load(path, like=wanted)
     assert "\n" not in str(refused.value)
 
@@ -314,8 +314,8 @@ def test_a_run_starts_from_an_exported_model(tmp_path):
     assert_same_bits(run.trainer.center(run.state), Replica(params))
     first = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
     for other, said in [
-        ([*params, first], "holds params.3.b, which this model does not have"),
-        (params[:2], "holds no params.2.b"),
+        ([*params, first], "has params.3.b, which this model does not have"),
+        (params[:2], "has no params.2.b"),
         ([first, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
     ]:
         export.save(path, Replica(other), {})

@@ -33,10 +33,10 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert ended.code == 0
     assert ended.summary["center_step"] == 0
     told = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
-    assert told[0] == (f"the figures will be of the model as it is now: {WITHOUT_SYNC}")
+    assert told[0] == f"the results will be those of the initial model: {WITHOUT_SYNC}"
     assert told[1].startswith("bmuf on tiny_tasks:drawing")
     after = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
-    start = "the figures are of the model as it was at the start: "
+    start = "the results are those of the initial model: "
     assert after == [start + WITHOUT_SYNC]
 
 
@@ -44,7 +44,7 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     ended = run(f"{TINY} --steps 10 --algo model_averaging", tmp_path / "out")
     assert ended.code == 0
     told = WITHOUT_SYNC.replace("bmuf", "model_averaging")
-    assert ended.stderr.splitlines()[0] == f"no sync will come: {told}"
+    assert ended.stderr.splitlines()[0] == f"the workers will never sync: {told}"
     assert ended.summary["syncs"] == 0
 
 
@@ -135,10 +135,10 @@ def test_a_sync_at_the_end_puts_the_last_steps_into_the_figures(tmp_path):
     without = run(words, tmp_path / "without")
     ended = run(f"{words} --sync-at-end", tmp_path / "with")
     assert (without.code, ended.code) == (0, 0)
-    early = "the first sync comes after step 16: test figures before it are of the unt"
-    late = "last 8 local steps are not in it (--sync-at-end syncs after them, too)"
+    early = "the first sync comes after step 16: test results before it are"
+    late = "the last 8 local steps (--sync-at-end adds a sync after them)"
     assert early in ended.stderr and early in without.stderr
-    assert late in without.stderr and "not in it" not in ended.stderr
+    assert late in without.stderr and "does not include" not in ended.stderr
     assert "Warning" not in without.stderr
     facts = [(x["center_step"], x["syncs"]) for x in (without.summary, ended.summary)]
     assert facts == [(16, 1), (24, 2)]

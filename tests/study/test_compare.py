@@ -264,7 +264,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     again = compare(SMALL, out)
     assert again.code == 0, again.stderr
     first, *lines = again.stderr.splitlines()
-    assert first == f"{len(done)} of 4 runs are there already"
+    assert first == f"{len(done)} of 4 runs are already complete"
     made = [line for line in lines if line.startswith("run ")]
     assert len(made) == 4 - len(done)
     assert {path: content(path) for path in done} == before
@@ -303,7 +303,7 @@ def test_more_seeds_later_make_the_new_runs_only(small, copy):
     ended = compare(SMALL.replace("--seeds 2", "--seeds 3"), copy)
     assert ended.code == 0, ended.stderr
     first, *runs = ended.stderr.splitlines()
-    assert first == "4 of 6 runs are there already"
+    assert first == "4 of 6 runs are already complete"
     made = [line.partition(":")[0] for line in runs]
     assert made == ["run 5/6 sync_sgd, seed 2", "run 6/6 NBM, seed 2"]
     assert before.items() <= content(copy / "runs").items()
@@ -334,7 +334,7 @@ def test_overwrite_removes_what_a_study_writes_and_names_what_is_kept(copy, caps
     assert sorted(left) == sorted([*names, "study.json"])
     assert not (copy / "tensorboard").exists() and not (copy / "tuning").exists()
     [line] = capsys.readouterr().err.splitlines()
-    told = f"kept in {copy}, as no study writes it: {', '.join(names[:3])}, and 3 more"
+    told = f"kept in {copy}, not written by a study: {', '.join(names[:3])}, and 3 more"
     assert line == told
 
 
@@ -395,7 +395,7 @@ def test_a_flag_of_the_report_alone_makes_no_run(flags, shown, copy, here):
     runs, study = content(copy / "runs"), (copy / "study.json").read_bytes()
     before = (copy / "table.csv").read_bytes()
     code, _, stderr = here(f"{SMALL} {flags}", copy)
-    assert (code, stderr) == (0, "4 of 4 runs are there already\n")
+    assert (code, stderr) == (0, "4 of 4 runs are already complete\n")
     assert content(copy / "runs") == runs
     assert (copy / "study.json").read_bytes() == study
     assert (copy / "table.csv").read_bytes() != before
@@ -453,7 +453,7 @@ def test_a_folder_with_something_else_is_refused(flags, tmp_path, here):
     (tmp_path / "thesis.tex").write_text("all of it")
     code, _, stderr = here(f"{SHORT} {flags}", tmp_path)
     assert code == 2
-    assert "something else" in said_in_one_line(stderr)
+    assert "holds other files" in said_in_one_line(stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 

@@ -212,6 +212,6 @@ def test_the_same_command_makes_a_damaged_run_anew(jobs, tmp_path):
     (run / "metrics.jsonl").write_bytes(b"")
     again = compare(f"{SMALL} {jobs}", first.out)
     assert again.code == 0 and "Traceback" not in again.stderr, again.stderr
-    assert f"{run}/metrics.jsonl: it is empty: the run is made again" in again.stderr
+    assert f"{run}/metrics.jsonl: it is empty: the run is repeated" in again.stderr
     assert json.loads((run / "summary.json").read_text())["params_sha256"] == before
     assert content(run.with_name("seed-0")) == kept

@@ -226,12 +226,12 @@ def test_list_prints_commands_that_make_the_study(serial, tmp_path):
         )
     ended = study(STUDY, out, JAX_NUM_CPU_DEVICES=1)
     assert ended.code == 0
-    assert ended.stderr.splitlines()[0] == "10 of 10 runs are there already"
+    assert ended.stderr.splitlines()[0] == "10 of 10 runs are already complete"
     assert hashes(out) == hashes(serial)
     assert but_for_times(out) == but_for_times(serial)
     listed = study(f"{STUDY} --list", out)
     assert (listed.stdout.strip(), listed.code) == ("", 0)
-    assert "all 10 runs are there" in listed.stderr
+    assert "all 10 runs are complete" in listed.stderr
 
 
 @pytest.mark.slow
@@ -351,18 +351,18 @@ def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
         command.wait_for(r"run 2/10 ")
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGKILL)
-        command.wait_for("its process was killed by SIGKILL; it begins anew")
+        command.wait_for("its process was killed by SIGKILL; the run starts again")
         # One that makes nothing may die unseen before the study ends.
         until(dask.makers, "a process makes runs")
         lost = dask.makers()[0]
         dask.worker_of(lost).kill()
-        command.wait_for(r"worker tcp://\S+ on \S+ is gone; it begins anew")
+        command.wait_for(r"worker tcp://\S+ on \S+ is gone; the run starts again")
         # The killed worker's process outlives it for a moment; the one to stop is of
         # the last worker, so that no other ends the study meanwhile.
         until(lambda: lost not in dask.makers(), "the killed worker's process ends")
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGSTOP)
-        command.wait_for(r"no sign of life for 20 s \(it was stopped\); it begins anew")
+        command.wait_for(r"for 20 s \(it was stopped\); the run starts again")
         ended = command.ended(5 * TIMEOUT)
         assert ended.code == 0, ended.stderr
     check_same(out, serial)
@@ -427,7 +427,7 @@ def test_a_run_that_kills_its_process_is_given_up(tmp_path):
     assert "1 of 3 runs failed and is missing" in ended.stdout
     again = study(f"{words} --jobs 2", out)
     assert again.code == 1
-    assert again.stderr.splitlines()[0] == "4 of 6 runs are there already"
+    assert again.stderr.splitlines()[0] == "4 of 6 runs are already complete"
     assert "2 of 6 runs failed" in again.stderr
 
 
@@ -484,7 +484,7 @@ def test_tls_keeps_strangers_out(tmp_path):
         stranger = {name: None for name in files}
         refused = dask.study(words, tmp_path / "stranger", **stranger).ended()
         assert refused.code == 2
-        assert "it needs certificates" in refused.stderr
+        assert "tls:// needs certificates" in refused.stderr
         assert dask.study(words, tmp_path / "study").ended(5 * TIMEOUT).code == 0
 
 

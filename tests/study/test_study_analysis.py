@@ -405,7 +405,7 @@ def test_a_run_that_diverged_is_counted_but_in_no_figure(diverging):
     )
     assert known(row.comparison.difference).count == 2
     assert (row.bytes_per_worker, row.syncs) == (300, 3)  # of a whole run
-    told = "bmuf diverged in 1 of 3 runs. The figures are those of the other runs."
+    told = "bmuf diverged in 1 of 3 runs. The results are those of the other runs."
     assert told in found.remarks
 
 
@@ -619,8 +619,8 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
     [
         (1, {}, "one seed: too few for an interval"),
         (4, {}, "4 seeds: too few for an interval"),
-        (5, {"center_step": 27}, "leave out the last 3 local steps, which come after"),
-        (5, {"center_step": 0}, "no sync came in 30 steps, so its figures are of the"),
+        (5, {"center_step": 27}, "not include the last 3 local steps, which come"),
+        (5, {"center_step": 0}, "no sync came in 30 steps, so its results are those"),
         (5, {"not_counted": "the tables"}, "Not included in the bytes that each"),
         (5, {"config": {"partition": "label"}}, "part of the examples (label)"),
     ],

@@ -72,7 +72,7 @@ def test_process_comes_back_to_the_checkpoints_on_its_host(whole, tmp_path):
         shutil.copytree(f"/proc/{first}/root{folder}/out", found)
         assert not (folder / "out").exists()
     assert ended.code == 0
-    assert "--out is not shared with this machine: files are in " in ended.stderr
+    assert "--out is not on a shared file system: files are in " in ended.stderr
     assert "restart 1 of 1" in ended.stderr
     found = ended._replace(out=found)
     assert found.summary["params_sha256"] == whole.summary["params_sha256"]

@@ -70,7 +70,7 @@ class AtLooks:
 
 def not_saved(ended):
     """The steps of which a line says that there is no checkpoint, and why."""
-    return re.findall(r"^no checkpoint of step (\d+): .*: (.*);", ended.stderr, re.M)
+    return re.findall(r"^the checkpoint of step (\d+) .*: (.*);", ended.stderr, re.M)
 
 
 def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
@@ -96,7 +96,7 @@ def test_disk_with_room_for_two_checkpoints_keeps_them_and_says_which(disk, wide
     assert ended.code == 0, ended.stderr
     assert [step for step, _ in not_saved(ended)] == ["9", "11"]
     assert steps(ended.out / FOLDER) == [6, 3]
-    told = "the newest checkpoint is of step 6: --resume would go on from it"
+    told = "the newest checkpoint is of step 6: --resume continues from there"
     assert told in ended.stderr.splitlines()
     (disk / "ballast").unlink()
     again = run(f"{WIDE} --resume", ended.out)
@@ -143,7 +143,7 @@ def test_full_disk_costs_several_processes_no_more(start, disk, wide):
     assert ended.code == 0, ended.stderr
     for whose in ("", "process 1: "):
         for step in (3, 6, 9, 11):
-            assert f"\n{whose}no checkpoint of step {step}: " in ended.stderr
+            assert f"\n{whose}the checkpoint of step {step} was not " in ended.stderr
     assert ended.stderr.count(os.strerror(errno.ENOSPC)) == 8
     assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
@@ -161,7 +161,7 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
     (folder / unfinished_name(1, 2)).mkdir(parents=True)  # in its way
     ended = start(f"{WIDE} --processes 2").ended()
     assert ended.code == 0, ended.stderr
-    told = re.findall(r"^(.*)no checkpoint of step (\d+)", ended.stderr, re.M)
+    told = re.findall(r"^(.*)the checkpoint of step (\d+)", ended.stderr, re.M)
     assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
     assert ended.summary[HASH] == wide.summary[HASH]
     assert [x.name for x in folder.iterdir()] == [unfinished_name(1, 2)]
@@ -382,7 +382,7 @@ def test_run_that_diverged_is_resumed_from_before(tmp_path):
     assert ended.code == 3
     assert steps(out / FOLDER) == [4]
     again = run(f"{POISONED} --resume", out)
-    assert "going on from the checkpoint of step 4" in again.stderr
+    assert "resuming from the checkpoint of step 4" in again.stderr
     assert_names_the_worker(again)
 
 

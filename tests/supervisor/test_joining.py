@@ -39,21 +39,21 @@ def test_flags_say_which_processes_there_are(command, expected):
     "command, words",
     [
         ("--processes 0", "--processes must be a whole number of at least 1"),
-        ("--processes 3", "8 workers do not divide over 3 processes: use a multiple"),
-        ("--processes 2 --backend vmap", "vmap runs on one device, not in 2 processes"),
-        (f"--processes 2 {BY_HAND}", "say one of them"),
-        (f"--distributed auto {BY_HAND}", "say one of them"),
-        (f"--scheduler tcp://a:1 {BY_HAND}", "say one of them"),
-        ("--scheduler tcp://a:1 --distributed auto", "say one of them"),
-        ("--scheduler tcp://a:1 --processes 3", "8 workers do not divide over 3 proc"),
+        ("--processes 3", "--workers: 8 workers do not divide over 3 processes"),
+        ("--processes 2 --backend vmap", "one device and not in 2 processes"),
+        (f"--processes 2 {BY_HAND}", "use one way only"),
+        (f"--distributed auto {BY_HAND}", "use one way only"),
+        (f"--scheduler tcp://a:1 {BY_HAND}", "use one way only"),
+        ("--scheduler tcp://a:1 --distributed auto", "use one way only"),
+        ("--scheduler tcp://a:1 --processes 3", "--workers: 8 workers do not divide"),
         ("--scheduler tcp://a:1 --processes 2 --backend vmap", "runs on one device"),
         ("--distributed atuo", "did you mean 'auto'"),
-        ("--process-id 1", "--process-id goes with --coordinator"),
-        ("--num-processes 2", "--num-processes goes with --coordinator"),
-        ("--distributed auto --process-id 1", "--process-id goes with --coordinator"),
-        ("--coordinator a:9999 --process-id 0", "goes with --num-processes"),
-        ("--coordinator a:9999 --num-processes 2", "goes with --process-id"),
-        (f"{BY_HAND} --process-id 4", "--process-id must be 0 to 3 of 4 processes"),
+        ("--process-id 1", "--process-id also needs --coordinator"),
+        ("--num-processes 2", "--num-processes also needs --coordinator"),
+        ("--distributed auto --process-id 1", "--process-id also needs --coordinator"),
+        ("--coordinator a:9999 --process-id 0", "also needs --num-processes"),
+        ("--coordinator a:9999 --num-processes 2", "also needs --process-id"),
+        (f"{BY_HAND} --process-id 4", "--process-id must be 0 to 3 with --num"),
         (f"{BY_HAND} --coordinator a", "--coordinator must be"),
         (f"{BY_HAND} --coordinator a:99999", "--coordinator must be"),
     ],
@@ -132,7 +132,7 @@ def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
     for name in list(os.environ):
         if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
             monkeypatch.delenv(name)
-    words = r"RANK, .* \(torchrun, Kubeflow\), SKYPILOT_.*, Slurm, Open MPI, Kubernetes"
+    words = r"RANK, .* SKYPILOT_.*: set --coordinator.* Slurm, Open MPI, Kubernetes"
     with pytest.raises(BadRequest, match=words):
         requested(parse(["--distributed", "auto"]))
 
@@ -223,7 +223,7 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
     "variables, words",
     [
         (torch("one"), "RANK must be a whole number, got 'one'"),
-        (torch(2), "process 2 is not among 2: they are 0 to 1"),
+        (torch(2), "process must be 0 to 1 with 2 processes, got 2"),
         (torch(0) | {"MASTER_PORT": "-1"}, "MASTER_PORT must be a whole number"),
         (torch(0) | {"MASTER_PORT": "0"}, "HOST:PORT, .* got '127.0.0.1:0'"),
         (torch(0) | {"MASTER_PORT": "70000"}, "HOST:PORT, .* got '127.0.0.1:70000'"),
@@ -231,7 +231,7 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
             torch(0) | {"MASTER_PORT": "65535", "TORCHELASTIC_RUN_ID": "none"},
             "HOST:PORT, .* got '127.0.0.1:65536'",
         ),
-        (skypilot(0) | {"SKYPILOT_NODE_IPS": " "}, "finds none of these"),
+        (skypilot(0) | {"SKYPILOT_NODE_IPS": " "}, "found no scheduler"),
         (slurm(1) | {"SLURM_STEP_NODELIST": "::1"}, "HOST:PORT, .* got '::1:6"),
     ],
 )

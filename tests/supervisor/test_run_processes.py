@@ -322,7 +322,7 @@ def test_jaxs_start_up_is_not_tried_for_ever(start):
 @pytest.mark.parametrize(
     "other, expected",
     [
-        ("at connect", "processes 0 and 1 could not connect in 1 s: is a firewall"),
+        ("at connect", "processes 0 and 1 could not connect in 1 s: a firewall"),
         ("hang", "process 0 waited 1 s for process 1 to start jax (127.0.0.1:"),
     ],
     ids=["both", "one"],

@@ -264,7 +264,7 @@ def test_damage_does_not_matter_where_other_parts_hold_the_rows(tmp_path):
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):
     assert steps(tmp_path / "none") == []
     prune(tmp_path / "none", 3, 0, 1)
-    with pytest.raises(Incomplete, match=r"^step-00000007: no part of it is there$"):
+    with pytest.raises(Incomplete, match=r"^step-00000007 has no shard files$"):
         load(tmp_path / "none", 7)
 
 
@@ -285,13 +285,13 @@ def test_steps_are_told_by_names_alone_the_newest_first(tmp_path):
 LACKING = {  # of six workers: (first, workers, number, of) of each part that is there
     "1-of-3.npz is missing": [(0, 2, 0, 3), (4, 2, 2, 3)],
     "2-of-3.npz is missing": [(0, 2, 0, 3), (2, 2, 1, 3)],
-    "0-of-3.npz is missing, and 1 more parts of 3": [(2, 2, 1, 3)],
+    "0-of-3.npz is missing, and 1 more of 3 files": [(2, 2, 1, 3)],
     # Too many to count.
-    "1-of-999999999999.npz is missing, and 999999999997 more parts of 999999999999": [
+    "1-of-999999999999.npz is missing, and 999999999997 more of 999999999999 files": [
         (0, 2, 0, 999999999999)
     ],
     "0-of-2.npz and the others lack some workers": [(0, 2, 0, 2), (3, 3, 1, 2)],
-    "0-of-1.npz is of 6 workers, none of them number 7": [(0, 6, 0, 1)],
+    "0-of-1.npz is of a run that had 6 workers and has no worker 7": [(0, 6, 0, 1)],
 }
 
 
@@ -301,7 +301,7 @@ def test_what_is_missing_is_named(told, tmp_path):
         write(tmp_path, a_part(8, 6, first, count), *place)
         assert load(tmp_path, 8, first, count).first == first
     with pytest.raises(Incomplete) as caught:
-        load(tmp_path, 8, *((4, 4) if "number 7" in told else ()))
+        load(tmp_path, 8, *((4, 4) if "worker 7" in told else ()))
     assert str(caught.value) == f"step-00000008.{told}"
 
 
@@ -462,7 +462,7 @@ def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
     altered(path, CHANGES[change])
     message = refused(path)
     if change == "a newer format":
-        assert message.endswith("is of format 2, this version reads 1")
+        assert message.endswith("its format is 2, but this version reads 1")
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
@@ -470,7 +470,7 @@ def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
     path.rename(tmp_path / file_name(32))
     with pytest.raises(Damaged) as caught:
         load(tmp_path, 32)
-    assert str(caught.value) == "step-00000032.0-of-1.npz is of step 16, not 32"
+    assert str(caught.value) == "step-00000032.0-of-1.npz holds step 16, not 32"
     assert_same(read((tmp_path / file_name(32)).rename(tmp_path / "x")), a_part(16))
 
 

@@ -216,12 +216,12 @@ COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
 @pytest.mark.parametrize(
     ("name", "rate", "given", "message"),
     [
-        ("sm3", COSINE_RATE, {}, "optimizer sm3 does not accept a schedule"),
-        ("rprop", COSINE_RATE, {}, "optimizer rprop does not accept a schedule"),
-        ("sgd", 0.1, {"b2": 0.9}, r"optimizer sgd has no --b2 \(these have: .*adam, "),
-        ("lookahead", 0.1, {}, "optimizer lookahead .*: use --algo lookahead"),
-        ("lbfgs", 0.1, {}, "optimizer lbfgs needs the loss"),
-        ("schedule_free_sgd", 0.1, {}, "optimizer schedule_free_sgd .* another"),
+        ("sm3", COSINE_RATE, {}, "--optimizer sm3 refuses a schedule"),
+        ("rprop", COSINE_RATE, {}, "--optimizer rprop refuses a schedule"),
+        ("sgd", 0.1, {"b2": 0.9}, r"--optimizer sgd has no --b2 \(these have: .*adam"),
+        ("lookahead", 0.1, {}, "--optimizer lookahead .*: use --algo lookahead"),
+        ("lbfgs", 0.1, {}, "--optimizer lbfgs cannot be used here"),
+        ("schedule_free_sgd", 0.1, {}, "--optimizer schedule_free_sgd .* another"),
         ("schedule_fre", 0.1, {}, "unknown optimizer 'schedule_fre'"),
     ],
 )

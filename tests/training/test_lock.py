@@ -43,7 +43,7 @@ def assert_refused(stderr, out, pid):
     [line] = stderr.splitlines()
     told = f"error: --out {out}: another command writes there (pid {pid} on "
     assert line.removeprefix("process 0: ").startswith(told)
-    assert line.endswith("): wait for its end, or take another folder")
+    assert line.endswith("): wait until it ends, or use another folder")
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_second_run_in_a_folder_is_refused_until_the_first_is_gone(start, tmp_pa
     first.process.wait(TIMEOUT)
     assert (out / lock.NAME).exists()
     third = start(f"{LONG} --resume")
-    third.wait_for("going on from the checkpoint of step")
+    third.wait_for("resuming from the checkpoint of step")
     third.kill(signal.SIGTERM)
     assert third.ended().code == 75
     assert not (out / lock.NAME).exists()
@@ -73,7 +73,7 @@ def test_processes_are_refused_and_restarted_processes_are_not(start, tmp_path):
     assert_refused(second.stderr, tmp_path / "out", first.member(0))
     os.kill(first.member(0), signal.SIGKILL)
     first.wait_for("restart 1 of 1")
-    first.wait_for("going on from the checkpoint of step")
+    first.wait_for("resuming from the checkpoint of step")
     first.kill(signal.SIGTERM)
     assert first.ended().code == 75
 

@@ -58,7 +58,7 @@ def test_mesh_is_read_by_axis_in_order():
 def test_a_config_made_in_python_is_checked_alike():
     with pytest.raises(ValueError, match="must map axes to sizes"):
         RunConfig(mesh={})
-    with pytest.raises(ValueError, match="must be a word"):
+    with pytest.raises(ValueError, match="must be an identifier"):
         dataclasses.replace(parse([]), mesh={"a b": 2})
 
 
@@ -166,7 +166,7 @@ REFUSED = {
     "--mesh fsdp=2,fsdp=2": ["each name once"],
     "--mesh 2=fsdp": ["such as"],
     "--mesh fsdp=0": ["fsdp", "at least 1, got 0"],
-    "--mesh lanes=2": ["'lanes' is an axis of the workers"],
+    "--mesh lanes=2": ["'lanes' is a reserved name"],
     "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh needs shard_map"],
     "--mesh fsdp=2 --backend vmap": ["--backend vmap"],
     "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
@@ -178,7 +178,7 @@ REFUSED = {
     ],
     "--task digits --mesh fsdp=4": ["4 devices", "there are 3", "smaller mesh"],
     "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
-        *("cut 3 examples into 2 parts", "multiple of 4, such as 4")
+        *("3 examples do not divide over 2 parts", "multiple of 4, such as 4")
     ],
     f"{OWN} --rule nothing --mesh fsdp=2": ["PartitionSpec", "'bias'", "None"],
     f"{OWN} --rule foreign --mesh fsdp=2": [
@@ -262,7 +262,7 @@ def test_memory_without_a_mesh_takes_the_backend_that_knows_it(tmp_path):
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
     words = f"{TINY} {OWN} --rule whole --mesh fsdp=2 --steps 1 --eval-every 1"
     ended = run(words, tmp_path / "out")
-    assert "no leaf of the model is sharded over fsdp" in ended.stderr
+    assert "no array of the model is sharded over mesh axis fsdp" in ended.stderr
 
 
 # Checkpoints
@@ -284,7 +284,7 @@ def resumed(source, folder, words, step=7, resume="--resume", run=run):
         if int(path.name[5:13]) > step:
             path.unlink()
     ended = run(f"{words} {resume}", out)
-    assert f"going on from the checkpoint of step {step}\n" in ended.stderr
+    assert f"resuming from the checkpoint of step {step}\n" in ended.stderr
     return ended
 
 
@@ -437,7 +437,7 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
     for step, why in ((11, "of .* here"), (9, "is damaged")):
         said = f"the checkpoint of step {step} cannot be used: .*{why}"
         assert re.search(said, ended.stderr)
-    assert "going on from the checkpoint of step 6" in ended.stderr
+    assert "resuming from the checkpoint of step 6" in ended.stderr
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path)
     if "stdout" not in streams:  # what is not broken says all
         assert ended.stdout.startswith("bmuf on tiny_tasks:drawing: 11 steps")
     if "stderr" not in streams:
-        assert ended.stderr.splitlines()[-1].startswith("the figures are of")
+        assert ended.stderr.splitlines()[-1].startswith("the results are those of")
 
 
 @pytest.mark.slow

@@ -313,7 +313,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(function, capsys):
     assert [name for name, _ in failing.told] == names[: names.index(function) + 1]
     assert trained.summary["steps"] == TINY.steps
     [told] = [x for x in capsys.readouterr().err.splitlines() if "Mine" in x]
-    assert told.startswith("--track Mine failed, and is not used")
+    assert told.startswith("--track Mine failed, and is no longer used")
     assert told.endswith("ConnectionError: no network here")
 
 

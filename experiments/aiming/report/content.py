@@ -294,7 +294,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     elif chip.flops is None:
         return [
             *notes,
-            "no times: the chip has no published peak; give --step-time",
+            "no times: the chip has no published peak; set --step-time",
         ]
     notes.append(f"modelled: {compute}, plus the sends that a step waits for")
     links = {"inside": chip.inside, "between": chip.between}

@@ -76,7 +76,7 @@ def outcome(answer: Mapping[str, Any]) -> str:
         return f"given up after {answer['timeout']:g} s (--timeout)"
     seconds = f"{answer['compile_seconds']:.1f} s"
     if is_too_large(answer):
-        return f"does not fit, as the compiler said after {seconds}"
+        return f"does not fit: the compiler refused it after {seconds}"
     return compilers_words(answer) or f"compiled in {seconds}"
 
 

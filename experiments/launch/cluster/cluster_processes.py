@@ -25,7 +25,7 @@ from experiments.training.versions import versions
 if TYPE_CHECKING:
     from distributed import Future
 
-UNBORN = 3.0  # seconds after which a task that sent nothing counts as not begun
+UNBORN = 3.0  # seconds without a message after which a task counts as not started
 TICK = 0.02  # seconds between two checks while processes are killed
 
 
@@ -95,7 +95,8 @@ class ClusterProcesses:
         """
         if line := self._view.lost:
             raise Unplaced(line)
-        # The next attempt must not use a worker whose end has ended the last one.
+        # The loss of a worker may have ended the last attempt: use only answers of the
+        # scheduler that are newer, as older ones may still list that worker.
         if self._view.answered < self._since:
             return None
         return self._seating.find(self._view.workers, self._view.idle, now)

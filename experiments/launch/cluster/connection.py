@@ -39,8 +39,8 @@ def check_installed(flag: str) -> None:
     """Raises a BadRequest if Dask, which a flag needs, is not installed."""
     if importlib.util.find_spec("distributed") is None:
         raise BadRequest(
-            f"{flag} needs Dask, which is not installed: pip install -e '.[cluster]' "
-            "in the checkout"
+            f"{flag} needs Dask, which is not installed: run pip install -e "
+            "'.[cluster]' in the checkout of syncalgos"
         )
 
 
@@ -85,13 +85,13 @@ def _explained(scheduler: str) -> Iterator[None]:
         yield
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise Unreachable(f"no scheduler answers at {scheduler}: {reason}") from error
+        raise Unreachable(f"--scheduler {scheduler}: no answer: {reason}") from error
     # Dask raises these for an invalid address, for missing certificates, or for a
     # scheduler with another version of Python or Dask.
     except (ValueError, TypeError, ImportError) as error:
         reason = " ".join(str(error).split())
         if "ssl" in reason:
-            reason = f"it needs certificates: set {CERTIFICATES}"
+            reason = f"tls:// needs certificates: set {CERTIFICATES}"
         raise BadRequest(f"--scheduler {scheduler}: {reason}") from error
 
 

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("syncalgos", "experiments")  # whose code must be the same
+PACKAGES = ("syncalgos", "experiments")  # their code must be the same everywhere
 
 
 def facts(

@@ -123,7 +123,7 @@ def run_member(
 
 def cut_line(address: str) -> str:
     """Returns the reason that a worker gives when it ends a process by itself."""
-    return f"its Dask worker {address} closes, or has lost the scheduler"
+    return f"its Dask worker {address} is closing or has lost the scheduler"
 
 
 def signal_member(topic: str, number: int) -> None:

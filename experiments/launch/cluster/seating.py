@@ -12,7 +12,7 @@ from experiments.launch.supervisor.group import Log, Placement
 if TYPE_CHECKING:
     from distributed import Client
 
-PATIENCE = 2.0  # seconds for workers to answer before a line says that we wait
+PATIENCE = 2.0  # seconds for workers to answer before a line reports the wait
 
 
 class Seating:
@@ -64,7 +64,7 @@ class Seating:
         seats = choose(free, self._count, self.seats)
         if seats is None:
             missing = self._count - len(free)
-            line = f"waiting for {missing} more of {self._count} workers"
+            line = f"waiting for Dask workers: {missing} of {self._count} missing"
             if is_late and self._said != line:
                 self._said = line
                 self._log(line)
@@ -80,7 +80,7 @@ class Seating:
         apart = dict.fromkeys(seat.host[0] for seat in seats if not seat.sees_out)
         if apart:
             where = ", ".join(f"{host}:{self._out}" for host in apart)
-            self._log(f"--out is not shared with this machine: files are in {where}")
+            self._log(f"--out is not on a shared file system: files are in {where}")
         where = joined_address(host_of(seats[0].address), seats[0].port)
         return Placement(where, hosts)
 

@@ -80,16 +80,16 @@ def objection(seat: Seat, meant: Expected) -> str | None:
     for name, version in meant.versions.items():
         if (there := seat.versions[name]) != version:
             has = f"{name} {there}" if there else f"no {name}"
-            return f"it has {has}, this command {version}"
+            return f"it has {has}, but this command has {version}"
     for name, digest in meant.code.items():
         if (there := seat.code[name]) is None:
             return (
-                f"it cannot import {name}: start it in its folder by `python -m dask "
-                "worker`, or with the folder in PYTHONPATH"
+                f"it cannot import {name}: start it by `python -m dask worker` in the "
+                f"folder that contains {name}, or add that folder to PYTHONPATH"
             )
         if there != digest:
             place = f" in {seat.folder}" if name in inspection.PACKAGES else ""
-            return f"its code of {name}{place} differs from this command's"
+            return f"its copy of {name}{place} differs from this command's copy"
     if seat.is_stale:
         return f"its code in {seat.folder} has changed since it started: restart it"
     return None
@@ -117,7 +117,7 @@ def ask(client: "Client", address: str, meant: Expected, nonce: str) -> Seat:
     # Checked before sending bytecode, which another Python version may not read.
     python = run(platform.python_version)
     if python != (own := meant.versions.get("python", python)):
-        line = f"is refused: it has python {python}, this command {own}"
+        line = f"is refused: it has python {python}, but this command has {own}"
         raise Unfit(f"{address} {line}")
     cloudpickle.register_pickle_by_value(inspection)
     words = [[*meant.versions], [*meant.code], nonce, host_of(address)]

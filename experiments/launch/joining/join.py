@@ -17,9 +17,9 @@ from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
 LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
-SLACK = 30.0  # seconds by which jax waits longer than we, as it ends by an abort
-LOOK = 0.1  # seconds between two looks for a signal
-SHOWN = 3  # differences that are named
+SLACK = 30.0  # seconds that jax waits longer than we do: it aborts at its time limit
+LOOK = 0.1  # seconds between two checks for a signal
+SHOWN = 3  # the number of differences that a message names
 
 
 class Hello(NamedTuple):
@@ -28,8 +28,8 @@ class Hello(NamedTuple):
     Attributes:
         host: name, boot and network of its machine, which together identify it.
         facts: the values on which all processes must agree, by the name that the user
-            knows, such as "--seed" or "jax"; JSON values, None where there is none.
-        out: the folder for the run's files; if a process names none, process 0 chooses.
+            knows, such as "--seed" or "jax"; JSON values, None if not set.
+        out: the folder for the run's files; processes without --out use process 0's.
     """
 
     host: list[str]
@@ -44,7 +44,7 @@ class Unconnected(Exception):
 def join(
     config: RunConfig, membership: Membership, log: Callable[[str], None]
 ) -> list[Hello]:
-    """Joins the other processes, whose settings may differ.
+    """Joins the other processes; `difference` then checks that they agree.
 
     Args:
         config: the config, on which all processes must agree.
@@ -56,7 +56,7 @@ def join(
 
     Raises:
         Unconnected: the processes cannot find each other. In other cases jax aborts.
-        BadRequest: jax would not use the given certificates.
+        BadRequest: jax cannot use the given certificates.
     """
     gloo.check_tls()
     if membership.process:
@@ -69,13 +69,13 @@ def join(
 
 def _find(membership: Membership, seconds: float) -> None:
     """Waits until process 0 listens."""
-    # jax aborts in C++ where nobody does, and reports no reason.
+    # If it never does, jax aborts in C++ without a reason.
     reason = reach(*address(membership.coordinator), seconds)
     if reason is not None:
         raise Unconnected(
-            f"process {membership.process} found no process 0 at "
-            f"{membership.coordinator} in {seconds:g} s ({reason}): is it running, and "
-            "is --coordinator its address?"
+            f"process {membership.process} could not reach process 0 at "
+            f"{membership.coordinator} in {seconds:g} s ({reason}): check that process "
+            "0 runs, and that this is its address (--coordinator)"
         )
 
 
@@ -88,14 +88,14 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
             f"process 0 cannot listen at {host}, which is not an address of this "
             "machine: set --coordinator to an address of this machine"
         )
-    # Such as a load balancer's name, or one that DNS does not know yet.
+    # Such as a load balancer's name, or a name that DNS does not know yet.
     if own is None:
         log(
-            f"others do not reach this machine at {host}: process 0 listens at all "
-            "its addresses; set --coordinator to one of them to listen only there"
+            f"{host} is not an address of this machine: process 0 listens at all its "
+            "addresses; set --coordinator to one of them to listen only there"
         )
     try:
-        # gRPC would share the port with another process 0 without a word.
+        # gRPC would silently share the port with the process 0 of another run.
         listen(own, port).close()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
@@ -106,21 +106,21 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
 def _connect(membership: Membership, seconds: float) -> None:
     """Starts jax among the other processes."""
     count, process, where = membership
-    # In a thread: a signal is handled once the main one is back from C++, and jax ends
-    # a wait by an abort.
+    # In a separate thread: Python handles a signal only when the main thread is back
+    # from C++, and jax ends a long wait by an abort.
     words = (where, process or 0, count, seconds + SLACK, LOST_AFTER)
     answer = ThreadPoolExecutor(1).submit(gloo.connect, *words)
     deadline = time.monotonic() + seconds
-    # A signal that came just before a wait, or to another thread, does not end it: its
-    # handler runs once the main thread is back.
+    # Short waits: a signal that comes just before a wait, or to another thread, does
+    # not end it; its handler runs when the main thread is back.
     while not answer.done() and time.monotonic() < deadline:
         wait([answer], LOOK)
     try:
         answer.result(0)
     except TimeoutError:
         raise Unconnected(
-            f"process {process} waited {seconds:g} s at {where} for all {count} "
-            "processes of this program"
+            f"process {process} waited {seconds:g} s (--init-timeout) at {where}, but "
+            f"not all {count} processes connected"
         ) from None
     except Exception as error:  # of jax, of any kind
         line = str(error).partition("\n")[0]
@@ -137,8 +137,8 @@ def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     out = config.out or records.default_out(config.task, config.algo)
     process = membership.process or 0
     hello = Hello([*inspection.host()], facts | versions(), str(out))
-    # Not by a collective, which takes devices of all, and hangs where their number is
-    # in doubt.
+    # Not by a collective: it uses the devices of all processes, and hangs if the
+    # processes disagree on their number.
     store, milliseconds = gloo.store(), max(1000, round(config.init_timeout * 1000))
     store.key_value_set(f"hello/{process}", json.dumps(hello))
     texts = [
@@ -152,7 +152,7 @@ def difference(hellos: Sequence[Hello]) -> str | None:
     """Reports the facts in which processes differ from process 0, in one line.
 
     Args:
-        hellos: of all processes, in their order.
+        hellos: the introductions of all processes, in their order.
 
     Returns:
         The line; None if all agree.

@@ -23,8 +23,8 @@ from experiments.launch.supervisor.group import numbered
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
 
-GRACE = 1.0  # seconds for others to end alike
-# Seconds for all to notice who is gone, and to read what process 0's service holds.
+GRACE = 1.0  # seconds for other processes to end for the same reason
+# Seconds for all to notice a lost process, and to read messages in process 0's service.
 LINGERING = 3.0
 
 
@@ -45,8 +45,8 @@ def run_joined(
         membership: the number of this process, and of all processes.
 
     Returns:
-        The exit code, unless the process ends at once: because another one is gone, or
-        by jax, which aborts it in C++ (134) where its service misses one.
+        The exit code. The process may also end at once, because another process is gone
+        or because jax aborts it in C++ (exit code 134) when its service misses one.
     """
     member = JoinedMember(membership, stopped)
     _end_at_second_signal()
@@ -56,8 +56,8 @@ def run_joined(
 
 def _end_at_second_signal() -> None:
     """Makes a second signal end this process, even while it waits in a collective."""
-    # Python's handlers wait for the main thread to come back from C++, which may be
-    # for ever; the numbers of signals come here at once.
+    # Python's handlers run only when the main thread is back from C++, perhaps never;
+    # the numbers of signals arrive in this pipe at once.
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -65,7 +65,7 @@ def _end_at_second_signal() -> None:
     def wait() -> None:
         number = os.read(read, 1)[0]
         os.read(read, 1)
-        # Where the main thread is free, it does the same, and says so.
+        # If the main thread is free, it ends the process itself, with a message.
         time.sleep(GRACE)
         signals.end(exit_codes.stopped_by(number))
 
@@ -90,14 +90,14 @@ class JoinedMember:
             self._say(str(error))
             signals.end(gloo.hinted(exit_codes.UNCONNECTED, self._say))
         if line := difference(hellos):
-            # Together: else jax would report the first that leaves as lost.
+            # All together: otherwise jax would report the first that leaves as lost.
             jax.distributed.shutdown()
             self.end(exit_codes.UNCONNECTED, line)
         is_leaving = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()
-        # Groups of `hierarchical` follow the hosts, not the processes: else two
-        # processes on one host would give other numbers than one.
+        # Groups of `hierarchical` follow the hosts, not the processes: otherwise two
+        # processes on one host would give other results than one process.
         hosts = [tuple(hello.host) for hello in hellos]
         _, local, sharing = numbered(hosts)[self._process]
         gloo.take_devices(local, sharing, config.mesh_devices(len(hellos)))
@@ -119,7 +119,7 @@ class JoinedMember:
         return code
 
     def refuse(self, text: str, code: int) -> NoReturn:
-        """Ends this process, and so the run; the others are told why."""
+        """Ends this process, and thereby the run; tells the others why."""
         if (store := gloo.store()) is not None:
             with suppress(RuntimeError):  # the service itself is gone
                 store.key_value_set(
@@ -145,27 +145,28 @@ class JoinedMember:
 
     def end(self, code: int, text: str) -> NoReturn:
         """Ends this process at once, without a shutdown that waits for others."""
-        # Several threads may notice the same.
+        # Several threads may notice the same failure.
         self._ending.acquire()
         self._say(text)
         signals.end(code)
 
     def _watch(self, is_leaving: threading.Event) -> None:
-        """Ends this process once another one refused to continue."""
-        # It may wait for the other one where neither gloo nor NCCL notices.
+        """Ends this process once another one has refused to continue."""
+        # This process may wait for the other in a call in which gloo and NCCL do not
+        # notice that it is gone.
         with suppress(RuntimeError):  # the main thread, or jax, is about to notice
             while not is_leaving.wait(GRACE):
                 self._follow()
 
     def _follow(self) -> None:
-        """Ends this process if another one refused to continue.
+        """Ends this process if another one has refused to continue.
 
         Raises:
             RuntimeError: process 0 is gone.
         """
         if not gloo.store().key_value_dir_get("refusal/"):
             return
-        time.sleep(GRACE)  # all may refuse alike, and each shows its own line
+        time.sleep(GRACE)  # if all refuse for the same reason, each shows its own line
         for key, words in sorted(gloo.store().key_value_dir_get("refusal/")):
             process = int(key.rpartition("/")[2])
             if process != self._process:
@@ -174,7 +175,7 @@ class JoinedMember:
                 self.end(code, f"process {process}: {reason}")
 
     def _linger(self) -> None:
-        """Keeps jax's service up while the others read what it holds."""
+        """Keeps jax's service running while the others read its messages."""
         if self._process == 0:
             time.sleep(LINGERING)
 

@@ -211,10 +211,10 @@ class Child:
 
 
 def is_halted(pid: int) -> bool:
-    """Whether a process is stopped, as by SIGSTOP; False if that is unknown."""
+    """Whether a process is stopped, for example by SIGSTOP; False if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return False
-    # The state follows the name, which is in brackets and may hold any character.
+    # The state follows the name, which is in brackets and may contain any character.
     return stat.rpartition(")")[2].split()[0] in ("T", "t")

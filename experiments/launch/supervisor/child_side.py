@@ -122,8 +122,8 @@ class ChildSide:
 
     def leave(self, code: int) -> NoReturn:
         """Ends this process without jax's shutdown, which would wait for others."""
-        # Avoids Python's own shutdown, during which no thread gives signs of life: it
-        # took seconds on a loaded machine, and the supervisor reported a silence.
+        # Avoids Python's own shutdown, during which no thread gives signs of life. On a
+        # loaded machine it took seconds, and the supervisor reported a silent process.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
@@ -160,9 +160,9 @@ def join_supervisor() -> ChildSide | None:
 
 def _end_with(supervisor: int, lease: float | None) -> NoReturn:
     """Ends this process and those it started once the supervisor is gone."""
-    # The read returns nothing when the other end closes; the system closes it however
-    # the supervisor ends. A frozen supervisor is replaced together with its process, so
-    # the old process must be gone by then.
+    # The read returns nothing once the other end is closed, which the system does
+    # whatever ends the supervisor. A frozen supervisor is replaced together with its
+    # process, so the old process must be gone by then.
     while select.select([supervisor], [], [], lease)[0] and os.read(supervisor, 4096):
         pass
     with suppress(OSError):

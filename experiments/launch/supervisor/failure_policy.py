@@ -59,7 +59,7 @@ def decide(
     if lost and all(p.status.code == exit_codes.FAILED for p in failed):
         return _loss([end_line(lost[0], limits.lost_after)], stopping, asked)
     first = (failed or suspects or [None])[0]
-    # Another process may have caused this end and be found ended a moment later.
+    # Another process may be the cause; its end may be noticed a moment later.
     if first and not is_over and now - (first.ended or 0.0) < GRACE:
         return None
     if failed:
@@ -138,7 +138,7 @@ def connect_timeout_line(
     missing = [p.status.process for p in alive if p.status.phase == "start"]
     if missing:
         return f"{ids} waited {seconds:g} s for {processes(missing)} to start jax"
-    return f"{ids} could not connect in {seconds:g} s: is a firewall between the hosts?"
+    return f"{ids} could not connect in {seconds:g} s: a firewall may block the port"
 
 
 def stuck_lines(

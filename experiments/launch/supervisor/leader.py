@@ -39,7 +39,7 @@ def run_processes(
             `child_side.join_supervisor`.
         announced: values that this command sends to all processes; JSON below 100 kB.
         limits: limits on waiting and restarts.
-        log: shows the user a line of any text.
+        log: shows the user a line of text.
 
     Returns:
         The exit code: that of the processes; 4 if they did not find each other; 75 if

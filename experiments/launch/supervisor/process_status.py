@@ -17,7 +17,7 @@ class ProcessStatus(NamedTuple):
         phase: the last phase that the process reported.
         step: local steps done.
         silent: whether it gives no sign of life.
-        halted: whether it is silent because it is stopped, as by SIGSTOP.
+        halted: whether it is silent because it is stopped, for example by SIGSTOP.
         mute: whether it was killed for its silence.
         code: exit code, real or announced; negative for a signal; None while the
             process runs.
@@ -114,7 +114,7 @@ def signal_name(number: int) -> str:
 def silence_line(
     process: TrackedProcess, before: ProcessStatus, seconds: float
 ) -> str | None:
-    """Reports that a process fell silent or is back; returns None otherwise."""
+    """Reports that a process has fallen silent or is back; returns None otherwise."""
     status, name = process.status, _name(process)
     if before.silent == status.silent or not process.alive:
         return None

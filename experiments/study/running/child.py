@@ -1,7 +1,7 @@
 """The process that makes a share: python -m experiments.study.running.child.
 
-`member.py` starts it. So devices and threads are set before jax starts, and a crash
-ends only this process.
+`member.py` starts it, so that devices and threads are set before jax starts, and a
+crash ends only this process.
 """
 
 import errno
@@ -88,7 +88,7 @@ def _ready(order: Order, loader: "Loader") -> Ready:
         jax.config.update(name, value)
     for name, digest in versions.of_modules(f"{name}:" for name in order.own).items():
         if digest != order.own[name]:
-            raise BadRequest(f"its code of {name} differs from the command's")
+            raise BadRequest(f"its copy of {name} differs from the command's")
     devices = loader.plan(parse(order.first))[0].trainer.layout.devices
     return Ready(f"{len(devices)} {devices[0].platform}")
 

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 # Seconds.
 TICK = 0.05  # between two looks at messages
 SCHEDULER_LOST_AFTER = 60.0  # without an answer, until a scheduler counts as lost
-FAREWELL = 5.0  # that the workers have to end their processes
-# That a worker gets no work after a job has ended, by the fault; a worker that nobody
-# is to blame for may be retiring, and has time to leave.
+FAREWELL = 5.0  # for the workers to end their processes
+# A worker gets no work for so long after a job has ended, depending on the fault. With
+# nobody at fault, the worker may be retiring, and gets time to leave.
 RESTS = {"run": 0.0, "worker": math.inf, "nobody": 5.0}
 SEEING = 60.0  # until files from another machine must be visible
 PATIENCE = 30.0  # without a worker, until the user is told
@@ -192,7 +192,7 @@ class Jobs:
         if self._jobs:
             self._waits_since = now
         elif now - self._waits_since > PATIENCE:
-            self._bar.say("no worker is available: waiting for one")
+            self._bar.say("no Dask worker is available: waiting for one")
             self._waits_since = math.inf  # said once, until a worker is available
 
     def _begin(self, seat: Seat, share: Share) -> None:
@@ -224,7 +224,7 @@ class Jobs:
             case messages.Ready(devices):
                 self._devices = self._devices or devices
                 if devices != self._devices:
-                    why = f"it computes on {devices}, the others on {self._devices}"
+                    why = f"it uses {devices} devices, the others {self._devices}"
                     self._end(key, why, "worker")
             case messages.Stepped() | messages.Noted():
                 job.line.show(message)
@@ -259,7 +259,7 @@ class Jobs:
             run = job.share.runs[0]
             self._kills[run.folder] += fault == "run"
             if self._kills[run.folder] < MOST_KILLS:
-                self._bar.say(f"{run.name}: {why}; it begins anew")
+                self._bar.say(f"{run.name}: {why}; the run starts again")
             else:
                 text = f"given up after {MOST_KILLS} times: {why}"
                 self._settle(job, messages.Refused(text))

@@ -43,4 +43,4 @@ def summary(plan: Plan) -> str:
             f"; {missing - listed} more depend on these trials: list again once they "
             "are done"
         )
-    return text if missing else f"all {plan.total} runs are there"
+    return text if missing else f"all {plan.total} runs are complete"

@@ -37,7 +37,7 @@ def make_runs(
     """
     missing = plan.total - plan.done
     with progress(plan.total, plan.done) as bar, cleaned(config.folder):
-        there = f"{plan.done} of {plan.total} runs are there already"
+        there = f"{plan.done} of {plan.total} runs are already complete"
         bar.say(there if plan.done else f"{plan.total} runs to make")
         try:
             if config.is_parallel and missing:

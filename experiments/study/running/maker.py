@@ -79,7 +79,7 @@ class Maker:
                 *self._loader.plan(config, self._last), like=self._last
             )
             if why := run.rounds.untrained:
-                start = "the figures will be of the initial model"
+                start = "the results will be those of the initial model"
                 report(Noted(f"{start}: {why}"))
             with unfinished(folder) as place:
                 words = [*words_of(config), "--seed", str(config.seed)]

@@ -67,7 +67,7 @@ class Share:
     """The runs that one job makes, one after the other.
 
     They belong to one variant at one point, and are all its trials or the runs to
-    report. So they differ in numbers and seeds, and mostly share their programs.
+    report. They differ only in numbers and seeds, and mostly share their programs.
 
     Attributes:
         number: the index of the run set to report.
@@ -167,7 +167,7 @@ class Plan:
         if runs is not None:
             self._add(number, [runs], place)
             return
-        line = "all of its trials failed, so its values are unknown"
+        line = "all of its trials failed, so no values can be chosen"
         self.failures.append(Failure(planned, planned.seeds[0], line, is_request=True))
 
     def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
@@ -175,7 +175,7 @@ class Plan:
         missing = [Missing(runs, seed) for runs in sets for seed in runs.missing()]
         for run in missing:
             if why := damage(run.folder):
-                terminal.say(f"{why}: the run is made again")
+                terminal.say(f"{why}: the run is repeated")
         self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
         if missing:
             self._waiting.insert(place, Share(number, missing))

@@ -15,7 +15,7 @@ from experiments.tasks.data.files import sha256
 ROWS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 HUB = "hf:"
 PIECE = 2**16  # bytes of a plain file that are read at once
-NEEDED = "the task text needs the package {}: pip install -e '.[text]' in the checkout"
+NEEDED = "--task text needs {}: run pip install -e '.[text]' in the checkout"
 
 
 class Documents(NamedTuple):
@@ -85,7 +85,8 @@ class Documents(NamedTuple):
 
     def _row(self, row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
         if self.column not in row:
-            raise _Refused(f"no column {self.column!r}, but {', '.join(row)}: --column")
+            have = ", ".join(row)
+            raise _Refused(f"no column {self.column!r}: set --column to one of {have}")
         text = row[self.column]
         if text is not None and not isinstance(text, str):
             raise _Refused(f"{self.column!r} holds {type(text).__name__}, not text")

@@ -56,7 +56,7 @@ def from_file(path: Path, end: str) -> "Tokenizer":
     if end not in special:
         raise ValueError(
             f"--tokenizer {path}: there is no special token {end!r}"
-            f"{checks.nearest(end, special)} (--end-of-text, one of: "
+            f"{checks.nearest(end, special)} (set --end-of-text to one of: "
             f"{', '.join(special) or 'none'})"
         )
     return _plain(tokenizer)

@@ -28,8 +28,8 @@ def effective_lr(
     All workers get the same constant gradient, and step along it with plain SGD at
     `lr`. The result is ζ / (1 - μ) times lr for BMUF, and 7 times lr for DiLoCo.
     Without it, a comparison of algorithms may only compare learning rates. Axes are cut
-    to 4 entries: if a rate depends on a leaf's size, as with DGC, it is that of small
-    leaves.
+    to 4 entries: if a rate depends on a leaf's size, as with DGC, the result is the
+    rate of small leaves.
 
     Args:
         make: maps hyperparams to the strategy, made for a constant learning rate, and
@@ -44,7 +44,7 @@ def effective_lr(
         steps are random, its error is about 1 %.
     """
     # Running the strategy gives a rate for any strategy, without a table of formulas.
-    # Leaves are weighted by their size: small ones, such as biases, may move otherwise.
+    # Leaves are weighted by their size: small ones, such as biases, may differ.
     sizes = [x.size for x in jax.tree.leaves(params) if x.size]
     small = jax.tree.map(lambda x: np.zeros([min(d, 4) for d in x.shape]), params)
     plain = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)

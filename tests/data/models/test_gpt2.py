@@ -216,8 +216,8 @@ ROTARY = TINY._replace(rotary=True)
             "of a GPT-2 divide its width, 32; these are 2",
         ),
         (TINY, {"heads": 3}, "these are 3, of 32 numbers"),
-        (TINY, {"hidden": 3}, "is no GPT that experiments.run exported"),
-        (None, {"model": "gpt2-tiny"}, "is no GPT that experiments.run exported"),
+        (TINY, {"hidden": 3}, "is not a GPT exported by experiments.run"),
+        (None, {"model": "gpt2-tiny"}, "is not a GPT exported by experiments.run"),
     ],
 )
 def test_what_gpt2_cannot_be_is_refused_in_a_line(params, task, line, tmp_path, capfd):

@@ -254,7 +254,7 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
     for line, votes in zip(whole.lines, (2, 4, 5), strict=True):
         averages = (line["bytes_per_worker"] - 4 * votes) / params
         assert averages == int(averages) <= votes
-    assert f"in 5 syncs, of which the data decided on {s['decided']}" in whole.stdout
+    assert f"in 5 syncs, {s['decided']} of them triggered by the data" in whole.stdout
     assert "bytes are counted during the run" in whole.stderr
 
 

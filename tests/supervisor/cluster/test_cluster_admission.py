@@ -76,7 +76,7 @@ def test_scheduler_that_is_not_there_is_code_4(tmp_path):
     ended = execute(words, tmp_path / "out")
     assert ended.code == 4
     [line] = ended.stderr.splitlines()
-    assert line.startswith(f"error: no scheduler answers at {address}")
+    assert line.startswith(f"error: --scheduler {address}: no answer: ")
 
 
 def test_address_of_another_form_is_code_2(tmp_path):
@@ -153,20 +153,20 @@ CODE = {"experiments": "0", "mine": "3"}
     [
         ({}, None),
         ({"is_stale": True}, "its code in /there has changed since it started"),
-        ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, this command 2"),
-        ({"versions": {"python": "3", "jax": ""}}, "it has no jax, this command 2"),
+        ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, but this command"),
+        ({"versions": {"python": "3", "jax": ""}}, "it has no jax, but this command"),
         (
             {"code": CODE | {"experiments": None}},
-            "it cannot import experiments: start it in its folder",
+            "it cannot import experiments: start it by `python",
         ),
         (
             {"code": CODE | {"experiments": "1"}},
-            "its code of experiments in /there differs from this command's",
+            "its copy of experiments in /there differs from",
         ),
-        ({"code": CODE | {"mine": None}}, "it cannot import mine: start it in its"),
+        ({"code": CODE | {"mine": None}}, "it cannot import mine: start it by"),
         (
             {"code": CODE | {"mine": "4"}},
-            "its code of mine differs from this command's",
+            "its copy of mine differs from this command's",
         ),
     ],
 )
@@ -191,15 +191,15 @@ def test_workers_that_differ_are_refused_by_name(tmp_path):
         dask.worker(prefix=["env", "-C", str(other)], PYTHONPATH=OURS)
         dask.worker(prefix=["env", "-C", str(older)], PYTHONPATH=OURS)
         command = dask.run(f"{RUN} --processes 2")
-        command.wait_for("waiting for 1 more of 2 workers")
+        command.wait_for("waiting for Dask workers: 1 of ")
         dask.worker()
         ended = command.ended()
     assert ended.code == 0
     refused = [x for x in ended.stderr.splitlines() if " is refused: " in x]
     host = socket.gethostname()
     for pid, reason in [
-        (dask.workers[1].pid, f"its code of syncalgos in {other} differs from "),
-        (dask.workers[2].pid, "it has numpy 0.1, this command "),
+        (dask.workers[1].pid, f"its copy of syncalgos in {other} differs from "),
+        (dask.workers[2].pid, "it has numpy 0.1, but this command has "),
     ]:
         [line] = [x for x in refused if f"(pid {pid} on {host})" in x]
         assert reason in line

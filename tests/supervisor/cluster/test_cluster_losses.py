@@ -133,11 +133,11 @@ def test_spare_takes_the_place_of_a_killed_worker(number, whole, tmp_path):
 def test_run_waits_for_a_worker_where_there_is_no_spare(whole, tmp_path):
     with cluster(tmp_path, workers=1) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
-        command.wait_for("waiting for 1 more of 2 workers")
+        command.wait_for("waiting for Dask workers: 1 of ")
         dask.worker()
         trains(command)
         dask.workers[0].kill()
-        command.wait_for("(?s)restart 1 of 1\n.*waiting for 1 more of 2 workers")
+        command.wait_for("(?s)restart 1 of 1\n.*waiting for Dask workers: 1 of ")
         dask.worker()
         ended = command.ended()
     assert_same_end(ended, whole)
@@ -227,7 +227,7 @@ def test_two_commands_take_turns_on_one_cluster(tmp_path):
         trains(first)
         (tmp_path / "other").mkdir()
         second = dask.run(RUN, tmp_path / "other" / "out")
-        second.wait_for("waiting for 2 more of 2 workers")
+        second.wait_for("waiting for Dask workers: 2 of ")
         first.kill(signal.SIGTERM)
         assert first.ended().code == 75
         assert second.ended().code == 0

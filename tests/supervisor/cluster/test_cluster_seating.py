@@ -99,7 +99,7 @@ def test_worker_of_another_python_is_refused_before_it_gets_bytecode(tmp_path):
     client.run = lambda function, **_: {"a": function()}
     meant = Expected({"jax": "1", "python": "2.7"}, {})
     answered(Roster(client, meant, tmp_path / "out", lines.append), "a")
-    has = f"it has python {platform.python_version()}, this command 2.7"
+    has = f"it has python {platform.python_version()}, but this command has 2.7"
     assert lines == [f"the Dask worker a is refused: {has}"]
 
 
@@ -147,7 +147,7 @@ def test_run_starts_where_all_workers_are_idle(game):
 
 @pytest.mark.parametrize("taken, idle", [(A, [B, C]), (B, [A, C])])
 def test_worker_that_others_have_taken_meanwhile_is_not_waited_for(game, taken, idle):
-    waits = "waiting for 1 more of 2 workers"
+    waits = "waiting for Dask workers: 1 of 2 missing"
     assert game.find(taken, seconds=3) is None
     assert game.lines == [waits]
     assert game.find(taken, idle[0], busy=[taken], seconds=9) is None
@@ -238,7 +238,7 @@ def test_worker_that_closes_is_named_for_the_end_of_its_process(
     run_member("topic", 1, [], {"process": 1}, "/there", Limits())
     status = ProcessStatus(**sent[-1]["status"])
     line = end_line(TrackedProcess(status, "b", 0.0, 0.0), 20.0)
-    closes = f"process 1: its Dask worker {A} closes, or has lost the scheduler"
+    closes = f"process 1: its Dask worker {A} is closing or has lost the scheduler"
     killed = "process 1 (pid 123 on b) was killed by SIGKILL at step 7"
     assert line == (closes if is_cut else killed)
 
