@@ -49,7 +49,7 @@ for step in range(1, STEPS + 1):
     rows = rng.choice(train, 128)
     batch = {"x": x[rows], "y": y[rows]}
     state, metrics = trainer.step(state, batch)
-    jax.block_until_ready(metrics)  # on CPU devices steps in flight hang now and then
+    jax.block_until_ready(metrics)  # for CPU devices only: steps in flight may hang
     if step % 100 == 0:
         print(f"step {step}: loss {metrics['loss']:.4f}")
 

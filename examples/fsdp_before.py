@@ -53,7 +53,7 @@ for step in range(1, STEPS + 1):
     batch = {"x": x[rows], "y": y[rows]}
     batch = jax.device_put(batch, NamedSharding(mesh, P("fsdp")))
     params, opt_state, value = train_step(params, opt_state, batch)
-    jax.block_until_ready(value)  # on CPU devices steps in flight hang now and then
+    jax.block_until_ready(value)  # for CPU devices only: steps in flight may hang
     if step % 100 == 0:
         print(f"step {step}: loss {value:.4f}")
 

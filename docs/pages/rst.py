@@ -27,7 +27,7 @@ def marked(lines: list[str]) -> list[str]:
         elif line and starts and not section:
             section = "formula"
             out += ["::", ""]
-        out.append(line if section == "formula" else escaped(line))
+        out.append(line if section in ("formula", "Example") else escaped(line))
     return out
 
 

@@ -32,7 +32,7 @@ def explained_trace() -> Iterator[None]:
         at = ours[-1]
         raise ValueError(
             f"{at.filename}:{at.lineno}: `{at.line}` needs a value that is unknown "
-            "while jax traces a strategy: use every(…, schedule), jnp.where or lax.cond"
+            "while jax traces a strategy: use every(…, schedule) or jnp.where"
         ) from None
     except NameError as error:
         if "axis name" not in str(error):
@@ -72,6 +72,7 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
 
 
 ONE_STEP = "; for a single step, pass x[None]"
+STEPS = "; for batches of several steps, call run"
 REST = "; or call the loss on the remaining examples with trainer.center(state)"
 
 

@@ -335,7 +335,7 @@ class DataParallel:
         arguments.check_arrays("batch", batch)
         batches = jax.tree.map(lambda x: x[None], batch)
         of_worker = self.layout, self._worker.accumulate
-        arguments.check_batches(batches, None, *of_worker, hint="")
+        arguments.check_batches(batches, None, *of_worker, hint=arguments.STEPS)
         state, metrics = self.run(state, batches)
         return state, _first(metrics)
 

@@ -198,8 +198,11 @@ def _noted(
     except Exception as error:
         leaves = jax.tree_util.tree_leaves_with_path(batch)
         named = [f"batch{jax.tree_util.keystr(p)} {jnp.shape(x)}" for p, x in leaves]
-        got = ", ".join([f"params, a {type(params).__name__}", *named[:5]])
-        error.add_note(f"this loss was called with {got}")
+        names = "params, buffers, batch, key"
+        if isinstance(loss, _Stateless):
+            names = "params, batch, key" if loss.draws else "params, batch"
+        got = ", ".join([f"params a {type(params).__name__}", *named[:5]])
+        error.add_note(f"called as loss({names}) with {got}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
             error.add_note("this loss got no buffers: pass them to init, after params")
         raise

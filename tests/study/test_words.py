@@ -249,9 +249,8 @@ ANSWERS: list[tuple[Any, ...]] = [
         ],
         "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
         "sync_sgd (95 % interval); different from diloco and easgd by each 95 % "
-        "interval alone, but not after Holm's correction for 6 comparisons. Of these, "
-        "bmuf, diloco and easgd sent the least: 1 MB per worker, 1/16 of what sync_sgd "
-        "sent.",
+        "interval alone, but not after Holm's correction for 6 comparisons. bmuf, "
+        "diloco and easgd each sent 1 MB per worker, 1/16 of what sync_sgd sent.",
     ),
     (
         "bmuf leads, but 3 seeds are too few to tell",
@@ -264,8 +263,7 @@ ANSWERS: list[tuple[Any, ...]] = [
         "bmuf leads, but one seed is too few to tell",
         [row("bmuf", BEST[:1]), row("diloco", WORSE[:1])],
         "bmuf has the best test accuracy, 93.05 % (one seed): too few seeds to "
-        "distinguish it from diloco. Of these, bmuf and diloco sent the least: 1 MB "
-        "per worker.",
+        "distinguish it from diloco. bmuf and diloco each sent 1 MB per worker.",
     ),
     (
         "bmuf: there is nothing to compare it to",
@@ -440,8 +438,8 @@ def test_numbers_at_one_nominal_rate_name_no_winner():
     text = answer(rankings(rows, ACCURACY), ACCURACY, ONE_NOMINAL, 8.0)
     assert text == (
         "At one nominal rate no winner is named: the largest effective learning rate "
-        "is 8 times the smallest.\nThe mean test accuracy is 91.20 to 93.20 %. Of "
-        "these, sync_sgd and bmuf sent the least: 1 MB per worker."
+        "is 8 times the smallest.\nThe mean test accuracy is 91.20 to 93.20 %. "
+        "sync_sgd and bmuf each sent 1 MB per worker."
     )
 
 

@@ -169,9 +169,10 @@ def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     """Returns the cost of the pool as a sentence."""
     if (cost := cost_of(rows, pool)) is None:
         return ""
-    first = cost.rows[0]
-    who = f"Of these, {listed([row.label for row in cost.rows])} sent the least:"
-    who = "It sent" if len(pool) == 1 else who
+    first, names = cost.rows[0], listed([row.label for row in cost.rows])
+    who = f"Of these, {names} sent the least:"
+    if len(cost.rows) == len(pool):
+        who = "It sent" if len(pool) == 1 else f"{names} each sent"
     share = f", {cost.part} of what {cost.most.label} sent" if cost.part else ""
     # The number of syncs explains a share that is not round.
     if share and first.syncs and first.syncs < first.steps:
