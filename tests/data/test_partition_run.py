@@ -191,7 +191,7 @@ def test_a_share_that_holds_out_nothing_is_refused():
 
 def test_a_batch_larger_than_what_is_left_is_refused():
     words = ["--validation", "0.5", "--batch-size", "22"]
-    with pytest.raises(BadRequest, match=r"batch of 22 is larger .*\(20 examples\)"):
+    with pytest.raises(BadRequest, match=r"batch-size 22 is larger .*\(20 examples\)"):
         run_of(*COUNTING, *APART, *words)
 
 
