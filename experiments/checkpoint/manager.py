@@ -267,7 +267,7 @@ class Checkpoints(NamedTuple):
                 "--resume-center starts new replicas from its center model"
             )
         if shard.step > c.steps:
-            raise BadRequest(f"{told} comes after the last step, --steps {c.steps}")
+            raise BadRequest(f"{told} is after the last step, --steps {c.steps}")
         same_run.check_settings(found.settings, c, same)
         if found.data and found.data != run.data.sha256:
             raise BadRequest(f"{told} used other data: the files have changed")

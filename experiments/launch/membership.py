@@ -46,7 +46,7 @@ def requested(config: RunConfig) -> Membership | None:
         return None
     if config.backend == "vmap" and found.processes > 1:
         raise BadRequest(
-            "--backend vmap runs on one device and not in "
+            "--backend vmap runs on one device, not in "
             f"{found.processes} processes: use pmap or shard_map"
         )
     devices = config.worker_devices

@@ -146,7 +146,7 @@ def test_an_empty_default_is_told_in_words_alone():
 
 
 def test_flags_of_a_table_that_cannot_be_used_are_told(flowers):
-    assert "has length, kind, width" in refused(flowers, target="c")
+    assert f"'c': {flowers} has length, kind, width" in refused(flowers, target="c")
     assert "--hidden must be a whole number of at least 1" in refused(flowers, hidden=0)
 
 

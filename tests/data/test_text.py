@@ -187,9 +187,10 @@ def broken(folder):
     yield f"--text {good} --tokenizer {good}", f"--tokenizer {good}: "
     other = folder / "other.json"
     model = tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, []))
-    model.add_special_tokens(["<|end_of_text|>"])
+    end = "<|end_of_text|>"
+    model.add_special_tokens([end])
     model.save(str(other))
-    told = "did you mean '<|end_of_text|>'? (set --end-of-text to one of: <|end_of_"
+    told = f"did you mean '{end}'? (set --end-of-text to one of: {end})"
     yield f"--text {good} --tokenizer {other}", told
     yield f"--text {good} --tokenizer {other} --vocabulary 300", "leave it out"
     yield "--text hf:", "use hf:NAME"

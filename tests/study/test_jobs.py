@@ -362,7 +362,7 @@ def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
         until(lambda: lost not in dask.makers(), "the killed worker's process ends")
         until(dask.makers, "a process makes runs")
         os.kill(dask.makers()[0], signal.SIGSTOP)
-        command.wait_for(r"for 20 s \(it was stopped\); the run starts again")
+        command.wait_for(r"of life for 20 s \(it was stopped\); the run starts again")
         ended = command.ended(5 * TIMEOUT)
         assert ended.code == 0, ended.stderr
     check_same(out, serial)

@@ -68,9 +68,12 @@ class AtLooks:
             self.done.append(now)
 
 
+UNSAVED = r"checkpoint of step (\d+) was not saved"
+
+
 def not_saved(ended):
     """The steps of which a line says that there is no checkpoint, and why."""
-    return re.findall(r"^the checkpoint of step (\d+) .*: (.*);", ended.stderr, re.M)
+    return re.findall(rf"^the {UNSAVED} in .*: (.*);", ended.stderr, re.M)
 
 
 def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
@@ -143,7 +146,7 @@ def test_full_disk_costs_several_processes_no_more(start, disk, wide):
     assert ended.code == 0, ended.stderr
     for whose in ("", "process 1: "):
         for step in (3, 6, 9, 11):
-            assert f"\n{whose}the checkpoint of step {step} was not " in ended.stderr
+            assert f"\n{whose}the checkpoint of step {step} was not sav" in ended.stderr
     assert ended.stderr.count(os.strerror(errno.ENOSPC)) == 8
     assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
@@ -161,7 +164,7 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
     (folder / unfinished_name(1, 2)).mkdir(parents=True)  # in its way
     ended = start(f"{WIDE} --processes 2").ended()
     assert ended.code == 0, ended.stderr
-    told = re.findall(r"^(.*)the checkpoint of step (\d+)", ended.stderr, re.M)
+    told = re.findall(rf"^(.*)the {UNSAVED} in ", ended.stderr, re.M)
     assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
     assert ended.summary[HASH] == wide.summary[HASH]
     assert [x.name for x in folder.iterdir()] == [unfinished_name(1, 2)]

@@ -220,7 +220,7 @@ COSINE_RATE = optimizers.schedule("cosine", 0.1, 10, 0)
         ("rprop", COSINE_RATE, {}, "--optimizer rprop refuses a schedule"),
         ("sgd", 0.1, {"b2": 0.9}, r"--optimizer sgd has no --b2 \(these have: .*adam"),
         ("lookahead", 0.1, {}, "--optimizer lookahead .*: use --algo lookahead"),
-        ("lbfgs", 0.1, {}, "--optimizer lbfgs cannot be used here"),
+        ("lbfgs", 0.1, {}, "--optimizer lbfgs .* needs the loss"),
         ("schedule_free_sgd", 0.1, {}, "--optimizer schedule_free_sgd .* another"),
         ("schedule_fre", 0.1, {}, "unknown optimizer 'schedule_fre'"),
     ],

@@ -469,7 +469,7 @@ REFUSED = {  # flags of the common kind, of an algorithm and of a task
     "--period 2 --resume": "the run was made with --period 4, not 2",
     "--width 7 --resume": "the run was made with --width 6, not 7",
     "--task digits --resume": "the run was made with --task tiny_tasks:drawing, not di",
-    "--steps 6 --resume": "the checkpoint of step 7 comes after the last step, ",
+    "--steps 6 --resume": "the checkpoint of step 7 is after the last step, --steps 6",
     "--workers 4 --resume": (
         "the checkpoint of step 7 has 2 workers, not 4: --resume-center starts new "
         "replicas from its center model"
@@ -637,8 +637,8 @@ def test_processes_that_read_parts_of_two_runs_notice(
     for number, source in enumerate((stopped, reseeded)):
         split(source, out / FOLDER, number)
     (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
-    told = "the checkpoint of step 7 cannot be used: its shard files are of diff"
-    assert told in ended.stderr
+    told = "the checkpoint of step 7 cannot be used: "
+    assert f"{told}its shard files are of different runs" in ended.stderr.splitlines()
     assert ended.summary["resumed_at"] == [6]
     assert_same_end(ended, whole)
 

@@ -195,7 +195,7 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
         ),
         (
             lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
-            "participating: the steps at which this strategy syncs",
+            "participating: .* this strategy syncs .* workers' data decide on them",
         ),
     ],
 )

@@ -361,10 +361,11 @@ def test_a_result_replaces_a_model_that_is_not_finite():
 
 def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     """Half of the mean of the models after step 2 arrives at step 4."""
-    trained = train(
-        delayed(model_averaging(3), 2, alpha=0.5), dtype=jnp.bfloat16, steps=5
+    # A program that differs more than in alpha may round local steps differently.
+    trained, plain = (
+        train(delayed(model_averaging(3), 2, alpha=alpha), dtype=jnp.bfloat16, steps=5)
+        for alpha in (0.5, 1.0)
     )
-    plain = train(syncalgos.Strategy(), dtype=jnp.bfloat16, steps=5)
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
     after = flatten(plain.replica.params, lead=2)  # (steps, workers, SIZE)
@@ -372,7 +373,7 @@ def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     mixed = 0.5 * np.float32(mean) + 0.5 * np.float32(after[4])
     actual = flatten(trained.replica.params, lead=2)[4]
     # A mean summed in another order may round the other way, half of the last bit.
-    np.testing.assert_allclose(np.float32(actual), mixed, rtol=2**-7, atol=2**-8)
+    np.testing.assert_allclose(np.float32(actual), mixed, rtol=2**-7, atol=2**-9)
     assert relative_error(np.float32(after[4]), mixed) > 0.1  # it has moved
 
 

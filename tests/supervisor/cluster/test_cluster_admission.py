@@ -146,6 +146,7 @@ def test_users_own_module_may_lie_in_the_folder_of_worker_and_command(tmp_path):
 
 
 CODE = {"experiments": "0", "mine": "3"}
+HAS_2 = "but this command has 2"
 
 
 @pytest.mark.parametrize(
@@ -153,20 +154,20 @@ CODE = {"experiments": "0", "mine": "3"}
     [
         ({}, None),
         ({"is_stale": True}, "its code in /there has changed since it started"),
-        ({"versions": {"python": "3", "jax": "1"}}, "it has jax 1, but this command"),
-        ({"versions": {"python": "3", "jax": ""}}, "it has no jax, but this command"),
+        ({"versions": {"python": "3", "jax": "1"}}, f"it has jax 1, {HAS_2}"),
+        ({"versions": {"python": "3", "jax": ""}}, f"it has no jax, {HAS_2}"),
         (
             {"code": CODE | {"experiments": None}},
             "it cannot import experiments: start it by `python",
         ),
         (
             {"code": CODE | {"experiments": "1"}},
-            "its copy of experiments in /there differs from",
+            "its copy of experiments in /there differs from this command's copy",
         ),
         ({"code": CODE | {"mine": None}}, "it cannot import mine: start it by"),
         (
             {"code": CODE | {"mine": "4"}},
-            "its copy of mine differs from this command's",
+            "its copy of mine differs from this command's copy",
         ),
     ],
 )
@@ -191,7 +192,7 @@ def test_workers_that_differ_are_refused_by_name(tmp_path):
         dask.worker(prefix=["env", "-C", str(other)], PYTHONPATH=OURS)
         dask.worker(prefix=["env", "-C", str(older)], PYTHONPATH=OURS)
         command = dask.run(f"{RUN} --processes 2")
-        command.wait_for("waiting for Dask workers: 1 of ")
+        command.wait_for("waiting for Dask workers: 1 of 2 missing")
         dask.worker()
         ended = command.ended()
     assert ended.code == 0

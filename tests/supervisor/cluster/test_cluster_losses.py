@@ -21,6 +21,7 @@ from experiments.launch.supervisor.child import Child, Remote
 from experiments.launch.supervisor.limits import Limits
 
 HOST = re.escape(socket.gethostname())
+MISSING = "waiting for Dask workers: 1 of 2 missing"
 ENDLESS = RUN.replace("--steps 60", "--steps 1000000") + " --keep-checkpoints 1"
 
 
@@ -133,11 +134,11 @@ def test_spare_takes_the_place_of_a_killed_worker(number, whole, tmp_path):
 def test_run_waits_for_a_worker_where_there_is_no_spare(whole, tmp_path):
     with cluster(tmp_path, workers=1) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
-        command.wait_for("waiting for Dask workers: 1 of ")
+        command.wait_for(MISSING)
         dask.worker()
         trains(command)
         dask.workers[0].kill()
-        command.wait_for("(?s)restart 1 of 1\n.*waiting for Dask workers: 1 of ")
+        command.wait_for(f"(?s)restart 1 of 1\n.*{MISSING}")
         dask.worker()
         ended = command.ended()
     assert_same_end(ended, whole)
@@ -227,7 +228,7 @@ def test_two_commands_take_turns_on_one_cluster(tmp_path):
         trains(first)
         (tmp_path / "other").mkdir()
         second = dask.run(RUN, tmp_path / "other" / "out")
-        second.wait_for("waiting for Dask workers: 2 of ")
+        second.wait_for("waiting for Dask workers: 2 of 2 missing")
         first.kill(signal.SIGTERM)
         assert first.ended().code == 75
         assert second.ended().code == 0
