@@ -67,7 +67,7 @@ def runs(tmp_path):
     return made, points(made)
 
 
-@pytest.mark.parametrize("most", [FEW, pytest.param(4000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("most", [FEW, pytest.param(4000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("is_sealed", [True, False], ids=["sealed", "of-0.2"])
 @pytest.mark.parametrize("name", records.NAMES)
 def test_a_run_with_a_damaged_file_is_named_and_is_not_there(
@@ -201,8 +201,8 @@ def test_a_damaged_file_of_a_scheduler_is_refused(tmp_path):
             assert str(path) in str(error) and "\n" not in str(error)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", ["", "--jobs 2"])
+@pytest.mark.sample(0, slow=1)
+@pytest.mark.parametrize("jobs", ["--jobs 2", ""])
 def test_the_same_command_makes_a_damaged_run_anew(jobs, tmp_path):
     first = compare(SMALL, tmp_path / "study")
     assert first.code == 0, first.stderr

@@ -262,7 +262,7 @@ def test_table_of_the_track_is_what_its_logs_say():
     assert text == page.filled(text), "make table"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_holds():
     words = ["verify", "docs/track/muloco_muon_48.py", "--first-seed", "31000"]
     ran = subprocess.run(
