@@ -212,7 +212,7 @@ class Checkpoints(NamedTuple):
         is_useless |= bool(there) and not checkpoints.is_first_save(self.folder)
         here = UNREAD if is_unread else USELESS if is_useless else 0
         worst = self.run.group.largest(here)
-        reason = problems[0] if problems else "another process cannot use its file"
+        reason = problems[0] if problems else "not every process has a usable file"
         told = f"--resume: no checkpoint in {self.folder} can be used: {reason}; "
         if worst == UNREAD:
             raise MayPass(f"{told}no file was removed: run the same command again")

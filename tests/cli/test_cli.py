@@ -249,29 +249,27 @@ def test_header_says_how_workers_and_batch_are_laid_out(run, command, shown):
         assert text in ended.stderr
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(1, slow=6)
 @commands(
     "--seed 1",
     "--momentum 0.9",
     "--schedule cosine",
-    slow=[
-        "--optimizer adam",
-        "--optimizer adamw",
-        "--optimizer muon",
-        "--weight-decay 0.1",
-        "--clip-norm 0.01",
-        "--schedule step",
-        "--warmup-steps 8",
-        "--batch-size 32",
-        "--workers 4",
-        "--nesterov",
-        "--sync-until 8",
-        "--lr 0.2",
-        "--period 8",
-        "--block-momentum 0.5",
-        "--block-lr 0.5",
-        "--algo diloco --reduce int4",
-    ],
+    "--optimizer adam",
+    "--optimizer adamw",
+    "--optimizer muon",
+    "--weight-decay 0.1",
+    "--clip-norm 0.01",
+    "--schedule step",
+    "--warmup-steps 8",
+    "--batch-size 32",
+    "--workers 4",
+    "--nesterov",
+    "--sync-until 8",
+    "--lr 0.2",
+    "--period 8",
+    "--block-momentum 0.5",
+    "--block-lr 0.5",
+    "--algo diloco --reduce int4",
 )
 def test_flag_changes_the_params(run, command):
     assert run(command).code == 0
@@ -298,7 +296,7 @@ def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
     assert changed["bytes_per_worker"] == times * sent
 
 
-@pytest.mark.sample(0, slow=8)
+@pytest.mark.sample(0, slow=3)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_digits_bare(name, tmp_path):
     ended = execute(f"--algo {name}", tmp_path)

@@ -59,7 +59,7 @@ ENDS = {  # flags, what is said before a first signal, what comes last, the exit
 }
 
 
-@pytest.mark.sample(0, slow=6)
+@pytest.mark.sample(0, slow=2)
 @SIGNALS
 @pytest.mark.parametrize("end", ENDS)
 def test_signals_while_a_command_leaves_change_no_exit_code(

@@ -451,7 +451,7 @@ def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
         dask.worker(TINY_DATA=tmp_path / "nothing")
         command = dask.study(words, out)
         command.wait_for(
-            r"the Dask worker tcp://\S+ \(pid \d+ on \S+\) is refused: its copy of syncalgos"
+            r"the Dask worker tcp://\S+ \(pid \d+ on \S+\) is refused: its copy of "
         )
         command.wait_for(r"the Dask worker tcp://\S+ on \S+ is refused: .*nothing")
         assert runs_done(out) == []
@@ -461,7 +461,7 @@ def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
         assert ended.stderr.count("is refused") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_shared_folder_results_come_through_the_scheduler(serial, tmp_path):
     hide = f'mount -t tmpfs none {tmp_path / "mine"} && exec "$@"'
     (tmp_path / "mine").mkdir()

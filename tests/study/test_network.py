@@ -478,7 +478,7 @@ def test_delay_is_the_one_with_which_sends_take_effect(name, changes):
     assert strategy.late == steps
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=20)
 @pytest.mark.parametrize("name", sorted(REST))
 def test_all_other_algorithms_wait_for_what_they_send(name):
     steps, is_seen = steps_on_the_way(

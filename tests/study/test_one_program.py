@@ -42,7 +42,7 @@ class Runs:
         return id(self.last.trainer), self.last.trainer.compile_seconds
 
 
-@pytest.mark.sample(3, slow=9)
+@pytest.mark.sample(1, slow=4)
 @pytest.mark.parametrize("name", ALGORITHM.files)
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)

@@ -87,7 +87,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
             assert settings[name] == value
 
 
-@pytest.mark.sample(4, slow=0)
+@pytest.mark.sample(2, slow=0)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     """A run's settings are refused, if at all, before anything is compiled."""
@@ -103,7 +103,7 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     assert len(samples) == len(decided.variants)  # as many of each, if swept
 
 
-@pytest.mark.sample(0, slow=2)
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_smallest_cell_of_a_study_runs(name, tmp_path):
     """One value of what is swept, one of what is tuned, one seed, few steps.

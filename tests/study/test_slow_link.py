@@ -25,7 +25,7 @@ def link():
         pytest.skip(f"no network namespaces with tc: {error}")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_round_over_a_long_link_takes_what_the_model_says(link):
     records = [*slow_link.measure(link, "sync_sgd", [(1000.0, 20.0)])]
     [found] = slow_link.compared(records)

@@ -221,7 +221,7 @@ def assert_lost(ended, number):
     assert ended.stdout == ""
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("number", [0, 2])
 def test_one_of_four_that_is_killed_is_named_and_ends_all(number, start):
     command = start(FOUR)
@@ -242,7 +242,7 @@ def test_four_survive_two_kills(start, of_four):
     assert_same_end(ended, of_four)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
@@ -296,7 +296,7 @@ def test_commands_joined_by_hand_make_the_run_of_one_command(start, of_two):
     assert_same_end(ended, of_two)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("number", [0, 1])
 def test_lost_process_is_named_by_the_other_command(number, start):
     at = free_address()
@@ -311,18 +311,6 @@ def test_lost_process_is_named_by_the_other_command(number, start):
     assert ended.code == 75
     who = f"process {number}{'' if number else f' at {at}'}"
     assert ended.stderr.splitlines()[-1].startswith(f"{who} is gone")
-
-
-@pytest.mark.slow
-def test_loss_of_one_of_four_ends_the_others(start):
-    at, words = free_address(), f"{LONG} --steps 40000"
-    all_four = [start(by_hand(at, i, words, 4)) for i in range(4)]
-    in_training(all_four[0])
-    all_four[2].kill()
-    ended = [all_four[i].ended(2 * NOTICED) for i in (0, 1, 3)]
-    assert [x.code for x in ended] == [75] * 3
-    for told in (x.stderr.splitlines()[-1] for x in ended):
-        assert told.startswith("another process is gone (")
 
 
 def test_commands_that_disagree_end_with_one_line_each(start):

@@ -155,7 +155,7 @@ def in_training(command):
     until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
 
 
-@pytest.mark.sample(0, slow=2)
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("asked", [0, 1])
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
@@ -206,8 +206,8 @@ def test_process_that_stays_stopped_is_lost(number, start):
     assert both[number].ended(60).code in (75, ABORTED)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("when, code", [("init", 2), ("read", 75)])
+@pytest.mark.sample(0, slow=1)
+@pytest.mark.parametrize("when, code", [("read", 75), ("init", 2)])
 def test_task_that_fails_on_one_process_ends_all_alike(when, code, start):
     at, words = free_address(), RUN.replace("drawing", f"failing --when {when}")
     both = [start(by_hand(at, i, words)) for i in (0, 1)]

@@ -251,7 +251,7 @@ def test_slurm_says_who_a_process_is(monkeypatch):
     assert str(found.coordinator).startswith("127.0.0.1:")
 
 
-@pytest.mark.sample(0, slow=2)
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("scheduler", ["slurm", "mpirun", "torch", "skypilot"])
 def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path):
     if scheduler == "mpirun" and not shutil.which("mpirun"):

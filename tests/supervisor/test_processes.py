@@ -184,13 +184,13 @@ def cases_of_the_engine():
     for backend in ("pmap", "shard_map"):
         for name in ENGINE:
             fast = backend == "pmap" and name in FAST
-            yield pytest.param(
-                *(backend, name, fast),
-                id=f"{backend}-{name}",
-            )
+            # The meshes run with those of shard_map.
+            is_slow = fast or backend == "shard_map"
+            marks = pytest.mark.slow if is_slow else pytest.mark.long
+            case = backend, name, fast
+            yield pytest.param(*case, id=f"{backend}-{name}", marks=marks)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
 def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""

@@ -154,7 +154,7 @@ def test_environment_wins(name, value, tmp_path):
     assert not (tmp_path / "own").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("more", ["", "--backend shard_map", "--processes 2"])
 def test_runs_from_the_cache_are_the_same_bit_for_bit(more, tmp_path):
     def run(name, **variables):

@@ -57,6 +57,7 @@ def test_every_field_is_a_setting_or_holds_a_factorys_flags():
     assert fields == [*SETTINGS, "arguments", "task_arguments"]
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_is_a_flag(name):
     config = parsed(name)

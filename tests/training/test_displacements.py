@@ -157,7 +157,7 @@ def same_array(x, y):
     np.testing.assert_allclose(x, y, rtol=within, atol=within, strict=True)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=2)
 @pytest.mark.parametrize("workers", [3, 6])
 @pytest.mark.parametrize("strategy", [sync_sgd(), bmuf(4), gossip()])
 def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):

@@ -12,7 +12,7 @@ SEED = 0
 CHOSEN = random.Random(SEED).sample(sorted(ALGORITHMS), 4)
 
 
-@pytest.mark.sample(0, slow=2)
+@pytest.mark.long
 @pytest.mark.parametrize("number, name", list(enumerate(CHOSEN)))
 def test_killed_runs_end_as_if_nothing_had_been(number, name, tmp_path):
     together = [KINDS[number % len(KINDS)]] if number % 2 == 0 else []

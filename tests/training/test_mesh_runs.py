@@ -332,7 +332,7 @@ GPTS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("task", GPTS)
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 6 --eval-every 3"
@@ -346,7 +346,7 @@ def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
         assert 0.25 < held[part] / whole[part] < 0.5  # vectors, and embeddings by 2
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("feed", ["device", "host"])
 def test_two_processes_train_as_one(feed, tmp_path):
     words = f"{TINY} --mesh fsdp=2 --feed {feed}"
@@ -440,7 +440,7 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
     assert "resuming from the checkpoint of step 6" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
     words = f"{SPAN} --steps 400 --eval-every 100 --checkpoint-every 20"
     with commands(tmp_path) as start:
@@ -453,7 +453,7 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
     assert_same_end(ended, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("more", ["", "--jobs 2"])
 def test_variants_of_a_study_may_have_meshes(more, tmp_path):
     words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"

@@ -94,7 +94,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=4)
 @pytest.mark.parametrize(("broken", "streams", "processes"), BROKEN)
 def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
     words = TINY if processes == 1 else f"{TINY} --processes {processes}"
@@ -135,7 +135,7 @@ def test_closed_streams_stop_no_run(processes, whole, tmp_path):
     assert_complete(ended, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("broken", WAYS)
 def test_broken_output_stops_no_study(broken, tmp_path):
     with broken() as end:

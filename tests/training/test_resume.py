@@ -84,7 +84,7 @@ def engine(name, workers=4):
     return trainer, trainer.init(params, {"seen": np.zeros(())}), batches
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(2, slow=16)
 @pytest.mark.parametrize("name", NAMES)
 def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
     trainer, state, batches = engine(name)
@@ -213,7 +213,7 @@ TASKS = {
 }
 
 
-@pytest.mark.sample(0, slow=5)
+@pytest.mark.sample(0, slow=2)
 @pytest.mark.parametrize("task", TASKS)
 def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
     words, more = TASKS[task]
@@ -296,7 +296,7 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
     assert ended.summary["params_sha256"] == stopped.summary["params_sha256"]
 
 
-@pytest.mark.sample(0, slow=15)
+@pytest.mark.sample(0, slow=6)
 @pytest.mark.parametrize("name", NAMES)
 def test_center_of_an_algorithm_is_where_new_workers_start(name):
     trainer, state, batches = engine(name)

@@ -241,6 +241,7 @@ def of_study(study, name):
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 def test_a_study_has_its_runs_and_its_report_in_tensorboard(study):
     needs("tensorboard")
     for name in RUNS:
@@ -252,6 +253,7 @@ def test_a_study_has_its_runs_and_its_report_in_tensorboard(study):
     assert texts["table"] == (study / "table.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_study_has_its_runs_and_its_report_in_mlflow(study):
     needs("mlflow")
     found = {name: (curves, files) for name, _, curves, files in in_mlflow(study)}
@@ -262,6 +264,7 @@ def test_a_study_has_its_runs_and_its_report_in_mlflow(study):
     assert report.read_bytes() == (study / "report.html").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_study_has_its_runs_and_its_report_in_wandb(study):
     needs("wandb")
     curves, starts, files = in_wandb(study)
@@ -317,6 +320,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_run_goes_on(function, capsys):
     assert told.endswith("ConnectionError: no network here")
 
 
+@pytest.mark.slow
 def test_a_tracker_of_ones_own_gets_every_run_of_a_study(study):
     mine = Mine()
     flags = {"task": "digits", "workers": 2, "steps": 8, "out": study}

@@ -118,14 +118,13 @@ def test_links_of_studies_lead_somewhere(page):
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The built site, without the notebooks' results: their runs take minutes."""
+    """The site as `make docs` builds it: its notebooks run, which takes minutes."""
     if util.find_spec("sphinx_book_theme") is None:
         pytest.skip('no sphinx_book_theme here: pip install -e ".[docs]"')
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going"]
-    command += ["-D", "nb_execution_mode=off", "-d", folder / "doctrees"]
     built = subprocess.run(
-        [*command, "-b", "html", DOCS, folder / "html"],
+        [*command, "-d", folder / "doctrees", "-b", "html", DOCS, folder / "html"],
         env=environment(),
         cwd=ROOT,
         capture_output=True,

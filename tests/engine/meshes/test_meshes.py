@@ -38,9 +38,9 @@ FEW = ("bmuf", "gossip", "topk_sgd")
 
 
 def tier(number, layout, name):
-    """All algorithms on workers of two and four devices; few on other layouts."""
-    is_tried = layout == ("4x2", "2x4")[number % 2] or name in FEW
-    return pytest.mark.slow if is_tried else pytest.mark.long
+    """Every third algorithm on workers of two or four devices; few on others."""
+    is_third = number % 3 == 0 and layout == ("4x2", "2x4")[number % 2]
+    return pytest.mark.slow if is_third or name in FEW else pytest.mark.long
 
 
 CASES = [

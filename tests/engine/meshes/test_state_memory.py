@@ -69,7 +69,7 @@ def trained(name, **given):
     return trainer, state, jax.tree.map(np.asarray, seen)
 
 
-@pytest.mark.sample(5, slow=30)
+@pytest.mark.sample(5, slow=10)
 @pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
 @pytest.mark.parametrize("name", RESTING)
 def test_a_state_in_the_hosts_memory_changes_no_number(name, given):

@@ -74,7 +74,7 @@ def cases():
         yield pytest.param(name, backend, workers, id=f"{name}-{backend}-{workers}")
 
 
-@pytest.mark.sample(6, slow=150)
+@pytest.mark.sample(6, slow=55)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
@@ -102,7 +102,7 @@ def test_algorithm_keeps_the_contract(name, backend, workers):
         np.testing.assert_allclose(mine, others, rtol=ROUNDING, atol=ROUNDING)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, slow=20)
 @pytest.mark.parametrize("name", NAMES)
 def test_replicas_drift_apart_between_syncs(name):
     """A sync that acted at the wrong steps would not show in its results alone."""
@@ -135,7 +135,7 @@ def test_communication_is_what_the_algorithm_owes(name, workers):
     assert sent.syncs == len(expected)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, slow=20)
 @pytest.mark.parametrize("name", NAMES)
 def test_bfloat16_params_keep_their_dtype_and_state_is_float32(name):
     optimizer = owed(name).optimizer
@@ -176,7 +176,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(3, slow=80)
+@pytest.mark.sample(3, slow=40)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})
@@ -215,7 +215,7 @@ def test_every_algorithm_is_an_attribute_of_the_package():
         assert getattr(syncalgos, name) is factory
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, slow=20)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_that_is_not_finite_is_survived(name):
     """apply_if_finite skips the step, and no state of the strategy keeps a NaN."""

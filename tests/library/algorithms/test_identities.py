@@ -274,6 +274,7 @@ PAIRS: dict[str, Pair] = {
 }
 
 
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(
     "pair",
     [

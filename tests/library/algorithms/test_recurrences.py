@@ -20,19 +20,21 @@ TOLERANCE = 1e-12
 def cases():
     """Each setting with 2 or 4 workers in turn; the first one with all numbers.
 
-    The first one with 4 is not slow.
+    The first one with 4 is not slow, with 1 and 2 it is long.
     """
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         for number, settings in enumerate(module.SETTINGS):
             even = (4, 2)[number % 2]
             for workers in (even,) if number else (1, 2, 3, 4):
-                marks = () if (number, workers) == (0, 4) else pytest.mark.slow
+                is_long = number == 0 and workers < 3
+                marks = pytest.mark.long if is_long else pytest.mark.slow
+                marks = () if (number, workers) == (0, 4) else marks
                 case = module.recurrence, name, settings, workers
                 yield pytest.param(*case, id=f"{name}-{number}-{workers}", marks=marks)
 
 
-@pytest.mark.sample(16, slow=120)
+@pytest.mark.sample(12, slow=120)
 @pytest.mark.parametrize(("recurrence", "name", "settings", "workers"), list(cases()))
 def test_algorithm_matches_its_recurrence(recurrence, name, settings, workers):
     optimizer = optax.sgd(settings.get("learning_rate", LR), momentum=MOMENTUM)

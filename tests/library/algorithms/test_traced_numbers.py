@@ -129,13 +129,13 @@ def check_one_program(name, of_any, make, *values):
     assert TRACED.count(name) == 1
 
 
-@pytest.mark.sample(8, slow=40)
+@pytest.mark.sample(4, slow=12)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_one_program_serves_all_values(name):
     check_one_program(name, program_of(name), making(name), *values(name))
 
 
-@pytest.mark.sample(4, slow=40)
+@pytest.mark.sample(4, slow=12)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_many_values_at_once_are_each_alone(name):
     both = values(name)
@@ -145,6 +145,7 @@ def test_many_values_at_once_are_each_alone(name):
         assert relative_error(centers, program_of(name)(arrays(numbers))) <= ROUNDING
 
 
+@pytest.mark.sample(20, slow=20)
 @pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", False), ("float32", True)])
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_traced_numbers_widen_nothing(name, dtype, wide):
@@ -174,7 +175,7 @@ def test_traced_numbers_promote_nothing_by_themselves(name):
         jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, params, jnp.int32(0))
 
 
-@pytest.mark.sample(4, slow=40)
+@pytest.mark.sample(4, slow=12)
 @pytest.mark.parametrize("name", [n for n in WITH_NUMBERS if {*NUMBERS[n]} - {"seed"}])
 def test_gradients_are_those_of_differences(name):
     numbers = values(name)[1]
@@ -232,7 +233,7 @@ COMBINED = {
 }
 
 
-@pytest.mark.sample(3, slow=20)
+@pytest.mark.sample(3, slow=8)
 @pytest.mark.parametrize("name", COMBINED)
 def test_one_program_serves_all_values_of_a_combinator(name):
     @jax.jit

@@ -105,7 +105,7 @@ def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
 @pytest.mark.parametrize(
     "count, workers, nanny",
     [
-        pytest.param(1, 1, False, marks=pytest.mark.slow),
+        pytest.param(1, 1, False, marks=pytest.mark.long),
         pytest.param(2, 3, False, marks=pytest.mark.slow),
         pytest.param(2, 2, True, marks=pytest.mark.long),
     ],
@@ -178,7 +178,7 @@ def test_workers_must_share_code_versions_and_modules(changes, line):
     assert found == line or (line and found is not None and found.startswith(line))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_that_differ_are_refused_by_name(tmp_path):
     other = tmp_path / "other"
     for name in ("syncalgos", "experiments"):
@@ -220,7 +220,7 @@ def strange_words(host, port):
             raise ConnectionResetError
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tls_keeps_strangers_out(tmp_path):
     environ = certificates(tmp_path)
     with cluster(tmp_path, 2, flags=["--protocol", "tls"], **environ) as dask:

@@ -87,7 +87,7 @@ def test_process_has_its_hosts_modules_and_variables_then_the_commands(
     assert shown == ["found host command"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_process_is_named_and_restarted(whole, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(f"{RUN} --max-restarts 1")
@@ -175,7 +175,7 @@ def is_zombie(pid):
 @pytest.mark.parametrize(
     "number, code",
     [
-        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
     ],
 )
@@ -203,7 +203,7 @@ def test_processes_end_with_the_command(tmp_path):
 @pytest.mark.parametrize(
     "number, line",
     [
-        pytest.param(signal.SIGKILL, "is lost", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, "is lost", marks=pytest.mark.long),
         pytest.param(
             signal.SIGSTOP, "gave no sign of life for 20 s", marks=pytest.mark.long
         ),
