@@ -1,8 +1,6 @@
 """Saves a run during training, and restores it."""
 
 import dataclasses
-import hashlib
-import json
 import secrets
 import time
 from collections.abc import Collection, Iterable
@@ -12,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from experiments.checkpoint import folder as checkpoints
 from experiments.checkpoint import record, same_run, state_arrays
@@ -229,11 +226,7 @@ class Checkpoints(NamedTuple):
             group.note(f"the checkpoint of step {step} cannot be used: {error}")
         if group.largest(shard is None) or shard is None:
             return None
-        # A digest that identifies the run, as numbers below 2³¹ for the exchange.
-        text = json.dumps(identity(shard), sort_keys=True).encode()
-        digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
-        runs = group.gather(digest.astype(np.int64))
-        if (runs == runs[0]).all():
+        if group.agree(identity(shard)):
             return shard
         problems.append(Damaged("its shard files are of different runs"))
         if group.is_first:
@@ -317,9 +310,7 @@ def restore(
     drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
     start_id = "".join(f"{int(x):08x}" for x in drawn)
     run_ids: list[str | None] = []
-    shard = None
-    if run.config.resume:
-        shard = found.newest()
+    shard = found.newest() if run.config.resume else None
     if shard is not None:
         run, progress = found.restored(shard)
         run_ids.append(shard.record.get("run_id"))

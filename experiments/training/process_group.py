@@ -1,5 +1,7 @@
 """The processes of a run, as one of them sees the others."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,6 +56,13 @@ class ProcessGroup(NamedTuple):
     def smallest(self, number: int) -> int:
         """Returns the smallest value over all processes."""
         return int(self.gather(number).min())
+
+    def agree(self, content: object) -> bool:
+        """Returns whether all processes have the same content, of JSON's types."""
+        text = json.dumps(content, sort_keys=True).encode()
+        # Numbers below 2³¹ for the exchange.
+        digest = np.frombuffer(hashlib.sha256(text).digest(), ">u4") >> 1
+        return len(np.unique(self.gather(digest.astype(np.int64)), axis=0)) == 1
 
 
 def on_host(x: Any) -> np.ndarray:

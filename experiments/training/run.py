@@ -88,7 +88,11 @@ def prepare(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    return make_run(*checked(config, None, group, task=task, strategy=strategy), group)
+    plan, data = checked(config, None, group, task=task, strategy=strategy)
+    # Otherwise, a process would wait for ever for another, as in an evaluation.
+    if not group.agree([data.sha256, *map(len, data.test.values()), data.examples]):
+        raise BadRequest("the processes read different data: give all the same files")
+    return make_run(plan, data, group)
 
 
 def checked(

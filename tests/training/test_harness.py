@@ -11,9 +11,11 @@ import optax
 import pytest
 import small_tasks
 from jax.core import Tracer
+from jax.experimental import multihost_utils
 
 import syncalgos
 from experiments.cli import factories
+from experiments.cli.errors import BadRequest
 from experiments.pipeline import sampler
 from experiments.tasks.task import held_out, losses
 from experiments.training import optimizers, records
@@ -21,6 +23,7 @@ from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
 from experiments.training.loop import dispatches, first_diverged, remaining
 from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.process_group import ProcessGroup
 from experiments.training.run import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
@@ -401,6 +404,20 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     assert scheduled[3:] == (5, syncalgos.WORKERS)
     assert isinstance(traced[3], Tracer)  # data to the programs
     assert plan.config.arguments == {"period": 4}
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_processes_that_read_other_data_are_refused(shift, monkeypatch):
+    """Of two: the other one's digest is this one's, or another."""
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    gathered = multihost_utils, "process_allgather"
+    monkeypatch.setattr(*gathered, lambda x: np.stack([x, x + shift]))
+    config, group = parse(["--workers", "2"]), ProcessGroup(processes=2)
+    if not shift:
+        assert prepare(config, group).group is group
+    else:
+        with pytest.raises(BadRequest, match="the processes read different data: "):
+            prepare(config, group)
 
 
 def test_numbers_that_are_not_finite_are_null():
