@@ -126,7 +126,7 @@ def test_every_task_runs_and_tells_its_figures(run_once, command, task):
     assert {x for x in given if x != "--batch-size"} <= own
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("command", [f"{command_of('embeddings')} --seed 1"])
 def test_one_command_gives_one_model_though_negatives_are_drawn(
     run_once, command, tmp_path
@@ -263,7 +263,7 @@ def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
     assert header["arguments"] == summary["arguments"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_exported_resnet_keeps_its_running_statistics(tmp_path):
     """With them the exported model gives the summary's held-out loss."""
     summary, path = exported(command_of("imagenet_synthetic"), tmp_path)

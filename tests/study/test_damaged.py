@@ -202,7 +202,7 @@ def test_a_damaged_file_of_a_scheduler_is_refused(tmp_path):
 
 
 @pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("jobs", ["--jobs 2", ""])
+@pytest.mark.parametrize("jobs", ["", "--jobs 2"])
 def test_the_same_command_makes_a_damaged_run_anew(jobs, tmp_path):
     first = compare(SMALL, tmp_path / "study")
     assert first.code == 0, first.stderr

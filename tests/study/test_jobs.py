@@ -330,7 +330,7 @@ def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
     "workers",
     [
         pytest.param(1, marks=pytest.mark.long),
-        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(2, marks=pytest.mark.long),
         pytest.param(3, marks=pytest.mark.long),
     ],
 )

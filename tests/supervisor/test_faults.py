@@ -286,7 +286,7 @@ def by_hand(at, number, words=LONG, count=2):
     return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_commands_joined_by_hand_make_the_run_of_one_command(start, of_two):
     at = free_address()
     first, second = (start(by_hand(at, number)) for number in (0, 1))

@@ -174,7 +174,7 @@ def test_signal_to_any_saves_everywhere(number, code, asked, start):
     assert "Gloo" not in first.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_second_signal_ends_a_process_that_waits_for_another(start):
     at = free_address()
     both = [start(by_hand(at, i)) for i in (0, 1)]
@@ -191,7 +191,7 @@ def test_second_signal_ends_a_process_that_waits_for_another(start):
     assert both[1].ended(60).code in (75, ABORTED)
 
 
-@pytest.mark.sample(0, slow=1)
+@pytest.mark.long
 @pytest.mark.parametrize("number", [0, 1])
 def test_process_that_stays_stopped_is_lost(number, start):
     at = free_address()

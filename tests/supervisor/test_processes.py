@@ -184,11 +184,8 @@ def cases_of_the_engine():
     for backend in ("pmap", "shard_map"):
         for name in ENGINE:
             fast = backend == "pmap" and name in FAST
-            # The meshes run with those of shard_map.
-            is_slow = fast or backend == "shard_map"
-            marks = pytest.mark.slow if is_slow else pytest.mark.long
-            case = backend, name, fast
-            yield pytest.param(*case, id=f"{backend}-{name}", marks=marks)
+            marks = pytest.mark.slow if fast else pytest.mark.long
+            yield pytest.param(backend, name, fast, id=f"{backend}-{name}", marks=marks)
 
 
 @pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
@@ -199,7 +196,7 @@ def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
     assert_same(*found, ROUNDING)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
     several, one = (start(x) for x in engine_groups("shard_map", fast=False))
     (whole,) = one.result()
@@ -211,7 +208,7 @@ def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
             np.testing.assert_array_equal(again, unbroken)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_process_on_its_own_devices_trains_alone(start, backend):
     """One goes on when the other has ended, which no collective would outlast."""

@@ -143,7 +143,7 @@ def test_lock_that_is_no_file_is_refused(make, tmp_path):
     assert str(refused.value) == line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_commands_of_one_second_have_folders_of_their_own(tmp_path):
     words = [*PROGRAM, "--steps", "16", "--processes", "2"]
     environ = environment(PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=1)

@@ -346,7 +346,7 @@ def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
         assert 0.25 < held[part] / whole[part] < 0.5  # vectors, and embeddings by 2
 
 
-@pytest.mark.sample(0, slow=1)
+@pytest.mark.long
 @pytest.mark.parametrize("feed", ["device", "host"])
 def test_two_processes_train_as_one(feed, tmp_path):
     words = f"{TINY} --mesh fsdp=2 --feed {feed}"

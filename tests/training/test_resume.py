@@ -213,7 +213,7 @@ TASKS = {
 }
 
 
-@pytest.mark.sample(0, slow=2)
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("task", TASKS)
 def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
     words, more = TASKS[task]
@@ -628,7 +628,7 @@ def test_parts_of_two_runs_of_one_command_are_damage(stopped, whole, out, tmp_pa
     assert first == f"the checkpoint of step 7 cannot be used: {told}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_that_read_parts_of_two_runs_notice(
     stopped, reseeded, whole, in_two, out
 ):

@@ -106,7 +106,7 @@ def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
     "count, workers, nanny",
     [
         pytest.param(1, 1, False, marks=pytest.mark.long),
-        pytest.param(2, 3, False, marks=pytest.mark.slow),
+        pytest.param(2, 3, False, marks=pytest.mark.long),
         pytest.param(2, 2, True, marks=pytest.mark.long),
     ],
 )
