@@ -310,7 +310,9 @@ def restore(
     drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
     start_id = "".join(f"{int(x):08x}" for x in drawn)
     run_ids: list[str | None] = []
-    shard = found.newest() if run.config.resume else None
+    shard = None
+    if run.config.resume:
+        shard = found.newest()
     if shard is not None:
         run, progress = found.restored(shard)
         run_ids.append(shard.record.get("run_id"))

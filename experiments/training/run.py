@@ -88,11 +88,7 @@ def prepare(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    plan, data = checked(config, None, group, task=task, strategy=strategy)
-    # Otherwise, a process would wait for ever for another, as in an evaluation.
-    if not group.agree([data.sha256, *map(len, data.test.values()), data.examples]):
-        raise BadRequest("the processes read different data: give all the same files")
-    return make_run(plan, data, group)
+    return make_run(*checked(config, None, group, task=task, strategy=strategy), group)
 
 
 def checked(
@@ -129,6 +125,10 @@ def checked(
             data = loading.load(plan.task, plan.config.task, plan.config.validation)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
+        # Otherwise, a process would wait for ever for another, as in an evaluation.
+        sizes = data.examples, *map(len, data.test.values())
+        if not group.agree(f"{data.sha256} {sizes}"):
+            raise ValueError("processes read different data: give all the same files")
     except ValueError as error:
         raise BadRequest(str(error)) from error
     return plan, data

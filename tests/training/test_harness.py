@@ -408,7 +408,7 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_processes_that_read_other_data_are_refused(shift, monkeypatch):
-    """Of two: the other one's digest is this one's, or another."""
+    """The digest of the other of two is the same, or another."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     gathered = multihost_utils, "process_allgather"
     monkeypatch.setattr(*gathered, lambda x: np.stack([x, x + shift]))
@@ -416,7 +416,7 @@ def test_processes_that_read_other_data_are_refused(shift, monkeypatch):
     if not shift:
         assert prepare(config, group).group is group
     else:
-        with pytest.raises(BadRequest, match="the processes read different data: "):
+        with pytest.raises(BadRequest, match=r"^processes read different data"):
             prepare(config, group)
 
 
