@@ -30,11 +30,11 @@ SLICES = ("tpu:v5e:2x4", 2, 2, "libtpu")
 
 
 def tier(number, machine, name):
-    """Few on every machine, every third algorithm on one of them."""
+    """Few on every machine, every sixth algorithm on one of them."""
     if name in FAST:
         return () if machine == "tpu 2x4" else pytest.mark.slow
-    is_third = number % 3 == 0 and machine == "tpu 2x4"
-    return pytest.mark.slow if is_third else pytest.mark.long
+    is_tried = number % 6 == 0 and machine == "tpu 2x4"
+    return pytest.mark.slow if is_tried else pytest.mark.long
 
 
 CASES = [
