@@ -546,7 +546,8 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
     assert told in capsys.readouterr().err
     path.write_bytes(content)
     assert run.main([*again, "--workers", "4"]) == 2
-    assert "is of 2 workers, not 4: --resume-center starts" in capsys.readouterr().err
+    line = "step 4 has 2 workers, not 4: --resume-center starts new replicas from"
+    assert line in capsys.readouterr().err
     ended = execute(f"{words} --resume", out, XLA_FLAGS=QUICK)
     assert ended.code == 0, ended.stderr
     assert len(ended.summary["resumed_at"]) == 1

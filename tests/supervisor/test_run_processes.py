@@ -222,6 +222,15 @@ def judged(*members, asked=None, now):
     return decide(members, asked, now, Limits())
 
 
+def test_the_reason_is_told_though_the_process_that_noticed_it_ended_first():
+    noticed = known(
+        0, ended=10.0, code=75, said="lost", text="Connection reset by peer"
+    )
+    burning = known(1, ended=10.4, code=75, said="refused", text="the disk is on fire")
+    found = judged(noticed, burning, now=10.5)
+    assert found and found.lines == ["process 1: the disk is on fire"]
+
+
 @pytest.mark.parametrize("noticed", NOTICED, ids=["lost", "75", "SIGABRT", "SIGSEGV"])
 def test_who_noticed_is_not_blamed_before_a_second_has_gone(noticed):
     alive, first = known(0), known(1, ended=10.0, **noticed)

@@ -52,8 +52,9 @@ def decide(
     def having(outcome: Outcome) -> list[TrackedProcess]:
         return [p for p in ended if _outcome(p, stopping) == outcome]
 
-    lost, failed = having("lost"), having("failed")
-    suspects, stopped = having("suspect"), having("stopped")
+    lost, failed, stopped = having("lost"), having("failed"), having("stopped")
+    # Who notices the end of another may end before it, but does not know the reason.
+    suspects = sorted(having("suspect"), key=lambda p: p.status.said == "lost")
     is_over = len(ended) == len(group)
     # A lost process can cause an exception in another one, but never a refusal.
     if lost and all(p.status.code == exit_codes.FAILED for p in failed):
