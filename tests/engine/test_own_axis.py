@@ -79,7 +79,7 @@ def assert_trains_alike(factory, mapped, optimizer):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sample(5, slow=12)
+@pytest.mark.sample(5, slow=6)
 @pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_own_loop_trains_as_the_engine_does(name, mapped):
@@ -148,7 +148,7 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     assert ended.summary["params_sha256"] == params_sha256(trainer.center(state))
 
 
-@pytest.mark.sample(6, slow=12)
+@pytest.mark.sample(6, slow=6)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
@@ -157,7 +157,7 @@ def test_a_checked_shard_map_is_refused_in_one_line(name):
         shard_mapped(loop, "batch", check_vma=True)(of_workers())
 
 
-@pytest.mark.sample(6, slow=12)
+@pytest.mark.sample(6, slow=6)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_a_strategy_of_another_axis_is_told_to_name_it(name):
     loop = own_loop(make(name), owed(name).optimizer)

@@ -47,7 +47,7 @@ def trained(optimizer, params, batches):
     return run(jax.tree.map(jnp.asarray, params))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(6, slow=20)
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
 def test_it_trains_as_the_engine_does_with_one_worker(name):
     inner, strategy = owed(name).optimizer, make(name)

@@ -71,7 +71,7 @@ def draws(test):
     return pytest.mark.parametrize("name", syncalgos.ALGORITHMS)(test)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(5, slow=20)
 @settings(max_examples=2, deadline=None, derandomize=True)
 @draws
 def test_any_model_keeps_its_form(name, tree, dtype, workers, seed):

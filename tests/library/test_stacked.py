@@ -47,7 +47,7 @@ def found(names):
         return json.loads(out.read_text())
 
 
-@pytest.mark.sample(2, slow=12)
+@pytest.mark.sample(2, slow=6)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithm_trains_stacked_replicas_as_the_engine_trains_workers(
     algorithm, request

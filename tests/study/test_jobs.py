@@ -370,7 +370,7 @@ def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
     check_same(out, serial)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path):
     out = tmp_path / "study"
     with cluster(tmp_path, workers=2) as dask:
@@ -415,7 +415,7 @@ def test_a_stopped_command_leaves_no_process_and_goes_on(
     check_same(out, serial)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_kills_its_process_is_given_up(tmp_path):
     words = f"--algos bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
     out = tmp_path / "study"

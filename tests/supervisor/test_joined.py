@@ -155,7 +155,7 @@ def in_training(command):
     until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
 
 
-@pytest.mark.sample(0, slow=1)
+@pytest.mark.long
 @pytest.mark.parametrize("asked", [0, 1])
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str

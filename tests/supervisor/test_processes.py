@@ -249,7 +249,7 @@ def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
             raise ValueError(message)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_state_goes_on_in_another_layout(start, tmp_path):
     """From one process to two, and back to one: on two devices, and on one."""
 
@@ -282,7 +282,7 @@ def test_state_goes_on_in_another_layout(start, tmp_path):
             assert_same(each.common[name], whole.common[name], ROUNDING)
 
 
-@pytest.mark.slow
+@pytest.mark.sample(0, slow=1)
 @pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 def test_processes_go_on_from_orbax(start, tmp_path, backend):
     """Typed keys, the step and the key are saved, too; half of the devices will do."""

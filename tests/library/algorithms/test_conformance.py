@@ -74,7 +74,7 @@ def cases():
         yield pytest.param(name, backend, workers, id=f"{name}-{backend}-{workers}")
 
 
-@pytest.mark.sample(6, slow=55)
+@pytest.mark.sample(6, slow=36)
 @pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
 def test_algorithm_keeps_the_contract(name, backend, workers):
     trainer, state, states, metrics, compiled = train(
@@ -176,7 +176,7 @@ def result_of(name, *settings):
     return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
 
 
-@pytest.mark.sample(3, slow=40)
+@pytest.mark.sample(3, slow=20)
 @pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
 def test_every_parameter_changes_the_result(name, parameter):
     settings = WITH.get((name, parameter), {})

@@ -129,13 +129,13 @@ def check_one_program(name, of_any, make, *values):
     assert TRACED.count(name) == 1
 
 
-@pytest.mark.sample(4, slow=12)
+@pytest.mark.sample(4, slow=6)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_one_program_serves_all_values(name):
     check_one_program(name, program_of(name), making(name), *values(name))
 
 
-@pytest.mark.sample(4, slow=12)
+@pytest.mark.sample(4, slow=6)
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_many_values_at_once_are_each_alone(name):
     both = values(name)
@@ -175,7 +175,7 @@ def test_traced_numbers_promote_nothing_by_themselves(name):
         jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, params, jnp.int32(0))
 
 
-@pytest.mark.sample(4, slow=12)
+@pytest.mark.sample(4, slow=6)
 @pytest.mark.parametrize("name", [n for n in WITH_NUMBERS if {*NUMBERS[n]} - {"seed"}])
 def test_gradients_are_those_of_differences(name):
     numbers = values(name)[1]
