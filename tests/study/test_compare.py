@@ -238,12 +238,13 @@ def test_the_command_of_a_run_makes_the_same_params(small, label, seed, tmp_path
     assert [x["test_loss"] for x in alone.lines] == [x["test_loss"] for x in expected]
 
 
-@pytest.mark.slow
-def test_a_run_that_draws_while_it_trains_is_the_same_alone(tmp_path):
-    ended = compare(f"--algos sparta --seeds 2 {LENGTHS}", tmp_path / "study")
+@pytest.mark.sample(0, slow=1)
+@pytest.mark.parametrize("name", ["sparta", "quantized_sgd"])
+def test_a_run_that_draws_while_it_trains_is_the_same_alone(name, tmp_path):
+    ended = compare(f"--algos {name} --seeds 2 {LENGTHS}", tmp_path / "study")
     assert ended.code == 0, ended.stderr
-    alone = execute(f"{stated(ended, 'sparta')} --seed 1", tmp_path / "alone")
-    (run,) = ended.out.glob("runs/*-sparta/runs/seed-1")
+    alone = execute(f"{stated(ended, name)} --seed 1", tmp_path / "alone")
+    (run,) = ended.out.glob(f"runs/*-{name.replace('_', '-')}/runs/seed-1")
     summary = json.loads((run / "summary.json").read_text())
     assert alone.summary["params_sha256"] == summary["params_sha256"]
 

@@ -313,6 +313,18 @@ def test_lost_process_is_named_by_the_other_command(number, start):
     assert ended.stderr.splitlines()[-1].startswith(f"{who} is gone")
 
 
+@pytest.mark.long
+def test_loss_of_one_of_four_ends_the_others(start):
+    at, words = free_address(), f"{LONG} --steps 40000"
+    all_four = [start(by_hand(at, i, words, 4)) for i in range(4)]
+    in_training(all_four[0])
+    all_four[2].kill()
+    ended = [all_four[i].ended(2 * NOTICED) for i in (0, 1, 3)]
+    assert [x.code for x in ended] == [75] * 3
+    for told in (x.stderr.splitlines()[-1] for x in ended):
+        assert told.startswith("another process is gone (")
+
+
 def test_commands_that_disagree_end_with_one_line_each(start):
     at = free_address()
     both = start(by_hand(at, 0)), start(f"{by_hand(at, 1)} --seed 1")

@@ -600,7 +600,7 @@ def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
     command = [sys.executable, "-c", WRITER, str(folder), str(told)]
     draw, torn, found = random.Random(0), 0, []
     x = np.arange(1 << 20).reshape(2, -1)
-    for _ in range(8):
+    for _ in range(20):
         before = told.stat().st_size
         with subprocess.Popen(command, cwd=ROOT) as process:
             until(lambda size=before: told.stat().st_size > size, "a part")

@@ -60,7 +60,7 @@ def test_five_algorithms_learn_and_send_what_rings_send(tmp_path):
     assert "figures: 3" in text
 
 
-@pytest.mark.long
+@pytest.mark.long  # `make docs` runs it, too
 def test_own_algorithm_passes_its_test_and_trains_in_the_harness(tmp_path):
     text = printed("your-own-algorithm.md", tmp_path)
     assert text.startswith("passed\nfailed, as it should: Not equal")

@@ -10,7 +10,6 @@ import pytest
 from commands import ROOT
 
 FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "tests", "docs")
-HERE = "tests/library"  # most of the tests of all algorithms
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 
 
@@ -104,7 +103,8 @@ def test_a_new_algorithm_trains_from_the_command_line(project):
 )
 def test_a_new_algorithm_is_tested_by_existing(project, marks):
     copy, _ = project
-    done = run(copy, "-m", "pytest", "-q", "-m", marks, "-k", "lagging", HERE)
+    most = "tests/library"  # of the tests of all algorithms
+    done = run(copy, "-m", "pytest", "-q", "-m", marks, "-k", "lagging", most)
     assert done.returncode == 0, done.stdout
     [passed] = re.findall(r"(\d+) passed", done.stdout)
     assert int(passed) >= 10

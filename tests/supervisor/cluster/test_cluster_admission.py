@@ -102,13 +102,9 @@ def test_scheduler_of_other_versions_is_told_in_one_line(monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
-    "count, workers, nanny",
-    [
-        pytest.param(1, 1, False, marks=pytest.mark.long),
-        pytest.param(2, 3, False, marks=pytest.mark.long),
-        pytest.param(2, 2, True, marks=pytest.mark.long),
-    ],
+    "count, workers, nanny", [(1, 1, False), (2, 3, False), (2, 2, True)]
 )
 def test_run_on_a_cluster_is_the_run_on_one_machine(count, workers, nanny, tmp_path):
     words = f"{RUN} --processes {count}"

@@ -172,13 +172,8 @@ def is_zombie(pid):
         return stat.read().rpartition(")")[2].split()[0] == "Z"
 
 
-@pytest.mark.parametrize(
-    "number, code",
-    [
-        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_signal_to_the_command_saves_and_stops(number, code, tmp_path):
     with cluster(tmp_path, workers=2) as dask:
         command = dask.run(ENDLESS)
@@ -200,13 +195,12 @@ def test_processes_end_with_the_command(tmp_path):
         until(lambda: not dask.members(), "the processes end", limit=20)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number, line",
     [
-        pytest.param(signal.SIGKILL, "is lost", marks=pytest.mark.long),
-        pytest.param(
-            signal.SIGSTOP, "gave no sign of life for 20 s", marks=pytest.mark.long
-        ),
+        (signal.SIGKILL, "is lost"),
+        (signal.SIGSTOP, "gave no sign of life for 20 s"),
     ],
 )
 def test_processes_end_with_the_scheduler(number, line, tmp_path):
