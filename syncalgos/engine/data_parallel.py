@@ -14,7 +14,7 @@ from syncalgos import checks
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
-from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss
+from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
 from syncalgos.engine.placement import shardings, state_memory
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
@@ -228,6 +228,7 @@ class DataParallel:
             each = arguments.one_by_one(hyperparams, count)
             return self.stack([self.init(params, buffers, seed, x) for x in each])
         check_params(params)
+        warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         sharding = self._shardings.of_model(params)
         numbers = self._worker.hyperparams

@@ -1,6 +1,7 @@
 """Losses in the forms that users give, and in the engine's single form."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -63,6 +64,16 @@ def draws(loss: Any) -> bool:
         return False
     key = signature.parameters.get("key")
     return key is not None and key.default in (key.empty, None)
+
+
+def warn_of_unseen(losses: tuple[Any, Any], buffers: PyTree) -> None:
+    """Warns if there are buffers but neither loss takes any: none would be updated."""
+    if all(isinstance(x, _Stateless) for x in losses) and jax.tree.leaves(buffers):
+        warnings.warn(
+            "a loss(params, batch) never sees these buffers, which keep their values: "
+            "write loss(params, buffers, batch, key) -> (scalar, (buffers, metrics))",
+            stacklevel=4,  # points at the caller of init
+        )
 
 
 class _PerExample(NamedTuple):

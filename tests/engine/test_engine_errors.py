@@ -658,6 +658,17 @@ def test_an_untrained_center_is_warned_of_once(strategy, untrained):
         assert all(x.filename == __file__ for x in caught)
 
 
+def test_buffers_that_no_loss_sees_are_warned_of():
+    buffers = {"mean": jnp.zeros(3)}
+    with pytest.warns(UserWarning, match="never sees these buffers") as caught:
+        plain_trainer().init(PARAMS, buffers)
+    assert caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plain_trainer().init(PARAMS)
+        make_trainer(eval_loss=normed_loss).init(PARAMS, buffers)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
