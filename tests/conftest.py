@@ -1,7 +1,7 @@
 """Three virtual CPU devices for every test that runs in this process.
 
 Programs here are small and run once or twice: compiled without optimization, the suite
-takes half as long. The command line's own processes compile as users' do.
+takes half as long. Its processes are, too, but for those that show a user's programs.
 
 All processes of the tests share one folder of compiled programs, which later sessions
 find again: a run of the command line takes half as long, and the slow tests use what

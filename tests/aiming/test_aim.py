@@ -34,7 +34,9 @@ def aim(words, timeout=120, **environ):
     return subprocess.run(
         [sys.executable, "-m", "experiments.aim", *shlex.split(words)],
         cwd=ROOT,
-        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, **environ),
+        env=environment(
+            JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None, **environ
+        ),
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
@@ -193,7 +195,7 @@ def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path
     with subprocess.Popen(
         [sys.executable, "-m", "experiments.aim", *words],
         cwd=ROOT,
-        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
         stderr=subprocess.PIPE,
         encoding="utf-8",
     ) as process:

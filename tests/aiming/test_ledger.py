@@ -57,7 +57,9 @@ def found(machine, names):
         words = [target, str(slices), str(workers), *names]
         subprocess.run(
             [sys.executable, "tests/aiming/ledgers.py", str(out), *words],
-            env=environment(PYTHONPATH=":".join(PATH), JAX_NUM_CPU_DEVICES=None),
+            env=environment(
+                PYTHONPATH=":".join(PATH), JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None
+            ),
             cwd=ROOT,
             check=True,
             timeout=1200,

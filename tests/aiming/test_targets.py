@@ -31,7 +31,7 @@ def devices(text, slices=1):
     ended = subprocess.run(
         [sys.executable, "-c", SHOW, text, str(slices)],
         cwd=ROOT,
-        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
         capture_output=True,
         encoding="utf-8",
         timeout=120,

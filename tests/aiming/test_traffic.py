@@ -130,7 +130,12 @@ def compiled(text, slices=1, each=1, names=(*AVERAGING,)):
     ended = subprocess.run(
         [sys.executable, PROGRAM, text, str(slices), str(each), *names],
         cwd=ROOT,
-        env=environment(PYTHONPATH=ROOT, JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None),
+        env=environment(
+            PYTHONPATH=ROOT,
+            JAX_PLATFORMS=None,
+            JAX_NUM_CPU_DEVICES=None,
+            XLA_FLAGS=None,
+        ),
         capture_output=True,
         encoding="utf-8",
         timeout=300,

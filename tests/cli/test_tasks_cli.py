@@ -25,7 +25,6 @@ from experiments.training import export
 from models import mlp, resnet
 from syncalgos import Replica
 
-QUICK = os.environ["XLA_FLAGS"]
 # No test downloads anything: port 9 of this machine discards, or is closed.
 OFFLINE = {
     name: "http://127.0.0.1:9"
@@ -66,7 +65,7 @@ def command_of(task):
 @pytest.fixture(scope="module")
 def run_once(request, tmp_path_factory):
     """Returns run(command), which makes each run once; the chosen tests' ahead."""
-    environ = {**OFFLINE, **NO_EXCEPTION, "XLA_FLAGS": QUICK, "SYNCALGOS_DATA": DATA}
+    environ = {**OFFLINE, **NO_EXCEPTION, "SYNCALGOS_DATA": DATA}
     with two_at_a_time(request, tmp_path_factory.mktemp("runs"), **environ) as run:
         yield run
 
@@ -131,7 +130,7 @@ def test_every_task_runs_and_tells_its_figures(run_once, command, task):
 def test_one_command_gives_one_model_though_negatives_are_drawn(
     run_once, command, tmp_path
 ):
-    environ = {"XLA_FLAGS": QUICK, "SYNCALGOS_DATA": staged("embeddings")}
+    environ = {"SYNCALGOS_DATA": staged("embeddings")}
     again = execute(command, tmp_path / "again", **environ).summary
     first, other = run_once(command).summary, run_once(command_of("embeddings")).summary
     for name in ("params_sha256", "test_loss"):
@@ -234,7 +233,7 @@ def test_data_dir_wins_over_the_environment(capfd, tmp_path, monkeypatch):
 
 def exported(words, tmp_path, name="deep/er/model.safetensors"):
     path = tmp_path / name
-    ended = execute(f"{words} --export {path}", tmp_path / "out", XLA_FLAGS=QUICK)
+    ended = execute(f"{words} --export {path}", tmp_path / "out")
     assert ended.code == 0, ended.stderr
     assert ended.summary["export"] == str(path)
     assert re.search(rf"model +{path}", ended.stdout)

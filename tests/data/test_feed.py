@@ -17,7 +17,6 @@ from experiments.pipeline import prefetch, sampler
 from experiments.pipeline.validation import Part
 from experiments.training.loop import dispatches
 
-QUICK = os.environ["XLA_FLAGS"]  # the suite's own, for processes too
 SECONDS = 30  # after which a thread that should have ended counts as hanging
 
 MODULE = '''
@@ -257,7 +256,7 @@ def test_a_source_trains_as_its_arrays_do(summary_of):
     ],
 )
 def test_host_fed_process_ends_when_it_is_done(words, code, steps, module, tmp_path):
-    environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
+    environ = {"PYTHONPATH": module}
     words = f"--task points:line --workers 2 {words}"
     ended = execute(words, tmp_path / "out", **environ)
     assert ended.code == code
@@ -270,7 +269,7 @@ def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
     bad = int(sampler.rows(0, 5, 1, 8, 64)[0, 0])
     assert bad not in sampler.rows(0, 0, 5, 8, 64)
     words = f"--task points:line --bad {bad} --dispatch-steps 1 --workers 2 --steps 8"
-    environ = {"PYTHONPATH": module, "XLA_FLAGS": QUICK}
+    environ = {"PYTHONPATH": module}
     ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1")
     assert ended.code == 75, ended.stderr
     told = ended.stderr.splitlines()[-1]

@@ -25,7 +25,6 @@ from models import gpt
 
 tokenizers = pytest.importorskip("tokenizers")
 END = "<|endoftext|>"
-QUICK = os.environ["XLA_FLAGS"]
 # Characters of several bytes, both kinds of line ends, and the words of the end.
 VERSES = [
     "".join(f"Line {i} of a song, längst wie 日本語 🎈.\r\n\n" for i in range(40)),
@@ -529,10 +528,10 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
 ):
     path, out = songs / "a.txt", tmp_path / "out"
     words = command(path, tmp_path)
-    whole = execute(words, tmp_path / "whole", XLA_FLAGS=QUICK)
+    whole = execute(words, tmp_path / "whole")
     assert whole.code == 0, whole.stderr
     assert whole.config["settings"]["feed"] == "host"
-    with in_background(words, out, XLA_FLAGS=QUICK) as (killed, wait_for):
+    with in_background(words, out) as (killed, wait_for):
         wait_for("step  4/12")
         until(lambda: [*(out / "checkpoints").glob("[!.]*")], "a checkpoint")
         killed.kill()
@@ -548,7 +547,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
     assert run.main([*again, "--workers", "4"]) == 2
     line = "step 4 has 2 workers, not 4: --resume-center starts new replicas from"
     assert line in capsys.readouterr().err
-    ended = execute(f"{words} --resume", out, XLA_FLAGS=QUICK)
+    ended = execute(f"{words} --resume", out)
     assert ended.code == 0, ended.stderr
     assert len(ended.summary["resumed_at"]) == 1
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]

@@ -57,7 +57,7 @@ def test_example_runs_and_prints_what_it_shows(source, shown):
 def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
     ran = subprocess.run(
         [sys.executable, "-c", source],
-        env=environment(),
+        env=environment(XLA_FLAGS=None),
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 import pytest
 from commands import CACHE, members
-from conftest import QUICK
 from in_process import HALF, STEPS, Seen, host, taken
 from problems import drawing
 
@@ -58,7 +57,6 @@ def execute(group, folder):
         seconds=60 + 20 * len(group.work),
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
-        XLA_FLAGS=" ".join(QUICK),
         **{CACHE: "false"},  # one process would find what the others compile
     )
     paths = [folder / f"{i}.pickle" for i in range(group.processes)]

@@ -68,11 +68,12 @@ def load(text):
 def environment(**changes):
     """The user's, but with two CPU devices, the tests' programs, and no more for jax.
 
-    None takes a variable out.
+    None takes a variable out: without XLA_FLAGS a process compiles as a user's does.
     """
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX", "XLA"))}
     fixed = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2", "COLUMNS": "1000"}
-    changed = {**kept, **fixed, **SHARED, **changes}
+    flags = {"XLA_FLAGS": os.environ.get("XLA_FLAGS")}
+    changed = {**kept, **fixed, **flags, **SHARED, **changes}
     return {k: str(v) for k, v in changed.items() if v is not None}
 
 

@@ -116,8 +116,6 @@ class DaskCluster:
 
     def study(self, words, out, **environ):
         """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
-        # Those of its workers, which are not the tests' own.
-        environ = {"XLA_FLAGS": None, **environ}
         return self._start(COMPARE, words, out, self._devices, environ)
 
     def _start(self, program, words, out, devices, environ):

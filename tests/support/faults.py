@@ -30,7 +30,6 @@ class Command(Started):
         given = {
             "JAX_NUM_CPU_DEVICES": devices,
             "PYTHONPATH": OURS,
-            "XLA_FLAGS": os.environ.get("XLA_FLAGS"),
             TAG: tag,
         }
         argv = [*program, *shlex.split(words), "--out", str(out)]

@@ -140,8 +140,8 @@ class Work(NamedTuple):
 def joined(processes, works, folder):
     """Makes runs in processes of one device each: of each run, what process 0 saw."""
     folder.joinpath("work.json").write_text(json.dumps(works))
-    environ = {"JAX_NUM_CPU_DEVICES": 1, "XLA_FLAGS": os.environ["XLA_FLAGS"]}
-    members("lasting", processes, folder, TIMEOUT + 20 * len(works), **environ)
+    seconds = TIMEOUT + 20 * len(works)
+    members("lasting", processes, folder, seconds, JAX_NUM_CPU_DEVICES=1)
     found = [json.loads((folder / f"{i}.json").read_text()) for i in range(processes)]
     codes = [[code for code, *_ in each] for each in found]
     assert codes == [codes[0]] * processes

@@ -60,7 +60,7 @@ WAYS = [left, full, hung_up]
 
 
 def environ():
-    return environment(PYTHONPATH=OURS, TERM="xterm", XLA_FLAGS=os.environ["XLA_FLAGS"])
+    return environment(PYTHONPATH=OURS, TERM="xterm")
 
 
 def started(words, out, program=PROGRAM, shell="exec", **streams):
