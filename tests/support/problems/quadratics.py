@@ -33,12 +33,6 @@ CURVATURE = _RNG.uniform(0.2, 2.0, size=(8, SIZE))
 MINIMUM = _RNG.normal(size=(8, SIZE))
 NOISE = _RNG.normal(size=(40, 8, SIZE))
 
-# A small program that runs once compiles in a third of the time if XLA does not try to
-# make it fast; its fusion emitters cannot be turned off in later versions of jax.
-QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0}
-if jax.__version_info__ < (0, 11):
-    QUICKLY["xla_cpu_use_fusion_emitters"] = False
-
 
 def flatten(tree, lead=0):
     """Joins the leaves behind their `lead` leading axes: (*lead, size)."""
@@ -211,9 +205,7 @@ def train(
     """
     optimizer = SGD if optimizer is None else optimizer
     own = of_workers(workers, steps, axis, start, noise, dtype)
-    compiled = jax.jit(
-        program(strategy, optimizer, steps, axis), compiler_options=QUICKLY
-    )
+    compiled = jax.jit(program(strategy, optimizer, steps, axis))
 
     def by_step(x):  # (*shape, steps, …) -> (steps, workers, …)
         x = np.asarray(x)
