@@ -81,7 +81,7 @@ def co2(
     def gap(arrived, momentum):  # Λ
         if not penalty:
             return 1.0
-        # Without the penalty two rounds move along one measurement, and training may
+        # Without the penalty two rounds step along one update, and training may
         # oscillate. The authors' code has a constant penalty of 1.
         moved, size = map(norm, (step_along(momentum), arrived))
         return 1 + jnp.where(size > 0, moved / jnp.where(size > 0, size, 1), 0)

@@ -36,8 +36,8 @@ def distributed_lion(
 
     Returns:
         A Strategy. State: m, shaped like params, at least float32, each worker's own. A
-        step sends one bit per entry by all-to-all, then by all-gather one bit, or one
-        byte of the mean, and one number by all-reduce: a gradient that is not finite
+        step sends one bit per entry by all-to-all, then one bit, or one byte of the
+        mean, by all-gather, and one number by all-reduce: a gradient that is not finite
         makes all results NaN. Replicas stay identical.
 
     Raises:

@@ -38,8 +38,8 @@ def hierarchical(
 
     Returns:
         A Strategy. No state. A sync sends params once, in a group or to all; over a
-        single custom axis, groups gather from all. The center is the mean of the
-        replicas. opt_state and buffers stay local.
+        single custom axis, a group's mean gathers params from all workers. The center
+        is the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range, or groups that would span hosts;

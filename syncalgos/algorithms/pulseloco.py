@@ -56,9 +56,9 @@ def pulseloco(
         A Strategy. State: the anchor and m, identical on all workers, and e, each
         worker's own, shaped like params, at least float32. A sync gathers a count from
         all workers, then as many values and indices as the worker with the most chosen
-        entries has, rounded up to a 1024th of params; or it sends d once, if that is
-        less. The metric "decided" of a run tells which, and the length in binary
-        digits. The center is the anchor. opt_state and buffers stay local.
+        entries has, rounded up to a multiple of a 1024th of params; or it sends d once,
+        if that is less. The metric "decided" of a run tells which, and the length in
+        binary digits. The center is the anchor. opt_state and buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -28,8 +28,8 @@ def sign_sgd(
 
     Returns:
         A Strategy. State: e, shaped like params, at least float32, each worker's own;
-        none with majority. A step sends one bit per entry, or twice that with majority.
-        Replicas stay identical.
+        none with majority. A step gathers one bit per entry from all workers, or sends
+        one bit per entry twice, with majority. Replicas stay identical.
 
     Raises:
         ValueError: a seed or layers outside their range.

@@ -22,10 +22,10 @@ def sync_sgd(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. No state, except the last result of clipped. Each step sends
-        gradients once. Replicas stay identical. With the mean, results do not depend on
-        the number of workers, up to rounding. Batch statistics stay local; the center
-        holds their mean.
+        A Strategy. No state; with clipped, its last result. Each step sends gradients
+        once. Replicas stay identical. With the mean, results do not depend on the
+        number of workers, up to rounding. Batch statistics stay local; the center holds
+        their mean.
 
     Raises:
         ValueError: an unknown reducer.
