@@ -20,9 +20,7 @@ import jax
 import pytest
 from commands import PROGRAMS, SHARED
 
-# Threads that share the making of one small program cost more than they save.
-QUICK = ["--xla_cpu_parallel_codegen_split_count=1"]
-QUICK.append("--xla_backend_optimization_level=0")
+QUICK = ["--xla_backend_optimization_level=0"]
 if jax.__version_info__ < (0, 11):  # later versions refuse to start with it
     QUICK.append("--xla_cpu_use_fusion_emitters=false")
 
