@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, environment, imported_by, load
+from commands import OTHER_MACHINES, ROOT, environment, imported_by, load
 from faults import until
 
 from experiments.aiming import config, times
@@ -34,9 +34,7 @@ def aim(words, timeout=120, **environ):
     return subprocess.run(
         [sys.executable, "-m", "experiments.aim", *shlex.split(words)],
         cwd=ROOT,
-        env=environment(
-            JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None, **environ
-        ),
+        env=environment(**OTHER_MACHINES, **environ),
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
@@ -195,7 +193,7 @@ def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path
     with subprocess.Popen(
         [sys.executable, "-m", "experiments.aim", *words],
         cwd=ROOT,
-        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
+        env=environment(**OTHER_MACHINES),
         stderr=subprocess.PIPE,
         encoding="utf-8",
     ) as process:

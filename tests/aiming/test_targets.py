@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, environment
+from commands import OTHER_MACHINES, ROOT, environment
 
 from experiments.aiming import targets
 from experiments.aiming.chips import CHIPS
@@ -31,7 +31,7 @@ def devices(text, slices=1):
     ended = subprocess.run(
         [sys.executable, "-c", SHOW, text, str(slices)],
         cwd=ROOT,
-        env=environment(JAX_PLATFORMS=None, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
+        env=environment(**OTHER_MACHINES),
         capture_output=True,
         encoding="utf-8",
         timeout=120,

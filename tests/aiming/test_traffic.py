@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
-from commands import ROOT, environment
+from commands import OTHER_MACHINES, ROOT, environment
 
 from experiments.aiming import hlo
 from experiments.aiming.chips import PLATFORMS
@@ -130,12 +130,7 @@ def compiled(text, slices=1, each=1, names=(*AVERAGING,)):
     ended = subprocess.run(
         [sys.executable, PROGRAM, text, str(slices), str(each), *names],
         cwd=ROOT,
-        env=environment(
-            PYTHONPATH=ROOT,
-            JAX_PLATFORMS=None,
-            JAX_NUM_CPU_DEVICES=None,
-            XLA_FLAGS=None,
-        ),
+        env=environment(PYTHONPATH=ROOT, **OTHER_MACHINES),
         capture_output=True,
         encoding="utf-8",
         timeout=300,

@@ -24,6 +24,8 @@ SHARED = {  # what all processes of the tests compile, they keep for each other
     "JAX_COMPILATION_CACHE_DIR": str(PROGRAMS),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
+# What compiles for other machines looks for its own devices, as a user's process does.
+OTHER_MACHINES = dict.fromkeys(("JAX_PLATFORMS", "JAX_NUM_CPU_DEVICES", "XLA_FLAGS"))
 TIMEOUT = 120  # seconds, of a process that takes five
 
 # Two periods of the default algorithm, which is bmuf on 8 workers.
