@@ -81,7 +81,7 @@ def train(
         BadRequest: the request cannot be met; one line says why.
     """
     started = time.perf_counter()
-    others = config.processes > 1, config.scheduler, config.coordinator
+    others = config.processes > 1, config.coordinator
     if any(others) or config.distributed != "none":
         raise BadRequest("train uses only this process: start experiments.run instead")
     files = config.checkpoint_every, config.resume, config.resume_center, config.export

@@ -97,3 +97,9 @@ def handling(
     finally:
         for number, handler in () if _decided else before.items():
             signal.signal(number, handler)
+
+
+def signal_name(number: int) -> str:
+    """Names a signal; a real-time signal is shown by its number."""
+    names = (known.name for known in signal.Signals if known == number)
+    return next(names, f"signal {number}")

@@ -73,7 +73,6 @@ class Saver(NamedTuple):
         if not progress.step:  # there is nothing to keep
             return
         self.background.wait()  # at most one copy of the state is held
-        self.run.group.announce("save", progress.step)
         store = partial(self._store, self._shard(state, progress), progress)
         if self.run.group.processes == 1:
             self.background.start(store)

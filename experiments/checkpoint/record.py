@@ -1,10 +1,8 @@
 """The record of a shard: the values that a run needs in addition to its arrays."""
 
 import dataclasses
-import reprlib
 from typing import Any
 
-from experiments.training import json_files, records
 from experiments.training.records import Progress
 
 
@@ -41,30 +39,11 @@ def read(content: dict[str, Any], step: int) -> Record:
     Raises:
         ValueError: a field is unknown, missing or invalid; the message is one line.
     """
-    where = "its record"
-    json_files.check(where, content, Record, "it")
-    progress = Progress(**content["progress"])
-    record = Record(**{**content, "progress": progress})
-    records.check_lines(where, progress.lines)
-    last = progress.lines[-1]["step"] if progress.lines else 0
-    values = {**vars(record), **vars(progress)}
-    amounts = ("seconds", "earlier_seconds", "sent_before", "sent")
-    fitting = {
-        "step": progress.step == step,
-        "losses": len(progress.losses) == step - last,
-        "first_loss": (progress.first_loss is None) == (step == 0),
-        "resumed_at": all(0 <= x <= step for x in progress.resumed_at),
-        "sent_since": 0 <= progress.sent_since <= step,
-        "saved": 0 <= progress.saved <= step,
-        "decided": all(
-            len(pair) == 2 and 0 <= pair[0] < step and pair[1] >= 0
-            for pair in progress.decided
-        ),
-        "run_id": progress.run_id == record.run_id,
-        **{name: (values[name] or 0) >= 0 for name in amounts},
-    }
-    for name, fits in fitting.items():
-        if not fits:
-            shown = reprlib.repr(values[name])
-            raise json_files.Damaged(where, f"{name!r} cannot be {shown}")
+    try:
+        progress = Progress(**content["progress"])
+        record = Record(**{**content, "progress": progress})
+    except (KeyError, TypeError) as error:  # of another version
+        raise ValueError(f"its record does not fit this version: {error}") from error
+    if progress.step != step:
+        raise ValueError(f"its record is of step {progress.step}")
     return record

@@ -1,7 +1,7 @@
 """Checks that a resumed run is the run that was started."""
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
@@ -10,21 +10,13 @@ from experiments.training import json_files, records
 from experiments.training.config import SETTINGS, RunConfig
 
 
-class Config(TypedDict):
-    """The fields of a config.json that are read here."""
-
-    settings: dict[str, Any]
-    arguments: dict[str, Any]
-    task_arguments: dict[str, Any]
-
-
 def check_config(out: Path, config: RunConfig) -> None:
     """Raises a BadRequest if the config.json is damaged or belongs to another run."""
     path = out / "config.json"
     if not path.exists():
         return
     try:
-        found = json_files.read(path, Config)
+        found = json_files.read(path, "settings", "arguments", "task_arguments")
         before = {
             name: value
             for name, value in found["settings"].items()

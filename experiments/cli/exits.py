@@ -163,25 +163,21 @@ class _Unfailing(FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
-def watched(
-    program: Callable[[Stopped], int | None], is_supervised: bool = False
-) -> int:
+def watched(program: Callable[[Stopped], int | None]) -> int:
     """Runs a program, which a signal stops gently; returns its exit code.
 
     Args:
         program: as in `guarded`.
-        is_supervised: whether another process ends this one at a second signal. A
-            scheduler may send the first signal to both.
     """
     stop = Stop()
 
     def note(number, frame):
-        if stop.received and not is_supervised:
+        if stop.received:
             end(stopped_by(stop()))
         stop.received.append(number)
-        if stop.received[1:] or is_decided():
+        if is_decided():
             return
-        why = "" if is_supervised else stop.at_once(frame)
+        why = stop.at_once(frame)
         with suppress(RuntimeError):  # the signal came while a line was being printed
             say(why or "stopping after this dispatch; a second signal stops at once")
         if why:

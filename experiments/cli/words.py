@@ -1,7 +1,8 @@
 """Words of a command line: cleaned, and read as values."""
 
 import argparse
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.cli.errors import BadRequest
@@ -141,3 +142,36 @@ def _text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{name}={size}" for name, size in value.items())
     return str(value)
+
+
+Words = tuple[str, ...]
+
+
+def flag_groups(words: Sequence[str]) -> list[Words]:
+    """Splits a command line before each flag: [("--lr", "0.1"), ("--nesterov",)]."""
+    groups: list[Words] = []
+    for word in words:
+        if word.startswith("--"):
+            groups.append((with_dashes(word),))
+        elif groups:
+            groups[-1] += (word,)
+        else:
+            raise BadRequest(f"unexpected argument {word!r}")
+    return groups
+
+
+def without(words: Sequence[str], left: Container[str]) -> list[str]:
+    """Returns a command line without the flags of some parameters."""
+    groups = flag_groups(words)
+    return [word for x in groups if parameter(x[0]) not in left for word in x]
+
+
+def parameter(flag: str) -> str:
+    """Returns the parameter that a flag sets: "--no-nesterov" -> "nesterov"."""
+    name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
+    return re.sub("^no_", "", name)
+
+
+def flag_of(name: str) -> str:
+    """Returns the flag of a parameter: "block_lr" -> "--block-lr"."""
+    return f"--{name.replace('_', '-')}"

@@ -34,13 +34,13 @@ def requested(config: RunConfig) -> Membership | None:
         found = _joining(config)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    if found is None and (config.processes > 1 or config.scheduler is not None):
+    if found is None and config.processes > 1:
         found = Membership(config.processes)
     if config.max_restarts and (found is None or found.process is not None):
         raise BadRequest(
-            "--max-restarts needs --processes or --scheduler, whose processes it "
-            "restarts: resume a run of one process with --resume; after a loss, joined "
-            "processes end with exit code 75, and their scheduler may restart them"
+            "--max-restarts needs --processes, whose processes it restarts: resume a "
+            "run of one process with --resume; after a loss, joined processes end with "
+            "exit code 75, and their scheduler may restart them"
         )
     if found is None:
         return None
@@ -66,10 +66,9 @@ def _joining(c: RunConfig) -> Membership | None:
         ValueError: flags exclude each other, a flag that others need is missing, or a
             value is invalid.
     """
-    starts = c.processes != 1 or c.scheduler is not None
-    if starts + (c.coordinator is not None) + (c.distributed == "auto") > 1:
+    if (c.processes != 1) + (c.coordinator is not None) + (c.distributed == "auto") > 1:
         raise ValueError(
-            "--processes and --scheduler start processes, but --coordinator and "
+            "--processes starts processes, but --coordinator and "
             "--distributed auto join processes started elsewhere: use one way only"
         )
     where, number, count = c.coordinator, c.process_id, c.num_processes

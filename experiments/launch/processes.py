@@ -3,7 +3,7 @@
 from experiments.cli import exits
 from experiments.cli.errors import BadRequest
 from experiments.launch.membership import requested
-from experiments.launch.supervisor.child_side import join_supervisor
+from experiments.launch.starter import given_to_starter, start
 from experiments.training.config import parse
 
 
@@ -11,9 +11,7 @@ def run(argv: list[str], started: float) -> int:
     """Executes the run of a command line in as many processes as it requests.
 
     The run may use only this process. It may use several processes that this command
-    starts and supervises, here or on a Dask cluster. It may also join processes that
-    are started elsewhere. A process that a supervisor has started takes part in the
-    supervisor's run.
+    starts here, or join processes that are started elsewhere.
 
     Args:
         argv: the flags of `experiments.run`.
@@ -22,17 +20,11 @@ def run(argv: list[str], started: float) -> int:
     Returns:
         The exit code.
     """
-    # Early, because the supervisor soon expects signs of life.
-    member = join_supervisor()
-    if member is None:
-        return exits.guarded(lambda stopped: _run(argv, started, stopped))
-    from experiments.launch.supervised import run_as_member
-
-    run_as_member(member, argv, started)
+    return exits.guarded(lambda stopped: _run(argv, started, stopped))
 
 
 def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
-    config = parse(argv)
+    config, given = parse(argv), given_to_starter()
     if config.out is None and (config.resume or config.resume_center):
         raise BadRequest("--resume continues the run in a folder: name it with --out")
     if config.keep == "best" and not (config.export or config.checkpoint_every):
@@ -45,9 +37,7 @@ def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
 
         return run_job(config, argv, started, stopped)
     if membership.process is None:
-        from experiments.launch.supervised import supervise
-
-        return supervise(config, argv, membership.processes)
+        return start(config, argv, stopped)
     from experiments.launch.joining.member import run_joined
 
-    return run_joined(config, argv, started, stopped, membership)
+    return run_joined(config, given or argv, started, stopped, membership)

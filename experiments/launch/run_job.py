@@ -70,7 +70,6 @@ def run_job(
         is_written = finish(run, outcome, summary, out, started)
         tracked.finish(summary)
         code = exit_codes.decide(_code(outcome, is_written))
-        group.decided(code)
         if group.is_first:
             terminal.show_summary(summary, out)
         for text in remarks.after(run, outcome, summary["center_step"]):

@@ -16,9 +16,9 @@ from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.cli.words import as_words, cleaned
-from experiments.launch.cluster.connection import check_installed
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
+from experiments.study.running.cluster import check_installed
 from experiments.study.search_space import MOST_RUNS, Range, Words
 from experiments.study.spec import Variant
 from experiments.training import config as training

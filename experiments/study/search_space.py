@@ -7,9 +7,8 @@ from itertools import product
 from typing import NamedTuple
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import as_words, literal
+from experiments.cli.words import Words, as_words, literal
 
-Words = tuple[str, ...]
 # The largest number of runs of a study, and so of values in a range.
 MOST_RUNS = 10_000
 

@@ -1,9 +1,8 @@
 """The variants of a study: the algorithms of --algos, and the flags of their runs."""
 
 import math
-import re
 import shlex
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,10 +10,17 @@ from typing import NamedTuple
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import nearest_flag, with_dashes
+from experiments.cli.words import (  # noqa: F401
+    flag_groups,
+    flag_of,
+    nearest_flag,
+    parameter,
+    with_dashes,
+    without,
+)
 from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS
-from experiments.training.records import MeasuredLine
+from experiments.training.records import MEASURED
 
 # Flags of single runs that a study sets itself, and the flags to use instead.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
@@ -24,7 +30,7 @@ TAKEN |= {
 }
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
-RECORDED |= {"effective_lr", "commit", "versions", *MeasuredLine.__annotations__}
+RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
 # Flags of additional measurements that every study makes.
 ADDED: Words = ("--displacements",)
 
@@ -163,36 +169,6 @@ def _variant(text: str, words: Sequence[str]) -> Variant:
             "spaces around ="
         )
     return Variant(label or " ".join([name, *own]), name, own)
-
-
-def flag_groups(words: Sequence[str]) -> list[Words]:
-    """Splits a command line before each flag: [("--lr", "0.1"), ("--nesterov",)]."""
-    groups: list[Words] = []
-    for word in words:
-        if word.startswith("--"):
-            groups.append((with_dashes(word),))
-        elif groups:
-            groups[-1] += (word,)
-        else:
-            raise BadRequest(f"unexpected argument {word!r}")
-    return groups
-
-
-def without(words: Sequence[str], left: Container[str]) -> list[str]:
-    """Returns a command line without the flags of some parameters."""
-    groups = flag_groups(words)
-    return [word for x in groups if parameter(x[0]) not in left for word in x]
-
-
-def parameter(flag: str) -> str:
-    """Returns the parameter that a flag sets: "--no-nesterov" -> "nesterov"."""
-    name = flag.partition("=")[0].removeprefix("--").replace("-", "_")
-    return re.sub("^no_", "", name)
-
-
-def flag_of(name: str) -> str:
-    """Returns the flag of a parameter: "block_lr" -> "--block-lr"."""
-    return f"--{name.replace('_', '-')}"
 
 
 def resolved(

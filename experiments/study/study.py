@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 
@@ -18,11 +18,6 @@ from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal
-from experiments.launch.cluster.connection import (
-    ANSWER,
-    Unreachable,
-    reach,
-)
 from experiments.study import spec, tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
@@ -30,6 +25,7 @@ from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Loader, RunSet, run_sets
 from experiments.study.report import tables, write
 from experiments.study.running import listing, own_files, versions
+from experiments.study.running.cluster import ANSWER, Unreachable, reach
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
@@ -43,13 +39,6 @@ NAME = "study.json"
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Fields about the code that made a run; runs of earlier versions lack them.
 FINAL += "commit", "versions"
-
-
-class Study(TypedDict):
-    """The content of study.json."""
-
-    settings: dict[str, Any]
-    versions: dict[str, Any]
 
 
 def run(
@@ -295,7 +284,7 @@ def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
         return
     # A folder with a damaged study.json is not emptied, either.
     try:
-        there = json_files.read(path, Study)
+        there = json_files.read(path, "settings", "versions")
     except json_files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if overwrite:

@@ -206,7 +206,7 @@ def read_entry(path: Path) -> Entry:
 def read_log(path: Path) -> Log:
     """Reads a log; raises a BadRequest if the file is not one."""
     try:
-        return json_files.read(path, Log)
+        return json_files.read(path, *Log.__annotations__)  # pyright: ignore
     except json_files.Damaged as error:
         raise BadRequest(str(error)) from error
 
@@ -228,7 +228,7 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
         if isinstance(news, Refused):
             raise BadRequest(news.line)
         terminal.say(f"seed {seed}: {news.words}")
-        return json_files.read(out / "summary.json", dict)
+        return json_files.read(out / "summary.json")
 
     with TemporaryDirectory() as folder:
         summaries = [made(seed, Path(folder, f"seed-{seed}")) for seed in seeds]

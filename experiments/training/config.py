@@ -250,18 +250,11 @@ class RunConfig:
     )
 
     processes: int = flag(
-        "number of processes to train in, started here or by --scheduler",
+        "number of processes to train in, started here",
         1,
         group=PROCESSES,
         least=1,
         below=MOST_PROCESSES,
-    )
-    scheduler: str | None = flag(
-        "start the processes on the workers of this Dask cluster: tcp://HOST:PORT, "
-        "tls://HOST:PORT or a scheduler file",
-        metavar="ADDRESS",
-        scope="process",
-        study="--scheduler of the study, outside of --algos",
     )
     coordinator: str | None = flag(
         "address of process 0, if you start each process yourself",

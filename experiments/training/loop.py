@@ -224,7 +224,6 @@ def _make_dispatch(
     placed = None if on_host else trainer.place(train)
 
     def read(first, steps):
-        run.group.announce("train", first)
         start = time.perf_counter()
         try:
             batches = rows(first, steps) if ahead is None else next(ahead)
@@ -260,7 +259,6 @@ def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
     warnings.filterwarnings("ignore", "no sync came in")
 
     def evaluate(state, progress):
-        run.group.announce("evaluate", progress.step)
         metrics = jax.device_get(trainer.evaluate(state, *test))
         means = {name: float(np.mean(x)) for name, x in metrics.items()}
         measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one

@@ -23,8 +23,6 @@ class ProcessGroup(NamedTuple):
         processes: the number of processes.
         hosts: the number of machines.
         sharing: the number of processes on this machine.
-        announce: reports (phase, step) to the supervisor of this process.
-        decided: reports the exit code to it, once the files of the run are complete.
         note: prints a line for the user, from any process.
     """
 
@@ -32,9 +30,6 @@ class ProcessGroup(NamedTuple):
     processes: int = 1
     hosts: int = 1
     sharing: int = 1
-    # Reports to nobody: a single process has no supervisor.
-    announce: Callable[[str, int | None], None] = lambda phase, step: None
-    decided: Callable[[int], None] = lambda code: None
     note: Callable[[str], None] = terminal.say
 
     @property

@@ -9,9 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from experiments.training import json_files
 
@@ -23,31 +22,9 @@ Line = dict[str, Any]
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 
-class MeasuredLine(TypedDict):
-    """A line of metrics.jsonl. Any further figure is a number or null.
-
-    Lines of earlier versions lack `worker_losses`.
-    """
-
-    step: int
-    train_loss: float | None
-    worker_losses: NotRequired[list[float | None] | None]
-    test_loss: float | None
-    test_accuracy: float | None
-    bytes_per_worker: float | None
-    divergence: float | None
-    seconds: float | None
-
-
-def check_lines(where: Path | str, lines: Sequence[Line]) -> None:
-    """Raises a Damaged unless lines have a run's format, and their steps increase."""
-    for i, line in enumerate(lines, 1):
-        json_files.check(where, line, MeasuredLine, f"line {i}")
-        figures = {name: x for name, x in line.items() if name != "worker_losses"}
-        json_files.check(where, figures, dict[str, float | None], f"line {i}")
-    steps = [0, *(line["step"] for line in lines)]
-    if any(after <= before for before, after in pairwise(steps)):
-        raise json_files.Damaged(where, "its steps do not increase from line to line")
+# The figures of each line of metrics.jsonl; a task may add others.
+MEASURED = ("step", "train_loss", "worker_losses", "test_loss", "test_accuracy")
+MEASURED += ("bytes_per_worker", "divergence", "seconds")
 
 
 @dataclass
@@ -200,7 +177,7 @@ def _remove_empty(folders: list[Path]) -> None:
 def exported(out: Path) -> Path | None:
     """Returns the file to which a folder's run exports its model; None if none."""
     try:
-        return Path(json_files.read(out / "config.json", dict)["settings"]["export"])
+        return Path(json_files.read(out / "config.json")["settings"]["export"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

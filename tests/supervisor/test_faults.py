@@ -18,7 +18,7 @@ from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import ShardName, unfinished_name
-from experiments.launch.supervisor.child_side import VARIABLE
+from experiments.launch.starter import VARIABLE
 from experiments.pipeline import partition
 
 NOTICED = 5  # seconds in which a lost process must be named

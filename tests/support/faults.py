@@ -17,7 +17,7 @@ from commands import PROGRAM, TIMEOUT, Run, environment, until
 from commands import Command as Started
 from lasting import OURS
 
-from experiments.launch.supervisor.child_side import VARIABLE
+from experiments.launch.starter import VARIABLE
 
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
 

@@ -3,88 +3,18 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.report import formats
 from experiments.aiming.report.content import Page
 from experiments.aiming.report.records import Result
-from experiments.aiming.traffic import Row
 from experiments.cli.errors import BadRequest
 from experiments.training import json_files
-from experiments.training.measurements.sends import SendsJson, is_sound
 from experiments.training.records import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
 """Programs that were compiled earlier, by `key_of`."""
-
-
-class Named(TypedDict):
-    """The fields of a target that are read."""
-
-    text: str
-    slices: int
-
-
-class Program(TypedDict):
-    """The fields of a requested program that are read."""
-
-    target: Named
-    argv: list[str]
-    compile_seconds: NotRequired[float]
-    sha256: NotRequired[str]
-
-
-class Programs(TypedDict):
-    """The fields of a --json file that are read."""
-
-    programs: list[Program]
-
-
-class Ledger(TypedDict):
-    """Bytes and calls by collective."""
-
-    always: dict[str, list[float]]
-    branched: dict[str, list[float]]
-
-
-class Flops(TypedDict):
-    """Operations of a chip."""
-
-    step: float
-    sync: float
-
-
-class Leaf(TypedDict):
-    """An array on a chip."""
-
-    name: str
-    bytes: int
-
-
-class Compiled(TypedDict):
-    """The fields of a result of `prepare.compiled` that are read."""
-
-    slices: int
-    workers: int
-    mesh: dict[str, int]
-    lanes: int
-    batch_size: int
-    params: int
-    steps: int
-    dispatch_steps: int
-    delay: int
-    state: dict[str, int]
-    largest: list[Leaf]
-    flops: NotRequired[Flops]
-    memory: NotRequired[dict[str, int]]
-    ledger: Ledger | None
-    sends: SendsJson | None
-    traffic: list[Row] | None
-    uncounted: NotRequired[str]
-    refused: NotRequired[str]
-    needed: NotRequired[int | None]
-    versions: NotRequired[dict[str, str]]
 
 
 def known(config: AimConfig) -> Known:
@@ -102,26 +32,15 @@ def known(config: AimConfig) -> Known:
 def _compiled(path: Path) -> list[dict[str, Any]]:
     """Returns the compiled programs of a file, after checking them."""
     try:
-        programs = json_files.read(path, Programs)["programs"]
+        programs = json_files.read(path, "programs")["programs"]
         compiled = [x for x in programs if "compile_seconds" in x]
         for one in compiled:
-            _check(path, one)
+            json_files.check_seal(path, one)
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
     except json_files.Damaged as error:
         raise BadRequest(f"--reuse {error}: give a file written by --json") from None
     return compiled
-
-
-def _check(path: Path, one: dict[str, Any]) -> None:
-    """Raises a Damaged if a program is not as it was written."""
-    json_files.check(path, one, Compiled, "a program")
-    json_files.check_seal(path, one)
-    counts = {x: one[x] for x in ("workers", "lanes", "steps", "dispatch_steps")}
-    if few := [name for name, x in (counts | one["mesh"]).items() if x < 1]:
-        raise json_files.Damaged(path, f"{few[0]!r} must be at least 1")
-    if one["sends"] and not is_sound(one["sends"], [one["steps"]]):
-        raise json_files.Damaged(path, "'sends' are not those of the program's run")
 
 
 def key_of(job: Job) -> tuple[Any, ...]:

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
-from experiments.launch import gloo
+from experiments.launch import gloo, inspection
 from experiments.launch.addresses import address, is_address, listen, own_address, reach
-from experiments.launch.cluster import inspection
 from experiments.launch.membership import Membership
-from experiments.launch.supervisor.group import processes
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
@@ -175,3 +173,25 @@ def difference(hellos: Sequence[Hello]) -> str | None:
 def _shown(name: str, value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"no {name}" if value is None else f"{name} {text}"
+
+
+def processes(ids: list[int]) -> str:
+    """Names processes: process 1; processes 1, 2 and 3."""
+    *most, last = [str(i) for i in sorted(ids)]
+    return f"processes {', '.join(most)} and {last}" if most else f"process {last}"
+
+
+def numbered(hosts: Sequence[tuple[str, ...]]) -> list[tuple[int, int, int]]:
+    """Numbers the processes of each host.
+
+    Args:
+        hosts: the host of each process.
+
+    Returns:
+        For each process: its number, its number on its host, and the number of
+        processes on that host.
+    """
+    return [
+        (process, hosts[:process].count(host), hosts.count(host))
+        for process, host in enumerate(hosts)
+    ]

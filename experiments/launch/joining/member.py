@@ -16,10 +16,9 @@ import jax
 from experiments import exit_codes
 from experiments.cli import exits, signals
 from experiments.launch import gloo
-from experiments.launch.joining.join import Unconnected, difference, join
+from experiments.launch.joining.join import Unconnected, difference, join, numbered
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
-from experiments.launch.supervisor.group import numbered
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
 

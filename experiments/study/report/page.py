@@ -12,7 +12,7 @@ from experiments.study.analysis.results import Report
 from experiments.study.report.styles import CSS, VARIABLES, styles, templates
 
 if TYPE_CHECKING:
-    from experiments.study.report.charts import Plot  # imports matplotlib
+    from experiments.study.report.figures import Plot  # imports matplotlib
 
 # Spaces between a figure and its unit, around ± and within an interval.
 TIED = re.compile(

@@ -29,7 +29,7 @@ def write(report: Report, out: Path) -> None:
     with figures.style():
         plots = figures.plots(report)
         for plot in plots:
-            pictures[plot.name] = figures.save(plot, folder, DPI)
+            pictures[plot.name] = figures.save(plot, report, folder, DPI)
     records.write(out / "table.md", markdown(report))
     records.write(out / "table.csv", csv(report))
     records.write(out / "report.html", page(report, plots, pictures))

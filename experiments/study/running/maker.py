@@ -12,7 +12,6 @@ from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM, words_of
-from experiments.launch.supervisor.child_side import LONGEST_TEXT
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
 from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
@@ -21,6 +20,7 @@ from experiments.training.config import RunConfig
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import Run, make_run
 
+LONGEST_TEXT = 2000  # characters of an error
 PAUSE = 0.1  # seconds between two reports of a step
 
 

@@ -44,6 +44,14 @@ class StudyProgress:
             self._said.add(text)
             self.say(text)
 
+    def count(self, outcome: Made | Refused) -> str:
+        """Counts a run that has ended; returns its number among all, or "failed"."""
+        if isinstance(outcome, Refused):
+            return "failed:"
+        self.done, self.made = self.done + 1, self.made + 1
+        self.show()
+        return f"run {self.done}/{self.total}"
+
     def show(self) -> None:
         """Updates the overall progress from all lines."""
         at = self.done + sum(line.part for line in self.lines)
@@ -88,16 +96,11 @@ class RunLine:
 
     def end(self, outcome: Made | Refused) -> None:
         """Ends the run, and shows its results or why it failed."""
-        study = self._study
-        match outcome:
-            case Made(words):
-                study.done, study.made = study.done + 1, study.made + 1
-                self.drop()
-                at, left = f"{study.done}/{study.total}", study.left(study.done)
-                study.say(f"run {at} {self._name}: {words}  {left}".rstrip())
-            case Refused(why):
-                self.drop()
-                study.say(f"failed: {self._name}: {why}")
+        self.drop()
+        study, name = self._study, self._name
+        number = study.count(outcome)
+        left = study.left(study.done)
+        study.say(f"{number} {name}: {outcome[0]}  {left}".rstrip())
 
     def drop(self) -> None:
         """Removes the line, whether or not its run starts again elsewhere."""

@@ -1,21 +1,13 @@
 """The sends of a run at each step, in the format of summary.json."""
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:  # it imports jax, which would delay errors
     from syncalgos import Communication
-
-
-class SendsJson(TypedDict):
-    """Sends as `to_json` writes them."""
-
-    kinds: list[dict[str, list[float]]]
-    steps: str
 
 
 class Sends(NamedTuple):
@@ -68,20 +60,6 @@ def to_json(sends: Sends) -> dict[str, Any]:
     runs = (f"{kind}*{len(list(run))}" for kind, run in groupby(sends.steps))
     kinds = [{name: list(sent) for name, sent in kind.items()} for kind in sends.kinds]
     return {"kinds": kinds, "steps": " ".join(runs)}
-
-
-def is_sound(content: Mapping[str, Any], steps: Sequence[int]) -> bool:
-    """Whether JSON holds the sends of a run with one of these numbers of steps."""
-    words = content["steps"].split()
-    if not all(re.fullmatch(r"\d{1,9}\*\d{1,18}", x) for x in words):
-        return False
-    runs = [[*map(int, x.split("*"))] for x in words]
-    counts = [sent for kind in content["kinds"] for sent in kind.values()]
-    return (
-        sum(length for _, length in runs) in steps
-        and all(kind < len(content["kinds"]) for kind, _ in runs)
-        and all(len(sent) == 2 and min(sent) >= 0 for sent in counts)
-    )
 
 
 def from_json(content: Mapping[str, Any]) -> Sends:

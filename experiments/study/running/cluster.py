@@ -3,10 +3,10 @@
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from experiments.cli.errors import BadRequest
@@ -21,12 +21,6 @@ CERTIFICATES = (
 )
 
 ANSWER = 30.0  # seconds for a scheduler to answer
-
-
-class SchedulerFile(TypedDict):
-    """The fields of a scheduler file that are read here."""
-
-    address: str
 
 
 class Unreachable(BadRequest):
@@ -100,7 +94,7 @@ def _address(scheduler: str) -> str:
     if "://" in scheduler:
         return scheduler
     try:
-        return json_files.read(Path(scheduler), SchedulerFile)["address"]
+        return json_files.read(Path(scheduler), "address")["address"]
     except (OSError, ValueError):
         raise BadRequest(
             "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
@@ -118,13 +112,15 @@ async def _knock(address: str, seconds: float) -> None:
 
 
 @contextmanager
-def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
+def cluster(
+    scheduler: str | None, jobs: int, environ: Mapping[str, str]
+) -> Iterator["Client"]:
     """Yields a client of a scheduler or of a cluster in this process.
 
     Args:
         scheduler: the address or file of a scheduler; None starts a cluster here.
-        jobs: the number of workers of that cluster. They are threads, because a child
-            process does each job's work. Only the dashboard listens, at 127.0.0.1.
+        jobs: the number of workers of that cluster, at 127.0.0.1.
+        environ: environment variables of these workers.
 
     Raises:
         BadRequest: Dask is not installed, or the address is invalid.
@@ -141,10 +137,12 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
     own = LocalCluster(
         n_workers=jobs,
         threads_per_worker=1,
-        processes=False,
+        processes=True,  # jax's devices are set before it starts
+        host="127.0.0.1",
+        env=dict(environ),
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",
-        memory_limit=None,  # the models are in the child processes
+        memory_limit=None,
     )
     with own, Client(own, set_as_default=False) as client:
         yield client

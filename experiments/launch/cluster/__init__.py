@@ -1,1 +1,0 @@
-"""Dask clusters: connects to a scheduler, and runs processes on its workers."""

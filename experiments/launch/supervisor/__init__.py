@@ -1,1 +1,0 @@
-"""Starts, watches and restarts processes; imports no jax."""
