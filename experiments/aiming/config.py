@@ -274,8 +274,7 @@ def _job(target: Target, variant: Variant) -> Job:
             "leave out --backend"
         )
     places = target.chips // config.worker_devices
-    lanes, rest = divmod(config.workers, places)
-    if rest or config.lanes not in (None, lanes):
+    if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "
             f"{target.text}: leave out --workers, or use a multiple of {places}"
@@ -285,9 +284,9 @@ def _job(target: Target, variant: Variant) -> Job:
 
 
 def _workers(target: Target, variant: Variant) -> int:
-    """Returns the number of workers that take all chips, given mesh and lanes."""
-    placing = {name: training.SETTINGS[name] for name in ("mesh", "lanes")}
-    known = flags.parser_of(placing).parse_known_args(variant.argv)[0]
+    """Returns the number of workers that take all chips, given the mesh."""
+    mesh = {"mesh": training.SETTINGS["mesh"]}
+    known = flags.parser_of(mesh).parse_known_args(variant.argv)[0]
     each = math.prod((known.mesh or {}).values())
     if each < 1 or target.chips % each:
         axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
@@ -295,4 +294,4 @@ def _workers(target: Target, variant: Variant) -> int:
             f"--mesh {axes}: workers of {each} chips do not evenly divide the "
             f"{target.chips} chips of {target.shown}"
         )
-    return target.chips // each * (known.lanes or 1)
+    return target.chips // each

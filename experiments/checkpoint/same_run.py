@@ -44,9 +44,10 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.defaults(TASK, config.task)
     before = records.plain(common) | algorithm.current(before, factories.FORMER)
+    # A flag that is gone had no effect unless it was set.
+    before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
     free = set() if same else {"workers", "batch_size", "accumulate"}
-    # A longer run starts like a shorter one, unless that one ended with an extra sync.
-    if config.schedule == "constant" and not config.sync_at_end:
+    if config.schedule == "constant":  # a longer run starts like a shorter one
         free.add("steps")
     # Other tasks and algorithms have other flags, so name the task or algorithm first.
     names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))

@@ -45,8 +45,8 @@ PRESET = "track-small"
 MODULE = "track_entry"  # the name under which an entry's file is imported
 # The flags of experiments.run that an entry may choose. All others are fixed.
 CHOSEN = "steps", "lr", "schedule", "warmup_steps", "weight_decay", "clip_norm"
-CHOSEN += "optimizer", "momentum", "b1", "b2", "ema"
-CHOSEN += "sync_until", "sync_at_end", "opt_state_at_sync"
+CHOSEN += "optimizer", "momentum", "b1", "b2"
+CHOSEN += "sync_until", "opt_state_at_sync"
 # Seeds for checks; none of them is logged or used for tuning.
 FRESH = range(10_000, 1_000_000)
 # The fraction by which sends of other seeds may differ, if the data decide on syncs.

@@ -211,7 +211,7 @@ def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path
 
 def test_all_workers_lie_on_all_chips_of_their_meshes(tmp_path):
     out = tmp_path / "found.json"
-    words = "--target cpu:8 --mesh fsdp=2 --lanes 2 --algo sync_sgd"
+    words = "--target cpu:8 --mesh fsdp=2 --workers 8 --algo sync_sgd"
     of = programs(aim(f"{words} --json {out}"), out)["sync_sgd"]
     assert (of["workers"], of["lanes"], of["mesh"]) == (8, 2, {"fsdp": 2})
 

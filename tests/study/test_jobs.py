@@ -11,6 +11,9 @@ import subprocess
 import pytest
 from commands import ROOT, TIMEOUT, environment, execute, imported_by
 from dask_cluster import certificates, cluster
+from experiments.launch.cluster.connection import cluster as dask_of_command
+from experiments.launch.cluster.connection import dashboard
+from experiments.launch.supervisor.limits import Limits
 from faults import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +23,6 @@ from test_study_analysis import write
 
 from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
-from experiments.launch.cluster.connection import cluster as dask_of_command
-from experiments.launch.cluster.connection import dashboard
-from experiments.launch.supervisor.limits import Limits
 from experiments.study.grid import RunSet
 from experiments.study.running import member
 from experiments.study.running.messages import Made, Noted, Refused
@@ -181,7 +181,6 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
         ("--jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
         ("--jobs 0", "--jobs"),
         ("--list --jobs 2", "--list"),
-        ("--list --overwrite", "--list"),
         ("--devices-per-job 0", "--devices-per-job"),
         ("--scheduler nowhere", "scheduler file"),
         ("--scheduler tls://127.0.0.1:1", "certificates"),
@@ -274,7 +273,7 @@ def test_a_scheduler_that_is_not_there_costs_no_old_study(
     assert main(words) == 0
     before = hashes(tmp_path / "study")
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
-    gone = ["--overwrite", "--scheduler", "tcp://127.0.0.1:1"]
+    gone = ["--seeds", "2", "--scheduler", "tcp://127.0.0.1:1"]
     assert main([*words, *gone]) == 4
     assert ": no answer: " in capsys.readouterr().err
     assert hashes(tmp_path / "study") == before

@@ -683,7 +683,7 @@ def tuning_again(found):
 
 
 NOMINAL = [(0.05, 0.05), (0.05, 0.4)]
-SWEPT_RATE = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+SWEPT_RATE = ["--sweep=lr=0.1,1"]
 
 
 @pytest.mark.parametrize(

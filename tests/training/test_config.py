@@ -9,10 +9,9 @@ import pytest
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
-from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
+from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
-from syncalgos.engine.lanes.selection import OLD_NAMES
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
@@ -89,10 +88,9 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
         check_config(tmp_path, run.config)
 
 
-@pytest.mark.parametrize("changes", [{"schedule": "cosine"}, {"sync_at_end": True}])
-def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(changes, run, tmp_path):
+def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(run, tmp_path):
     shorter = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, **changes)
+        run, config=dataclasses.replace(run.config, schedule="cosine")
     )
     record_config(shorter, ["command"], tmp_path, [])
     check_config(tmp_path, shorter.config)
@@ -125,13 +123,3 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         config.arguments["period"] = 9  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="--workers must be"):
         dataclasses.replace(config, workers=0)
-
-
-def test_earlier_names_of_lane_forms_are_those_of_the_engine():
-    assert LANE_FORMS == OLD_NAMES
-
-
-@pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())
-def test_earlier_names_of_lane_forms_are_accepted(before, now):
-    assert parse(["--lane-form", before]) == parse(["--lane-form", now])
-    assert parse(["--lane-form", before]).lane_form == now

@@ -3,7 +3,6 @@
 import math
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -56,7 +55,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
     """
     found = targets.devices(target)
     # No more than the workers need: a CPU may have any number of virtual devices.
-    devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
+    devices = found[: config.workers * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
@@ -66,9 +65,7 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
         check_data(parts.config, data, is_batch_given)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    feed = parts.config.feed or loading.default_feed(data)
-    parts = replace(parts, config=replace(parts.config, feed=feed))
-    lowered, seconds = _lower(parts, form)
+    lowered, seconds = _lower(parts, form, loading.is_read_on_host(data))
     return {
         **_facts(parts, lowered, target),
         **_sent(parts, lowered.state),
@@ -116,20 +113,20 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
+def _lower(parts: Plan, form: Form, on_host: bool) -> tuple[Lowered, float]:
     """Lowers the run program from shapes only; returns it and the seconds it took."""
     c, start = parts.config, time.perf_counter()
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
             check_shardings(parts.task, params, parts.trainer.layout)
-    batches, placed = _fed(c, form)
+    batches, placed = _fed(c, form, on_host)
     with refused("algo", c.algo):
         lowered = ahead.lower(parts.trainer, params, batches, buffers, placed)
     return lowered, time.perf_counter() - start
 
 
-def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
+def _fed(config: Settings, form: Form, on_host: bool) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of resident data on the devices or None."""
     lead = steps_of(config), config.batch_size
 
@@ -139,7 +136,7 @@ def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
             for name, (shape, dtype) in form["train"].items()
         }
 
-    if config.feed == "host":
+    if on_host:
         return led_by(*lead), None
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(form["examples"])
 
@@ -159,7 +156,6 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "batch_size": c.batch_size,
         "steps": c.steps,
         "dispatch_steps": steps,
-        "feed": c.feed,
         "params": sum(math.prod(x.shape[2:]) for x in params),
         # Only syncs have branches: the larger branches add the operations of syncs.
         "flops": {

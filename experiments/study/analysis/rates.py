@@ -91,16 +91,12 @@ def factor(times: float) -> str:
 def tuning_command(config: StudyConfig, rows: Sequence[Row], command: str) -> str:
     """Returns the study's command with the learning rate of each variant tuned."""
     program, words = PROGRAM.split(), shlex.split(command)
-    dropped, more = {"lr", "out", "overwrite"}, []
+    dropped, more = {"lr", "out"}, []
     own = [group for variant in config.variants for group in variant.own_flags]
     if any(parameter(group[0]) == "lr" for group in own):
         # Labels that name a rate change, too.
         dropped |= {"algos", "baseline"}
         more += ["--algos", ", ".join(_without_lr(config.variants))]
-    if config.scale_lr != "none":
-        dropped.add("scale_lr")
-        # Given explicitly, as a preset may say otherwise.
-        more += ["--scale-lr", "none"]
     if config.swept is not None and config.swept.flag == "lr":
         dropped.add("sweep")
         tried = ",".join(config.swept.values)

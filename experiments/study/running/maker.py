@@ -115,7 +115,7 @@ def clear(folder: Path) -> None:
     """
     if folder.exists() and not is_done(folder):
         with lock.held(folder):
-            own_files.remove(folder, own_files.OF_RUN)
+            own_files.remove(folder)
         with suppress(OSError):  # it holds something of the user's
             folder.rmdir()
 

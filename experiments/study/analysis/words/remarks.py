@@ -8,7 +8,7 @@ from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.rates import further
 from experiments.study.analysis.results import Row
-from experiments.study.config import StudyConfig
+from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
 from experiments.study.statistics import ACCURACY, LOSS, MIN_SEEDS, Measure
@@ -139,7 +139,7 @@ def _on_tuning(
             tuned=tuned,
             trials=max(budgets),
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
-            share=100 * config.tune_share,
+            share=100 * TUNE_SHARE,
         )
 
 
