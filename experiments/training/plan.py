@@ -287,7 +287,6 @@ def make_trainer(
         lane_form=config.lane_form,
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
-        sync_memory=config.sync_memory,
     )
     return DataParallel(
         train_loss,

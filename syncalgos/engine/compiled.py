@@ -13,7 +13,7 @@ import numpy as np
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine import arguments, lone_branches, worker
 from syncalgos.engine.lanes import execution, replication, selection, traces
-from syncalgos.engine.placement import backends, shardings, state_memory
+from syncalgos.engine.placement import backends, shardings
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import (
@@ -90,8 +90,6 @@ class Compiled:
         lane_form: str | None,
         setting_form: str | None,
     ):
-        if layout.sync_memory is not None:
-            worker = worker.with_strategy(state_memory.fetched_at_syncs)
         self._worker, self._layout, self._lane_form = worker, layout, lane_form
         self._setting_form = setting_form
         self._replication = replication.Replication(worker, layout)
@@ -183,8 +181,9 @@ class Compiled:
     @property
     def _shares(self) -> bool:
         """Whether lanes of a device may hold replicated leaves once."""
-        several = self._layout.lanes > 1 and self._layout.sync_memory is None
-        return several and self._worker.sharded is None and backends.is_compiled()
+        if self._worker.sharded is not None:
+            return False
+        return self._layout.lanes > 1 and backends.is_compiled()
 
     def _replicated(self, own: Own, settings: int) -> Replicated:
         """Marks the leaves to hold once; None if none is known to be identical."""
@@ -406,7 +405,7 @@ class Compiled:
         on_device = partial(run, self._layout.lanes, replicated)
         layout = layout or self._layout
         mapped = backends.over_devices(layout, on_device, program.donates)
-        if not self._layout.places_leaves:
+        if not self._layout.axes:
             return mapped
         shapes = jax.eval_shape(mapped, own, inputs)
         places = backends.places(self._layout, program, sharding, shapes)

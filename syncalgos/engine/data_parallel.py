@@ -15,7 +15,7 @@ from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
-from syncalgos.engine.placement import shardings, state_memory
+from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
 from syncalgos.engine.program import Model, Own, Shared
@@ -84,7 +84,7 @@ class DataParallel:
         hyperparams: a pytree of numbers, from which the optimizer and the strategy are
             made. Compiled programs take them as data, so other numbers given to `init`
             need no new compilation. Everything else, such as a period, is compiled in.
-        placement: devices, lanes, meshes and memories to use instead of the defaults.
+        placement: devices, lanes and meshes to use instead of the defaults.
 
     Attributes:
         layout: the place of each worker on the devices.
@@ -158,8 +158,7 @@ class DataParallel:
         inner, outer = made(hyperparams)
         arguments.check_kind("placement", placement, Placement)
         losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
-        layout = make_layout(workers, backend, placement)
-        self.layout = state_memory.chosen(placement.sync_memory, layout, outer)
+        self.layout = make_layout(workers, backend, placement)
         self._shardings = shardings.Asked(placement.shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
@@ -265,10 +264,10 @@ class DataParallel:
             raise ValueError("stack: states must hold at least one state")
         for state in states:
             self._check(state)
-        if self.layout.places_leaves or self.layout.processes > 1:
+        if self.layout.axes or self.layout.processes > 1:
             raise ValueError(
-                "stack: needs one process, and workers without mesh or sync_memory: "
-                "train one setting after the other"
+                "stack: needs one process, and workers without mesh: train one setting "
+                "after the other"
             )
         if len({int(state.step) for state in states}) != 1:
             raise ValueError("stack: states must have the same number of local steps")

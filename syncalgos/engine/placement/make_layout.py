@@ -48,9 +48,6 @@ class Placement(NamedTuple):
             cut the same way.
         batch_axes: the axes over which a worker's part of a batch is cut; None means
             all axes except those named "tensor", "model" or "tp".
-        sync_memory: the kind of memory that holds the strategy's arrays between syncs,
-            such as "pinned_host"; None means the device's memory. It needs the backend
-            shard_map.
 
     Example:
         >>> import optax
@@ -70,7 +67,6 @@ class Placement(NamedTuple):
     mesh: AnyMesh | None = None
     shardings: Shardings | None = None
     batch_axes: Sequence[str] | None = None
-    sync_memory: str | None = None
 
 
 USUAL = Placement()
@@ -83,7 +79,7 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         workers: the number of workers, at least 1.
         backend: pmap, shard_map, vmap (one device), or auto, which takes pmap in one
             process if this jax has it, and shard_map otherwise.
-        placement: its devices, lanes, mesh, batch_axes and sync_memory are used.
+        placement: its devices, lanes, mesh and batch_axes are used.
 
     With several processes, devices=None takes equally many devices of each process.
 
@@ -91,11 +87,11 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         ValueError: an argument is unknown, or devices or lanes do not divide the
             workers.
     """
-    devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
-    batch_axes, sync_memory = placement.batch_axes, placement.sync_memory
+    devices, lanes = placement.devices, placement.lanes
+    mesh, batch_axes = placement.mesh, placement.batch_axes
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, (AUTO, *BACKENDS))
-    if backend == AUTO and (mesh is not None or sync_memory is not None):
+    if backend == AUTO and mesh is not None:
         backend = "shard_map"
     if backend == "pmap" and not _has_pmap():
         raise ValueError(
