@@ -37,9 +37,6 @@ class Placement(NamedTuple):
             (see `syncalgos.engine.lanes.execution`). All give the same numbers up to
             rounding. None takes the fastest known form; it takes "merged" only if the
             trace shows that the loss is a mean over its batch.
-        setting_form: how several settings of one state run: "vectorized" or
-            "sequential", with the same numbers up to rounding. None means sequential on
-            CPUs and vectorized elsewhere.
         mesh: the axes within a worker that has several devices, such as {"fsdp": 2}, or
             a jax.sharding.Mesh with an axis "devices" for the workers. It needs the
             backend shard_map.
@@ -63,7 +60,6 @@ class Placement(NamedTuple):
     devices: Sequence[Device | int] | None = None
     lanes: int | None = None
     lane_form: str | None = None
-    setting_form: str | None = None
     mesh: AnyMesh | None = None
     shardings: Shardings | None = None
     batch_axes: Sequence[str] | None = None
