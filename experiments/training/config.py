@@ -128,7 +128,7 @@ class RunConfig:
     workers: int = flag("number of workers; they share the devices", 8, least=1)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
         "how workers are mapped to devices; auto uses pmap, or shard_map with several "
-        "processes, --mesh or --sync-memory; vmap uses one device",
+        "processes or --mesh; vmap uses one device",
         "auto",
         scope="start",
     )
@@ -141,12 +141,6 @@ class RunConfig:
         "indices of the devices to use, such as 0,2,1",
         otherwise="all that fit",
         metavar="I,J,…",
-        scope="start",
-    )
-    sync_memory: str | None = flag(
-        "memory that stores the algorithm's arrays between syncs: pinned_host",
-        otherwise="the device's",
-        metavar="KIND",
         scope="start",
     )
     sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
@@ -294,15 +288,15 @@ class RunConfig:
             raise ValueError(late)
 
     def _check_placement(self) -> None:
-        """Raises a ValueError for flags that contradict --mesh or --sync-memory."""
-        given = {"--sync-memory": self.sync_memory, "--mesh": self.mesh}
-        takers = [flag for flag, value in given.items() if value is not None]
-        if takers and self.backend not in ("auto", "shard_map"):
+        """Raises a ValueError for flags that contradict --mesh."""
+        if self.mesh is None:
+            return
+        if self.backend not in ("auto", "shard_map"):
             raise ValueError(
-                f"--backend {self.backend} supports only workers of one device and one "
-                f"kind of memory: {takers[-1]} needs shard_map"
+                f"--backend {self.backend} supports only workers of one device: --mesh "
+                "needs shard_map"
             )
-        if self.mesh is not None and self.devices is not None:
+        if self.devices is not None:
             raise ValueError(
                 "--mesh always uses the first devices: leave out --devices"
             )

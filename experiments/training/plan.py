@@ -283,7 +283,6 @@ def make_trainer(
         devices=None if given is None else [*given],
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
-        sync_memory=config.sync_memory,
     )
     return DataParallel(
         train_loss,

@@ -18,7 +18,6 @@ OTHER |= {
     "batch_size": "16",
     "devices": "1,0",
     "mesh": "fsdp=2",
-    "sync_memory": "pinned_host",
     "coordinator": "host:1234",
     "scheduler": "tcp://host:8786",
     "resume": "",

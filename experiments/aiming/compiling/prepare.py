@@ -183,7 +183,6 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
             "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
             "shape": [*x.sharding.shard_shape(x.shape)],
             "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
-            "memory": x.sharding.memory_kind or "device",
         }
         for part, tree in held.items()
         for path, x in jax.tree_util.tree_leaves_with_path(tree)

@@ -7,9 +7,8 @@
   and identical replicas.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -134,33 +133,6 @@ def merged(
     held, step = carry
     metrics = collectives.mean(metrics, DEVICES)
     return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
-
-
-def in_turn(
-    mapped: Callable[[Any, Inputs], Outputs], has_rows: bool
-) -> Callable[[Any, Inputs], Outputs]:
-    """Runs a program of all workers for one setting after the other.
-
-    Args:
-        mapped: the program for one setting.
-        has_rows: whether each setting has its own batches.
-
-    Returns:
-        The program for all settings. Settings are the leading axis of own, keys,
-        hyperparameters and, with has_rows, batches.
-    """
-
-    def of_all(own: Any, inputs: Inputs) -> Outputs:
-        def one(each):
-            own, key, hyperparams, rows = each
-            shared = inputs.shared._replace(key=key, hyperparams=hyperparams)
-            batches = rows if has_rows else inputs.batches
-            return mapped(own, Inputs(shared, batches))
-
-        shared, rows = inputs.shared, inputs.batches if has_rows else ()
-        return lax.map(one, (own, shared.key, shared.hyperparams, rows))
-
-    return of_all
 
 
 def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):

@@ -137,12 +137,6 @@ def choose(
     return _merged(worker, layout, one, loss) or Chosen(asked or VECTORIZED)
 
 
-def setting_form(layout: Layout) -> str:
-    """The form in which several settings of one state run."""
-    # The lanes of one setting keep a CPU's cores busy (docs/performance.md).
-    return SEQUENTIAL if _on_cpu(layout) else VECTORIZED
-
-
 def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
     """Whether lanes can run one after the other between syncs, and would be faster."""
     return (
