@@ -235,11 +235,12 @@ def is_running(process):
 @pytest.mark.slow
 def test_one_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
     out = tmp_path / "found.json"
-    words = "--target cpu:2 --algos 'bmuf --lane-form merged, sync_sgd'"
+    words = "--target cpu:2 --algos 'M=bmuf --lane-form merged, bmuf'"
     ended = aim(f"{words} --json {out}")
     assert ended.returncode == 1 and "refused: lane_form" in ended.stdout
     of = {x["label"]: x for x in load(out.read_text())["programs"]}
-    assert "memory" not in of["bmuf"] and "memory" in of["sync_sgd"]
+    is_compiled = {name: "memory" in program for name, program in of.items()}
+    assert is_compiled == {"M": False, "bmuf": True, "sync_sgd": True}
 
 
 # What is refused
