@@ -43,13 +43,14 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.defaults(TASK, config.task)
-    before = records.plain(common) | algorithm.current(before, factories.FORMER)
+    before = records.plain(common) | before
     free = set() if same else {"workers", "batch_size", "accumulate"}
     # A longer run starts like a shorter one, unless that one ended with an extra sync.
     if config.schedule == "constant" and not config.sync_at_end:
         free.add("steps")
-    # Other tasks and algorithms have other flags, so name the task or algorithm first.
-    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
+    # Other tasks, algorithms and versions have other flags: name these first.
+    first = "task", "algo"
+    names = sorted({*now, *before} - free, key=lambda x: (x not in first, x in now, x))
     for name in names:
         if now.get(name) != before.get(name):
             flag = f"--{name.replace('_', '-')}"

@@ -6,19 +6,39 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.cli.errors import BadRequest
-from syncalgos import checks
+from syncalgos import checks, removed
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
-
-SYNONYMS = {"--learning-rate": "--lr", "--epochs": "--steps"}
+# What to use in place of a flag that is gone, or that other programs have.
+INSTEAD = {
+    "--learning-rate": "use --lr",
+    "--epochs": "use --steps",
+    "--switch": "use --dense-steps",
+    "--warmup": "use --dense-steps, or --warmup-steps for the learning rate",
+    "--tensorboard": "use --track tensorboard",
+    "--scheduler": "join the processes with --coordinator or --distributed auto",
+    "--sync-memory": "leave it out: the algorithm's arrays stay in the device's memory",
+}
+# The same for values, by flag.
+INSTEAD_OF_VALUES: dict[str, Mapping[str, str]] = {
+    "--lane-form": removed.LANE_FORMS,
+    "--track": dict.fromkeys(
+        ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
+    ),
+}
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:
-    """Suggests the nearest flag; "" if none is near."""
-    if flag in SYNONYMS:
-        return f": use {SYNONYMS[flag]}"
+    """Suggests what to use in place of a flag: the nearest one; "" if none is near."""
+    if flag in INSTEAD:
+        return f": {INSTEAD[flag]}"
     return checks.nearest(flag, flags)
+
+
+def check_choice(label: str, value: str, choices: Iterable[str]) -> None:
+    """Raises a ValueError unless the value of a flag is one of the choices."""
+    checks.one_of(label, value, choices, INSTEAD_OF_VALUES.get(label))
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:

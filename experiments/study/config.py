@@ -262,7 +262,6 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     words, made = cleaned(argv), parser()
     if {"-h", "--help"} & {*words}:
         parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
-    words = ["--track=tensorboard" if x == "--tensorboard" else x for x in words]
     known, rest = made.parse_known_args(words)
     if known.preset in presets.NAMES:
         flags_of_preset = presets.words(presets.load(known.preset)["flags"])
@@ -278,14 +277,6 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     if known.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
     return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})
-
-
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and not x.study]
-    flags.add_settings(made, free)
-    return made
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:

@@ -36,9 +36,6 @@ MOST_STEPS = 10**8  # a record of what each step sends takes 70 bytes
 MOST_PROCESSES = 10_000  # all are started before one can report an error
 MOST_SECONDS = 1e6  # above, milliseconds overflow in C
 
-# Earlier names of the ways to run a device's workers.
-LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -152,7 +149,6 @@ class RunConfig:
     lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
         "how a device runs its workers",
         otherwise="the fastest",
-        spellings=LANE_FORMS,
         scope="start",
     )
     sync_memory: str | None = flag(
@@ -296,10 +292,9 @@ class RunConfig:
         """Raises a ValueError if a field is out of range, or two fields conflict."""
         checked(SETTINGS, self)
         trackers.check(self.track)
-        if {*self.arguments} & {*factories.SPELLED, *factories.FORMER}:
+        if {*self.arguments} & {*factories.SPELLED}:
             own = factories.describe(factories.ALGORITHM, self.algo)
-            names = factories.SPELLED | factories.FORMER
-            object.__setattr__(self, "arguments", own.current(self.arguments, names))
+            object.__setattr__(self, "arguments", own.by_flag(self.arguments))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(mapping)))

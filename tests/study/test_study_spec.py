@@ -443,7 +443,7 @@ def test_runs_are_those_of_their_command(loader):
 @pytest.mark.parametrize(
     "words",
     [
-        "--devices 0,1 --lanes 4 --lane-form together --backend pmap",
+        "--devices 0,1 --lanes 4 --lane-form vectorized --backend pmap",
         "--mesh fsdp=2,tensor=2 --workers 2 --schedule cosine --sync-at-end",
         "--task spoken_digits --partition speaker --out a=b --export c.safetensors",
         "--algo sync_sgd --reduce int8 --task cifar10 --remat --b1 0.5",

@@ -2,17 +2,18 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import number, whole
-from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
+from experiments.cli.words import INSTEAD_OF_VALUES, number, whole
+from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
-from syncalgos.engine.lanes.selection import OLD_NAMES
+from syncalgos import removed
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
@@ -21,7 +22,6 @@ OTHER |= {
     "mesh": "fsdp=2",
     "sync_memory": "pinned_host",
     "coordinator": "host:1234",
-    "scheduler": "tcp://host:8786",
     "resume": "",
     "steps": "64",
     "track": "tensorboard",
@@ -127,11 +127,28 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         dataclasses.replace(config, workers=0)
 
 
-def test_earlier_names_of_lane_forms_are_those_of_the_engine():
-    assert LANE_FORMS == OLD_NAMES
+@pytest.mark.parametrize(
+    ("name", "word", "now"),
+    [
+        ("lane_form", word, f"unknown --lane-form {word!r}: {now}")
+        for word, now in removed.LANE_FORMS.items()
+    ]
+    + [
+        ("track", (word,), f"unknown --track {word!r}: {now}")
+        for word, now in INSTEAD_OF_VALUES["--track"].items()
+    ],
+)
+def test_a_value_that_is_gone_is_answered_with_what_to_use_now(name, word, now):
+    """From Python, too."""
+    text = word if isinstance(word, str) else word[0]
+    with pytest.raises(BadRequest, match=re.escape(now)):
+        parse([f"--{SETTINGS[name].name}", text])
+    with pytest.raises(ValueError, match=re.escape(now)):
+        RunConfig(**{name: word})
 
 
-@pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())
-def test_earlier_names_of_lane_forms_are_accepted(before, now):
-    assert parse(["--lane-form", before]) == parse(["--lane-form", now])
-    assert parse(["--lane-form", before]).lane_form == now
+def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
+    assert parse(["--algo", "fedopt", "--beta1", "0.5"]).arguments["beta1"] == 0.5
+    for name in ("b1", "beta1"):
+        config = RunConfig(algo="fedopt", arguments={name: 0.5})
+        assert config.arguments == {"beta1": 0.5}
