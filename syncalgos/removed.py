@@ -46,7 +46,7 @@ def explained(function: Function) -> Function:
 
     The function's signature and its type stay the same.
     """
-    name = function.__qualname__.removesuffix(".__init__")
+    name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -15,7 +15,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
-from experiments.cli.words import as_words, cleaned
+from experiments.cli.words import as_words, cleaned, flag_groups
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
 from experiments.study.running.cluster import check_installed
@@ -270,7 +270,7 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
         raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
-    shared = spec.flag_groups(rest)
+    shared = flag_groups(rest)
     plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
     if plain and not (shared or known.tune):
         known.tune = [TUNED]
