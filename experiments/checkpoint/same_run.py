@@ -9,6 +9,9 @@ from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import json_files, records
 from experiments.training.config import SETTINGS, RunConfig
 
+# Flags of 0.3 that are gone; no numbers depended on them.
+GONE = {"scheduler", "sync_memory"}
+
 
 def check_config(out: Path, config: RunConfig) -> None:
     """Raises a BadRequest if the config.json is damaged or belongs to another run."""
@@ -20,7 +23,8 @@ def check_config(out: Path, config: RunConfig) -> None:
         before = {
             name: value
             for name, value in found["settings"].items()
-            if name not in SETTINGS or SETTINGS[name].scope == "run"
+            if name not in GONE
+            and (name not in SETTINGS or SETTINGS[name].scope == "run")
         }
         before |= {**found["arguments"], **found["task_arguments"]}
     except json_files.Damaged as error:

@@ -111,6 +111,20 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     check_config(tmp_path, run.config)
 
 
+def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host"}
+    settings = written["settings"] | gone
+    (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
+    check_config(tmp_path, run.config)
+    arguments = written["arguments"] | {"switch": 3}  # of 0.2
+    before = {**written, "arguments": arguments}
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    with pytest.raises(BadRequest, match="was made with --switch 3, not None"):
+        check_config(tmp_path, run.config)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_processes_must_agree_on_a_field_unless_each_may_have_its_own(name):
     agreed = parsed(name).values("run", "start")
