@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.cli.errors import BadRequest
-from syncalgos import checks, removed
+from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
@@ -21,8 +21,12 @@ INSTEAD = {
     "--sync-memory": "leave it out: the algorithm's arrays stay in the device's memory",
 }
 # The same for values, by flag.
-INSTEAD_OF_VALUES: dict[str, Mapping[str, str]] = {
-    "--lane-form": removed.LANE_FORMS,
+INSTEAD_OF_VALUES = {
+    "--lane-form": {
+        "together": "use 'vectorized'",
+        "in-turn": "use 'sequential'",
+        "joined": "use 'merged'",
+    },
     "--track": dict.fromkeys(
         ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
     ),

@@ -9,7 +9,7 @@ import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import INSTEAD_OF_VALUES, number, whole
+from experiments.cli.words import INSTEAD_OF_VALUES, number, parameter, whole
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
@@ -141,24 +141,20 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         dataclasses.replace(config, workers=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "word", "now"),
-    [
-        ("lane_form", word, f"unknown --lane-form {word!r}: {now}")
-        for word, now in removed.LANE_FORMS.items()
-    ]
-    + [
-        ("track", (word,), f"unknown --track {word!r}: {now}")
-        for word, now in INSTEAD_OF_VALUES["--track"].items()
-    ],
-)
-def test_a_value_that_is_gone_is_answered_with_what_to_use_now(name, word, now):
+@pytest.mark.parametrize("flag", INSTEAD_OF_VALUES)
+def test_a_value_that_is_gone_is_answered_with_what_to_use_now(flag):
     """From Python, too."""
-    text = word if isinstance(word, str) else word[0]
-    with pytest.raises(BadRequest, match=re.escape(now)):
-        parse([f"--{SETTINGS[name].name}", text])
-    with pytest.raises(ValueError, match=re.escape(now)):
-        RunConfig(**{name: word})
+    for word, now in INSTEAD_OF_VALUES[flag].items():
+        told = re.escape(f"unknown {flag} {word!r}: {now}")
+        with pytest.raises(BadRequest, match=told):
+            parse([flag, word])
+        value = word if flag != "--track" else (word,)
+        with pytest.raises(ValueError, match=told):
+            RunConfig(**{parameter(flag): value})
+
+
+def test_lane_forms_that_are_gone_are_those_of_the_library():
+    assert INSTEAD_OF_VALUES["--lane-form"] == removed.LANE_FORMS
 
 
 def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
