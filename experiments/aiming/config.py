@@ -15,11 +15,11 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.settings import Group, checked, flag, settings_of
-from experiments.cli.words import cleaned
+from experiments.cli.words import cleaned, flag_groups, parameter
 from experiments.study import network, spec
 from experiments.study.network import Network
 from experiments.study.search_space import Words
-from experiments.study.spec import Variant, parameter
+from experiments.study.spec import Variant
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 
@@ -199,7 +199,7 @@ def read(argv: Sequence[str]) -> AimConfig:
         BadRequest: a flag is unknown or out of range; one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    shared = tuple(spec.flag_groups(rest))
+    shared = tuple(flag_groups(rest))
     config = flags.made(AimConfig, vars(known), {"shared": shared})
     try:
         _ = config.jobs
@@ -248,14 +248,6 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())
-    return made
-
-
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and name not in TAKEN]
-    flags.add_settings(made, free)
     return made
 
 

@@ -15,7 +15,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
-from experiments.cli.words import as_words, cleaned
+from experiments.cli.words import as_words, cleaned, flag_groups
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
 from experiments.study.running.cluster import check_installed
@@ -258,21 +258,13 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
         raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
-    shared = spec.flag_groups(rest)
+    shared = flag_groups(rest)
     plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
     if plain and not (shared or known.tune):
         known.tune = [TUNED]
     if known.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
     return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})
-
-
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and not x.study]
-    flags.add_settings(made, free)
-    return made
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:

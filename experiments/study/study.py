@@ -16,8 +16,8 @@ from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
-from experiments.cli.words import cleaned, literal
-from experiments.study import spec, tuning
+from experiments.cli.words import cleaned, literal, without
+from experiments.study import tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
 from experiments.study.config import PROGRAM, StudyConfig
@@ -159,7 +159,7 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
     left = ("jobs", "scheduler")
-    command = shlex.join([*PROGRAM.split(), *spec.without(cleaned(argv), left)])
+    command = shlex.join([*PROGRAM.split(), *without(cleaned(argv), left)])
     return analysis.report(config, runs, command)
 
 

@@ -23,9 +23,9 @@ import jax
 from experiments import exit_codes
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explain
+from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.exit_codes import Terminated
 from experiments.study import config as study_config
-from experiments.study import spec
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
 from experiments.study.network import modelled_seconds
@@ -192,9 +192,9 @@ def read_entry(path: Path) -> Entry:
     sys.modules[MODULE] = module
     track = study_config.parse(["--preset", PRESET])
     fixed = ["--task", track.task, *chain(*track.shared)]
-    for flag, *_ in spec.flag_groups(own):
-        if spec.parameter(flag) not in CHOSEN:
-            chosen = ", ".join(map(spec.flag_of, CHOSEN))
+    for flag, *_ in flag_groups(own):
+        if parameter(flag) not in CHOSEN:
+            chosen = ", ".join(map(flag_of, CHOSEN))
             raise BadRequest(f"{path}: an entry cannot set {flag}, only {chosen}")
     words = ["--algo", f"{MODULE}:strategy", *fixed, *own]
     config, most = training.parse(words), training.parse(fixed).steps

@@ -182,7 +182,7 @@ class RunConfig:
     overwrite: bool = flag(
         "replace the run's files in --out",
         False,
-        study="--overwrite of the study, outside of --algos",
+        study="another --out, or remove the study's folder",
     )
     export: Path | None = flag(
         "write the trained model to this .safetensors file",
@@ -262,10 +262,9 @@ class RunConfig:
         """Raises a ValueError if a field is out of range, or two fields conflict."""
         checked(SETTINGS, self)
         trackers.check(self.track)
-        if {*self.arguments} & {*factories.SPELLED, *factories.FORMER}:
+        if {*self.arguments} & {*factories.SPELLED}:
             own = factories.describe(factories.ALGORITHM, self.algo)
-            names = factories.SPELLED | factories.FORMER
-            object.__setattr__(self, "arguments", own.current(self.arguments, names))
+            object.__setattr__(self, "arguments", own.by_flag(self.arguments))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(mapping)))

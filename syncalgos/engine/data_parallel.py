@@ -28,20 +28,11 @@ from syncalgos.engine.state import (
     put_back,
     waits_untrained,
 )
-from syncalgos.former_calls import Arguments, accepts_former
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
+from syncalgos.removed import explained
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
-
-
-def _placed(given: Arguments) -> Arguments:
-    """Moves arguments in the form of version 0.2 into a Placement."""
-    flat = {k: x for k, x in given.items() if k in Placement._fields}
-    if not flat or "placement" in given:
-        return given
-    rest = {k: x for k, x in given.items() if k not in flat}
-    return rest | {"placement": Placement(**flat)}
 
 
 class DataParallel:
@@ -115,12 +106,7 @@ class DataParallel:
         array([1., 2., 3.], dtype=float32)
     """
 
-    @accepts_former(
-        "self loss optimizer strategy workers backend devices eval_loss accumulate "
-        "sharded lanes lane_form each_worker mesh shardings batch_axes sync_memory",
-        renamed={"sharded": "tables"},
-        changed=_placed,
-    )
+    @explained
     def __init__(
         self,
         loss: Loss | PlainLoss,
@@ -394,7 +380,6 @@ class DataParallel:
         call = self._compiled.of_params(worker.DIVERGENCE, own)
         return float(self._compiled.run(call).common)
 
-    @accepts_former()
     def communication(
         self,
         state: TrainState,

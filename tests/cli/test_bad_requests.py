@@ -14,7 +14,7 @@ from commands import ROOT
 from experiments.aiming.config import SETTINGS as OF_AIM
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import number, whole
+from experiments.cli.words import INSTEAD, number, parameter, whole
 from experiments.study.config import SETTINGS as OF_COMPARE
 from experiments.tasks import TASKS
 from experiments.training.config import SETTINGS
@@ -68,7 +68,13 @@ NAMELESS = ["every algorithm needs a name"]
 NO_RANGE = ["--tune", "needs a flag and its values"]
 RANGE = ["--tune", "LOW:HIGH:log:COUNT"]
 KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
-EARLY = RANGES | EMPTY
+# Flags that are gone, where the command does not have them.
+GONE = {
+    f"run {flag} 4": [f"unknown flag '{flag}': {now}"]
+    for flag, now in INSTEAD.items()
+    if parameter(flag) not in SETTINGS
+}
+EARLY = RANGES | EMPTY | GONE
 EARLY |= {
     # Names.
     "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (for your own"],
@@ -88,7 +94,6 @@ EARLY |= {
     "run --opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
     # Flags, and whose they are.
     "run stray": ["'stray'"],
-    "run --learning-rate 0.1": ["'--learning-rate': use --lr"],
     "run --epochs=3": ["'--epochs': use --steps"],
     "run --perido 4": ["'--perido'", "did you mean '--period'"],
     "run --stepps 4": ["'--stepps'", "'--steps'"],
@@ -132,12 +137,12 @@ EARLY |= {
     "run --partition dirchlet:0.1": [*KINDS, "did you mean 'dirichlet'"],
     "run --partition iid:3": ["unknown --partition 'iid:3'", "did you mean 'iid'"],
     "run --partition 'by label'": ["unknown --partition 'by label'"],
-    "run --track wandbb": ["--track 'wandbb'", "did you mean 'wandb'", "mlflow"],
+    "run --track wandbb": ["--track 'wandbb'", "did you mean 'wandb'", "tensorboard"],
     "run --keep best": ["--keep best", "--export or --checkpoint-every"],
     "run --resume --overwrite": ["--resume", "--overwrite"],
     "run --resume": ["--resume", "--out"],
     "run --resume-center --steps 8": ["--resume", "--out"],
-    "run --max-restarts 3": ["--processes", "--scheduler", "--resume"],
+    "run --max-restarts 3": ["--processes", "--resume"],
     "run --processes 3": ["8 workers", "3 processes"],
     "run --processes 2 --backend vmap": ["--backend vmap", "2 processes"],
     "run --coordinator a:99": ["--coordinator", "--process-id"],
@@ -160,6 +165,10 @@ EARLY |= {
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
     "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
+    "compare --tensorboard": ["has the flag '--tensorboard': use --track tensorboard"],
+    "compare --algos 'dgc --warmup 4'": [f"'--warmup': {INSTEAD['--warmup']}"],
+    "compare --algos dgc --tune switch=1,2": ["'--switch': use --dense-steps"],
+    "aim --target cpu:2 --algo dgc --switch 4": ["'--switch': use --dense-steps"],
     "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],

@@ -495,10 +495,8 @@ def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
         train(strategy, loss=loss, buffers=buffers, lane_form=form)
 
 
-def test_old_names_of_forms_are_those_of_today():
-    assert {*selection.OLD_NAMES.values()} == {*selection.FORMS}
+def test_an_unknown_form_is_refused():
     assert [*map(selection.checked, selection.FORMS)] == [*selection.FORMS]
-    assert selection.checked("in-turn") == "sequential"
     with pytest.raises(ValueError, match=r"lane_form.*merged"):
         make_trainer(lane_form="merge")
 

@@ -88,7 +88,7 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
         ("--steps 11 --sync-until 11", "--sync-until 11 is not below --steps 11"),
         ("--sync-until 99", "--sync-until 99 is not below --steps 11"),  # the task's
         (
-            "--algo post_local_sgd --switch 20 --steps 20",
+            "--algo post_local_sgd --dense-steps 20 --steps 20",
             "--dense-steps 20 is not below --steps 20",
         ),
         ("--warmup-steps 12", "--warmup-steps 12 is above --steps 11"),

@@ -14,10 +14,10 @@ from test_study_analysis import points, study_of, write
 from experiments.aiming.report import files
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
-from experiments.study.running import cluster as connection
 from experiments.run import main as run_main
 from experiments.study import grid, study
 from experiments.study.analysis import analysis
+from experiments.study.running import cluster as connection
 from experiments.training import json_files, reading, records
 
 FEW = 60  # of many damages, in the default run

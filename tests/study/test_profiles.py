@@ -4,6 +4,8 @@ import math
 
 import numpy as np
 import pytest
+from experiments.study.report.plots import comparisons as tradeoff
+from experiments.study.report.plots import profiles as figures
 from hypothesis import given
 from hypothesis import strategies as st
 from reports import NETWORKS, made_up
@@ -13,8 +15,6 @@ from benchmarks.harness import atlas
 from experiments.cli.errors import BadRequest
 from experiments.study.analysis.profiles import MOST, profiles, times_of
 from experiments.study.report import tables
-from experiments.study.report.plots import comparisons as tradeoff
-from experiments.study.report.plots import profiles as figures
 from experiments.study.report.styles import styles
 from experiments.study.statistics import Spread
 

@@ -11,6 +11,7 @@ from test_study_analysis import write
 
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import words_of
+from experiments.cli.words import flag_groups, parameter
 from experiments.study import config, grid, search_space, spec
 from experiments.study.grid import Loader, RunSet
 from experiments.tasks.task import Data, Task
@@ -81,14 +82,14 @@ def test_algorithms_may_have_flags_and_labels(text, expected):
 
 def test_a_command_line_is_cut_before_each_flag():
     words = ["--lr", "0.1", "--no-nesterov", "--block_lr=2", "--clip-norm", "-1"]
-    assert spec.flag_groups(words) == [
+    assert flag_groups(words) == [
         ("--lr", "0.1"),
         ("--no-nesterov",),
         ("--block-lr=2",),
         ("--clip-norm", "-1"),
     ]
     with pytest.raises(BadRequest, match="unexpected argument 'stray'"):
-        spec.flag_groups(["stray", "--lr", "0.1"])
+        flag_groups(["stray", "--lr", "0.1"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_command_line_is_cut_before_each_flag():
     ],
 )
 def test_a_flag_sets_the_parameter_of_its_name(flag, name):
-    assert spec.parameter(flag) == name
+    assert parameter(flag) == name
 
 
 # Values.

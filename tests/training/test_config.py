@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import number, whole
+from experiments.cli.words import INSTEAD_OF_VALUES, number, parameter, whole
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
@@ -19,7 +20,6 @@ OTHER |= {
     "devices": "1,0",
     "mesh": "fsdp=2",
     "coordinator": "host:1234",
-    "scheduler": "tcp://host:8786",
     "resume": "",
     "steps": "64",
     "track": "tensorboard",
@@ -108,6 +108,20 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     check_config(tmp_path, run.config)
 
 
+def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host"}
+    settings = written["settings"] | gone
+    (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
+    check_config(tmp_path, run.config)
+    arguments = written["arguments"] | {"switch": 3}  # of 0.2
+    before = {**written, "arguments": arguments}
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    with pytest.raises(BadRequest, match="was made with --switch 3, not None"):
+        check_config(tmp_path, run.config)
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_processes_must_agree_on_a_field_unless_each_may_have_its_own(name):
     agreed = parsed(name).values("run", "start")
@@ -122,3 +136,22 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         config.arguments["period"] = 9  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match="--workers must be"):
         dataclasses.replace(config, workers=0)
+
+
+@pytest.mark.parametrize("flag", INSTEAD_OF_VALUES)
+def test_a_value_that_is_gone_is_answered_with_what_to_use_now(flag):
+    """From Python, too."""
+    for word, now in INSTEAD_OF_VALUES[flag].items():
+        told = re.escape(f"unknown {flag} {word!r}: {now}")
+        with pytest.raises(BadRequest, match=told):
+            parse([flag, word])
+        value = word if flag != "--track" else (word,)
+        with pytest.raises(ValueError, match=told):
+            RunConfig(**{parameter(flag): value})
+
+
+def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
+    assert parse(["--algo", "fedopt", "--beta1", "0.5"]).arguments["beta1"] == 0.5
+    for name in ("b1", "beta1"):
+        config = RunConfig(algo="fedopt", arguments={name: 0.5})
+        assert config.arguments == {"beta1": 0.5}

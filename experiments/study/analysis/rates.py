@@ -5,12 +5,13 @@ import shlex
 from collections.abc import Sequence
 from itertools import chain
 
+from experiments.cli.words import parameter, without
 from experiments.study.analysis.comparison import by_point
 from experiments.study.analysis.formatting import number, say
 from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.search_space import Range
-from experiments.study.spec import Variant, parameter, without
+from experiments.study.spec import Variant
 from experiments.study.tuning import Tuning
 
 # Effective rates whose ratio is larger are not comparable.

@@ -20,10 +20,10 @@ from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
 from syncalgos.jaxprs import equations
+from syncalgos.removed import LANE_FORMS
 from syncalgos.strategy import apply_reduce, seeing
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
-OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
 
 # On CPUs, lanes are faster one after the other if a step of all lanes computes more
 # than the caches hold. The exception is a lane so small that starting it takes as long
@@ -33,14 +33,14 @@ SMALL = 1e5
 
 
 def checked(asked: str | None) -> str | None:
-    """Returns the form that was asked for, by its current name; None stays None.
+    """Returns the form that was asked for; None stays None.
 
     Raises:
         ValueError: the name is unknown.
     """
     if asked is None:
         return None
-    return checks.one_of("lane_form", OLD_NAMES.get(asked, asked), FORMS)
+    return checks.one_of("lane_form", asked, FORMS, LANE_FORMS)
 
 
 class Unfit(ValueError):
