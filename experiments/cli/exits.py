@@ -181,8 +181,10 @@ def watched(program: Callable[[Stopped], int | None], has_starter: bool = False)
         if stop.received[1:] or is_decided():
             return
         why = stop.at_once(frame)
+        line = why or "stopping after this dispatch; a second signal stops at once"
         with suppress(RuntimeError):  # the signal came while a line was being printed
-            say(why or "stopping after this dispatch; a second signal stops at once")
+            if not (why and has_starter):  # all its processes would say so
+                say(line)
         if why:
             error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
             interrupt(error, stopped_by(number))

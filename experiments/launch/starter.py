@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
 from experiments.cli.exits import say
 from experiments.cli.words import without
@@ -32,7 +32,7 @@ from experiments.training.records import default_out
 
 VARIABLE = "SYNCALGOS_STARTED"  # for a process: the flags as the user gave them
 HERE = "127.0.0.1"
-PORTS = 3  # attempts to find a port that no other program takes
+PORTS = 3  # ports to try if other programs take them
 TICK = 0.05  # seconds between two looks at the processes
 GRACE = 10.0  # seconds for the others to end by themselves after a loss
 
@@ -51,45 +51,43 @@ def start(config: RunConfig, argv: list[str]) -> int:
     out = config.out or default_out(config.task, config.algo, os.getpid())
     words = [*without(argv, ("processes", "max_restarts", "out")), "--out", str(out)]
     received: list[int] = []
+    restarts = 0
     with handling(lambda number, _: received.append(number)):
-        for restart in range(config.max_restarts + 1):
-            if restart:
-                say(f"restart {restart} of {config.max_restarts}")
-                words = [*without(words, ("overwrite", "resume")), "--resume"]
-            code = _attempt(words, argv, config.processes, received)
-            if code != TERMINATED or received:
+        while (code := _attempt(words, argv, config.processes, received)) == TERMINATED:
+            if received or restarts == config.max_restarts:
                 break
+            restarts += 1
+            say(f"restart {restarts} of {config.max_restarts}")
+            words = [*without(words, ("overwrite", "resume")), "--resume"]
         return decide(code)
 
 
-def _attempt(words: list[str], argv: list[str], count: int, received: list[int]) -> int:
-    """Starts all processes once, or again if their port is taken."""
-    for _ in range(PORTS):
-        # Another program may take the port before process 0 listens there.
-        port = free_port(HERE)
-        code = watch(_started(words, argv, count, port), received)
-        if code != UNCONNECTED or received or not _is_taken(port):
-            break
-        say(f"another program took port {port}: trying another port")
-    return code
-
-
-def _started(
-    words: list[str], argv: list[str], count: int, port: int
-) -> list[subprocess.Popen[bytes]]:
-    """Starts the processes of a run."""
+def _attempt(
+    words: list[str], argv: list[str], count: int, received: list[int], left=PORTS
+) -> int:
+    """Starts all processes, and on another port if theirs is taken `left` - 1 times."""
+    port, pipe = free_port(HERE), subprocess.PIPE
     command = [sys.executable, "-m", "experiments.run", *words]
     command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
-    return [
-        subprocess.Popen(
-            [*command, "--process-id", str(number)],
-            stdin=subprocess.PIPE,  # closes when this command ends, however it ends
-            stdout=subprocess.DEVNULL if number else None,  # only 0 shows the summary
-            start_new_session=True,  # Ctrl-C in a terminal reaches only this command
-            env={**os.environ, VARIABLE: json.dumps(argv)},
-        )
-        for number in range(count)
-    ]
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, "--process-id", str(number)],
+                    stdin=pipe,  # closes when this command ends, however it ends
+                    stdout=subprocess.DEVNULL if number else None,
+                    start_new_session=True,  # Ctrl-C reaches only this command
+                    env={**os.environ, VARIABLE: json.dumps(argv)},
+                )
+            )
+            for number in range(count)
+        ]
+        code = watch(children, received)
+    # Another program may have taken the port before process 0 listened there.
+    if code == UNCONNECTED and left > 1 and not received and _is_taken(port):
+        say(f"another program took port {port}: trying another port")
+        return _attempt(words, argv, count, received, left - 1)
+    return code
 
 
 def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> int:
