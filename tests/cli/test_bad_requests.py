@@ -139,7 +139,7 @@ EARLY |= {
     "run --resume --overwrite": ["--resume", "--overwrite"],
     "run --resume": ["--resume", "--out"],
     "run --resume-center --steps 8": ["--resume", "--out"],
-    "run --max-restarts 3": ["--processes", "--scheduler", "--resume"],
+    "run --max-restarts 3": ["--processes", "--resume"],
     "run --processes 3": ["8 workers", "3 processes"],
     "run --processes 2 --backend vmap": ["--backend vmap", "2 processes"],
     "run --coordinator a:99": ["--coordinator", "--process-id"],

@@ -21,7 +21,6 @@ OTHER |= {
     "mesh": "fsdp=2",
     "sync_memory": "pinned_host",
     "coordinator": "host:1234",
-    "scheduler": "tcp://host:8786",
     "resume": "",
     "steps": "64",
     "track": "tensorboard",

@@ -166,7 +166,7 @@ def test_commands_run_in_a_thread(main, words, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_are_supervised_from_a_thread(tmp_path, monkeypatch):
+def test_processes_are_started_from_a_thread(tmp_path, monkeypatch):
     for name, value in environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
