@@ -5,6 +5,7 @@ join and tell each other why they end as they do across hosts.
 """
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from itertools import compress
 
 from experiments.cli.exits import say
 from experiments.cli.words import without
@@ -50,15 +52,14 @@ def start(config: RunConfig, argv: list[str]) -> int:
     # The folder is made only seconds later; no other command has this process id.
     out = config.out or default_out(config.task, config.algo, os.getpid())
     words = [*without(argv, ("processes", "max_restarts", "out")), "--out", str(out)]
+    again = [*without(words, ("overwrite", "resume")), "--resume"]
     received: list[int] = []
-    restarts = 0
     with handling(lambda number, _: received.append(number)):
-        while (code := _attempt(words, argv, config.processes, received)) == TERMINATED:
-            if received or restarts == config.max_restarts:
-                break
+        code, restarts = _attempt(words, argv, config.processes, received), 0
+        while code == TERMINATED and restarts < config.max_restarts and not received:
             restarts += 1
             say(f"restart {restarts} of {config.max_restarts}")
-            words = [*without(words, ("overwrite", "resume")), "--resume"]
+            code = _attempt(again, argv, config.processes, received)
         return decide(code)
 
 
@@ -66,18 +67,19 @@ def _attempt(
     words: list[str], argv: list[str], count: int, received: list[int], left=PORTS
 ) -> int:
     """Starts all processes, and on another port if theirs is taken `left` - 1 times."""
-    port, pipe = free_port(HERE), subprocess.PIPE
+    port = free_port(HERE)
     command = [sys.executable, "-m", "experiments.run", *words]
     command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
+    environ = {**os.environ, VARIABLE: json.dumps(argv)}
     with ExitStack() as stack:
         children = [
             stack.enter_context(
                 subprocess.Popen(
                     [*command, "--process-id", str(number)],
-                    stdin=pipe,  # closes when this command ends, however it ends
+                    stdin=subprocess.PIPE,  # closes when this command ends in any way
                     stdout=subprocess.DEVNULL if number else None,
                     start_new_session=True,  # Ctrl-C reaches only this command
-                    env={**os.environ, VARIABLE: json.dumps(argv)},
+                    env=environ,
                 )
             )
             for number in range(count)
@@ -94,40 +96,52 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
     """Waits until all processes of a run have ended; returns its exit code.
 
     If one is lost, the others are killed: at once if a signal killed it, and otherwise
-    once they have had time to notice the loss, and to end by themselves. The lost one
-    is named.
+    once they have had time to notice the loss and to end by themselves. The lost one is
+    named.
 
     Args:
         children: the processes, in their order.
         received: the signals that this command has received so far. The first is passed
             on, and a second ends all processes at once.
     """
-    asked, noticed = 0, 0.0
+    asked, last = 0, math.inf
     while None in (codes := [child.poll() for child in children]):
-        if received[1:] or _killed(codes, asked) or codes[0] == UNCONNECTED:
-            break
+        now = time.monotonic()
         if received and not asked:
             asked = received[0]
-            for child in children:
-                # Python takes SIGTERM quietly also before our handlers are there.
-                child.send_signal(signal.SIGTERM)
-        is_lost = any(code not in (None, *_expected(asked)) for code in codes)
-        noticed = noticed or is_lost * time.monotonic()
-        if noticed and time.monotonic() - noticed > GRACE:
+            # Unlike SIGINT, it ends a process quietly that has no handler yet.
+            _send(signal.SIGTERM, children)
+        if not {*codes} <= {None, *_expected(asked)}:
+            last = min(last, now + GRACE)
+        if received[1:] or _killed(codes, asked) or codes[0] == UNCONNECTED:
+            last = now
+        if now >= last:
             break
         time.sleep(TICK)
-    # Process 0 has jax's service: if it ended first, the others would say so.
-    for child, code in reversed([*zip(children, codes, strict=True)]):
-        if code not in _expected(asked):  # with all that it has started
-            with suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+    bad = [code not in _expected(asked) for code in codes]
+    _kill([*compress(children, bad)])
     if received[1:]:
         return stopped_by(received[0])
     code, lines = verdict(codes, asked)
     for number, line in lines.items():
         say(f"process {number} (pid {children[number].pid}) {line}")
     return code
+
+
+def _send(number: int, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Sends a signal to processes."""
+    for child in children:
+        child.send_signal(number)
+
+
+def _kill(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kills processes, and all that they have started."""
+    # Process 0 last: it has jax's service, whose end the others would report.
+    for child in reversed(children):
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.wait()
 
 
 def verdict(codes: Sequence[int | None], asked: int) -> tuple[int, dict[int, str]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, imported_by, until
-from faults import commands, tagged
+from faults import commands, is_halted, tagged
 from kills import newest
 from lasting import run
 
@@ -83,10 +83,17 @@ def test_what_a_lost_process_started_goes_with_it(tmp_path):
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
-def test_signals_stop_all_in_order_and_a_second_one_at_once(number, code, capfd):
-    saving = "trap 'sleep 1; exit 75' TERM; while :; do sleep 0.1; done"
-    assert watch(programs(saving, "exec sleep 1000"), [number]) == code
-    deaf = programs("trap '' TERM; sleep 1000", "kill -STOP $$; sleep 1000")
+def test_signals_stop_all_in_order_and_a_second_one_at_once(
+    number, code, tmp_path, capfd
+):
+    saving = f"trap 'touch {tmp_path}/saved; exit 75' TERM; touch {tmp_path}/begun; "
+    children = programs(f"{saving} while :; do sleep 0.1; done", HANG)
+    until((tmp_path / "begun").exists, "it handles the signal")
+    assert watch(children, [number]) == code
+    assert (tmp_path / "saved").exists()
+    deaf = programs(f"trap '' TERM; touch {tmp_path}/deaf; {HANG}", "kill -STOP $$")
+    until((tmp_path / "deaf").exists, "it ignores the signal")
+    until(lambda: is_halted(deaf[1].pid), "it is stopped")
     began = time.monotonic()
     assert watch(deaf, [number, number]) == code
     assert time.monotonic() - began < 5
@@ -170,7 +177,7 @@ def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
 # Runs
 
 RUN = "--task tiny_tasks:drawing --workers 2 --optimizer adam --algo bmuf --period 4 "
-RUN += "--steps 400 --eval-every 100 --checkpoint-every 20"
+RUN += "--steps 200 --eval-every 100 --checkpoint-every 20"
 LONG = f"{RUN} --steps 400000 --eval-every 400000 --processes 2"
 
 
