@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import ratios, report, spread, table
 from experiments.study.grid import RunSet
-from experiments.study.running.messages import Made
+from experiments.study.running.maker import Made
 from experiments.study.running.plan import Plan, Share
 from experiments.study.spec import Variant
 from experiments.training.config import RunConfig

@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,8 +38,8 @@ def check_installed(flag: str) -> None:
         )
 
 
-def connect(scheduler: str, seconds: float) -> "Client":
-    """Connects to a running scheduler.
+def reach(scheduler: str, seconds: float) -> str:
+    """Tests the connection to a running scheduler, and returns its address.
 
     For tls://, Dask's own settings name the certificates: `CERTIFICATES`.
 
@@ -51,15 +51,6 @@ def connect(scheduler: str, seconds: float) -> "Client":
         BadRequest: Dask is not installed, or the text is invalid.
         Unreachable: no scheduler answers there.
     """
-    address = reach(scheduler, seconds)
-    from distributed import Client
-
-    with _explained(scheduler):
-        return Client(address, timeout=seconds, set_as_default=False)
-
-
-def reach(scheduler: str, seconds: float) -> str:
-    """Tests the connection and returns the address; raises errors like `connect`."""
     check_installed("--scheduler")
     silence()
     # Imported late: --help imports this file and must stay fast.
@@ -112,22 +103,25 @@ async def _knock(address: str, seconds: float) -> None:
 
 
 @contextmanager
-def cluster(
-    scheduler: str | None, jobs: int, environ: Mapping[str, str]
-) -> Iterator["Client"]:
-    """Yields a client of a scheduler or of a cluster in this process.
+def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
+    """Yields a client of a scheduler or of a cluster of this process.
 
     Args:
         scheduler: the address or file of a scheduler; None starts a cluster here.
         jobs: the number of workers of that cluster, at 127.0.0.1.
-        environ: environment variables of these workers.
 
     Raises:
         BadRequest: Dask is not installed, or the address is invalid.
         Unreachable: no scheduler answers.
     """
     if scheduler is not None:
-        with connect(scheduler, ANSWER) as client:
+        address = reach(scheduler, ANSWER)
+        from distributed import Client
+
+        with (
+            _explained(scheduler),
+            Client(address, timeout=ANSWER, set_as_default=False) as client,
+        ):
             yield client
         return
     check_installed("--jobs")
@@ -137,9 +131,8 @@ def cluster(
     own = LocalCluster(
         n_workers=jobs,
         threads_per_worker=1,
-        processes=True,  # jax's devices are set before it starts
+        processes=True,  # devices and threads are those of a process
         host="127.0.0.1",
-        env=dict(environ),
         dashboard_address="127.0.0.1:0",
         worker_dashboard_address="127.0.0.1:0",
         memory_limit=None,

@@ -1,120 +1,63 @@
-"""Makes the missing runs of a study by jobs: a Dask task for each share of runs.
+"""Makes the missing runs of a study by jobs: a Dask task for each run.
 
-A Dask worker makes its runs itself, and needs to see the study's folder. Dask tries a
-share again elsewhere if the worker is lost; its finished runs are then skipped.
+Each Dask worker makes one run at a time, of one share. It must see the study's folder:
+there its files appear, and a task returns only how its run ended.
 """
 
+import math
 import os
+import queue
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from experiments.cli.errors import BadRequest
-from experiments.launch import inspection
 from experiments.study.config import StudyConfig
-from experiments.study.grid import Loader, is_done
-from experiments.study.running.cluster import cluster, dashboard
-from experiments.study.running.maker import Maker, Stopped
-from experiments.study.running.messages import Made, Refused
+from experiments.study.grid import is_done
+from experiments.study.running import worker
+from experiments.study.running.cluster import ANSWER, cluster, dashboard
+from experiments.study.running.maker import Made, Refused, Stepped, Stopped, described
 from experiments.study.running.plan import Plan, Share
-from experiments.study.running.progress import StudyProgress
-from experiments.training.config import parse
+from experiments.study.running.progress import RunLine, StudyProgress
 from experiments.training.devices import cores, environment
-from experiments.training.versions import versions
 
 if TYPE_CHECKING:
-    from distributed import Future
+    from distributed import Client, Future
 
-TICK = 0.05  # seconds between two looks
-SEEING = 60.0  # seconds until files from another machine must be visible
+# Seconds.
+TICK = 0.05  # between two looks at the workers
+SCHEDULER_LOST_AFTER = 60.0  # without an answer
+SILENCE = 60.0  # without a step or a worker, until the user is told
+SEEING = 60.0  # until files from another machine must be visible
+
+MOST_LOSSES = 3  # how often a run's worker may be lost before the run is given up
 SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
 
 
-class Order(NamedTuple):
-    """The order to make a share.
+@dataclass(eq=False)
+class Job:
+    """A share that a worker makes, run by run.
 
     Attributes:
-        topic: of the events that tell the command of each run.
-        facts: what the worker must have in common with the command.
-        factories: names of the task and of the algorithms.
-        settings: of jax.
-        runs: name, flags and folder of each run.
+        address: of the worker.
+        share: the runs that it has not made yet.
+        future: the Dask task of the first run.
+        line: the display of the first run.
+        moved: the time of its last step.
     """
-
-    topic: str
-    facts: Mapping[str, str]
-    factories: Sequence[str]
-    settings: Mapping[str, Any]
-    runs: Sequence[tuple[str, Sequence[str], str]] = ()
-
-
-class Unfit(NamedTuple):
-    """A worker that cannot make the study's runs, and why."""
 
     address: str
-    why: str
-
-
-def job_environment(devices: int | None) -> dict[str, str]:
-    """Returns environment variables of the jobs' processes: devices and threads.
-
-    They match this process, so that jobs give the same bits wherever they run.
-    """
-    if devices is not None:
-        return environment(devices, devices)
-    if jax.default_backend() != "cpu":
-        return {}
-    threads = os.environ.get("NPROC", str(cores()))
-    return environment(jax.local_device_count(), int(threads))
-
-
-@cache  # a worker keeps the code that it has imported, whatever is edited afterwards
-def facts(factories: tuple[str, ...]) -> dict[str, str]:
-    """Returns the versions, the code and the devices of this process."""
-    own = {name.partition(":")[0] for name in factories if ":" in name}
-    code = {x: inspection.digest(x) or "" for x in (*inspection.PACKAGES, *sorted(own))}
-    devices = f"{jax.local_device_count()} {jax.default_backend()}"
-    return {**versions(), **code, "devices": devices}
-
-
-@cache
-def _loader() -> Loader:
-    """Returns the loader of a worker, which keeps the data of its studies."""
-    return Loader()
-
-
-def make_share(order: Order) -> list[Made | Refused] | Unfit:
-    """Makes the runs of a share on a Dask worker."""
-    from distributed import get_worker
-
-    worker = get_worker()
-    key, here = worker.get_current_task(), facts(tuple(order.factories))
-    for name, meant in order.facts.items():
-        if here.get(name) != meant:
-            why = f"its {name} is {here.get(name)}, but this command has {meant}"
-            return Unfit(worker.address, f"{why}: restart it once they agree")
-    for name, value in order.settings.items():
-        jax.config.update(name, value)
-
-    def is_unwanted() -> int:
-        task = worker.state.tasks.get(key)
-        return int(task is None or task.state != "executing")
-
-    jax.clear_caches()
-    maker, found = Maker(_loader()), []
-    for name, argv, folder in order.runs:
-        outcome = Made("complete already")
-        if not is_done(Path(folder)):
-            args = parse(argv), Path(folder), lambda news: None, is_unwanted
-            outcome = maker.make(*args)
-        worker.log_event(order.topic, f"{name}: {outcome[0]}")
-        found.append(outcome)
-    return found
+    share: Share
+    future: "Future"
+    line: RunLine
+    moved: float = field(default_factory=time.monotonic)
 
 
 def make(
@@ -138,66 +81,198 @@ def make(
             kept.
         Unreachable: no scheduler answers.
     """
-    environ = job_environment(config.devices_per_job)
-    order = Order(
-        topic=secrets.token_hex(8),
-        facts=facts(config.factories),
-        factories=config.factories,
-        settings={name: getattr(jax.config, name) for name in SETTINGS},
-    )
-    if config.devices_per_job is not None or environ:
-        devices = f"{environ['JAX_NUM_CPU_DEVICES']} cpu"
-        order = order._replace(facts={**order.facts, "devices": devices})
-    jobs, barred = min(config.jobs, plan.total - plan.done), set[str]()
-    with cluster(config.scheduler, jobs, environ) as client:
+    count = min(config.jobs, plan.total - plan.done)
+    with _ordered(config, plan) as order, cluster(config.scheduler, count) as client:
         bar.say(f"dashboard: {dashboard(client)}")
-        client.subscribe_topic(order.topic, lambda event: bar.say(event[1]))
-        pending: dict[Future, Share] = {}
+        jobs = Jobs(client, order, plan, bar)
         while not plan.is_over:
             if asked_to_stop():
                 raise Stopped
-            slots = {x: n for x, n in client.nthreads().items() if x not in barred}
-            count = sum(slots.values())
-            while len(pending) < count and (share := plan.take(count)) is not None:
-                runs = [(x.name, x.argv, str(x.folder.absolute())) for x in share.runs]
-                given = {"workers": [*slots], "pure": False}
-                own = order._replace(runs=runs)
-                pending[client.submit(make_share, own, **given)] = share
+            jobs.step()
             time.sleep(TICK)
-            for future in [x for x in pending if x.done()]:
-                found, share = _result(future), pending.pop(future)
-                if isinstance(found, Unfit):
-                    if config.scheduler is None:  # no other worker will come
-                        raise BadRequest(found.why)
-                    bar.say(f"the Dask worker {found.address} is refused: {found.why}")
-                    barred.add(found.address)
-                    found = []
-                _settle(plan, bar, share, found)
 
 
-def _result(future: "Future") -> list[Made | Refused] | Unfit | str:
-    """Returns what a task returned, or why there is nothing."""
+def job_environment(devices: int | None) -> dict[str, str]:
+    """Returns environment variables of the jobs' processes: devices and threads.
+
+    They match this process, so that jobs give the same bits wherever they run.
+    """
+    if devices is not None:
+        return environment(devices, devices)
+    if jax.default_backend() != "cpu":
+        return {}
+    threads = os.environ.get("NPROC", str(cores()))
+    return environment(jax.local_device_count(), int(threads))
+
+
+@contextmanager
+def _ordered(config: StudyConfig, plan: Plan) -> Iterator[worker.Order]:
+    """Yields the order of a study, while its token is in the study's folder."""
+    topic, first = secrets.token_hex(16), plan.planned[0]
+    token = config.folder.absolute() / f".syncalgos-{topic}"
+    environ = job_environment(config.devices_per_job)
+    environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+    token.touch()
     try:
-        return future.result()
-    except OSError:  # a full disk would stop all others, too
-        raise
-    except Exception as error:  # Dask's own, after it has tried several workers
-        return f"given up: {type(error).__name__}: {error}".partition("\n")[0]
+        yield worker.Order(
+            token=str(token),
+            topic=topic,
+            environ=environ,
+            directory=os.getcwd(),
+            settings={name: getattr(jax.config, name) for name in SETTINGS},
+            factories=config.factories,
+            facts=worker.facts(config.factories, environ),
+            first=[*first.argv, "--seed", str(first.seeds[0])],
+        )
+    finally:
+        token.unlink(missing_ok=True)
 
 
-def _settle(
-    plan: Plan, bar: StudyProgress, share: Share, found: Sequence[Any] | str
-) -> None:
-    """Counts the runs of a share, and gives back those that were not made."""
-    if isinstance(found, str):  # the first that is not complete is to blame
-        done = [Made("") for run in share.runs if is_done(run.folder)]
-        found = [*done, Refused(found)]
-    for outcome in found:
-        if isinstance(outcome, Made) and not _is_seen(share.runs[0].folder):
+class Jobs:
+    """The workers of a study, and the runs that they make.
+
+    Args:
+        client: the client of the scheduler.
+        order: what all tasks have in common.
+        plan: the missing runs.
+        bar: the display of the runs.
+    """
+
+    def __init__(
+        self, client: "Client", order: worker.Order, plan: Plan, bar: StudyProgress
+    ):
+        self._client, self._order = client, order
+        self._plan, self._bar = plan, bar
+        self._checks: dict[str, Future] = {}  # by the address of their worker
+        self._checked, self._fit = set[str](), set[str]()  # addresses of workers
+        self._jobs = list[Job]()
+        self._losses = Counter[Path]()
+        self._idle_since = time.monotonic()
+        self._inbox = queue.SimpleQueue[tuple[float, Any]]()
+        # Called in another thread.
+        client.subscribe_topic(order.topic, self._inbox.put)
+
+    def step(self) -> None:
+        """Handles what has happened, and gives runs to free workers."""
+        present = self._present()
+        self._check(present)
+        self._listen()
+        for job in [*self._jobs]:
+            if job.future.done():
+                self._end(job)
+            elif job.address not in present:
+                self._lose(job)
+        busy = {job.address for job in self._jobs}
+        for address in sorted(self._fit - busy):
+            if share := self._plan.take(len(self._fit)):
+                self._begin(address, share)
+        self._tell_silence()
+
+    def _present(self) -> set[str]:
+        """Returns the addresses of the scheduler's workers.
+
+        Raises:
+            ConnectionError: it does not answer.
+        """
+        client = self._client
+        try:
+            if client.status != "running":
+                raise ConnectionError
+            ask = client.scheduler.ncores
+            return {*client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)}
+        except OSError:
+            raise ConnectionError("the Dask scheduler is lost") from None
+
+    def _check(self, present: set[str]) -> None:
+        """Has each new worker check itself, and bars those that are unfit."""
+        for address in present - self._checked:
+            self._checks[address] = self._submit(address, worker.check)
+        # A worker may come back at its address, with other code.
+        self._checked, self._fit = present, self._fit & present
+        for address, future in [*self._checks.items()]:
+            if address not in present:
+                del self._checks[address]
+            elif future.done():
+                del self._checks[address]
+                if (error := future.exception()) is None:
+                    self._fit.add(address)
+                    continue
+                line = described(error).line
+                if self._client.cluster is not None:  # no other worker will come
+                    raise BadRequest(line)
+                self._bar.say(f"the Dask worker {address} is refused: {line}")
+
+    def _listen(self) -> None:
+        """Shows the steps that the workers have told."""
+        by_key = {job.future.key: job for job in self._jobs}
+        while not self._inbox.empty():
+            _, (key, news) = self._inbox.get()
+            if job := by_key.get(key):
+                job.moved = time.monotonic()
+                job.line.show(news if isinstance(news, str) else Stepped(*news))
+
+    def _submit(self, address: str, function: Callable, *given: Any) -> "Future":
+        """Starts a task on a worker."""
+        place = {"workers": [address], "pure": False}
+        return self._client.submit(function, self._order, *given, **place)
+
+    def _begin(self, address: str, share: Share) -> None:
+        """Has a worker make the first run of a share."""
+        run = share.runs[0]
+        given = share.number, run.argv, str(run.folder.absolute())
+        future = self._submit(address, worker.make_run, *given)
+        self._jobs.append(Job(address, share, future, self._bar.begin(run.name)))
+
+    def _end(self, job: Job) -> None:
+        """Counts a run that its worker has made, and has it make the next one."""
+        try:
+            outcome = job.future.result(ANSWER)
+        except (Stopped, TimeoutError):  # the worker ends, or has just done so
+            return self._lose(job)
+        except OSError:  # a full disk would stop all others, too
+            raise
+        except Exception as error:
+            outcome = described(error)
+        if isinstance(outcome, Made) and not _is_seen(job.share.runs[0].folder):
             outcome = Refused("its files do not appear in the study's folder")
-        bar.count(outcome)
-        plan.ended(share, outcome)
-    plan.give_back(share)
+        self._settle(job, outcome)
+        if job.share.runs:
+            self._begin(job.address, job.share)
+
+    def _lose(self, job: Job) -> None:
+        """Takes back the runs of a lost worker; one that has lost many is given up."""
+        run, why = job.share.runs[0], f"the Dask worker {job.address} is gone"
+        self._losses[run.folder] += 1
+        if self._losses[run.folder] == MOST_LOSSES:
+            text = f"given up after {MOST_LOSSES} times: {why}"
+            self._settle(job, Refused(text))
+        else:
+            self._bar.say(f"{run.name}: {why}; the run starts again")
+            self._jobs.remove(job)
+            job.line.drop()
+        self._plan.give_back(job.share)
+
+    def _settle(self, job: Job, outcome: Made | Refused) -> None:
+        """Counts and shows the end of a run."""
+        self._jobs.remove(job)
+        job.line.end(outcome)
+        self._plan.ended(job.share, outcome)
+
+    def _tell_silence(self) -> None:
+        """Names runs that take no step, and tells that there is no worker."""
+        now = time.monotonic()
+        for job in self._jobs:
+            if now - job.moved > SILENCE:
+                job.moved = math.inf  # said once, until its next step
+                self._bar.say(
+                    f"{job.share.runs[0].name}: no step for {SILENCE:g} s on the Dask "
+                    f"worker {job.address}: it compiles, is busy or hangs"
+                )
+        if self._jobs:
+            self._idle_since = now
+        elif now - self._idle_since > SILENCE:
+            self._idle_since = math.inf  # said once, until there is a run
+            self._bar.say("no Dask worker is available: waiting for one")
 
 
 def _is_seen(folder: Path) -> bool:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.cli import terminal
 from experiments.study.grid import RunSet, damage
-from experiments.study.running.messages import Made, Refused
+from experiments.study.running.maker import Made, Refused
 from experiments.training.config import RunConfig
 
 Choose = Callable[[RunSet], RunSet | None]
