@@ -1,11 +1,16 @@
-"""Connections to a Dask scheduler."""
+"""Connections to a Dask scheduler: one that runs already, or one of this command."""
 
 import importlib.util
 import logging
+import os
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,8 +24,9 @@ if TYPE_CHECKING:
 CERTIFICATES = (
     "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 )
-
 ANSWER = 30.0  # seconds for a scheduler to answer
+WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
+WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
 
 
 class Unreachable(BadRequest):
@@ -48,10 +54,9 @@ def reach(scheduler: str, seconds: float) -> str:
         seconds: seconds to wait for the answer.
 
     Raises:
-        BadRequest: Dask is not installed, or the text is invalid.
+        BadRequest: the text is invalid.
         Unreachable: no scheduler answers there.
     """
-    check_installed("--scheduler")
     silence()
     # Imported late: --help imports this file and must stay fast.
     import asyncio
@@ -104,41 +109,58 @@ async def _knock(address: str, seconds: float) -> None:
 
 @contextmanager
 def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
-    """Yields a client of a scheduler or of a cluster of this process.
+    """Yields a client of a running scheduler or of a cluster of this command.
 
     Args:
-        scheduler: the address or file of a scheduler; None starts a cluster here.
-        jobs: the number of workers of that cluster, at 127.0.0.1.
+        scheduler: the address or file of a scheduler; None starts one here.
+        jobs: the number of workers to start for it, at 127.0.0.1.
 
     Raises:
-        BadRequest: Dask is not installed, or the address is invalid.
+        BadRequest: the address is invalid.
         Unreachable: no scheduler answers.
     """
-    if scheduler is not None:
-        address = reach(scheduler, ANSWER)
-        from distributed import Client
-
-        with (
-            _explained(scheduler),
-            Client(address, timeout=ANSWER, set_as_default=False) as client,
-        ):
-            yield client
-        return
-    check_installed("--jobs")
     silence()
     from distributed import Client, LocalCluster
 
-    own = LocalCluster(
-        n_workers=jobs,
-        threads_per_worker=1,
-        processes=True,  # devices and threads are those of a process
-        host="127.0.0.1",
-        dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-        memory_limit=None,
-    )
-    with own, Client(own, set_as_default=False) as client:
+    if scheduler is not None:
+        with _explained(scheduler):
+            address = _address(scheduler)
+            client = Client(address, timeout=ANSWER, set_as_default=False)
+        with client:
+            yield client
+        return
+    pages = "127.0.0.1:0"
+    with (
+        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages) as own,
+        _workers(own.scheduler_address, jobs),
+        Client(own, set_as_default=False) as client,
+    ):
         yield client
+
+
+@contextmanager
+def _workers(address: str, count: int) -> Iterator[None]:
+    """Starts Dask workers, each as a user does, and kills them in the end."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "dask", "worker", address, *WORKER.split()]
+    with TemporaryDirectory() as scratch:
+        workers = [
+            subprocess.Popen(
+                [*words, scratch],
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for this command
+            )
+            for _ in range(count)
+        ]
+        try:
+            yield
+        finally:
+            for worker in workers:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.wait()
 
 
 def dashboard(client: "Client") -> str:

@@ -10,14 +10,14 @@ import queue
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
 from experiments.study.config import StudyConfig
 from experiments.study.grid import is_done
@@ -82,9 +82,9 @@ def make(
         Unreachable: no scheduler answers.
     """
     count = min(config.jobs, plan.total - plan.done)
-    with _ordered(config, plan) as order, cluster(config.scheduler, count) as client:
+    with cluster(config.scheduler, count) as client:
         bar.say(f"dashboard: {dashboard(client)}")
-        jobs = Jobs(client, order, plan, bar)
+        jobs = Jobs(client, _order(config, plan), plan, bar)
         while not plan.is_over:
             if asked_to_stop():
                 raise Stopped
@@ -105,27 +105,22 @@ def job_environment(devices: int | None) -> dict[str, str]:
     return environment(jax.local_device_count(), int(threads))
 
 
-@contextmanager
-def _ordered(config: StudyConfig, plan: Plan) -> Iterator[worker.Order]:
-    """Yields the order of a study, while its token is in the study's folder."""
-    topic, first = secrets.token_hex(16), plan.planned[0]
-    token = config.folder.absolute() / f".syncalgos-{topic}"
+def _order(config: StudyConfig, plan: Plan) -> worker.Order:
+    """Returns what all tasks have in common."""
     environ = job_environment(config.devices_per_job)
     environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
-    token.touch()
-    try:
-        yield worker.Order(
-            token=str(token),
-            topic=topic,
-            environ=environ,
-            directory=os.getcwd(),
-            settings={name: getattr(jax.config, name) for name in SETTINGS},
-            factories=config.factories,
-            facts=worker.facts(config.factories, environ),
-            first=[*first.argv, "--seed", str(first.seeds[0])],
-        )
-    finally:
-        token.unlink(missing_ok=True)
+    folder, first = config.folder.absolute(), plan.planned[0]
+    return worker.Order(
+        folder=str(folder),
+        holder=(folder / lock.NAME).read_text(),
+        topic=secrets.token_hex(8),
+        directory=os.getcwd(),
+        environ=environ,
+        settings={name: getattr(jax.config, name) for name in SETTINGS},
+        factories=config.factories,
+        facts=worker.facts(config.factories, environ),
+        first=[*first.argv, "--seed", str(first.seeds[0])],
+    )
 
 
 class Jobs:

@@ -11,6 +11,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
 from experiments.study.running import versions
 from experiments.training.config import parse
@@ -30,7 +31,8 @@ class Order(NamedTuple):
     """What all tasks of a command have in common.
 
     Attributes:
-        token: a file in the study's folder, with a random name.
+        folder: the study's folder.
+        holder: the content of its lock file, which names this command.
         topic: the topic of events that tell the command of each step.
         directory: the command's working folder, for relative paths in flags.
         environ: variables with which jax must start: devices, threads, XLA flags.
@@ -40,7 +42,8 @@ class Order(NamedTuple):
         first: flags of one run, whose data all workers need.
     """
 
-    token: str
+    folder: str
+    holder: str
     topic: str
     directory: str
     environ: Mapping[str, str]
@@ -80,14 +83,15 @@ def check(order: Order) -> None:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
-    token = Path(order.token)
     try:
-        token.open("r+").close()
+        with Path(order.folder, lock.NAME).open("r+") as file:
+            why = "" if file.read() == order.holder else "another folder"
     except OSError as error:
+        why = str(error.strerror)
+    if why:
         raise BadRequest(
-            f"{token.parent}: {error.strerror}: workers must see the study's folder, "
-            "at this path"
-        ) from None
+            f"{order.folder}: {why}: workers must see the study's folder, at this path"
+        )
     with _set_up(order):
         here = facts(order.factories, _started)
         for name, meant in order.facts.items():
