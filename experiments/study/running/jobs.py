@@ -5,7 +5,9 @@ there its files appear, and a task returns only how its run ended.
 """
 
 import math
+import operator
 import os
+import pkgutil
 import queue
 import secrets
 import time
@@ -207,9 +209,14 @@ class Jobs:
                 job.line.show(news if isinstance(news, str) else Stepped(*news))
 
     def _submit(self, address: str, function: Callable, *given: Any) -> "Future":
-        """Starts a task on a worker."""
+        """Starts a task that calls a function of `worker` on a worker."""
         place = {"workers": [address], "pure": False}
-        return self._client.submit(function, self._order, *given, **place)
+        # The scheduler and the worker end or fall silent if they cannot import what a
+        # task names: so tasks name the standard library alone, which then imports.
+        name = f"{function.__module__}:{function.__name__}"
+        found = self._client.submit(pkgutil.resolve_name, name, **place)
+        order = tuple(self._order)
+        return self._client.submit(operator.call, found, order, *given, **place)
 
     def _begin(self, address: str, share: Share) -> None:
         """Has a worker make the first run of a share."""

@@ -1,6 +1,6 @@
 """Makes runs of a study on a Dask worker.
 
-The scheduler imports this file, too, so jax is imported only where it is needed.
+jax starts here as in the command, so it is imported only after its variables are set.
 """
 
 import os
@@ -76,13 +76,17 @@ def _code(module: str) -> str:
     return versions.of_code(module)
 
 
-def check(order: Order) -> None:
+def check(given: Sequence[Any]) -> None:
     """Checks that this Dask worker can make a study's runs, and starts its jax.
+
+    Args:
+        given: the command's order as a plain tuple.
 
     Raises:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
+    order = Order(*given)
     try:
         with Path(order.folder, lock.NAME).open("r+") as file:
             why = "" if file.read() == order.holder else "another folder"
@@ -104,12 +108,12 @@ def check(order: Order) -> None:
 
 
 def make_run(
-    order: Order, number: int, argv: Sequence[str], folder: str
+    given: Sequence[Any], number: int, argv: Sequence[str], folder: str
 ) -> "Made | Refused":
     """Makes a run on this Dask worker, which has passed `check`.
 
     Args:
-        order: the command's order.
+        given: the command's order as a plain tuple.
         number: number of the share, whose runs have programs in common.
         argv: the flags of the run.
         folder: the folder of its files.
@@ -120,15 +124,16 @@ def make_run(
     """
     from distributed import get_worker
 
-    worker = get_worker()
+    order, worker = Order(*given), get_worker()
     key = worker.get_current_task()
 
     def report(news: "Stepped | str") -> None:
         worker.log_event(order.topic, (key, news))
 
     with _set_up(order):
-        given = parse(argv), Path(folder), report, partial(_is_unwanted, worker, key)
-        return _maker(order.topic, number).make(*given)
+        make = _maker(order.topic, number).make
+        is_unwanted = partial(_is_unwanted, worker, key)
+        return make(parse(argv), Path(folder), report, is_unwanted)
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:
