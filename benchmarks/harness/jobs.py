@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from benchmarks.measure import ratios, report, spread, table
 from experiments.study.grid import RunSet
 from experiments.study.running.maker import Made
-from experiments.study.running.plan import Plan, Share
+from experiments.study.running.plan import Missing, Plan
 from experiments.study.spec import Variant
 from experiments.training.config import RunConfig
 
@@ -101,11 +101,12 @@ def _command(row: Mapping[str, Any]) -> str:
 
 
 class _Job(NamedTuple):
-    """A run in progress: its end, its number and its share."""
+    """A run in progress: its end, its number among all, its worker and the run."""
 
     end: float
     number: int
-    share: Share
+    worker: int
+    run: Missing
 
 
 def simulated(
@@ -121,24 +122,22 @@ def simulated(
             placed,
             lambda made: made._replace(common=_of(finals[made.variant.label])),
         )
-        now, busy, free, begun = 0.0, list[_Job](), workers, 0
+        now, busy, begun = 0.0, list[_Job](), 0
+        free: dict[int, int | None] = dict.fromkeys(range(workers))  # their last number
         compiled = set[tuple[str, bool]]()  # later runs read these from jax's cache
         while not plan.is_over:
-            while free and (share := plan.take(workers)):
-                free, begun = free - 1, begun + 1
-                runs = share.runs[0].runs
-                program = runs.variant.label, runs.is_trial
-                end = now + _seconds(share, cells, program not in compiled)
+            for worker, last in [*free.items()]:
+                if (run := plan.take(last)) is None:
+                    break
+                program = run.runs.variant.label, run.runs.is_trial
+                end = now + _seconds(run, cells, program not in compiled)
                 compiled.add(program)
-                heapq.heappush(busy, _Job(end, begun, share))
+                heapq.heappush(busy, _Job(end, begun, worker, run))
+                begun += 1
+                del free[worker]
             job = heapq.heappop(busy)
-            now = job.end
-            plan.ended(job.share, Made(""))
-            if job.share.runs:
-                end = now + _seconds(job.share, cells, is_first=False)
-                heapq.heappush(busy, job._replace(end=end))
-            else:
-                free += 1
+            now, free[job.worker] = job.end, job.run.number
+            plan.ended(job.run, Made(""))
         return now
 
 
@@ -147,11 +146,10 @@ def _placed(made: RunSet, folder: Path) -> RunSet:
     return made._replace(out=folder, trials=trials)
 
 
-def _seconds(share: Share, cells: Mapping[str, Cell], is_first: bool) -> float:
-    """Returns the seconds of the first run of a share, which may compile."""
-    runs, seed = share.runs[0]
-    own = cells[runs.common.arguments["command"]]
-    return own.seconds[seed % 1000] + (own.compile if is_first else 0)
+def _seconds(run: Missing, cells: Mapping[str, Cell], is_first: bool) -> float:
+    """Returns the seconds of a run, which may compile."""
+    own = cells[run.runs.common.arguments["command"]]
+    return own.seconds[run.seed % 1000] + (own.compile if is_first else 0)
 
 
 def bound(

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli.errors import BadRequest
 from experiments.exit_codes import UNCONNECTED
@@ -130,8 +129,9 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
             yield client
         return
     pages = "127.0.0.1:0"
+    own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
     with (
-        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages) as own,
+        own,
         _workers(own.scheduler_address, jobs),
         Client(own, set_as_default=False) as client,
     ):
@@ -161,17 +161,6 @@ def _workers(address: str, count: int) -> Iterator[None]:
             for worker in workers:
                 os.killpg(worker.pid, signal.SIGKILL)
                 worker.wait()
-
-
-def dashboard(client: "Client") -> str:
-    """Returns the address of the scheduler's dashboard, for a browser."""
-    link = client.dashboard_link or "none"
-    # Dask names the machine's own address even if the pages are bound to another.
-    if client.cluster is not None and (port := urlsplit(link).port):
-        link = f"http://127.0.0.1:{port}/status"
-    if importlib.util.find_spec("bokeh") is None and client.cluster is not None:
-        link += " (its pages need bokeh: pip install bokeh)"
-    return link
 
 
 def silence() -> None:

@@ -1,7 +1,7 @@
 """Makes the missing runs of a study by jobs: a Dask task for each run.
 
-Each Dask worker makes one run at a time, of one share. It must see the study's folder:
-there its files appear, and a task returns only how its run ended.
+A Dask worker makes one run at a time, in its own process. It must see the study's
+folder: the run's files appear there, and the task returns only how the run ended.
 """
 
 import math
@@ -24,9 +24,9 @@ from experiments.cli.errors import BadRequest
 from experiments.study.config import StudyConfig
 from experiments.study.grid import is_done
 from experiments.study.running import worker
-from experiments.study.running.cluster import ANSWER, cluster, dashboard
+from experiments.study.running.cluster import ANSWER, cluster
 from experiments.study.running.maker import Made, Refused, Stepped, Stopped, described
-from experiments.study.running.plan import Plan, Share
+from experiments.study.running.plan import Missing, Plan
 from experiments.study.running.progress import RunLine, StudyProgress
 from experiments.training.devices import cores, environment
 
@@ -45,18 +45,18 @@ SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_i
 
 @dataclass(eq=False)
 class Job:
-    """A share that a worker makes, run by run.
+    """A run that a worker makes.
 
     Attributes:
+        run: the run.
         address: of the worker.
-        share: the runs that it has not made yet.
-        future: the Dask task of the first run.
-        line: the display of the first run.
+        future: its Dask task.
+        line: its display.
         moved: the time of its last step.
     """
 
+    run: Missing
     address: str
-    share: Share
     future: "Future"
     line: RunLine
     moved: float = field(default_factory=time.monotonic)
@@ -85,7 +85,7 @@ def make(
     """
     count = min(config.jobs, plan.total - plan.done)
     with cluster(config.scheduler, count) as client:
-        bar.say(f"dashboard: {dashboard(client)}")
+        bar.say(f"dashboard: {client.dashboard_link}")
         jobs = Jobs(client, _order(config, plan), plan, bar)
         while not plan.is_over:
             if asked_to_stop():
@@ -126,7 +126,7 @@ def _order(config: StudyConfig, plan: Plan) -> worker.Order:
 
 
 class Jobs:
-    """The workers of a study, and the runs that they make.
+    """The runs that the workers of a cluster make.
 
     Args:
         client: the client of the scheduler.
@@ -138,10 +138,10 @@ class Jobs:
     def __init__(
         self, client: "Client", order: worker.Order, plan: Plan, bar: StudyProgress
     ):
-        self._client, self._order = client, order
-        self._plan, self._bar = plan, bar
-        self._checks: dict[str, Future] = {}  # by the address of their worker
-        self._checked, self._fit = set[str](), set[str]()  # addresses of workers
+        self._client: Any = client  # its types know only its asynchronous calls
+        self._order, self._plan, self._bar = order, plan, bar
+        self._checks = dict[str, Any]()  # futures, by the address of their worker
+        self._last = dict[str, int]()  # the number of each worker's last run
         self._jobs = list[Job]()
         self._losses = Counter[Path]()
         self._idle_since = time.monotonic()
@@ -151,114 +151,99 @@ class Jobs:
 
     def step(self) -> None:
         """Handles what has happened, and gives runs to free workers."""
-        present = self._present()
-        self._check(present)
+        fit = self._fit_workers()
         self._listen()
         for job in [*self._jobs]:
-            if job.future.done():
+            if job.future.done() or job.address not in fit:
+                self._jobs.remove(job)
                 self._end(job)
-            elif job.address not in present:
-                self._lose(job)
-        busy = {job.address for job in self._jobs}
-        for address in sorted(self._fit - busy):
-            if share := self._plan.take(len(self._fit)):
-                self._begin(address, share)
+        for address in sorted(fit - {job.address for job in self._jobs}):
+            if run := self._plan.take(self._last.get(address)):
+                self._begin(address, run)
         self._tell_silence()
 
-    def _present(self) -> set[str]:
-        """Returns the addresses of the scheduler's workers.
+    def _fit_workers(self) -> set[str]:
+        """Has new workers check themselves; returns those that are fit.
 
         Raises:
-            ConnectionError: it does not answer.
+            BadRequest: a worker of this command's own cluster is not.
+            ConnectionError: the scheduler is lost.
         """
-        client = self._client
+        client, checks = self._client, self._checks
         try:
             if client.status != "running":
                 raise ConnectionError
             ask = client.scheduler.ncores
-            return {*client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)}
+            present = client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)
         except OSError:
             raise ConnectionError("the Dask scheduler is lost") from None
-
-    def _check(self, present: set[str]) -> None:
-        """Has each new worker check itself, and bars those that are unfit."""
-        for address in present - self._checked:
-            self._checks[address] = self._submit(address, worker.check)
         # A worker may come back at its address, with other code.
-        self._checked, self._fit = present, self._fit & present
-        for address, future in [*self._checks.items()]:
-            if address not in present:
-                del self._checks[address]
-            elif future.done():
-                del self._checks[address]
-                if (error := future.exception()) is None:
-                    self._fit.add(address)
-                    continue
-                line = described(error).line
-                if self._client.cluster is not None:  # no other worker will come
+        self._checks = {
+            x: checks.get(x) or self._submit(x, worker.check) for x in present
+        }
+        for address, check in self._checks.items():
+            if check.status == "error":
+                line = described(check.exception()).line
+                if client.cluster is not None:  # no other worker will come
                     raise BadRequest(line)
-                self._bar.say(f"the Dask worker {address} is refused: {line}")
+                self._bar.say_once(f"the Dask worker {address} is refused: {line}")
+        return {x for x, check in self._checks.items() if check.status == "finished"}
 
-    def _listen(self) -> None:
-        """Shows the steps that the workers have told."""
-        by_key = {job.future.key: job for job in self._jobs}
-        while not self._inbox.empty():
-            _, (key, news) = self._inbox.get()
-            if job := by_key.get(key):
-                job.moved = time.monotonic()
-                job.line.show(news if isinstance(news, str) else Stepped(*news))
-
-    def _submit(self, address: str, function: Callable, *given: Any) -> "Future":
+    def _submit(self, address: str, function: Callable, *given: Any) -> Any:
         """Starts a task that calls a function of `worker` on a worker."""
         place = {"workers": [address], "pure": False}
-        # The scheduler and the worker end or fall silent if they cannot import what a
-        # task names: so tasks name the standard library alone, which then imports.
+        # A worker ends if it cannot import what a task names. So tasks name only the
+        # standard library, which then imports our code, or raises an error.
         name = f"{function.__module__}:{function.__name__}"
         found = self._client.submit(pkgutil.resolve_name, name, **place)
         order = tuple(self._order)
         return self._client.submit(operator.call, found, order, *given, **place)
 
-    def _begin(self, address: str, share: Share) -> None:
-        """Has a worker make the first run of a share."""
-        run = share.runs[0]
-        given = share.number, run.argv, str(run.folder.absolute())
+    def _begin(self, address: str, run: Missing) -> None:
+        """Has a worker make a run."""
+        given = run.number, run.argv, str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
-        self._jobs.append(Job(address, share, future, self._bar.begin(run.name)))
+        self._jobs.append(Job(run, address, future, self._bar.begin(run.name)))
+        self._last[address] = run.number
+
+    def _listen(self) -> None:
+        """Shows the steps that the workers have told."""
+        jobs = {job.future.key: job for job in self._jobs}
+        while not self._inbox.empty():
+            _, (key, news) = self._inbox.get()
+            if job := jobs.get(key):
+                job.moved = time.monotonic()
+                job.line.show(news if isinstance(news, str) else Stepped(*news))
 
     def _end(self, job: Job) -> None:
-        """Counts a run that its worker has made, and has it make the next one."""
+        """Counts a run that has ended, or takes it back if its worker is lost."""
+        if outcome := self._outcome(job):
+            job.line.end(outcome)
+            self._plan.ended(job.run, outcome)
+        else:
+            job.line.drop()
+            self._bar.say(f"{job.run.name}: {_gone(job)}; the run starts again")
+            self._plan.give_back(job.run)
+
+    def _outcome(self, job: Job) -> Made | Refused | None:
+        """Returns how a run ended; None if it must start again."""
+        run = job.run
         try:
-            outcome = job.future.result(ANSWER)
+            if job.future.done():
+                outcome = job.future.result(ANSWER)
+                if isinstance(outcome, Refused) or _is_seen(run.folder):
+                    return outcome
+                return Refused("its files do not appear in the study's folder")
         except (Stopped, TimeoutError):  # the worker ends, or has just done so
-            return self._lose(job)
+            pass
         except OSError:  # a full disk would stop all others, too
             raise
         except Exception as error:
-            outcome = described(error)
-        if isinstance(outcome, Made) and not _is_seen(job.share.runs[0].folder):
-            outcome = Refused("its files do not appear in the study's folder")
-        self._settle(job, outcome)
-        if job.share.runs:
-            self._begin(job.address, job.share)
-
-    def _lose(self, job: Job) -> None:
-        """Takes back the runs of a lost worker; one that has lost many is given up."""
-        run, why = job.share.runs[0], f"the Dask worker {job.address} is gone"
+            return described(error)
         self._losses[run.folder] += 1
-        if self._losses[run.folder] == MOST_LOSSES:
-            text = f"given up after {MOST_LOSSES} times: {why}"
-            self._settle(job, Refused(text))
-        else:
-            self._bar.say(f"{run.name}: {why}; the run starts again")
-            self._jobs.remove(job)
-            job.line.drop()
-        self._plan.give_back(job.share)
-
-    def _settle(self, job: Job, outcome: Made | Refused) -> None:
-        """Counts and shows the end of a run."""
-        self._jobs.remove(job)
-        job.line.end(outcome)
-        self._plan.ended(job.share, outcome)
+        if self._losses[run.folder] < MOST_LOSSES:
+            return None
+        return Refused(f"given up after {MOST_LOSSES} times: {_gone(job)}")
 
     def _tell_silence(self) -> None:
         """Names runs that take no step, and tells that there is no worker."""
@@ -267,14 +252,18 @@ class Jobs:
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
                 self._bar.say(
-                    f"{job.share.runs[0].name}: no step for {SILENCE:g} s on the Dask "
-                    f"worker {job.address}: it compiles, is busy or hangs"
+                    f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
+                    f"{job.address}: it compiles, is busy or hangs"
                 )
         if self._jobs:
             self._idle_since = now
         elif now - self._idle_since > SILENCE:
             self._idle_since = math.inf  # said once, until there is a run
             self._bar.say("no Dask worker is available: waiting for one")
+
+
+def _gone(job: Job) -> str:
+    return f"the Dask worker {job.address} is gone"
 
 
 def _is_seen(folder: Path) -> bool:

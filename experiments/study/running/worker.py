@@ -114,7 +114,7 @@ def make_run(
 
     Args:
         given: the command's order as a plain tuple.
-        number: number of the share, whose runs have programs in common.
+        number: the number of the run set to report; its runs share programs.
         argv: the flags of the run.
         folder: the folder of its files.
 
@@ -172,7 +172,7 @@ def _loader(topic: str) -> "Loader":
 
 @lru_cache(maxsize=1)
 def _maker(topic: str, number: int) -> "Maker":
-    """Returns the maker of a share's runs, which keeps their program."""
+    """Returns the maker of a run set, which keeps its program."""
     import jax
 
     from experiments.study.running.maker import Maker
