@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -128,39 +128,32 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
         with client:
             yield client
         return
-    pages = "127.0.0.1:0"
-    own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
-    with (
-        own,
-        _workers(own.scheduler_address, jobs),
-        Client(own, set_as_default=False) as client,
-    ):
-        yield client
+    with ExitStack() as held:
+        pages = "127.0.0.1:0"
+        own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
+        held.enter_context(own)
+        scratch = held.enter_context(TemporaryDirectory())
+        for _ in range(jobs):
+            held.enter_context(_worker(own.scheduler_address, scratch))
+        yield held.enter_context(Client(own, set_as_default=False))
 
 
 @contextmanager
-def _workers(address: str, count: int) -> Iterator[None]:
-    """Starts Dask workers, each as a user does, and kills them in the end."""
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    words = [sys.executable, "-m", "dask", "worker", address, *WORKER.split()]
-    with TemporaryDirectory() as scratch:
-        workers = [
-            subprocess.Popen(
-                [*words, scratch],
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,  # Ctrl-C is for this command
-            )
-            for _ in range(count)
-        ]
-        try:
-            yield
-        finally:
-            for worker in workers:
-                os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
+def _worker(address: str, scratch: str) -> Iterator[None]:
+    """Starts a Dask worker as a user does, and kills it in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", "worker", address, *WORKER.split(), scratch],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this command
+    )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its nanny and itself
+        process.wait()
 
 
 def silence() -> None:

@@ -86,12 +86,7 @@ def make(
     count = min(config.jobs, plan.total - plan.done)
     with cluster(config.scheduler, count) as client:
         bar.say(f"dashboard: {client.dashboard_link}")
-        jobs = Jobs(client, _order(config, plan), plan, bar)
-        while not plan.is_over:
-            if asked_to_stop():
-                raise Stopped
-            jobs.step()
-            time.sleep(TICK)
+        Jobs(client, _order(config, plan), plan, bar).make(asked_to_stop)
 
 
 def job_environment(devices: int | None) -> dict[str, str]:
@@ -149,9 +144,17 @@ class Jobs:
         # Called in another thread.
         client.subscribe_topic(order.topic, self._inbox.put)
 
-    def step(self) -> None:
+    def make(self, asked_to_stop: Callable[[], int]) -> None:
+        """Makes all runs; raises the same errors as the function `make`."""
+        while not self._plan.is_over:
+            if asked_to_stop():
+                raise Stopped
+            self._step()
+            time.sleep(TICK)
+
+    def _step(self) -> None:
         """Handles what has happened, and gives runs to free workers."""
-        fit = self._fit_workers()
+        fit = self._fit(self._present())
         self._listen()
         for job in [*self._jobs]:
             if job.future.done() or job.address not in fit:
@@ -162,31 +165,29 @@ class Jobs:
                 self._begin(address, run)
         self._tell_silence()
 
-    def _fit_workers(self) -> set[str]:
-        """Has new workers check themselves; returns those that are fit.
-
-        Raises:
-            BadRequest: a worker of this command's own cluster is not.
-            ConnectionError: the scheduler is lost.
-        """
-        client, checks = self._client, self._checks
+    def _present(self) -> set[str]:
+        """Returns the addresses of all workers; a ConnectionError without an answer."""
+        client = self._client
         try:
             if client.status != "running":
                 raise ConnectionError
             ask = client.scheduler.ncores
-            present = client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)
+            return {*client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)}
         except OSError:
             raise ConnectionError("the Dask scheduler is lost") from None
+
+    def _fit(self, present: set[str]) -> set[str]:
+        """Has new workers check themselves; returns those that can make runs."""
         # A worker may come back at its address, with other code.
         self._checks = {
-            x: checks.get(x) or self._submit(x, worker.check) for x in present
+            x: self._checks.get(x) or self._submit(x, worker.check) for x in present
         }
-        for address, check in self._checks.items():
-            if check.status == "error":
-                line = described(check.exception()).line
-                if client.cluster is not None:  # no other worker will come
-                    raise BadRequest(line)
-                self._bar.say_once(f"the Dask worker {address} is refused: {line}")
+        unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
+        for address, check in unfit.items():
+            line = described(check.exception()).line
+            if self._client.cluster is not None:  # no other worker will come
+                raise BadRequest(line)
+            self._bar.say_once(f"the Dask worker {address} is refused: {line}")
         return {x for x, check in self._checks.items() if check.status == "finished"}
 
     def _submit(self, address: str, function: Callable, *given: Any) -> Any:
@@ -227,21 +228,24 @@ class Jobs:
 
     def _outcome(self, job: Job) -> Made | Refused | None:
         """Returns how a run ended; None if it must start again."""
-        run = job.run
+        if not job.future.done():
+            return self._lost(job)
         try:
-            if job.future.done():
-                outcome = job.future.result(ANSWER)
-                if isinstance(outcome, Refused) or _is_seen(run.folder):
-                    return outcome
-                return Refused("its files do not appear in the study's folder")
+            outcome = job.future.result(ANSWER)
         except (Stopped, TimeoutError):  # the worker ends, or has just done so
-            pass
+            return self._lost(job)
         except OSError:  # a full disk would stop all others, too
             raise
         except Exception as error:
             return described(error)
-        self._losses[run.folder] += 1
-        if self._losses[run.folder] < MOST_LOSSES:
+        if isinstance(outcome, Made) and not _is_seen(job.run.folder):
+            return Refused("its files do not appear in the study's folder")
+        return outcome
+
+    def _lost(self, job: Job) -> Refused | None:
+        """Counts a lost worker of a run, which is given up after some."""
+        self._losses[job.run.folder] += 1
+        if self._losses[job.run.folder] < MOST_LOSSES:
             return None
         return Refused(f"given up after {MOST_LOSSES} times: {_gone(job)}")
 

@@ -28,7 +28,7 @@ _alone = threading.Lock()  # jax's settings and memory are those of the whole pr
 
 
 class Order(NamedTuple):
-    """What all tasks of a command have in common.
+    """The command, as all of its tasks get it.
 
     Attributes:
         folder: the study's folder.
@@ -98,12 +98,12 @@ def check(given: Sequence[Any]) -> None:
         )
     with _set_up(order):
         here = facts(order.factories, _started)
-        for name, meant in order.facts.items():
-            if here.get(name) != meant:
-                raise BadRequest(
-                    f"{name}: {here.get(name)!r} there, {meant!r} here: restart it "
-                    "once they agree"
-                )
+        if differing := [x for x in order.facts if here.get(x) != order.facts[x]]:
+            name = differing[0]
+            raise BadRequest(
+                f"{name}: {here.get(name)!r} there, {order.facts[name]!r} here: "
+                "restart it once they agree"
+            )
         _loader(order.topic).plan(parse(order.first))
 
 
@@ -149,17 +149,23 @@ def _set_up(order: Order) -> Iterator[None]:
     """Works alone, in the command's folder, and gives jax the command's settings."""
     has_folder = Path(order.directory).is_dir()
     with _alone, chdir(order.directory if has_folder else "."):
-        if not _started:
-            _started.update(order.environ)
-            os.environ.update(order.environ)
-        import jax
-
-        if count := _started.get("JAX_NUM_CPU_DEVICES"):
-            with suppress(RuntimeError):  # it has started: `facts` tells its devices
-                jax.config.update("jax_num_cpu_devices", int(count))
-        for name, value in order.settings.items():
-            jax.config.update(name, value)
+        _start(order)
         yield
+
+
+def _start(order: Order) -> None:
+    """Gives jax the command's settings, and its devices unless it has started."""
+    if not _started:
+        _started.update(order.environ)
+        os.environ.update(order.environ)
+    import jax
+
+    settings = dict(order.settings)
+    if count := _started.get("JAX_NUM_CPU_DEVICES"):
+        settings["jax_num_cpu_devices"] = int(count)
+    for name, value in settings.items():
+        with suppress(RuntimeError):  # it runs already: `facts` tells its devices
+            jax.config.update(name, value)
 
 
 @lru_cache(maxsize=1)
