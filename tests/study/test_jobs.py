@@ -163,7 +163,6 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
         ("--jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
         ("--jobs 0", "--jobs"),
         ("--list --jobs 2", "--list"),
-        ("--list --overwrite", "--list"),
         ("--devices-per-job 0", "--devices-per-job"),
         ("--scheduler nowhere", "scheduler file"),
         ("--scheduler tls://127.0.0.1:1", "certificates"),
@@ -256,7 +255,7 @@ def test_a_scheduler_that_is_not_there_costs_no_old_study(
     assert main(words) == 0
     before = hashes(tmp_path / "study")
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
-    gone = ["--overwrite", "--scheduler", "tcp://127.0.0.1:1"]
+    gone = ["--seeds", "2", "--scheduler", "tcp://127.0.0.1:1"]
     assert main([*words, *gone]) == 4
     assert ": no answer: " in capsys.readouterr().err
     assert hashes(tmp_path / "study") == before

@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python tests/support/kills.py --kills 100 --seed 0
 
-It prints a line for each algorithm and, at the end, the counts. After a kill the
-same command goes on by --resume; every fifth kill hits one of two processes, which
-their command starts again by itself.
+Prints a line for each algorithm and, at the end, the counts. After a kill the same
+command goes on by --resume; every fifth kill hits one of two processes, which their
+command starts again by itself.
 """
 
 import argparse
