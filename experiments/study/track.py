@@ -29,8 +29,7 @@ from experiments.study import config as study_config
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
 from experiments.study.network import modelled_seconds
-from experiments.study.running.maker import Maker
-from experiments.study.running.messages import Refused
+from experiments.study.running.maker import Maker, Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,12 +24,17 @@ def remove(folder: Path) -> None:
     Raises:
         OSError: a file cannot be removed.
     """
+    for path in _inside(folder):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir():
+            if _OF_RUN.fullmatch(name):
+                path.unlink()
+        elif name == _FOLDER:
+            with suppress(OSError):  # it holds others
+                path.unlink() if path.is_symlink() else path.rmdir()
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yields all that is in a folder, the innermost first."""
     for top, folders, files in os.walk(folder, topdown=False):
-        for path in (Path(top, name) for name in (*folders, *files)):
-            name = path.relative_to(folder).as_posix()
-            if not path.is_dir():
-                if _OF_RUN.fullmatch(name):
-                    path.unlink()
-            elif name == _FOLDER:
-                with suppress(OSError):  # it holds others
-                    path.unlink() if path.is_symlink() else path.rmdir()
+        yield from (Path(top, name) for name in (*folders, *files))
