@@ -102,7 +102,7 @@ class Plot(NamedTuple):
         x_limits: the ends of the x axis; None for those of the lines.
         ticks: x values by their texts; None for round numbers.
         bars: the axis along which bands are drawn as bars: "", "x" or "y". Along x
-            they are rows, and y has no numbers.
+            they are rows without numbers on the y axis.
         legend: the labels in the legend; None for all.
         target: the y value of a horizontal line, and its text.
         height: the height of a panel; None for the usual one.
@@ -205,9 +205,10 @@ def draw(plot: Plot, look: Styles) -> Figure:
         panels[0].set_xlim(*plot.x_limits)
     for axes in panels:
         x = plot.ticks or ticks(axes.get_xlim(), "x" in plot.log, plot.kind)
-        y = {} if plot.bars == "x" else ticks(axes.get_ylim(), "y" in plot.log)
-        axes.set_xticks([*x.values()], map(_plain, x))
-        axes.set_yticks([*y.values()], [*y])
+        axes.set_xticks([*x.values()], [*map(_plain, x)])
+        if plot.bars != "x":
+            y = ticks(axes.get_ylim(), "y" in plot.log)
+            axes.set_yticks([*y.values()], [*y])
         axes.minorticks_off()
     panels[-1].set_xlabel(below)
     _draw_legend(figure, plot, look)
@@ -355,6 +356,7 @@ def _differences(report: Report) -> Iterator[Plot]:
         lines.append(Line(row.label, row.point, x, place, low, high))
 
     def rows(axes: Axes) -> None:
+        axes.set_yticks([])
         # A label is above its bar: beside it, no room is left on a phone. The line at 0
         # is in pieces, because one line would cross the labels.
         for i, label in enumerate(labels):
@@ -607,7 +609,7 @@ def _trials(report: Report, flag: str, by: Measure) -> Plot:
         y = np.where(np.isfinite(y), y, np.nan)
         gone = x[np.isnan(y)].tolist()
         lines.append(Line(t.label, t.point, x, y, y, y, t.chosen, gone))
-    values = np.array([x for t in tried for x in t.values])
+    values = [x for t in tried for x in t.values]
     is_log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
     limits, log = _limits(lines, by, 0.0, 0.5, 1000.0)
     name = _titled(by.name.removeprefix("test "), by.unit)
