@@ -24,7 +24,7 @@ NAMES = {
     "distributed_lion": (-76, 9),
     "streaming_diloco": (9, -2),
     "model_averaging": (9, -5),
-    "loco": (-22, 9),
+    "loco": (-28, 8),
     "quantized_sgd": (-36, 12),
     "gossip": (7, -13),
     "sync_sgd": (-4, 10),
