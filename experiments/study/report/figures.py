@@ -35,7 +35,7 @@ WIDTH = 360  # of every figure
 # The width of an average character in DejaVu Sans, which is wider than a page's fonts.
 CHARACTER = 6.1
 SIGN = 36  # width of a line's sample in a legend, with the space beside it
-MOST = 6  # ticks of an axis
+MOST = 5  # ticks of an axis
 MANY = 12  # lines that a legend names; of more points, only the best
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
@@ -53,6 +53,7 @@ HEAD = re.compile(r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>", re.DOT
 # Numbers far finer than a pixel make up a third of a page's bytes.
 LONG = re.compile(r"\d+\.\d{3,}")
 FONT = re.compile(r"font-family: [^;\"]*;?\s*|(?<=px) 'DejaVu Sans'[^;\"]*")
+WHOLE = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
 COLOUR = re.compile("|".join(VARIABLES))
 
 # The context in which figures are drawn and written: both read the settings.
@@ -176,7 +177,11 @@ def themed(plot: Plot, text: str) -> str:
 
     # Only tags: texts between them are the user's.
     text = TAG.sub(own, text.strip())
-    return re.sub(r' (width|height|version)="[^"]*"', "", text, count=3)
+    text = re.sub(r' (width|height|version)="[^"]*"', "", text, count=3)
+    # A page has its own margins: the title begins where the page's text does.
+    return WHOLE.sub(
+        lambda x: f'viewBox="10 4 {float(x[1]) - 10:g} {float(x[2]) - 8:g}"', text, 1
+    )
 
 
 def draw(plot: Plot, look: Styles) -> Figure:
@@ -289,7 +294,7 @@ def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
         # A time is round in the unit of its text: 1.5 min, not 100 s.
         units = (length for bound, _, length in terminal.DURATIONS if high < bound)
         unit = next(units) if kind == "time" else 1
-        locator = MaxNLocator(MOST - 1, steps=[1, 2, 2.5, 5, 10])
+        locator = MaxNLocator(MOST, steps=[1, 2, 2.5, 5, 10])
         every = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]
         found = [x for x in every if low <= x <= high]
     return {WORDS[kind](x): x for x in found}
@@ -479,14 +484,16 @@ def _curve(
     low, high = limits or (-math.inf, math.inf)
     lines = _lines(report, by, x_of)
     kind = {"local steps": "plain", "modelled time": "time"}.get(x_label, "bytes")
-    ends = [float(line.x[-1]) for line in lines] or [0.0]
+    last = [float(line.x[-1]) for line in lines] or [0.0]
     # One algorithm may send tens of times as many bytes as another.
-    is_log = kind == "bytes" or (kind == "time" and max(ends) > 4 * min(ends))
+    is_log = kind == "bytes" or (kind == "time" and max(last) > 4 * min(last))
     # A logarithmic axis would spend decades on values outside the ends of y.
     seen = [x.x[(x.x > 0) & (low <= x.y) & (x.y <= high)] for x in lines]
     seen = np.concatenate([*seen, []])
-    whole = {x.label for x in lines if low <= x.y[np.isfinite(x.y)][-1] <= high}
-    missing = {c.label for c in report.curves if by.key in c.bands} - whole
+    ends = [(x.label, x.point, x.y[np.isfinite(x.y)][-1]) for x in lines]
+    shown = {(label, point) for label, point, end in ends if low <= end <= high}
+    curves = [c for c in report.curves if by.key in c.bands]
+    missing = [named(c) for c in curves if (c.label, c.point) not in shown]
     goal = None
     if report.target is not None and each.group == "measure":
         value = report.target * by.scale
@@ -504,7 +511,7 @@ def _curve(
         limits,
         _widened(seen, log=True) if is_log and len(seen) else None,
         target=goal,
-        note=f"Not in the picture, at least at the end: {', '.join(sorted(missing))}."
+        note=f"Not in the picture, at least at the end: {', '.join(missing)}."
         * bool(missing),
     )
 
