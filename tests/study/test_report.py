@@ -219,7 +219,7 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
     report = made_up(sweep)._replace(networks=[])
     figure = drawn(report)["tuning-lr"]
     figure.draw_without_rendering()
-    panels = {axes.get_title().replace(" ", "="): axes for axes in figure.axes}
+    panels = {axes.get_title("left").replace(" ", "="): axes for axes in figure.axes}
     assert len(panels) == (3 if sweep else 1)
     crosses = 0
     for each in report.tuning:
