@@ -66,15 +66,11 @@ def scores(times: Times) -> dict[str, float]:
     from `MOST` times the fastest's time on. The mean counts workloads on which any
     algorithm reaches the target.
     """
-    reached = [
-        {label: seconds for label, seconds in own.items() if seconds is not None}
-        for own in times.values()
-    ]
     found = {label: [] for own in times.values() for label in own}
-    for own in filter(None, reached):
-        fastest = min(own.values())
-        for label, each in found.items():
-            ratio = own.get(label, math.inf) / fastest
+    for own in times.values():
+        fastest = min((x for x in own.values() if x is not None), default=None)
+        for label, each in found.items() if fastest else ():
+            ratio = (own.get(label) or math.inf) / fastest
             each.append(max(MOST - ratio, 0.0) / (MOST - 1))
     means = {label: float(np.mean(each)) for label, each in found.items() if each}
     return dict(sorted(means.items(), key=lambda x: -x[1]))

@@ -62,16 +62,9 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
 def write(folder: Path) -> Path:
     """Writes the figure of a study beside its records, and returns its path."""
     lines = read(folder)
-    whole = float(lines[FIRST]["bytes_per_worker"])
-    found = plot(
-        {
-            name: (
-                float(x["bytes_per_worker"]) / whole,
-                100 * float(x["test_accuracy_mean"]),
-            )
-            for name, x in lines.items()
-        }
-    )
+    sent = {name: float(x["bytes_per_worker"]) for name, x in lines.items()}
+    ends = {name: 100 * float(x["test_accuracy_mean"]) for name, x in lines.items()}
+    found = plot({name: (sent[name] / sent[FIRST], ends[name]) for name in lines})
     path = folder / f"{found.name}.svg"
     with figures.style():
         look = {"best": {"color": LIGHT["series-0"], "marker": "o"}}

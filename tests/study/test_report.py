@@ -23,7 +23,7 @@ from experiments.study.analysis.results import Comparison, Report
 from experiments.study.report import page as html
 from experiments.study.report import tables, write
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
-from experiments.study.statistics import LOSS, Band, Spread
+from experiments.study.statistics import LOSS, Band, Difference, Spread
 from experiments.training import records
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -199,18 +199,17 @@ def test_figures_show_the_numbers_of_the_table(usual):
             assert line[x > 0] == pytest.approx(np.stack([x, mean], axis=1)[x > 0])
         (axes,) = usual["test-accuracy-at-the-end"].axes
         (point,) = lines_of(axes, label)
-        ends = 100 * row.measure.mean, 100 * row.measure.deviation
-        assert point == pytest.approx(np.array([[row.bytes_per_worker, ends[0]]]))
-        assert bars_of(axes, 1, label) == [
-            pytest.approx((ends[0] - ends[1], sum(ends)))
-        ]
+        final, deviation, _ = 100 * np.array(row.measure, float)
+        assert point == pytest.approx(np.array([[row.bytes_per_worker, final]]))
+        ends = final - deviation, final + deviation
+        assert bars_of(axes, 1, label) == [pytest.approx(ends)]
         (axes,), difference = usual["differences"].axes, row.comparison.difference
         points = [x[0, 0] for x in lines_of(axes, label)]
         if difference is None:
             assert points == bars_of(axes, 0, label) == []
             continue
-        assert points == [pytest.approx(100 * difference.mean)]
-        ends = 100 * difference.low, 100 * difference.high
+        mean, *ends = 100 * np.array(difference[:3], float)
+        assert points == [pytest.approx(mean)]
         assert bars_of(axes, 0, label) == [pytest.approx(ends)]
 
 
@@ -223,24 +222,19 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
     assert len(panels) == (3 if sweep else 1)
     crosses = 0
     for each in report.tuning:
-        axes, scores = (
-            panels[each.point],
-            dict(zip(each.values, each.scores, strict=True)),
-        )
+        axes, values = panels[each.point], np.array(each.values)
+        scores = 100 * np.array(each.scores, float)
+        trials, gone = np.stack([values, scores], axis=1), values[np.isnan(scores)]
         (line,) = lines_of(axes, each.label)
-        told = [(x, np.nan if y is None else 100 * y) for x, y in scores.items()]
-        assert line == pytest.approx(np.array(told), nan_ok=True)
-        marks = [x for x in axes.lines if x.get_color() == colour_of(each.label)]
-        marks = {x.get_marker(): x for x in marks if not x.get_clip_on()}
+        assert line == pytest.approx(trials, nan_ok=True)
+        own = [x for x in axes.lines if x.get_color() == colour_of(each.label)]
+        marks = {str(x.get_marker()): x for x in own if not x.get_clip_on()}
         ring = marks.pop("o").get_xydata()
-        assert ring == pytest.approx(
-            np.array([[each.chosen, 100 * scores[each.chosen]]])
-        )
-        gone = [x for x, y in scores.items() if y is None]
-        assert {*marks} == ({"x"} if gone else set())
-        if gone:
+        assert ring == pytest.approx(trials[values == each.chosen])
+        assert {*marks} == ({"x"} if len(gone) else set())
+        if marks:
             places = marks["x"].get_transform().transform(marks["x"].get_xydata())
-            assert [*marks["x"].get_xdata()] == gone
+            assert np.array_equal(marks["x"].get_xydata()[:, 0], gone)
             assert places[:, 1] == pytest.approx(axes.bbox.y0)  # at the bottom
             crosses += 1
     assert crosses == len(panels)
@@ -249,16 +243,14 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
 
 def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():
     report = made_up(tuned=False)._replace(networks=[])
-    row = report.rows[2]
-    few = row.comparison.difference._replace(low=None, high=None)
-    rows = list(report.rows)
+    few = Difference(1, None, None, 2, 4, False)
+    row, rows = report.rows[2], list(report.rows)
     rows[2] = row._replace(comparison=row.comparison._replace(difference=few))
     unsure = report._replace(rows=rows)
     assert plotted(report)["differences"].note == ""
     assert plotted(unsure)["differences"].note.endswith("to each side: diloco.")
     (axes,) = drawn(unsure)["differences"].axes
-    ends = few.mean - few.deviation, few.mean + few.deviation
-    assert bars_of(axes, 0, "diloco") == [pytest.approx([100 * x for x in ends])]
+    assert bars_of(axes, 0, "diloco") == [pytest.approx((-100, 300))]
 
 
 @pytest.mark.sample(1)

@@ -26,7 +26,7 @@ from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import named, number
 from experiments.study.analysis.quantities import Quantity, is_empty, quantities
-from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
+from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report.styles import LIGHT, TEMPLATES, VARIABLES, Styles
 from experiments.study.statistics import Measure
 from experiments.training import records
@@ -37,6 +37,8 @@ CHARACTER = 6.1
 SIGN = 36  # width of a line's sample in a legend, with the space beside it
 MOST = 5  # ticks of an axis
 MANY = 12  # lines that a legend names; of more points, only the best
+# Views of a metric; others are times on a network, by its name.
+STEPS, BYTES = "local steps", "bytes sent by each worker"
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
 WORDS: dict[str, Callable[[float], str]] = {
@@ -424,7 +426,7 @@ def _tradeoff(report: Report) -> Iterator[Plot]:
         "answer",
         f"{_titled(by.name, by.unit)} at the end, by bytes sent by each worker",
         lines,
-        "bytes sent by each worker (log)",
+        f"{BYTES} (log)",
         "bytes",
         "x",
         bars="y",
@@ -445,45 +447,27 @@ def _curves(report: Report) -> Iterator[Plot]:
     for each in quantities(report):
         if is_empty(report, each):
             continue
-        yield _curve(report, each, "steps", "local steps", lambda c: c.steps)
+        yield _curve(report, each, STEPS)
         if each.group not in ("measure", "loss") or each.by.key == "train_loss":
             continue
-        sent = "bytes sent by each worker"
-        yield _curve(report, each, "bytes", sent, lambda c: c.bytes_per_worker)
+        yield _curve(report, each, BYTES)
         for n in ends:
-            seconds = partial(_seconds, network=n)
-            plot = _curve(report, each, n, "modelled time", seconds)
             folded = formatting.sentence(each.by.name) if n != slowest else ""
-            yield plot._replace(folded=folded)
+            yield _curve(report, each, n)._replace(folded=folded)
 
 
-def _seconds(curve: Curve, network: str) -> Sequence[float] | None:
-    return curve.seconds.get(network)
-
-
-def _curve(
-    report: Report,
-    each: Quantity,
-    view: str,
-    x_label: str,
-    x_of: Callable[[Curve], Sequence[float] | None],
-) -> Plot:
-    """Returns a metric by steps, by bytes, or by time on a network.
-
-    Args:
-        report: the study.
-        each: the metric.
-        view: steps, bytes or the name of a network.
-        x_label: the quantity of the x axis.
-        x_of: its values at a curve's evaluations; None if they are not known.
-    """
+def _curve(report: Report, each: Quantity, view: str) -> Plot:
+    """Returns a metric by steps, by bytes, or by time on a network."""
     by = each.by
     # The ends of y are the same in all views: figures of a metric differ only in x.
-    by_steps = _lines(report, by, lambda c: c.steps)
+    by_steps = _lines(report, by, STEPS)
     limits, log = _limits(by_steps, by, 0.25, 1.0, 50.0 if each.log else math.inf)
     low, high = limits or (-math.inf, math.inf)
-    lines = _lines(report, by, x_of)
-    kind = {"local steps": "plain", "modelled time": "time"}.get(x_label, "bytes")
+    lines = _lines(report, by, view)
+    slug, kind, x_label, how = {
+        STEPS: ("steps", "plain", STEPS, "by steps"),
+        BYTES: ("bytes", "bytes", BYTES, "by bytes sent"),
+    }.get(view, (f"time {view}", "time", "modelled time", f"on {view}"))
     last = [float(line.x[-1]) for line in lines] or [0.0]
     # One algorithm may send tens of times as many bytes as another.
     is_log = kind == "bytes" or (kind == "time" and max(last) > 4 * min(last))
@@ -499,9 +483,8 @@ def _curve(
         value = report.target * by.scale
         goal = (value, f"target {formatting.target(report)}")
         goal = goal if low < value < high else None
-    how = {"steps": "by steps", "bytes": "by bytes sent"}.get(view, f"on {view}")
     return Plot(
-        f"{by.key} by {'time ' * (kind == 'time')}{view}",
+        f"{by.key} by {slug}",
         each.group,
         f"{_titled(by.name, by.unit)} {how}",
         lines,
@@ -516,13 +499,12 @@ def _curve(
     )
 
 
-def _lines(
-    report: Report, by: Measure, x_of: Callable[[Curve], Sequence[float] | None]
-) -> list[Line]:
-    """Returns the curves that have a finite value and a positive x."""
+def _lines(report: Report, by: Measure, view: str) -> list[Line]:
+    """Returns the curves that have a finite value and a positive x in a view."""
     lines = []
     for curve in report.curves:
-        band, x = curve.bands.get(by.key), x_of(curve)
+        views = {STEPS: curve.steps, BYTES: curve.bytes_per_worker}
+        band, x = curve.bands.get(by.key), views.get(view, curve.seconds.get(view))
         if band is None or not x or max(x) <= 0:
             continue
         parts = (np.array(part, float) * by.scale for part in band)
@@ -588,15 +570,11 @@ def _tuning(report: Report) -> Iterator[Plot]:
         lines = []
         for label in dict.fromkeys(t.label for t in tried if t.point in at):
             own = [t for t in tried if t.label == label]
-            y = np.array([t.chosen for t in own], float)
-            low, high = (
-                np.array([t.chosen if end is None else end for t, end in ends])
-                for ends in ([(t, t.low) for t in own], [(t, t.high) for t in own])
-            )
-            x = np.array([at[t.point] for t in own])
-            # The interval of the resamples may leave out the chosen value.
-            ends = np.minimum(low, y), np.maximum(high, y)
-            lines.append(Line(label, "", x, y, *ends))
+            x, y = np.array([(at[t.point], t.chosen) for t in own]).T
+            # The interval of the resamples may be unknown, or leave out the value.
+            low = np.fmin(np.array([t.low for t in own], float), y)
+            high = np.fmax(np.array([t.high for t in own], float), y)
+            lines.append(Line(label, "", x, y, low, high))
         title = f"Best {flag} by {report.sweep}"
         bars = "Bars: 95 % intervals, from resampling the seeds of the trials."
         is_wide = min(values) > 0 and max(values) >= 4 * min(values)
