@@ -9,7 +9,7 @@ from experiments import exit_codes
 from experiments.aiming import targets
 from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig
-from experiments.aiming.report import content, files, formats
+from experiments.aiming.report import files, tables
 from experiments.aiming.report.files import Known
 from experiments.aiming.report.records import Result, outcome, results
 from experiments.cli import terminal
@@ -36,9 +36,8 @@ def run(config: AimConfig, argv: list[str]) -> int:
         found = results(config, answers)
         if any("error" not in x for x in answers):
             files.write_json(config, argv, found, known)
-    page = content.page(config, argv, found)
-    terminal.show(formats.text(page))
-    files.write_page(config, page)
+    terminal.show(tables.text(config, found))
+    files.write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
 
 

@@ -28,14 +28,12 @@ from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # number of the largest leaves to list
-MEMORY = {  # memory of a chip, and of its host for it, by jax's names
+MEMORY = {  # memory of a chip, by jax's names
     "arguments": "argument_size_in_bytes",
     "outputs": "output_size_in_bytes",
     "aliased": "alias_size_in_bytes",
     "temporary": "temp_size_in_bytes",
     "code": "generated_code_size_in_bytes",
-    "host_arguments": "host_argument_size_in_bytes",
-    "host_temporary": "host_temp_size_in_bytes",
 }
 Form = dict[str, Any]
 
@@ -187,7 +185,6 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
             "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
             "shape": [*x.sharding.shard_shape(x.shape)],
             "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
-            "memory": x.sharding.memory_kind or "device",
         }
         for part, tree in held.items()
         for path, x in jax.tree_util.tree_leaves_with_path(tree)

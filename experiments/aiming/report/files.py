@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.report import formats
-from experiments.aiming.report.content import Page
+from experiments.aiming.report import tables
 from experiments.aiming.report.records import Result
 from experiments.cli.errors import BadRequest
 from experiments.training import json_files
@@ -32,10 +31,11 @@ def known(config: AimConfig) -> Known:
 def _compiled(path: Path) -> list[dict[str, Any]]:
     """Returns the compiled programs of a file, after checking them."""
     try:
-        programs = json_files.read(path, "programs")["programs"]
-        compiled = [x for x in programs if "compile_seconds" in x]
-        for one in compiled:
-            json_files.check_seal(path, one)
+        programs, seal = json_files.read(path, "programs")["programs"], json_files.SEAL
+        with json_files.using(path):
+            compiled = [x for x in programs if "compile_seconds" in x]
+            for one in compiled:
+                json_files.check_seal(path, {seal: None, **one})
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
     except json_files.Damaged as error:
@@ -69,11 +69,10 @@ def write_json(
         _write(config.json, text)
 
 
-def write_page(config: AimConfig, page: Page) -> None:
+def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
     """Writes the page of --page, if any; raises a BadRequest if it cannot."""
     if config.page is not None:
-        is_markdown = config.page.suffix == ".md"
-        _write(config.page, (formats.markdown if is_markdown else formats.html)(page))
+        _write(config.page, tables.markdown(config, argv, found))
 
 
 def _write(path: Path, text: str) -> None:

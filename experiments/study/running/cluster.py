@@ -4,7 +4,7 @@ import importlib.util
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -93,13 +93,14 @@ def _address(scheduler: str) -> str:
     """Returns the address of a scheduler, read from a scheduler file if necessary."""
     if "://" in scheduler:
         return scheduler
-    try:
-        return json_files.read(Path(scheduler), "address")["address"]
-    except (OSError, ValueError):
-        raise BadRequest(
-            "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
-            f"got {scheduler!r}"
-        ) from None
+    with suppress(OSError, json_files.Damaged):
+        address = json_files.read(Path(scheduler), "address")["address"]
+        if isinstance(address, str):
+            return address
+    raise BadRequest(
+        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
+        f"got {scheduler!r}"
+    )
 
 
 async def _knock(address: str, seconds: float) -> None:
