@@ -31,5 +31,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    completion.answer(config.parser_for)
+    completion.answer(lambda words: config.parser())
     sys.exit(main())

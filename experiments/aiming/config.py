@@ -229,14 +229,6 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and name not in TAKEN]
-    flags.add_settings(made, free)
-    return made
-
-
 def _job(target: Target, variant: Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
 

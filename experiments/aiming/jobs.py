@@ -46,7 +46,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
 
     Shows a bar if stderr is a terminal, otherwise a line for each program.
     """
-    answers, forms, jobs = [], {}, config.jobs
+    answers, jobs = [], config.jobs
     for job in jobs:
         if files.key_of(job) not in known:
             targets.check_compiler(job.target)
@@ -59,11 +59,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             answer = known.get(files.key_of(job))
             is_new = answer is None
             if answer is None:
-                c = job.config  # it determines the shapes of the data
-                data = c.task, *sorted(c.task_arguments.items()), c.validation
-                key = *data, c.data_dir
-                answer = processes.answer(job, forms.get(key), config.timeout)
-                forms[key] = answer.pop("form", forms.get(key))
+                answer = processes.answer(job, config.timeout)
             answers.append(answer)
             if number == len(config.variants) and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])

@@ -58,9 +58,7 @@ def of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
 
 
 def traffic(
-    program: hlo.Program,
-    devices: Sequence[targets.Device],
-    each: int,
+    program: hlo.Program, devices: Sequence[targets.Device], each: int
 ) -> list[Row]:
     """Returns what a program sends, with similar collectives in one row.
 

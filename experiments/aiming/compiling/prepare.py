@@ -35,19 +35,17 @@ MEMORY = {  # memory of a chip, by jax's names
     "temporary": "temp_size_in_bytes",
     "code": "generated_code_size_in_bytes",
 }
-Form = dict[str, Any]
 
 
-def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
+def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     """Compiles the local steps of a run, and returns the findings in the program.
 
     Args:
         config: the config of the run; its workers take all chips of the target.
         target: the machine.
-        form: the form of the task's data, from an earlier call; None reads the data.
 
     Returns:
-        The findings as JSON, without any modelled values; they include "form".
+        The findings as JSON, without any modelled values.
 
     Raises:
         BadRequest: the run is not possible; one line.
@@ -59,50 +57,27 @@ def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, 
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
         parts = make_plan(config, machines, devices)
-        form = form or _form(parts)
-        data = stand_in(form)
+        data = _data(parts)
         check_data(parts.config, data, is_batch_given)
     except ValueError as error:
         raise BadRequest(str(error)) from error
     feed = parts.config.feed or loading.default_feed(data)
     parts = replace(parts, config=replace(parts.config, feed=feed))
-    lowered, seconds = _lower(parts, form)
+    lowered, seconds = _lower(parts, data)
     return {
         **_facts(parts, lowered, target),
         **_sent(parts, lowered.state),
         **_compile(parts, lowered),
         "lower_seconds": seconds,
-        "form": form,
     }
 
 
-def _form(parts: Plan) -> Form:
-    """Returns the shapes of the task's data, which is read only if necessary."""
+def _data(parts: Plan) -> Data:
+    """Returns the task's data, which is read only if its shapes are not declared."""
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
-        data = blank()
-    else:
-        data = loading.load(parts.task, c.task, c.validation)
-    train: Any = data.train
-    is_source = not isinstance(train, dict)
-    one = train[0] if is_source else {name: x[0] for name, x in train.items()}
-    # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
-    shapes = {
-        name: [[*np.shape(x)], str(np.asarray(x).dtype)] for name, x in one.items()
-    }
-    return {"examples": data.examples, "is_source": is_source, "train": shapes}
-
-
-def stand_in(form: Form) -> Data:
-    """Returns data of this form that takes no memory: all examples share one zero."""
-    train: Any = {
-        # A view whose strides are zero, of any length.
-        name: np.broadcast_to(np.zeros((), dtype), (form["examples"], *shape))
-        for name, (shape, dtype) in form["train"].items()
-    }
-    if form["is_source"]:
-        train = [{name: x[0] for name, x in train.items()}] * form["examples"]
-    return Data(train, {})
+        return blank()
+    return loading.load(parts.task, c.task, c.validation)
 
 
 def steps_of(config: Settings) -> int:
@@ -114,32 +89,34 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
+def _lower(parts: Plan, data: Data) -> tuple[Lowered, float]:
     """Lowers the run program from shapes only; returns it and the seconds it took."""
     c, start = parts.config, time.perf_counter()
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
             check_shardings(parts.task, params, parts.trainer.layout)
-    batches, placed = _fed(c, form)
+    batches, placed = _fed(c, data)
     with refused("algo", c.algo):
         lowered = ahead.lower(parts.trainer, params, batches, buffers, placed)
     return lowered, time.perf_counter() - start
 
 
-def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
+def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of resident data on the devices or None."""
-    lead = steps_of(config), config.batch_size
+    lead, train = (steps_of(config), config.batch_size), data.train
+    # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
+    one = {k: x[0] for k, x in train.items()} if isinstance(train, dict) else train[0]
 
     def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {
-            name: jax.ShapeDtypeStruct((*axes, *shape), np.dtype(dtype))
-            for name, (shape, dtype) in form["train"].items()
+            name: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype)
+            for name, x in one.items()
         }
 
     if config.feed == "host":
         return led_by(*lead), None
-    return jax.ShapeDtypeStruct(lead, np.int32), led_by(form["examples"])
+    return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 
 
 def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:

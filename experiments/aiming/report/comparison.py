@@ -78,9 +78,7 @@ def _same(x: float, y: float) -> bool:
 
 
 def _why(
-    answer: Mapping[str, Any],
-    rows: Sequence[Beside],
-    sent: Sequence[Row],
+    answer: Mapping[str, Any], rows: Sequence[Beside], sent: Sequence[Row]
 ) -> tuple[str, ...]:
     """Returns the reasons for the difference."""
     why = []

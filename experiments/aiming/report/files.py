@@ -87,35 +87,27 @@ def _write(path: Path, text: str) -> None:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON: bytes and seconds, not rounded."""
-    target, compared = result.job.target, result.comparison
-    chip, of_chip = target.chip, ("name", "memory", "flops", "source")
+    job, target = result.job, result.job.target
     content = {
         # A reused answer has the fields below, too, of other chip data or networks.
         **result.answer,
-        "target": {
-            "text": target.text,
-            "platform": chip.platform,
-            "chip": {name: getattr(chip, name) for name in of_chip},
-            "shape": target.shape,
-            "slices": target.slices,
-            "inside": chip.inside._asdict(),
-            "between": chip.between._asdict(),
-            "sources": chip.link_sources,
-            "chips": target.chips,
-        },
-        "label": result.job.variant.label,
-        "algo": result.job.variant.algo,
-        "argv": result.job.argv,
+        "target": {**target._asdict(), "chips": target.chips},
+        "label": job.variant.label,
+        "algo": job.variant.algo,
+        "argv": job.argv,
         "is_asked": result.is_asked,
         "fits": result.fits,
         "chip_bytes": result.held,
-        "modelled": [x._asdict() for x in result.times],
-        "compared": compared
-        and {
-            "is_equal": compared.is_equal,
-            "why": compared.why,
-            "rows": [row._asdict() for row in compared.rows],
-        },
+        "modelled": result.times,
+        "compared": result.comparison,
     }
     # Converted as it will be read, because the checksum is computed from that.
-    return json_files.sealed(json.loads(json.dumps(content)))
+    return json_files.sealed(json.loads(json.dumps(_plain(content))))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with its NamedTuples as dicts."""
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(value, dict):
+        return {key: _plain(x) for key, x in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value

@@ -291,10 +291,7 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     if config.step_time is not None:
         compute = f"{duration(config.step_time)} a local step (--step-time)"
     elif chip.flops is None:
-        return [
-            *notes,
-            "no times: the chip has no published peak; set --step-time",
-        ]
+        return [*notes, "no times: the chip has no published peak; set --step-time"]
     notes.append(f"modelled: {compute}, plus the sends that a step waits for")
     links = {"inside": chip.inside, "between": chip.between}
     for (name, x), source in zip(links.items(), chip.link_sources, strict=True):
