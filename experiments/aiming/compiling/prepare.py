@@ -28,13 +28,9 @@ from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # number of the largest leaves to list
-MEMORY = {  # memory of a chip, by jax's names
-    "arguments": "argument_size_in_bytes",
-    "outputs": "output_size_in_bytes",
-    "aliased": "alias_size_in_bytes",
-    "temporary": "temp_size_in_bytes",
-    "code": "generated_code_size_in_bytes",
-}
+# Memory of a chip, by jax's names.
+MEMORY = {"arguments": "argument", "outputs": "output", "aliased": "alias"}
+MEMORY |= {"temporary": "temp", "code": "generated_code"}
 
 
 def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
@@ -63,12 +59,11 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
         raise BadRequest(str(error)) from error
     feed = parts.config.feed or loading.default_feed(data)
     parts = replace(parts, config=replace(parts.config, feed=feed))
-    lowered, seconds = _lower(parts, data)
+    lowered = _lower(parts, data)
     return {
         **_facts(parts, lowered, target),
         **_sent(parts, lowered.state),
         **_compile(parts, lowered),
-        "lower_seconds": seconds,
     }
 
 
@@ -89,17 +84,16 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, data: Data) -> tuple[Lowered, float]:
-    """Lowers the run program from shapes only; returns it and the seconds it took."""
-    c, start = parts.config, time.perf_counter()
+def _lower(parts: Plan, data: Data) -> Lowered:
+    """Lowers the run program from shapes only."""
+    c = parts.config
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
             check_shardings(parts.task, params, parts.trainer.layout)
     batches, placed = _fed(c, data)
     with refused("algo", c.algo):
-        lowered = ahead.lower(parts.trainer, params, batches, buffers, placed)
-    return lowered, time.perf_counter() - start
+        return ahead.lower(parts.trainer, params, batches, buffers, placed)
 
 
 def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
@@ -140,7 +134,6 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "flops": {
             "step": found.least / each,
             "sync": (found.most - found.least) / each,
-            "is_bounded": found.is_bounded,
         },
         "state": memory.device_bytes(state),
         "largest": _largest(state),
@@ -151,12 +144,7 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
 
 def _largest(state: TrainState) -> list[dict[str, Any]]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
-    held = {
-        "params": state.replica.params,
-        "opt_state": state.replica.opt_state,
-        "buffers": state.replica.buffers,
-        "sync": state.sync,
-    }
+    held = {**state.replica._asdict(), "sync": state.sync}
     leaves = [
         {
             "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
@@ -201,17 +189,17 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     try:
         program, text = compiler.compiled(lowered.program)
     except jax.errors.JaxRuntimeError as error:
-        amounts = compiler.memory_needed(error)
         return {
             "compile_seconds": time.perf_counter() - start,
             "refused": str(error),
-            "needed": None if amounts is None else int(amounts[0]),
+            "needed": compiler.memory_needed(error),
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
     read = hlo.read(text)
     return {
         "compile_seconds": seconds,
-        "memory": found and {k: getattr(found, x) for k, x in MEMORY.items()},
+        "memory": found
+        and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
         "traffic": traffic.traffic(read, layout.devices, layout.devices_each),
     }
