@@ -34,7 +34,7 @@ from experiments.study.running.messages import Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
-from experiments.training import json_files, records
+from experiments.training import json_files, reading, records
 from experiments.training.config import RunConfig
 from experiments.training.measurements.sends import Sends, from_json, sends
 from experiments.training.plan import Plan
@@ -242,7 +242,9 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
         if isinstance(news, Refused):
             raise BadRequest(news.line)
         terminal.say(f"seed {seed}: {news.words}")
-        return json_files.read(out / "summary.json")
+        found = reading.read_run(out)
+        assert found is not None  # it was made just now
+        return found.summary
 
     with TemporaryDirectory() as folder:
         summaries = [made(seed, Path(folder, f"seed-{seed}")) for seed in seeds]
