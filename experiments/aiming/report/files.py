@@ -31,16 +31,19 @@ def known(config: AimConfig) -> Known:
 def _compiled(path: Path) -> list[dict[str, Any]]:
     """Returns the compiled programs of a file, after checking them."""
     try:
-        programs, seal = json_files.read(path, "programs")["programs"], json_files.SEAL
+        programs = json_files.read(path, "programs")["programs"]
         with json_files.using(path):
-            compiled = [x for x in programs if "compile_seconds" in x]
-            for one in compiled:
-                json_files.check_seal(path, {seal: None, **one})
+            return [_checked(path, x) for x in programs if "compile_seconds" in x]
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
     except json_files.Damaged as error:
         raise BadRequest(f"--reuse {error}: give a file written by --json") from None
-    return compiled
+
+
+def _checked(path: Path, program: dict[str, Any]) -> dict[str, Any]:
+    """Returns a program; raises a Damaged if it has no checksum, or another one."""
+    json_files.check_seal(path, {json_files.SEAL: None, **program})
+    return program
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
