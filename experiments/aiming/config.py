@@ -1,7 +1,6 @@
 """The flags of aim, and all checks that need no jax."""
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.settings import Group, checked, flag, settings_of
-from experiments.cli.words import cleaned, flag_groups, parameter
+from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, spec
 from experiments.study.network import Network
 from experiments.study.search_space import Words
@@ -23,14 +22,11 @@ from experiments.study.spec import Variant
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 
-NOT_HERE = "on machines that are not here"  # in a page's title
 PROGRAM = "python -m experiments.aim"
-# How files written by this command begin, and text that they contain.
-OURS = {
-    ".json": (f'{{"command": {json.dumps(PROGRAM.split())[:-1]}', '"programs": ['),
-    ".md": (f"```sh\n{PROGRAM} ", ""),
-    ".html": ("<!DOCTYPE html>\n", f" {NOT_HERE}</title>\n"),
-}
+# How the files of --json and --page begin.
+JSON = '{"command": ["python", "-m", "experiments.aim"'
+PAGE = f"```sh\n{PROGRAM} "
+MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to reach
 ALL = "all"
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, and what to use instead.
@@ -44,7 +40,7 @@ TAKEN = {
     if setting.group is not None and setting.group.title in INSTEAD
 }
 TAKEN |= {
-    "algo": "--algo or --algos, not inside the value of --algos",
+    "algo": "--algos",
     "task": "--task, not inside the value of --algos",
     "devices": "--target, whose chips are the devices",
     "displacements": "no flag: measurements of runs are left out",
@@ -88,24 +84,17 @@ class AimConfig:
         1,
         least=1,
     )
-    algo: str | None = flag(
-        "the algorithm, if only one", otherwise=training.SETTINGS["algo"].default
-    )
-    algos: str | None = flag(
+    algos: str = flag(
         "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",
+        training.SETTINGS["algo"].default,
         metavar="A,B,…",
     )
     task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
 
-    mfu: float = flag(
-        "fraction of a chip's peak that matrix products are assumed to reach",
-        0.4,
-        group=Group("model of time"),
-        above=0,
-    )
     step_time: float | None = flag(
-        "seconds per local step of a worker, instead of an estimate",
-        otherwise="from --mfu",
+        "seconds per local step of a worker",
+        otherwise=f"matrix products at {MFU:g} of the chip's peak",
+        group=Group("model of time"),
         metavar="S",
         above=0,
     )
@@ -131,17 +120,13 @@ class AimConfig:
         otherwise="none",
         metavar="JSON",
     )
-    page: Path | None = flag("write the report to this .html or .md file")
+    page: Path | None = flag("write the report to this .md file")
 
     shared: tuple[Words, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for a field out of range, or for two that conflict."""
+        """Raises a ValueError for a field that is missing or out of range."""
         checked(SETTINGS, self)
-        if self.mfu > 1:
-            raise ValueError(f"--mfu must be at most 1, got {self.mfu}")
-        if self.algo is not None and self.algos is not None:
-            raise ValueError("--algo and --algos both set algorithms: use one of them")
         if not self.target:
             raise ValueError(f"--target is missing; it may be {targets.FORMS}")
         _ = self.targets, self.networks
@@ -162,8 +147,7 @@ class AimConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        text = self.algos or self.algo or str(training.SETTINGS["algo"].default)
-        text = ",".join(ALGORITHM.files) if text == ALL else text
+        text = ",".join(ALGORITHM.files) if self.algos == ALL else self.algos
         return spec.resolved(
             text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
@@ -177,10 +161,9 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            # sync_sgd has no strategy state to keep elsewhere.
-            shared = [x for x in self.shared if parameter(x[0]) != "sync_memory"]
             plain = Variant(BASELINE, BASELINE)
-            variants += (plain.taking(self.task, shared, (), None, TAKEN, added=()),)
+            plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
+            variants += (plain,)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 
@@ -207,29 +190,24 @@ def read(argv: Sequence[str]) -> AimConfig:
             targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    if config.page is not None:
-        if config.page.suffix not in (".html", ".md"):
-            raise BadRequest(
-                f"--page {config.page}: the file's name must end in .html or .md"
-            )
-        _check_file("--page", config.page, config.page.suffix)
-    if config.json is not None:
-        _check_file("--json", config.json, ".json")
+    if config.page is not None and config.page.suffix != ".md":
+        raise BadRequest(f"--page {config.page}: the file's name must end in .md")
+    _check_file("--json", config.json, JSON)
+    _check_file("--page", config.page, PAGE)
     return config
 
 
-def _check_file(name: str, path: Path, kind: str) -> None:
+def _check_file(name: str, path: Path | None, beginning: str) -> None:
     """Raises a BadRequest if a file's folder is missing, or it belongs to the user."""
+    if path is None:
+        return
     if not path.parent.is_dir():
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
-    if not path.is_file():  # such as /dev/stdout
-        return
-    try:
-        text = path.read_text("utf-8", errors="replace")
+    try:  # it may be /dev/stdout
+        text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     except OSError as error:
         raise BadRequest(f"{name} {path}: {error.strerror}") from None
-    begins, holds = OURS[kind]
-    if text and not (text.startswith(begins) and holds in text):
+    if text and not text.startswith(beginning):
         raise BadRequest(
             f"{name} {path} exists, and this command did not write it: use another file"
         )
@@ -239,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's own flags."""
     made = flags.Parser(
         prog=PROGRAM,
-        usage=f"{PROGRAM} --target TARGET [--algo NAME] [--task NAME] [flags]",
+        usage=f"{PROGRAM} --target TARGET [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compile a run for machines that you do not have: whether it fits, "
         "what is sent over which network, and its modelled time. Nothing is trained.",

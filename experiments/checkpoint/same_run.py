@@ -19,14 +19,15 @@ def check_config(out: Path, config: RunConfig) -> None:
     if not path.exists():
         return
     try:
-        found = json_files.read(path, "settings", "arguments", "task_arguments")
-        before = {
-            name: value
-            for name, value in found["settings"].items()
-            if name not in GONE
-            and (name not in SETTINGS or SETTINGS[name].scope == "run")
-        }
-        before |= {**found["arguments"], **found["task_arguments"]}
+        found = json_files.read(path)
+        with json_files.using(path):
+            before = {
+                name: value
+                for name, value in found["settings"].items()
+                if name not in GONE
+                and (name not in SETTINGS or SETTINGS[name].scope == "run")
+            }
+            before |= {**found["arguments"], **found["task_arguments"]}
     except json_files.Damaged as error:
         raise BadRequest(
             f"--resume: {error}; no file was removed: --overwrite starts anew"

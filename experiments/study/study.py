@@ -245,15 +245,20 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     if not path.exists():
         return
     try:
-        there = json_files.read(path, "settings", "versions")
+        there = json_files.read(path)
+        with json_files.using(path):
+            differing = {
+                key: _changed(there[key], x)
+                for key, x in identity.items()
+                if there[key] != x
+            }
     except json_files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
-    differing = [key for key, x in identity.items() if there[key] != x]
     if differing:
-        key = differing[0]
+        key = next(iter(differing))
         raise ValueError(
-            f"--out {out} holds a study with other {key} "
-            f"({_changed(there[key], identity[key])}): use another folder"
+            f"--out {out} holds a study with other {key} ({differing[key]}): use "
+            "another folder"
         )
 
 

@@ -33,7 +33,7 @@ from experiments.study.running.maker import Maker, Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
-from experiments.training import json_files, records
+from experiments.training import json_files, reading, records
 from experiments.training.config import RunConfig
 from experiments.training.measurements.sends import Sends, from_json, sends
 from experiments.training.plan import Plan
@@ -41,6 +41,7 @@ from experiments.training.versions import commit, versions
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
 
 PRESET = "track-small"
+SEAL = "log_sha256"  # the key of a log's checksum; `sha256` is that of its entry
 MODULE = "track_entry"  # the name under which an entry's file is imported
 # The flags of experiments.run that an entry may choose. All others are fixed.
 CHOSEN = "steps", "lr", "schedule", "warmup_steps", "weight_decay", "clip_norm"
@@ -136,7 +137,8 @@ def run(path: Path, seeds: int | None, stopped: Callable[[], int]) -> int:
     rows = runs(entry, range(seeds or least), stopped)
     found = figures(rows, entry.track.target)
     code = {"versions": _versions(), "commit": commit()}
-    records.write_json(out, {**entry.identity, **code, "found": found, "runs": rows})
+    log = {**entry.identity, **code, "found": found, "runs": rows}
+    records.write_json(out, log, seal=SEAL)
     done = exit_codes.decide(exit_codes.DONE)
     terminal.show(f"{shown(found)}\nlog    {out}")
     return done
@@ -149,9 +151,9 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
         BadRequest: the entry or the log cannot be read.
         Stopped: it was asked to stop.
     """
-    entry, log = read_entry(path), read_log(path.with_suffix(".json"))
+    entry = read_entry(path)
+    log, doubts = claimed(entry, path.with_suffix(".json"))
     terminal.show(f"claim  {shown(log['found'])}")
-    doubts = [*contradictions(entry, log)]
     if not doubts:
         logged = [row["seed"] for row in log["runs"]]
         first = secrets.choice(FRESH) if first_seed is None else first_seed
@@ -204,10 +206,22 @@ def read_entry(path: Path) -> Entry:
 
 def read_log(path: Path) -> Log:
     """Reads a log; raises a BadRequest if the file is not one."""
-    try:
-        return json_files.read(path, *Log.__annotations__)  # pyright: ignore
-    except json_files.Damaged as error:
-        raise BadRequest(str(error)) from error
+    return json_files.read(path, *Log.__annotations__, seal=SEAL)  # pyright: ignore
+
+
+def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
+    """Reads the log of an entry, and how it contradicts the entry, the rules or itself.
+
+    Raises:
+        BadRequest: the log cannot be read or used.
+    """
+    log = read_log(path)
+    with json_files.using(path):
+        doubts = [*contradictions(entry, log)]
+        # Uses all that is read after new runs, so that none is made in vain.
+        _ = shown(log["found"]), repeated(log, log["runs"])
+        _ = [*contradicted(log, log["runs"], log["found"])]
+    return log, doubts
 
 
 def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list[Row]:
@@ -227,7 +241,9 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
         if isinstance(news, Refused):
             raise BadRequest(news.line)
         terminal.say(f"seed {seed}: {news.words}")
-        return json_files.read(out / "summary.json")
+        found = reading.read_run(out)
+        assert found is not None  # it was made just now
+        return found.summary
 
     with TemporaryDirectory() as folder:
         summaries = [made(seed, Path(folder, f"seed-{seed}")) for seed in seeds]

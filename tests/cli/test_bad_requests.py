@@ -312,12 +312,11 @@ EARLY |= {
     "aim --target cpu:8 --workers 12": ["--workers 12", "8 chips"],
     "aim --target cpu:8 --devices 0,1": ["--devices", "--target"],
     "aim --target cpu:8 --out here": ["--out", "--json or --page"],
-    "aim --target cpu:8 --page found.txt": [".html or .md"],
+    "aim --target cpu:8 --page found.html": ["must end in .md"],
     "aim --target cpu:8 --json nowhere/a.json": ["there is no folder nowhere"],
     "aim --target cpu:8 --processes 2": ["--processes", "--target"],
-    "aim --target cpu:8 --algo bmuf --algos all": ["use one"],
-    "aim --target cpu:8 --algo bmfu": ["did you mean 'bmuf'"],
-    "aim --target cpu:8 --mfu 2": ["--mfu must be at most 1"],
+    "aim --target cpu:8 --algo bmuf": ["--algo", "use --algos"],
+    "aim --target cpu:8 --algos bmfu": ["did you mean 'bmuf'"],
     "aim --target cpu:8 --network fast": ["network 'fast'", "10gbe"],
 }
 LINE = 1 + MODULES["mine"].partition("if step % 2")[0].count("\n")

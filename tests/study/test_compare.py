@@ -32,6 +32,7 @@ from studies import (
 from experiments.compare import main
 from experiments.study.running.make import cleaned
 from experiments.study.running.maker import unfinished
+from experiments.training import records
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}
@@ -381,7 +382,7 @@ def test_a_folder_of_other_settings_is_refused(command, shown, copy, here):
 def test_a_folder_of_another_version_is_refused(package, copy, here):
     study = json.loads((copy / "study.json").read_text())
     study["versions"][package] = "0.0.1"
-    (copy / "study.json").write_text(json.dumps(study))
+    records.write_json(copy / "study.json", study)
     before = content(copy)
     code, _, stderr = here(SMALL, copy)
     assert code == 2

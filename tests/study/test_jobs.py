@@ -414,7 +414,7 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
 
 @pytest.mark.slow
 def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
-    """They have other code, other versions, none of our code, or not the task's data."""
+    """They have other code, other versions, none of our code, or no data."""
     data, other, older, lacking = (
         tmp_path / x for x in ("data", "other", "older", "lacking")
     )

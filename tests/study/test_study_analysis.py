@@ -1,6 +1,5 @@
 """From the files of runs to a report: made-up runs, whose figures are known."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import count
@@ -19,6 +18,7 @@ from experiments.study.report import tables
 from experiments.study.search_space import combinations
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
+from experiments.training import records
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
@@ -107,9 +107,8 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
         **{"center_step": STEPS, "not_counted": None, "diverged": False, **given},
     }
     config = CONFIG | {"settings": SETTINGS | (config or {})}
-    for name, content in (("config", config), ("summary", summary)):
-        (run / f"{name}.json").write_text(json.dumps(content))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    records.write_json(run / "config.json", config)
+    records.finish(run, summary, lines)
 
 
 def made(study, finals, **given):

@@ -10,6 +10,7 @@ import pytest
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import INSTEAD_OF_VALUES, number, parameter, whole
+from experiments.training import records
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
@@ -77,7 +78,7 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
     record_config(run, ["command"], tmp_path, [])
     written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
-    (tmp_path / "config.json").write_text(json.dumps(written))
+    records.write_json(tmp_path / "config.json", written)
     if SETTINGS[name].scope != "run" or name == "steps":
         check_config(tmp_path, run.config)  # its rate is constant: it may be longer
         return
@@ -104,7 +105,7 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
     older = {**written, "settings": settings, "arguments": {}, "task_arguments": {}}
-    (tmp_path / "config.json").write_text(json.dumps(older))
+    records.write_json(tmp_path / "config.json", older)
     check_config(tmp_path, run.config)
 
 

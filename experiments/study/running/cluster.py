@@ -8,7 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -88,13 +88,14 @@ def _address(scheduler: str) -> str:
     """Returns the address of a scheduler, read from a scheduler file if necessary."""
     if "://" in scheduler:
         return scheduler
-    try:
-        return json_files.read(Path(scheduler), "address")["address"]
-    except (OSError, ValueError):
-        raise BadRequest(
-            "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
-            f"got {scheduler!r}"
-        ) from None
+    with suppress(OSError, json_files.Damaged):
+        address = json_files.read(Path(scheduler), "address")["address"]
+        if isinstance(address, str):
+            return address
+    raise BadRequest(
+        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
+        f"got {scheduler!r}"
+    )
 
 
 async def _knock(address: str, seconds: float) -> None:
