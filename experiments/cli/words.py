@@ -29,7 +29,7 @@ INSTEAD = {
     "--tune-share": "leave it out: a tenth of the training data is held out",
 }
 # The same for values, by flag.
-INSTEAD_OF_VALUES = {
+INSTEAD_OF_VALUES: dict[str, dict[str, str]] = {
     "--track": dict.fromkeys(
         ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
     ),

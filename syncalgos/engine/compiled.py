@@ -79,6 +79,8 @@ class Compiled:
         self.seconds = 0.0
         self.temp_bytes: int | None = None
         self.form: str | None = None
+        self._group: int | None = None
+        self._is_mean = False
 
     def start(self, model: Model, sharding: Sharding | None) -> Outputs:
         """Makes the first state of all workers."""
@@ -253,6 +255,8 @@ class Compiled:
             try:
                 self._check_loss(*call)
                 mapped = self._mapped(*call.key[:3], call.own, call.inputs)
+                if call.key.program.takes_steps:
+                    self._check_mean(*call)
                 if not backends.is_compiled():
                     return lambda: mapped
                 # Ahead of time, so that compile time can be separated from training
@@ -282,6 +286,37 @@ class Compiled:
         # Each worker has its own key and batch; replicas may be equal.
         is_own = np.repeat([True, False, True, False], counts).tolist()
         lone_branches.refuse_in_loss(jaxpr, is_own)
+
+    def _check_mean(self, key: Key, own: Own, inputs: Inputs) -> None:
+        """Raises a ValueError if lanes are merged whose loss is no mean over its batch.
+
+        Runs once, on the first step's batches: a trainer has one loss for training.
+        """
+        layout = self._layout
+        if self._is_mean or self.form != selection.MERGED or layout.lanes == 1:
+            return
+        workers = max(2, self._group or layout.lanes)
+        compare = partial(execution.compared, self._worker, workers)
+        on_device = partial(compare, layout.lanes, key.replicated)
+        # Rounded operands would make exact means differ. What is not finite tells
+        # nothing here.
+        with (
+            jax.default_matmul_precision("highest"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+        ):
+            mapped = backends.over_devices(layout, on_device, donate=False)
+            program = backends.lower(layout, mapped, own, inputs).compile()
+            found = jax.tree.map(layout.one_copy, program(own, inputs).common)
+        one = traces.of_one_worker(own, inputs)
+        with layout.inside():
+            held = equations(traces.loss(self._worker, layout, one))
+        kinds = {x.aval.dtype for e in held for x in e.outvars}
+        floats = [jnp.finfo(x) for x in kinds if jnp.issubdtype(x, np.floating)]
+        rounding = max(float(x.eps) for x in floats)
+        told = execution.Compared(*map(float, found))
+        selection.check_mean(self._lane_form, workers, told, rounding)
+        self._is_mean = True
 
     def _unmapped(self, call: Call) -> list[str]:
         """Returns the collectives of `_OURS` that a program calls over WORKERS."""
@@ -317,7 +352,7 @@ class Compiled:
             asked = self._lane_form, self._worker, self._layout
             with self._layout.inside():
                 chosen = selection.choose(*asked, own, inputs, replicated)
-            self.form = chosen.form
+            self.form, self._group = chosen
         if chosen.form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
         elif chosen.form == selection.SEQUENTIAL:

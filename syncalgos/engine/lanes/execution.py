@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from syncalgos import collectives
@@ -20,7 +21,7 @@ from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
-from syncalgos.engine.worker import Worker, accumulated, over_steps
+from syncalgos.engine.worker import Found, Worker, accumulated, over_steps
 from syncalgos.strategy import PyTree, apply_sync, keep_grads, seeing
 
 
@@ -133,6 +134,64 @@ def merged(
     held, step = carry
     metrics = collectives.mean(metrics, DEVICES)
     return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
+
+
+class Compared(NamedTuple):
+    """A loss and its gradient of a merged batch, beside those of its parts.
+
+    All are means over the devices.
+
+    Attributes:
+        loss: the loss of the merged batch.
+        mean: the mean of the losses of its parts.
+        loss_size: the mean of their magnitudes.
+        apart: the norm of the gradient of the merged batch minus the mean of those of
+            its parts.
+        size: the mean of the norms of the gradients of its parts.
+    """
+
+    loss: jax.Array
+    mean: jax.Array
+    loss_size: jax.Array
+    apart: jax.Array
+    size: jax.Array
+
+
+def compared(
+    worker: Worker,
+    workers: int,
+    lanes: int,
+    replicated: Replicated,
+    own: Own,
+    inputs: Inputs,
+) -> Outputs:
+    """Compares the first microbatches of some workers, as one batch and one by one.
+
+    Args:
+        worker: the worker whose loss is said to be a mean over its batch.
+        workers: the number of workers of a device whose batches are merged.
+        lanes, replicated, own, inputs: as in `merged`.
+    """
+    shared, replica = inputs.shared, held_once(own, replicated, lanes)[0].replica
+    whole = worker._replace(accumulate=1)
+
+    def first(x):
+        return x[0, :workers, : x.shape[2] // worker.accumulate]
+
+    def found(_, number, part, merged=None):
+        given = replica, part, shared.key, shared.data, number, merged
+        grads, buffers, metrics = whole.gradients(*given)
+        grads, loss = widen((grads, metrics["loss"]))
+        sizes = {"loss": loss, "loss_size": jnp.abs(loss)}
+        return Found(grads, buffers, {**sizes, "size": optax.tree.norm(grads)})
+
+    batches = jax.tree.map(first, inputs.batches)
+    parts = accumulated(found, replica, batches)
+    grads, _, metrics = found((), 0, batches, workers)
+    apart = optax.tree.norm(jax.tree.map(jnp.subtract, grads, parts.grads))
+    each = parts.metrics["loss"], parts.metrics["loss_size"]
+    told = Compared(metrics["loss"], *each, apart, parts.metrics["size"])
+    return Outputs((), collectives.mean(told, DEVICES))
 
 
 def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):

@@ -35,8 +35,9 @@ class Placement(NamedTuple):
             are taken as needed.
         lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
             (see `syncalgos.engine.lanes.execution`). All give the same numbers up to
-            rounding. None takes the fastest known form; it takes "merged" only if the
-            trace shows that the loss is a mean over its batch.
+            rounding. None takes the fastest known form; it takes "merged" only for a
+            loss made by `per_example`. "merged" says that the loss is a mean over
+            independent examples, which the first `run` checks on its first batches.
         mesh: the axes within a worker that has several devices, such as {"fsdp": 2}, or
             a jax.sharding.Mesh with an axis "devices" for the workers. It needs the
             backend shard_map.
