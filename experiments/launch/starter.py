@@ -120,7 +120,7 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
         time.sleep(TICK)
     bad = [code not in _expected(asked) for code in codes]
     _kill([*compress(children, bad)])
-    if received[1:]:
+    if received[1:] and None in codes:
         return stopped_by(received[0])
     code, lines = verdict(codes, asked)
     for number, line in lines.items():
