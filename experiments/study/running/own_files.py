@@ -2,7 +2,6 @@
 
 import os
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -24,6 +23,7 @@ OF_RUN = re.compile(_RUN)
 OF_STUDY = re.compile(
     rf"{_TOP}|figures/\.?[^/]+\.(?:svg|png)(?:\.tmp)?|(?:runs|tuning)/.+/(?:{_RUN})"
     r"|tensorboard/(?:.+/events\.out\.tfevents\.[^/]+|events\.out\.[^/]+\.syncalgos)"
+    r"|\.syncalgos-[0-9a-f]{32}"
 )
 _FOLDERS = re.compile("(?:runs|tuning|figures|tensorboard)(?:/.+)?|checkpoints")
 
@@ -40,22 +40,17 @@ def remove(folder: Path, names: re.Pattern[str]) -> list[str]:
         OSError: a file cannot be removed.
     """
     others = []
-    for path in _inside(folder):
-        name = path.relative_to(folder).as_posix()
-        is_ours = (_FOLDERS if path.is_dir() else names).fullmatch(name)
-        is_folder = path.is_dir() and not path.is_symlink()
-        if is_ours and is_folder:
-            with suppress(OSError):  # it holds others
-                path.rmdir()
-        elif is_ours:
-            path.unlink()
-        elif not is_folder:
-            others.append(name)
-    return sorted(others)
-
-
-def _inside(folder: Path) -> Iterator[Path]:
-    """Yields all that is in a folder, the innermost first."""
     # The outermost files come last: study.json identifies the folder.
     for top, folders, files in os.walk(folder, topdown=False):
-        yield from (Path(top, name) for name in (*folders, *files))
+        for path in (Path(top, name) for name in (*folders, *files)):
+            name = path.relative_to(folder).as_posix()
+            is_folder = path.is_dir()
+            if is_folder and not path.is_symlink():
+                with suppress(OSError):  # it holds others
+                    if _FOLDERS.fullmatch(name):
+                        path.rmdir()
+            elif (_FOLDERS if is_folder else names).fullmatch(name):
+                path.unlink()
+            else:
+                others.append(name)
+    return sorted(others)
