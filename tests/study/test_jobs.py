@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 import signal
@@ -271,7 +270,6 @@ def test_jobs_make_the_same_runs_as_one_process(tmp_path):
         ended = study(f"{words} {jobs}", tmp_path / name, JAX_NUM_CPU_DEVICES=1)
         assert ended.code == 0, ended.stderr
     assert hashes(tmp_path / "jobs") == hashes(tmp_path / "serial")
-    assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", ended.stderr)
 
 
 @pytest.mark.slow
@@ -290,11 +288,10 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         "from experiments import compare\n"
-        "flags = {'task': 'tiny_tasks:drawing', 'steps': 8, 'jobs': 2}\n"
+        "flags = {'task': 'digits', 'workers': 2, 'steps': 8, 'jobs': 2}\n"
         "print(len(compare('sync_sgd, bmuf', seeds=1, flags=flags).runs))\n"
     )
-    places = os.pathsep.join([str(ROOT), OURS])
-    said, _ = printed_by(script, tmp_path, 5 * TIMEOUT, PYTHONPATH=places)
+    said, _ = printed_by(script, tmp_path, 5 * TIMEOUT)
     assert said == "2\n"
 
 
@@ -362,8 +359,17 @@ def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
     out = tmp_path / "study"
     with cluster(tmp_path, workers=2) as dask:
         command = dask.study(STUDY, out)
+
+        def is_in_a_run():
+            """Stops a worker; it is in a run if both are: each makes one at a time."""
+            dask.workers[0].kill(signal.SIGSTOP)
+            if len([*out.rglob(".seed-*")]) == 2:
+                return True
+            dask.workers[0].kill(signal.SIGCONT)
+            return False
+
         command.wait_for(r"run 1/10 ")
-        until(lambda: [*out.rglob(".seed-*")], "a run is under way")
+        until(is_in_a_run, "both workers are in a run")
         dask.workers[0].kill()
         command.wait_for(r": the Dask worker tcp://\S+ is gone; the run starts again")
         ended = command.ended(5 * TIMEOUT)
@@ -414,7 +420,7 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
 
 @pytest.mark.slow
 def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
-    """They have other code, other versions, none of our code, or no data."""
+    """They have other code, other versions, no code of ours, or none of the data."""
     data, other, older, lacking = (
         tmp_path / x for x in ("data", "other", "older", "lacking")
     )

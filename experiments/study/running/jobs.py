@@ -4,6 +4,7 @@ A Dask worker makes one run at a time, in its own process. It must see the study
 folder: the run's files appear there, and the task returns only how the run ended.
 """
 
+import importlib.util
 import math
 import operator
 import os
@@ -85,7 +86,8 @@ def make(
     """
     count = min(config.jobs, plan.total - plan.done)
     with cluster(config.scheduler, count) as client:
-        bar.say(f"dashboard: {client.dashboard_link}")
+        if importlib.util.find_spec("bokeh"):  # it draws the pages
+            bar.say(f"dashboard: {client.dashboard_link}")
         Jobs(client, _order(config, plan), plan, bar).make(asked_to_stop)
 
 
