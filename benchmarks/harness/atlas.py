@@ -68,7 +68,7 @@ def scores(times: Times) -> dict[str, float]:
     """
     found = {label: [] for own in times.values() for label in own}
     for own in times.values():
-        fastest = min((x for x in own.values() if x is not None), default=None)
+        fastest = min((x for x in own.values() if x is not None), default=0.0)
         for label, each in found.items() if fastest else ():
             ratio = (own.get(label) or math.inf) / fastest
             each.append(max(MOST - ratio, 0.0) / (MOST - 1))

@@ -80,7 +80,8 @@ def _header(path: str | Path) -> dict[str, str]:
 
 def _with_seal(content: bytes, old: str, new: str) -> bytes:
     """Returns the bytes of a file with another checksum in its header."""
-    return content.replace(*(f'"{SEAL}":"{x}"'.encode() for x in (old, new)), 1)
+    old, new = (f'"{SEAL}":"{x}"'.encode() for x in (old, new))
+    return content.replace(old, new, 1)
 
 
 def named(replica: Replica) -> dict[str, Any]:

@@ -283,15 +283,8 @@ def _wrapped(text: str, width: float) -> str:
 
 def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
     """Returns two or more round numbers of an axis, by their texts."""
-    (low, high), found = sorted(ends), []
-    if log:
-        bases = TIMES if kind == "time" else TENS
-        for steps in ((1, 2, 5), (1, 3), (1,)):
-            every = [x * k for x, end in pairwise(bases) for k in steps if x * k < end]
-            found = [x for x in every if low <= x <= high]
-            if len(found) <= MOST:
-                break
-        found = found[:: math.ceil(len(found) / MOST) or 1]
+    low, high = sorted(ends)
+    found = _log_ticks(low, high, kind) if log else []
     if len(found) < 2:  # of a short logarithmic axis, too
         # A time is round in the unit of its text: 1.5 min, not 100 s.
         units = (length for bound, _, length in terminal.DURATIONS if high < bound)
@@ -300,6 +293,17 @@ def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
         every = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]
         found = [x for x in every if low <= x <= high]
     return {WORDS[kind](x): x for x in found}
+
+
+def _log_ticks(low: float, high: float, kind: str) -> list[float]:
+    """Returns round numbers of a logarithmic axis, as many as it has room for."""
+    bases, found = TIMES if kind == "time" else TENS, []
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        every = [x * k for x, end in pairwise(bases) for k in steps if x * k < end]
+        found = [x for x in every if low <= x <= high]
+        if len(found) <= MOST:
+            break
+    return found[:: math.ceil(len(found) / MOST) or 1]
 
 
 def _limits(
