@@ -2,7 +2,7 @@
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -40,34 +40,40 @@ def text(config: AimConfig, results: Sequence[Result]) -> str:
     console = Console(markup=False, emoji=False, highlight=False, color_system=None)
     if not console.is_terminal:
         console.width = WIDE
-
-    def lines(*shown: str, indent: int = 2) -> None:
-        for line in shown:
-            console.print(Padding(line or " ", (0, 0, 0, indent), expand=False))
-
-    def grid(table: Table, indent: int = 2) -> None:
-        shown = Grid(*table.heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        shown.columns[0].no_wrap = True
-        for row in table.rows:
-            shown.add_row(*row)
-        console.print(Padding(shown, (0, 0, 0, indent), expand=False))
-
     with console.capture() as captured:
-        for number, (target, found) in enumerate(_by_target(results)):
-            lines(*[""] * (number > 0), _head(target, found), indent=0)
-            for table in _tables(config, found):
-                lines("", table.title)
-                grid(table)
-            asked = [x for x in found if x.is_asked]
-            detailed = asked if len(asked) <= DETAILED else []
-            for x in detailed:
-                lines("", x.label)
-                lines(*_details(x), indent=4)
-                if rows := x.answer.get("traffic"):
-                    grid(_traffic(rows), 4)
-            reasons = _reasons(x for x in found if x not in detailed)
-            lines(*["", *reasons] if reasons else [], "", *_notes(target, config))
+        for shown, indent in _shown(config, results):
+            block = _grid(shown) if isinstance(shown, Table) else shown or " "
+            console.print(Padding(block, (0, 0, 0, indent), expand=False))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _shown(
+    config: AimConfig, results: Sequence[Result]
+) -> Iterator[tuple[str | Table, int]]:
+    """Yields the lines and tables of a terminal, each with its indent."""
+    for number, (target, found) in enumerate(_by_target(results)):
+        yield from [("", 0)] * (number > 0)
+        yield _head(target, found), 0
+        for table in _tables(config, found):
+            yield from (("", 2), (table.title, 2), (table, 2))
+        asked = [x for x in found if x.is_asked]
+        detailed = asked if len(asked) <= DETAILED else []
+        for x in detailed:
+            yield from (("", 2), (x.label, 2), *((line, 4) for line in _details(x)))
+            rows = x.answer.get("traffic")
+            yield from [(_traffic(rows), 4)] if rows else []
+        reasons = _reasons(x for x in found if x not in detailed)
+        reasons = ["", *reasons] if reasons else []
+        yield from ((line, 2) for line in (*reasons, "", *_notes(target, config)))
+
+
+def _grid(table: Table) -> Grid:
+    """Returns a table as a terminal shows it."""
+    shown = Grid(*table.heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.columns[0].no_wrap = True
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
 def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> str:
