@@ -80,8 +80,8 @@ def _header(path: str | Path) -> dict[str, str]:
 
 def _with_seal(content: bytes, old: str, new: str) -> bytes:
     """Returns the bytes of a file with another checksum in its header."""
-    old, new = (f'"{SEAL}":"{x}"'.encode() for x in (old, new))
-    return content.replace(old, new, 1)
+    before, after = (f'"{SEAL}":"{x}"'.encode() for x in (old, new))
+    return content.replace(before, after, 1)
 
 
 def named(replica: Replica) -> dict[str, Any]:

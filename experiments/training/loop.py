@@ -240,7 +240,7 @@ def _make_dispatch(
                 compile_all(trainer, state, Batches(batches, placed), test)
             state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
-            raise BadRequest(f"--lane-form: {error}") from error
+            raise BadRequest(f"--task {c.task}: {error}") from error
         # Unlike np.asarray, this can be interrupted by Ctrl-C.
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)

@@ -150,11 +150,11 @@ class Compared(NamedTuple):
         size: the mean of the norms of the gradients of its parts.
     """
 
-    loss: jax.Array
-    mean: jax.Array
-    loss_size: jax.Array
-    apart: jax.Array
-    size: jax.Array
+    loss: jax.Array | float
+    mean: jax.Array | float
+    loss_size: jax.Array | float
+    apart: jax.Array | float
+    size: jax.Array | float
 
 
 def compared(

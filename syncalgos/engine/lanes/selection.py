@@ -145,7 +145,7 @@ def choose(
 def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
     """Whether lanes can run one after the other between syncs, and would be faster."""
     return (
-        _on_cpu(layout)
+        on_cpu(layout)
         and layout.lanes > 1
         and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
         and introspection.rests(worker.strategy)
@@ -174,7 +174,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
 def _group(worker: Worker, layout: Layout, one: One, found: Traits) -> int | None:
     """The number of lanes that a merged gradient takes at a time; None is all."""
     # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
-    if layout.lanes == 1 or found.convolves or not _on_cpu(layout):
+    if layout.lanes == 1 or found.convolves or not on_cpu(layout):
         return None
     passes = traces.losses(worker, layout, one)
     return groups.size(*passes, layout.lanes, one.replica.params)
@@ -235,7 +235,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     return not jaxpr.effects and all(x is y for x, y in kept)
 
 
-def _on_cpu(layout: Layout) -> bool:
+def on_cpu(layout: Layout) -> bool:
     """Whether the layout's devices are CPUs."""
     return layout.devices[0].platform == "cpu"
 
