@@ -30,15 +30,31 @@ INSTEAD = {
     },
     **{f"DataParallel.{x}": f"use placement=Placement({x}=…)" for x in _PLACED},
     "DataParallel.sharded": "use tables",
-    "DataParallel.sync_memory": "the algorithm's arrays stay in the device's memory",
+    **dict.fromkeys(
+        ("DataParallel.sync_memory", "Placement.sync_memory"),
+        "the algorithm's arrays stay in the device's memory",
+    ),
+    "Placement.setting_form": "settings train one after the other",
     **{f"{x}(strategy)": f"write {x}(strategy, {y})" for x, y in _SECOND.items()},
 }
+# The same for attributes of objects, by the name of their class.
+ATTRIBUTES: dict[str, str] = dict.fromkeys(
+    ("DataParallel.stack", "TrainState.setting", "TrainState.settings"),
+    "train one state after the other, which compiles only once",
+)
 # Of `lane_form`.
 LANE_FORMS = {
     "together": "use 'vectorized'",
     "in-turn": "use 'sequential'",
     "joined": "use 'merged'",
 }
+
+
+def missing(owner: str, name: str, hint: str = "") -> AttributeError:
+    """Makes the error for an attribute that an object of a class does not have."""
+    hint = ATTRIBUTES.get(f"{owner}.{name}", hint)
+    told = f": {hint}" if hint else ""
+    return AttributeError(f"{owner} has no attribute {name!r}{told}")
 
 
 def explained(function: Function) -> Function:

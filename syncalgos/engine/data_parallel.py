@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -31,7 +31,7 @@ from syncalgos.engine.state import (
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
-from syncalgos.removed import explained
+from syncalgos.removed import explained, missing
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
 
@@ -165,6 +165,12 @@ class DataParallel:
         self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
         # Sharded tables are in the center at every step.
         self._may_be_untrained = tables is None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Says what to use now; called only for missing attributes."""
+            raise missing("DataParallel", name)
 
     def __repr__(self) -> str:
         return f"DataParallel(workers={self.workers}, layout={self.layout})"

@@ -17,6 +17,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Sharding, known
+from syncalgos.removed import missing
 from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
 
 
@@ -56,9 +57,9 @@ class TrainState(NamedTuple):
             """Says where the params are; called only for missing attributes."""
             hint = ""
             if name in Replica._fields:
-                hint = f": use trainer.center(state).{name} for one plain model"
+                hint = f"use trainer.center(state).{name} for one plain model"
                 hint += f", or state.replica.{name} for all workers"
-            raise AttributeError(f"TrainState has no attribute {name!r}{hint}")
+            raise missing("TrainState", name, hint)
 
     @property
     def own(self) -> Own:

@@ -31,8 +31,8 @@ LINES = {
     "run --algo bmuf --ou": OUTER[:1],
     "run --algo nonse --steps 3 --ou": OUTER[:1],
     "run --data-dir exper": ["experiments/"],
-    "compare --tune-s": ["--tune-seeds", "--tune-share"],
-    "aim --mf": ["--mfu"],
+    "compare --tune-s": ["--tune-seeds"],
+    "aim --step": ["--step-time"],
     "track run exper": ["experiments/"],
 }
 

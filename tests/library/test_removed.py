@@ -34,6 +34,16 @@ def test_what_is_gone_is_answered_with_what_to_use_now(row):
     assert line.endswith(f": {removed.INSTEAD[row]}")
 
 
+def test_attributes_that_are_gone_are_answered():
+    loss, sgd = lambda params, batch: (params - batch).mean() ** 2, optax.sgd(0.1)
+    trainer = sa.DataParallel(loss, sgd, sa.bmuf(), workers=2)
+    owners = {"DataParallel": trainer, "TrainState": trainer.init(np.zeros(()))}
+    for row, now in removed.ATTRIBUTES.items():
+        owner, _, name = row.partition(".")
+        line = answer(lambda owner=owner, name=name: getattr(owners[owner], name))
+        assert line == f"{owner} has no attribute {name!r}: {now}"
+
+
 @pytest.mark.parametrize("before", removed.LANE_FORMS)
 def test_former_names_of_lane_forms_are_answered(before):
     placement = sa.Placement(lane_form=before)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from syncalgos import checks
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
 from syncalgos.engine.placement.shardings import Shardings
+from syncalgos.removed import explained
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
@@ -66,6 +67,7 @@ class Placement(NamedTuple):
     batch_axes: Sequence[str] | None = None
 
 
+Placement.__new__ = explained(Placement.__new__)
 USUAL = Placement()
 
 
