@@ -199,10 +199,10 @@ def in_training(command, step=40):
     until(lambda: newest(command.run_out) >= step, f"step {step}")
 
 
-def lose(command, number, sign=signal.SIGKILL):
-    """Sends a process a signal; returns its pid and when it was."""
+def lose(command, number):
+    """Kills a process; returns its pid and when it was."""
     pid = command.member(number)
-    os.kill(pid, sign)
+    os.kill(pid, signal.SIGKILL)
     return pid, time.monotonic()
 
 
