@@ -28,8 +28,8 @@ class Traffic(NamedTuple):
     """The mean of what a worker sends in a step, in bytes.
 
     Attributes:
-        least: if no vote asks for a sync, or nothing is chosen.
-        most: if each of them does, or all is.
+        least: if no vote asks for a sync.
+        most: if each of them does.
     """
 
     least: float
@@ -56,9 +56,7 @@ def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
     init = jax.make_jaxpr(strategy.init, axis_env=axes, return_shape=True)
     if decisions := len(found(init(MODEL)[1])):
         taken = np.zeros((STEPS, decisions), bool)
-        least = a_step(taken)
-        taken[:, 0] = True  # of several decisions: to send params whole
-        return Traffic(least, a_step(taken))
+        return Traffic(a_step(taken), a_step(~taken))
     mean = a_step()
     return Traffic(mean, mean)
 

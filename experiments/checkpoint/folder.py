@@ -86,9 +86,7 @@ def prune(
 
     Args:
         folder: the folder of the checkpoints.
-        keep: the number of newest steps to keep; 0 removes all. With 1, all other
-            processes must have written this step first: until then, only the step
-            before it is complete.
+        keep: the number of newest steps to keep; 0 removes all.
         number: the number of the process's shards.
         of: the number of shards.
         newest: the step that was written or restored last. Newer steps are kept; they

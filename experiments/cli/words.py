@@ -16,7 +16,7 @@ INSTEAD = {
     "--epochs": "use --steps",
     "--switch": "use --dense-steps",
     "--warmup": "use --dense-steps, or --warmup-steps for the learning rate",
-    "--tensorboard": "use --track tensorboard",
+    "--tensorboard": "use experiments.run --track tensorboard",
     "--scheduler": "join the processes with --coordinator or --distributed auto",
     "--sync-memory": "leave it out: the algorithm's arrays stay in the device's memory",
     "--feed": "leave it out: data that the devices cannot hold is read on the host",
@@ -27,6 +27,7 @@ INSTEAD = {
     "--sync-at-end": "use --steps that end with a round, or syncalgos.at_end(…)",
     "--scale-lr": "use --worker-batch, which scales the rate linearly, or --lr",
     "--tune-share": "leave it out: a tenth of the training data is held out",
+    "--mfu": "use experiments.aim --step-time, the seconds of a local step",
 }
 # The same for values, by flag.
 INSTEAD_OF_VALUES: dict[str, dict[str, str]] = {

@@ -26,12 +26,11 @@ class Tracked(NamedTuple):
     """A run, as trackers see it.
 
     Attributes:
-        name: the name of the run; in a study, the run's folder there.
+        name: the name of the run.
         id: the id of the run, which a resumed run keeps.
         config: the settings, by name.
         folder: the folder for the tracker's own files; None if nothing is written.
         lines: the lines of metrics.jsonl from before the run was resumed.
-        study: the name of the run's study; "" if there is none.
     """
 
     name: str
@@ -39,25 +38,19 @@ class Tracked(NamedTuple):
     config: Mapping[str, Any]
     folder: Path | None = None
     lines: Sequence[Line] = ()
-    study: str = ""
 
 
 class Tracker(Protocol):
-    """A recorder of runs. Each method may raise."""
+    """A recorder of a run. Each method may raise."""
 
     def start(self, run: Tracked) -> None:
-        """Starts or resumes a run; runs come one after another."""
+        """Starts or resumes the run."""
 
     def log(self, line: Line) -> None:
         """Records an evaluation, a line of metrics.jsonl."""
 
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        """Ends the run.
-
-        Args:
-            summary: the content of summary.json.
-            files: files to keep with the run, such as a study's report.
-        """
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Ends the run, with the content of summary.json."""
 
 
 class TensorBoard:
@@ -67,7 +60,6 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         folder = Path(run.folder or ".") / "tensorboard"
-        folder /= run.name if run.study else ""
         for earlier in folder.glob(f"events.out.tfevents.*{OURS}"):
             earlier.unlink()  # TensorBoard would show both
         self._writer = SummaryWriter(str(folder), filename_suffix=OURS)
@@ -82,11 +74,8 @@ class TensorBoard:
             self._writer.add_scalar(name, value, at, seconds)
         self._writer.flush()
 
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
+    def finish(self, summary: Mapping[str, Any]) -> None:
         self._add_text("summary", summary)
-        for path in files:
-            if path.suffix == ".md":
-                self._writer.add_text(path.stem, path.read_text())
         self._writer.close()
 
     def _add_text(self, name: str, content: Mapping[str, Any]) -> None:
@@ -98,30 +87,23 @@ class Wandb:
     """A run of Weights & Biases, with its files in FOLDER/wandb."""
 
     def start(self, run: Tracked) -> None:
-        self._wandb = wandb = import_module("wandb")
+        wandb = import_module("wandb")
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=run.name,
-            group=run.study or None,
             id=run.id,
             resume="allow",
             reinit="create_new",
             dir=run.folder,
             config=_as_json(run.config),
-            # A study has hundreds of runs.
-            settings=wandb.Settings(console="off", silent=bool(run.study)),
+            settings=wandb.Settings(console="off"),
         )
 
     def log(self, line: Line) -> None:
         self._run.log(numbers(line), step=line["step"])
 
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
+    def finish(self, summary: Mapping[str, Any]) -> None:
         self._run.summary.update(_as_json(summary))
-        if files:
-            report = self._wandb.Artifact(f"report-{self._run.id}", "report")
-            for path in files:
-                report.add_file(str(path))
-            self._run.log_artifact(report)
         self._run.finish()
 
 
@@ -150,7 +132,7 @@ def check(names: Iterable[str]) -> None:
 
 
 class Tracking:
-    """Calls several trackers, for one run after another.
+    """Calls several trackers of a run.
 
     Args:
         names: names of trackers.
@@ -162,16 +144,16 @@ class Tracking:
         self._left += [(type(each).__name__, each) for each in own]
 
     def start(self, run: Tracked) -> None:
-        """Starts or resumes a run."""
+        """Starts or resumes the run."""
         self._tell(lambda tracker: tracker.start(run))
 
     def log(self, line: Line) -> None:
         """Records an evaluation."""
         self._tell(lambda tracker: tracker.log(line))
 
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path] = ()) -> None:
+    def finish(self, summary: Mapping[str, Any]) -> None:
         """Ends the run."""
-        self._tell(lambda tracker: tracker.finish(summary, files))
+        self._tell(lambda tracker: tracker.finish(summary))
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
         with redirect_stdout(sys.stderr):  # stdout holds only the summary

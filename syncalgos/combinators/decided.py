@@ -111,14 +111,12 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         # devices decide alike, and vmap sees that the result is not mapped.
         # Any worker can ask, as in Kamp's protocol. For a criterion over all workers,
         # such as a mean distance, `vote` all-reduces its own number: 4 bytes more.
-        now = collectives.mean(asks, axis) > 0
-        (replica, state), decision = branch(
-            now,
-            state.decision,
-            step,
-            lambda: act(replica, state, step),
-            lambda: (replica, state),
+        asked, last = collectives.mean(asks, axis) > 0, state.decision.at
+        now = _by_data(asked, last == step)
+        replica, state = lax.cond(
+            now, lambda: act(replica, state, step), lambda: (replica, state)
         )
+        decision = Decision(jnp.where(now, step, last))
         return replica, state._replace(decision=decision)
 
     # A whole without members, as the vote reads the state of the strategy inside.
@@ -134,30 +132,6 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         acts=None,
         sees_loss=strategy.sees_loss or then.sees_loss,
     )
-
-
-def branch(
-    asked: jax.Array,
-    last: Decision,
-    step: Any,
-    act: Callable[[], Any],
-    rest: Callable[[], Any],
-) -> tuple[Any, Decision]:
-    """Takes one of two branches by data, and notes it for the ledger.
-
-    Args:
-        asked: whether to act, a scalar boolean. It must be the same on all workers,
-            like the result of an all-reduce.
-        last: the decision before this one.
-        step: the local step.
-        act: a function that returns the result of acting.
-        rest: a function that returns the result otherwise; it sends nothing.
-
-    Returns:
-        (the result, the decision).
-    """
-    now = _by_data(asked, last.at == step)
-    return lax.cond(now, act, rest), Decision(jnp.where(now, step, last.at))
 
 
 @jax.jit

@@ -165,7 +165,7 @@ EARLY |= {
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
     "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
-    "compare --tensorboard": ["has the flag '--tensorboard': use --track tensorboard"],
+    "compare --tensorboard": ["'--tensorboard': use experiments.run --track"],
     "compare --algos 'dgc --warmup 4'": [f"'--warmup': {INSTEAD['--warmup']}"],
     "compare --algos dgc --tune switch=1,2": ["'--switch': use --dense-steps"],
     "aim --target cpu:2 --algos dgc --switch 4": ["'--switch': use --dense-steps"],

@@ -199,10 +199,10 @@ def in_training(command, step=40):
     until(lambda: newest(command.run_out) >= step, f"step {step}")
 
 
-def lose(command, number, sign=signal.SIGKILL):
-    """Sends a process a signal; returns its pid and when it was."""
+def lose(command, number):
+    """Kills a process; returns its pid and when it was."""
     pid = command.member(number)
-    os.kill(pid, sign)
+    os.kill(pid, signal.SIGKILL)
     return pid, time.monotonic()
 
 
@@ -245,7 +245,7 @@ def test_four_survive_two_kills(start, of_four):
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
-def test_signal_to_the_launcher_saves_everywhere(number, code, start, of_two):
+def test_signal_to_the_command_saves_everywhere(number, code, start, of_two):
     command = start(TWO.replace("--checkpoint-every 20", ""))
     command.wait_for("step 100/400")
     os.kill(command.member(1), signal.SIGTERM)  # a scheduler may tell all of them

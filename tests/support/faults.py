@@ -89,13 +89,14 @@ def commands(folder, **environ):
             command.process.wait(TIMEOUT)
 
 
-def listening(pids, net="/proc/net"):
+def listening(pids):
     """The addresses at which processes listen, as /proc has them."""
     links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
     held = {os.readlink(link) for link in links if link.is_symlink()}
     found = []
     for name in ("tcp", "tcp6"):
-        rows = [row.split() for row in Path(net, name).read_text().splitlines()[1:]]
+        lines = Path("/proc/net", name).read_text().splitlines()
+        rows = [line.split() for line in lines[1:]]
         found += [
             row[1].partition(":")[0]
             for row in rows
