@@ -25,7 +25,7 @@ import optax
 
 import syncalgos
 from benchmarks.measure import in_turn, ratios, report, spread, table_of
-from benchmarks.work import LR, WORK
+from benchmarks.work import LR, WORK, placement
 from experiments.cli.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
@@ -92,6 +92,7 @@ class Training:
             optax.sgd(LR),
             strategy,
             workers=workers,
+            placement=placement(strategy),
         )
         self.begin()
         self.data = self.trainer.place(self.work.data)

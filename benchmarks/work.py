@@ -10,6 +10,8 @@ import numpy as np
 import optax
 
 from models import gpt, lenet, lstm, mlp
+from syncalgos import Placement, Strategy
+from syncalgos.combinators import introspection
 
 PyTree = Any
 LR = 0.01
@@ -36,6 +38,12 @@ class Work(NamedTuple):
     def examples(self) -> int:
         """The number of examples."""
         return len(jax.tree.leaves(self.data)[0])
+
+
+def placement(strategy: Strategy) -> Placement:
+    """Says that the losses here are means, to strategies that average gradients."""
+    merges = introspection.takes_mean(strategy)
+    return Placement(lane_form="merged" if merges else None)
 
 
 def _of_logits(apply: Callable) -> Callable:

@@ -32,7 +32,7 @@ from jax import lax
 import syncalgos
 from benchmarks import measure
 from benchmarks.engine import by_hand, matmuls
-from benchmarks.work import LR, WORK, Work
+from benchmarks.work import LR, WORK, Work, placement
 
 
 def plain_functions() -> syncalgos.Strategy:
@@ -80,11 +80,13 @@ WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 
 def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
     """Returns go(step, data, rows) -> losses, and the trainer."""
+    strategy = ALGORITHMS[algorithm]()
     trainer = syncalgos.DataParallel(
         work.loss,
         optax.sgd(LR),
-        ALGORITHMS[algorithm](),
+        strategy,
         workers=workers,
+        placement=placement(strategy),
     )
     state = trainer.init(work.params)
 

@@ -77,9 +77,8 @@ NAMING = ("algorithms", "choosing", "index", "start")
 CHILDREN = {
     "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
     "strategies": "compositions adding-an-algorithm",
-    "comparing": "trackers",
+    "comparing": "trackers dask-cluster",
     "studies": "studies/*",
-    "many-hosts": "dask-cluster",
     "aim": "wire gpt2",
     "wire": "wire/*",
 }

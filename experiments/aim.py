@@ -5,7 +5,7 @@
 import sys
 
 from experiments.aiming import config
-from experiments.cli import completion, exits
+from experiments.cli import exits, flags
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,5 +31,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    completion.answer(config.parser_for)
+    flags.complete(lambda words: config.parser())
     sys.exit(main())

@@ -158,7 +158,6 @@ def compare(
     seeds: int = 5,
     tune: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
-    track: Sequence[Tracker] = (),
 ) -> Study:
     """Compares algorithms, as `python -m experiments.compare` does.
 
@@ -172,7 +171,6 @@ def compare(
             {"lr": "0.0125:1.6:log:8"}.
         flags: all other flags of the study and of its runs, by name:
             {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
-        track: your own trackers, which get all runs once every run is done.
 
     Returns:
         The table, the runs and the report; `Study.report` writes the report.
@@ -190,7 +188,6 @@ def compare(
     if plan.failures:
         raise BadRequest(plan.failures[0].line)
     found = study.report(config, argv, runs)
-    study.track(config, found, runs, own=track)
     rows = [tables.csv_row(found, row) for row in found.rows]
     return Study(rows, [*study.final_lines(runs)], config.folder, found)
 

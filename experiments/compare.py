@@ -6,7 +6,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from experiments.cli import completion, exits
+from experiments.cli import exits, flags
 from experiments.study import config
 
 
@@ -46,5 +46,5 @@ class _Command(ModuleType):
 sys.modules[__name__].__class__ = _Command
 
 if __name__ == "__main__":
-    completion.answer(config.parser_for)
+    flags.complete(lambda words: config.parser())
     sys.exit(main())

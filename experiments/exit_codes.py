@@ -1,7 +1,6 @@
 """Exit codes of the commands, and their signal handlers.
 
-This module imports nothing else of the project, so that supervisors and downloads can
-import it.
+This module imports nothing else of the project, so that downloads can import it.
 """
 
 import atexit

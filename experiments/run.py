@@ -5,7 +5,7 @@
 import sys
 import time
 
-from experiments.cli import completion, flags
+from experiments.cli import flags
 from experiments.launch import processes
 from experiments.training.config import RunConfig
 
@@ -26,5 +26,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    completion.answer(lambda words: flags.parser_for(words, RunConfig))
+    flags.complete(lambda words: flags.parser_for(words, RunConfig))
     sys.exit(main())

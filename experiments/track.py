@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.cli import completion, exits, flags
+from experiments.cli import exits, flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import whole
 
@@ -77,5 +77,5 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    completion.answer(lambda words: parser())
+    flags.complete(lambda words: parser())
     sys.exit(main())

@@ -8,7 +8,6 @@ without it.
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
-from warnings import warn
 
 __version__ = "0.3.0"
 
@@ -24,15 +23,10 @@ else:
         public = {key: value for key, value in names.items() if key[0] != "_"}
         public["__all__"] = [*public]
         globals().update(public)
-        if name == "mean":
-            warn(
-                "syncalgos.mean will be removed in 0.4: use syncalgos.reducers.mean",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-            return public["reducers"].mean
         if name not in public:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            now = import_module("syncalgos.removed").INSTEAD.get(name)
+            hint = f": {now}" if now else ""
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
         return public[name]
 
     def __dir__():

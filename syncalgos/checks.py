@@ -10,7 +10,7 @@ import inspect
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 LearningRate = float | Callable[[Any], Any]
@@ -251,8 +251,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
-def one_of(kind: str, name: str, names: Iterable[str]) -> str:
+def one_of(
+    kind: str, name: str, names: Iterable[str], gone: Mapping[str, str] | None = None
+) -> str:
     """Returns `name` if it is one of `names`.
+
+    Args:
+        kind: a noun for the name, for the message.
+        name: the name that the user wrote.
+        names: the possible names.
+        gone: names of earlier versions, and what to use now.
 
     Raises:
         ValueError: another name. The message suggests the closest one, and lists the
@@ -260,7 +268,8 @@ def one_of(kind: str, name: str, names: Iterable[str]) -> str:
     """
     names = list(names)
     if name not in names:
-        hint = nearest(str(name), names)
+        now = (gone or {}).get(name)
+        hint = f": {now}" if now else nearest(str(name), names)
         listed = f" (one of: {', '.join(names)})"
         if hint and len(names) > MOST_LISTED:
             listed = ""

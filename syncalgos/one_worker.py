@@ -9,7 +9,7 @@ import optax
 
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
-from syncalgos.former_calls import accepts_former, axis_of_member
+from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -36,7 +36,7 @@ class OptimizerState(NamedTuple):
     step: jax.Array
 
 
-@accepts_former("strategy inner axis", changed=axis_of_member)
+@explained
 def as_optimizer(
     strategy: Strategy, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:

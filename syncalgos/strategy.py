@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives
+from syncalgos import checks, collectives, removed
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
@@ -207,6 +207,8 @@ def check_strategy(where: str, strategy: Any) -> None:
             hint = f" (a strategy is an object: syncalgos.{strategy}())"
         if hasattr(strategy, "update"):
             hint = " (an optimizer? check the order of the arguments)"
+        if now := removed.INSTEAD.get(f"{where}(strategy)"):
+            hint += f": {now}"
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
     for name in ("init", "reduce", "sync", "center"):

@@ -1,29 +1,30 @@
 r"""Joins the tables of several studies, to show which algorithm is fast on a network.
 
     python -m benchmarks.harness.atlas docs/studies/atlas-mnist1d \
-        docs/studies/atlas-spoken-digits --out docs/studies/atlas
+        docs/studies/atlas-spoken-digits
 
-reads the table.csv of each folder, prints one table of all algorithms, and writes a
-figure of performance profiles over all workloads (each a study on a network). Studies
-that sweep a flag have several lines per algorithm, and are refused.
+reads the table.csv of each folder, and prints one table of all algorithms with their
+scores over all workloads (each a study on a network). Studies that sweep a flag have
+several lines per algorithm, and are refused.
 """
 
 import argparse
 import csv
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from experiments.cli.errors import BadRequest
-from experiments.study.analysis.profiles import Times, profiles
-from experiments.study.report import figures
-from experiments.study.report.plots import profiles as figure
-from experiments.study.report.styles import styles
-from experiments.training import records
 
 TIME = "seconds to target: "
 FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes
+MOST = 4.0  # times as long as the fastest, at which a score is 0
 
 Lines = Mapping[str, Mapping[str, str]]
+# Times to the target by label, by workload; None where it is never reached.
+Times = Mapping[str, Mapping[str, float | None]]
 
 
 def read(folder: Path) -> Lines:
@@ -45,7 +46,7 @@ def joined(folders: Sequence[Path]) -> dict[str, Lines]:
     return {x.name.removeprefix("atlas-"): read(x) for x in folders}
 
 
-def times_of(studies: Mapping[str, Lines]) -> dict[str, dict[str, float | None]]:
+def times_of(studies: Mapping[str, Lines]) -> Times:
     """Returns the times to the target by algorithm, by workload: "mnist1d: dsl"."""
     return {
         f"{name}: {head.removeprefix(TIME)}": {
@@ -59,8 +60,20 @@ def times_of(studies: Mapping[str, Lines]) -> dict[str, dict[str, float | None]]
 
 
 def scores(times: Times) -> dict[str, float]:
-    """Returns the score of each algorithm."""
-    return {profile.label: profile.score for profile in profiles(times)}
+    """Returns the score of each algorithm, best first.
+
+    On a workload it is 1 for the fastest, falls in proportion to the time, and is 0
+    from `MOST` times the fastest's time on. The mean counts workloads on which any
+    algorithm reaches the target.
+    """
+    found = {label: [] for own in times.values() for label in own}
+    for own in times.values():
+        fastest = min((x for x in own.values() if x is not None), default=0.0)
+        for label, each in found.items() if fastest else ():
+            ratio = (own.get(label) or math.inf) / fastest
+            each.append(max(MOST - ratio, 0.0) / (MOST - 1))
+    means = {label: float(np.mean(each)) for label, each in found.items() if each}
+    return dict(sorted(means.items(), key=lambda x: -x[1]))
 
 
 def end(line: Mapping[str, str] | None) -> str:
@@ -106,29 +119,11 @@ def table(studies: Mapping[str, Lines]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
-def draw(studies: Mapping[str, Lines], out: Path) -> Path:
-    """Writes the figure of profiles into a folder; returns its file."""
-    times = times_of(studies)
-    found = profiles(times)
-    look = styles({profile.label: profile.label for profile in found})
-    plot = figure.plot(found, look, "; ".join(times))
-    with figures.style():
-        file, _ = figures.pictures(plot, plot.draw())
-    path = out / f"{plot.name}.svg"
-    records.write(path, file)
-    return path
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table and writes the figure."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", type=Path, nargs="+")
-    parser.add_argument("--out", type=Path, required=True)
-    config = parser.parse_args(argv)
-    studies = joined(config.folders)
-    print("\n".join(table(studies)))
-    config.out.mkdir(parents=True, exist_ok=True)
-    draw(studies, config.out)
+    print("\n".join(table(joined(parser.parse_args(argv).folders))))
 
 
 if __name__ == "__main__":

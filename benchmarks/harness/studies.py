@@ -32,6 +32,7 @@ from experiments.study.analysis.words.answer import titled
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Lines, RunSet, trial
 from experiments.study.report import tables
+from experiments.study.report.styles import styles
 from experiments.study.search_space import combinations
 from experiments.study.statistics import measure
 from experiments.training import records
@@ -178,24 +179,25 @@ def _lines_of(path: Path) -> Lines:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def atlas_again(folder: Path) -> list[Path]:
-    """Writes the figure and the table of the atlas again; returns their files."""
+def atlas_again(folder: Path) -> Path:
+    """Writes the table of the atlas again; returns its page."""
     studies, page = atlas.joined([folder / x for x in JOINED]), folder / "atlas.md"
     rows = "".join(f"{row}\n" for row in atlas.table(studies)[2:])
     text = ROWS.sub(lambda found: found[1] + rows, page.read_text("utf-8"))
     records.write(page, text)
-    return [atlas.draw(studies, folder / "atlas"), page]
+    return page
 
 
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
     """Writes the existing figures of a study again; returns their files."""
     from experiments.study.report import figures
 
+    look = styles({row.label: row.algo for row in report.rows})
+    each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
+    there = {path: plot for path, plot in each.items() if path.exists()}
     with figures.style():
-        each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}
-        there = {path: plot for path, plot in each.items() if path.exists()}
         for path, plot in there.items():
-            records.write(path, figures.pictures(plot, plot.draw())[0])
+            records.write(path, figures.svg(plot, figures.draw(plot, look)))
     return [*there]
 
 
@@ -210,7 +212,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for path in again(folder):
             print(path)
     if not folders:
-        for path in [*atlas_again(FOLDER), headline.write(FOLDER / JOINED[0])]:
+        for path in [atlas_again(FOLDER), headline.write(FOLDER / JOINED[0])]:
             print(path)
 
 

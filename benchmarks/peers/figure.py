@@ -5,12 +5,13 @@ Each bar shows how many times as fast as a peer syncalgos is, by medians.
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
 from experiments.study.report import figures
-from experiments.study.report.charts import WIDTH, Plot
+from experiments.study.report.figures import Plot
 from experiments.study.report.styles import LIGHT
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records" / "peers.jsonl"
@@ -21,16 +22,11 @@ def rounded(times: float) -> str:
     return f"{times:.0f}" if times >= 10 else f"{times:.1f}"
 
 
-def draw(times: Mapping[str, float]) -> Figure:
-    """Returns bars that start at 1, the peer's speed, on a logarithmic axis."""
-    figure = Figure(figsize=(WIDTH / 72, 3), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xscale="log", xlim=(1, 300), xlabel="times as fast (logarithmic)")
-    axes.set_xticks([1, 10, 100], ["1", "10", "100"])
+def bars(times: Mapping[str, float], axes: Axes) -> None:
+    """Draws bars that start at 1, the peer's speed."""
     axes.grid(visible=False)
-    bars = axes.barh([*times], [*times.values()], color=LIGHT["series-0"])
-    axes.bar_label(bars, [rounded(x) for x in times.values()], padding=4)
-    return figure
+    drawn = axes.barh([*times], [*times.values()], color=LIGHT["series-0"])
+    axes.bar_label(drawn, [rounded(x) for x in times.values()], padding=4)
 
 
 def main() -> None:
@@ -42,11 +38,20 @@ def main() -> None:
         if "syncalgos_to_peer" in x
     }
     times = dict(sorted(medians.items(), key=lambda item: item[1]))
-    title = "How many times as fast as each peer syncalgos is"
-    text = ", ".join(f"{name}: {rounded(x)}" for name, x in times.items())
-    plot = Plot("peers", "", title, text, "", lambda: draw(times))
+    plot = Plot(
+        "peers",
+        "",
+        "How many times as fast as each peer syncalgos is",
+        [],
+        "times as fast (log)",
+        log="x",
+        x_limits=(1, 300),
+        ticks={"1": 1, "10": 10, "100": 100},
+        bars="x",
+        more=partial(bars, times),
+    )
     with figures.style():
-        file, _ = figures.pictures(plot, plot.draw())
+        file = figures.svg(plot, figures.draw(plot, {}))
     RECORDS.with_suffix(".svg").write_text(file)
 
 

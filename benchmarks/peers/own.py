@@ -14,7 +14,7 @@ import optax
 
 import syncalgos
 from benchmarks.peers import work
-from benchmarks.work import mlp_loss
+from benchmarks.work import mlp_loss, placement
 from models import mlp
 
 DISPATCH = 64  # steps
@@ -34,11 +34,12 @@ def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
         own: the workers of this process.
         options: arguments of `DataParallel`.
     """
+    strategy = STRATEGIES[task.algorithm]()
     trainer = syncalgos.DataParallel(
         mlp_loss,
         optax.sgd(work.LR),
-        STRATEGIES[task.algorithm](),
-        **{"workers": task.workers, **options},
+        strategy,
+        **{"workers": task.workers, "placement": placement(strategy), **options},
     )
     state = trainer.init(mlp.init(jax.random.key(0), work.SIZES))
     x, y = work.examples()

@@ -46,15 +46,14 @@ def _dumped(lowered: Any) -> Compiled:
         return Compiled(program, file.read_text("utf-8"))
 
 
-def memory_needed(error: BaseException) -> tuple[float, float] | None:
-    """Returns the bytes that a program needs on a chip, and those available.
+def memory_needed(error: BaseException) -> int | None:
+    """Returns the bytes that a program needs on a chip; None if the error has none.
 
-    Returns None if the error does not tell them. The TPU compiler refuses programs that
-    do not fit; the GPU compiler compiles them.
+    The TPU compiler refuses programs that do not fit; the GPU compiler compiles them.
     """
     amounts = re.findall(r"\(([\d.]+)([KMGT])\)", str(error).partition("HLO module")[0])
     if "RESOURCE_EXHAUSTED" not in str(error) or len(amounts) != 2:
         return None
     units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-    needed, available = (float(n) * units[unit] for n, unit in amounts)
-    return needed, available
+    number, unit = amounts[0]  # the second one is what the chip has
+    return int(float(number) * units[unit])

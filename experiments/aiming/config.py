@@ -1,7 +1,6 @@
 """The flags of aim, and all checks that need no jax."""
 
 import argparse
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,22 +14,19 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.settings import Group, checked, flag, settings_of
-from experiments.cli.words import cleaned
+from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, spec
 from experiments.study.network import Network
 from experiments.study.search_space import Words
-from experiments.study.spec import Variant, parameter
+from experiments.study.spec import Variant
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 
-NOT_HERE = "on machines that are not here"  # in a page's title
 PROGRAM = "python -m experiments.aim"
-# How files written by this command begin, and text that they contain.
-OURS = {
-    ".json": (f'{{"command": {json.dumps(PROGRAM.split())[:-1]}', '"programs": ['),
-    ".md": (f"```sh\n{PROGRAM} ", ""),
-    ".html": ("<!DOCTYPE html>\n", f" {NOT_HERE}</title>\n"),
-}
+# How the files of --json and --page begin.
+JSON = '{"command": ["python", "-m", "experiments.aim"'
+PAGE = f"```sh\n{PROGRAM} "
+MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to reach
 ALL = "all"
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, and what to use instead.
@@ -44,7 +40,7 @@ TAKEN = {
     if setting.group is not None and setting.group.title in INSTEAD
 }
 TAKEN |= {
-    "algo": "--algo or --algos, not inside the value of --algos",
+    "algo": "--algos",
     "task": "--task, not inside the value of --algos",
     "devices": "--target, whose chips are the devices",
     "displacements": "no flag: measurements of runs are left out",
@@ -88,24 +84,17 @@ class AimConfig:
         1,
         least=1,
     )
-    algo: str | None = flag(
-        "the algorithm, if only one", otherwise=training.SETTINGS["algo"].default
-    )
-    algos: str | None = flag(
+    algos: str = flag(
         "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",
+        training.SETTINGS["algo"].default,
         metavar="A,B,…",
     )
     task: str = flag("see experiments.run --list", training.SETTINGS["task"].default)
 
-    mfu: float = flag(
-        "fraction of a chip's peak that matrix products are assumed to reach",
-        0.4,
-        group=Group("model of time"),
-        above=0,
-    )
     step_time: float | None = flag(
-        "seconds per local step of a worker, instead of an estimate",
-        otherwise="from --mfu",
+        "seconds per local step of a worker",
+        otherwise=f"matrix products at {MFU:g} of the chip's peak",
+        group=Group("model of time"),
         metavar="S",
         above=0,
     )
@@ -131,17 +120,13 @@ class AimConfig:
         otherwise="none",
         metavar="JSON",
     )
-    page: Path | None = flag("write the report to this .html or .md file")
+    page: Path | None = flag("write the report to this .md file")
 
     shared: tuple[Words, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises a ValueError for a field out of range, or for two that conflict."""
+        """Raises a ValueError for a field that is missing or out of range."""
         checked(SETTINGS, self)
-        if self.mfu > 1:
-            raise ValueError(f"--mfu must be at most 1, got {self.mfu}")
-        if self.algo is not None and self.algos is not None:
-            raise ValueError("--algo and --algos both set algorithms: use one of them")
         if not self.target:
             raise ValueError(f"--target is missing; it may be {targets.FORMS}")
         _ = self.targets, self.networks
@@ -162,8 +147,7 @@ class AimConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        text = self.algos or self.algo or str(training.SETTINGS["algo"].default)
-        text = ",".join(ALGORITHM.files) if text == ALL else text
+        text = ",".join(ALGORITHM.files) if self.algos == ALL else self.algos
         return spec.resolved(
             text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
@@ -177,10 +161,9 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            # sync_sgd has no strategy state to keep elsewhere.
-            shared = [x for x in self.shared if parameter(x[0]) != "sync_memory"]
             plain = Variant(BASELINE, BASELINE)
-            variants += (plain.taking(self.task, shared, (), None, TAKEN, added=()),)
+            plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
+            variants += (plain,)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 
@@ -199,7 +182,7 @@ def read(argv: Sequence[str]) -> AimConfig:
         BadRequest: a flag is unknown or out of range; one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    shared = tuple(spec.flag_groups(rest))
+    shared = tuple(flag_groups(rest))
     config = flags.made(AimConfig, vars(known), {"shared": shared})
     try:
         _ = config.jobs
@@ -207,29 +190,24 @@ def read(argv: Sequence[str]) -> AimConfig:
             targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-    if config.page is not None:
-        if config.page.suffix not in (".html", ".md"):
-            raise BadRequest(
-                f"--page {config.page}: the file's name must end in .html or .md"
-            )
-        _check_file("--page", config.page, config.page.suffix)
-    if config.json is not None:
-        _check_file("--json", config.json, ".json")
+    if config.page is not None and config.page.suffix != ".md":
+        raise BadRequest(f"--page {config.page}: the file's name must end in .md")
+    _check_file("--json", config.json, JSON)
+    _check_file("--page", config.page, PAGE)
     return config
 
 
-def _check_file(name: str, path: Path, kind: str) -> None:
+def _check_file(name: str, path: Path | None, beginning: str) -> None:
     """Raises a BadRequest if a file's folder is missing, or it belongs to the user."""
+    if path is None:
+        return
     if not path.parent.is_dir():
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
-    if not path.is_file():  # such as /dev/stdout
-        return
-    try:
-        text = path.read_text("utf-8", errors="replace")
+    try:  # it may be /dev/stdout
+        text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
     except OSError as error:
         raise BadRequest(f"{name} {path}: {error.strerror}") from None
-    begins, holds = OURS[kind]
-    if text and not (text.startswith(begins) and holds in text):
+    if text and not text.startswith(beginning):
         raise BadRequest(
             f"{name} {path} exists, and this command did not write it: use another file"
         )
@@ -239,7 +217,7 @@ def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's own flags."""
     made = flags.Parser(
         prog=PROGRAM,
-        usage=f"{PROGRAM} --target TARGET [--algo NAME] [--task NAME] [flags]",
+        usage=f"{PROGRAM} --target TARGET [--algos A,B,…] [--task NAME] [flags]",
         allow_abbrev=False,
         description="Compile a run for machines that you do not have: whether it fits, "
         "what is sent over which network, and its modelled time. Nothing is trained.",
@@ -248,14 +226,6 @@ def parser() -> argparse.ArgumentParser:
     )
     flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())
-    return made
-
-
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and name not in TAKEN]
-    flags.add_settings(made, free)
     return made
 
 
@@ -274,8 +244,7 @@ def _job(target: Target, variant: Variant) -> Job:
             "leave out --backend"
         )
     places = target.chips // config.worker_devices
-    lanes, rest = divmod(config.workers, places)
-    if rest or config.lanes not in (None, lanes):
+    if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "
             f"{target.text}: leave out --workers, or use a multiple of {places}"
@@ -285,9 +254,9 @@ def _job(target: Target, variant: Variant) -> Job:
 
 
 def _workers(target: Target, variant: Variant) -> int:
-    """Returns the number of workers that take all chips, given mesh and lanes."""
-    placing = {name: training.SETTINGS[name] for name in ("mesh", "lanes")}
-    known = flags.parser_of(placing).parse_known_args(variant.argv)[0]
+    """Returns the number of workers that take all chips, given the mesh."""
+    mesh = {"mesh": training.SETTINGS["mesh"]}
+    known = flags.parser_of(mesh).parse_known_args(variant.argv)[0]
     each = math.prod((known.mesh or {}).values())
     if each < 1 or target.chips % each:
         axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
@@ -295,4 +264,4 @@ def _workers(target: Target, variant: Variant) -> int:
             f"--mesh {axes}: workers of {each} chips do not evenly divide the "
             f"{target.chips} chips of {target.shown}"
         )
-    return target.chips // each * (known.lanes or 1)
+    return target.chips // each

@@ -140,24 +140,20 @@ def groups(rest: str, devices: int) -> list[list[int]]:
     return positions.reshape(-1, length).tolist()
 
 
+KINDS = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "permute")
+"""The ledger's names of collectives."""
+
 SLICE = 100_000
 """The device ids of slice n, from 1, start at n times this number."""
-
-_MEGASCALE = {
-    "ALL_REDUCE": "all_reduce",
-    "ALL_GATHER": "all_gather",
-    "ALL_TO_ALL": "all_to_all",
-    "REDUCE_SCATTER": "reduce_scatter",
-    "ONE_TO_ONE": "permute",
-}
 
 
 def slice_kind(send: Instruction) -> str:
     """Returns the kind of a transfer between TPU slices, as the ledger names it."""
     asked = send.attribute("_xla_megascale_transfer_type") or ""
-    if asked not in _MEGASCALE:
+    kind = "permute" if asked == "ONE_TO_ONE" else asked.lower()
+    if kind not in KINDS:
         raise ValueError(f"HLO: unknown transfer between slices {asked!r}")
-    return _MEGASCALE[asked]
+    return kind
 
 
 def slice_groups(rest: str) -> list[list[int]]:
@@ -222,11 +218,8 @@ def share(kind: str, members: int) -> Fraction:
     operations in MPICH", 2005.
     """
     others = members - 1
-    shares = {
-        "all_reduce": Fraction(2 * others, members),
-        "all_gather": Fraction(others),
-        "reduce_scatter": Fraction(others, members),
-        "all_to_all": Fraction(others, members),
-        "permute": Fraction(1),
-    }
-    return shares[kind]
+    if kind == "all_gather":
+        return Fraction(others)
+    if kind == "permute":
+        return Fraction(1)
+    return Fraction(others * (2 if kind == "all_reduce" else 1), members)

@@ -9,7 +9,7 @@ from experiments import exit_codes
 from experiments.aiming import targets
 from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig
-from experiments.aiming.report import content, files, formats
+from experiments.aiming.report import files, tables
 from experiments.aiming.report.files import Known
 from experiments.aiming.report.records import Result, outcome, results
 from experiments.cli import terminal
@@ -36,9 +36,8 @@ def run(config: AimConfig, argv: list[str]) -> int:
         found = results(config, answers)
         if any("error" not in x for x in answers):
             files.write_json(config, argv, found, known)
-    page = content.page(config, argv, found)
-    terminal.show(formats.text(page))
-    files.write_page(config, page)
+    terminal.show(tables.text(config, found))
+    files.write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
 
 
@@ -47,7 +46,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
 
     Shows a bar if stderr is a terminal, otherwise a line for each program.
     """
-    answers, forms, jobs = [], {}, config.jobs
+    answers, jobs = [], config.jobs
     for job in jobs:
         if files.key_of(job) not in known:
             targets.check_compiler(job.target)
@@ -60,11 +59,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             answer = known.get(files.key_of(job))
             is_new = answer is None
             if answer is None:
-                c = job.config  # it determines the shapes of the data
-                data = c.task, *sorted(c.task_arguments.items()), c.validation
-                key = *data, c.data_dir
-                answer = processes.answer(job, forms.get(key), config.timeout)
-                forms[key] = answer.pop("form", forms.get(key))
+                answer = processes.answer(job, config.timeout)
             answers.append(answer)
             if number == len(config.variants) and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])

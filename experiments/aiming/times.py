@@ -67,14 +67,14 @@ def modelled(
     rows, peak = record["traffic"], mfu * (target.chip.flops or math.inf)
     compute = compute or flops["step"] / peak
     links = {"inside": target.chip.inside, "between": target.chip.between}
-    within = _seconds(traffic.of(rows, INSIDE, STEP), links)
-    step = max(compute, within.hidden) + within.waited
+    waited, hidden = _seconds(traffic.of(rows, INSIDE, STEP), links)
+    step = max(compute, hidden) + waited
     crossing = links
     if network:
         crossing = dict.fromkeys(links, network)
         rows = [_by_one_link(row, record) for row in rows]
-    always = _seconds(traffic.of(rows, ACROSS, STEP), crossing)
-    every = always.waited + max(0.0, always.hidden - max(0.0, compute - within.hidden))
+    every, beside = _seconds(traffic.of(rows, ACROSS, STEP), crossing)
+    every += max(0.0, beside - max(0.0, compute - hidden))
     once = sum(_seconds(traffic.of(rows, ACROSS, DISPATCH), crossing))
     once /= record["dispatch_steps"]
     branches = sum(_seconds(traffic.of(rows, ACROSS, SYNC), crossing))
@@ -96,13 +96,6 @@ def modelled(
     )
 
 
-class _Seconds(NamedTuple):
-    """Seconds of collectives: waited for, or overlapped with other work."""
-
-    waited: float
-    hidden: float
-
-
 def _by_one_link(row: Row, record: Mapping[str, Any]) -> Row:
     """Returns a row as if all chips of a worker sent it together over one link."""
     if row["scope"] != ACROSS:
@@ -114,18 +107,21 @@ def _by_one_link(row: Row, record: Mapping[str, Any]) -> Row:
     return {**row, "bytes": size, "group": group, "rings": 1}
 
 
-def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> _Seconds:
-    """Returns the seconds of rows by the α-β model, one collective after the other."""
-    found = [0.0, 0.0]
+def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> tuple[float, float]:
+    """Returns the seconds of rows by the α-β model, one collective after the other.
+
+    The first are waited for, the second overlap with other work.
+    """
+    waited = hidden = 0.0
     for row in rows:
         # Between hosts each ring uses a separate adapter.
         size = row["bytes"] / (row["rings"] if row["network"] == "between" else 1)
         sent = {row["kind"]: (size, row["calls"])}
         seconds = cost(sent, links[row["network"]], row["group"])
         beside = row["overlapped"] / row["calls"] if row["calls"] else 0.0
-        found[0] += seconds * (1 - beside)
-        found[1] += seconds * beside
-    return _Seconds(*found)
+        waited += seconds * (1 - beside)
+        hidden += seconds * beside
+    return waited, hidden
 
 
 def shares(record: Mapping[str, Any], arguments: Mapping[str, Any]) -> Sequence[float]:

@@ -1,8 +1,33 @@
-"""The traffic of a compiled program: when, between which devices, on which network."""
+"""The traffic of a compiled program: when, between which devices, on which network.
+
+A row of it has collectives of one kind, with these keys, as in JSON:
+
+scope: "across workers", or "inside a worker" if only its devices take part.
+when: "sync", only in a branch; "step", at each local step; "dispatch", once per
+    program, outside of the loop over local steps.
+network: "inside" a slice or host, or "between" them if devices that take part
+    are in different ones.
+kind: the collective's name in the ledger.
+calls: number of collectives in one such sync, step or dispatch.
+group: number of devices that take part together; 2 for a permutation.
+bytes: bytes that a device sends by rings in one sync, step or dispatch; if only
+    some devices take part in permutations, those of the busiest device.
+overlapped: number of the calls during which something is computed.
+rings: for "between", the number of a group's devices in one place. As many
+    rings can pass from place to place, each over its own device's adapter,
+    which then carries bytes / rings, as with NCCL. 1 for permutations and
+    all-to-alls, and for TPU slices, where the compiler itself cuts arrays for
+    all devices.
+choice: the conditional of a sync. Of the rows with the same choice, a step
+    sends those of one branch.
+branch: the branch of that conditional.
+dtypes: types of the sent arrays.
+promoted: number of the calls whose type the compiler has widened.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any, NotRequired, TypedDict
+from typing import Any
 
 from experiments.aiming import hlo, targets
 
@@ -10,46 +35,7 @@ ACROSS, INSIDE = "across workers", "inside a worker"
 SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
 
 
-class Row(TypedDict):
-    """Collectives of one kind, as in JSON.
-
-    Attributes:
-        scope: "across workers", or "inside a worker" if only its devices take part.
-        when: "sync", only in a branch; "step", at each local step; "dispatch", once per
-            program, outside of the loop over local steps.
-        network: "inside" a slice or host, or "between" them if devices that take part
-            are in different ones.
-        kind: the collective's name in the ledger.
-        calls: number of collectives in one such sync, step or dispatch.
-        group: number of devices that take part together; 2 for a permutation.
-        bytes: bytes that a device sends by rings in one sync, step or dispatch; if only
-            some devices take part in permutations, those of the busiest device.
-        overlapped: number of the calls during which something is computed.
-        rings: for "between", the number of a group's devices in one place. As many
-            rings can pass from place to place, each over its own device's adapter,
-            which then carries bytes / rings, as with NCCL. 1 for permutations and
-            all-to-alls, and for TPU slices, where the compiler itself cuts arrays for
-            all devices.
-        choice: the conditional of a sync. Of the rows with the same choice, a step
-            sends those of one branch.
-        branch: the branch of that conditional.
-        dtypes: types of the sent arrays.
-        promoted: number of the calls whose type the compiler has widened.
-    """
-
-    scope: str
-    when: str
-    network: str
-    kind: str
-    calls: int
-    group: int
-    bytes: float
-    overlapped: int
-    rings: int
-    choice: NotRequired[str]
-    branch: NotRequired[str]
-    dtypes: list[str]
-    promoted: NotRequired[int]
+Row = dict[str, Any]  # see above
 
 
 def of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
@@ -58,9 +44,7 @@ def of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
 
 
 def traffic(
-    program: hlo.Program,
-    devices: Sequence[targets.Device],
-    each: int,
+    program: hlo.Program, devices: Sequence[targets.Device], each: int
 ) -> list[Row]:
     """Returns what a program sends, with similar collectives in one row.
 
@@ -72,7 +56,7 @@ def traffic(
 
     A row's bytes include repetitions in loops within a step, such as over layers.
     """
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, Row] = {}
     by_device: dict[str, Any] = defaultdict(Counter)
     ids = {device.id: i for i, device in enumerate(devices)}
     places = [targets.place_of(device) for device in devices]
@@ -96,12 +80,12 @@ def traffic(
         # Compilers add conditionals that cut products into windows, in every step.
         if row["when"] == SYNC and row["choice"] not in syncs:
             row["when"] = STEP
-    return [Row(**row) for row in rows.values()]
+    return [*rows.values()]
 
 
 def _names(
     sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
-) -> dict[str, Any]:
+) -> Row:
     """Returns the row of a collective, before anything is summed."""
     is_across = any(len({i // each for i in group}) > 1 for group in groups)
     on_places = [[places[i] for i in group] for group in groups]

@@ -28,6 +28,7 @@ from syncalgos import TrainState
 from syncalgos.combinators import decided
 
 FOLDER = "checkpoints"  # in --out
+KEPT = 3  # the newest checkpoints that a run keeps
 
 # Reasons not to start a run in a folder with checkpoints that cannot be used.
 USELESS, UNREAD = 1, 2
@@ -141,7 +142,7 @@ class Saver(NamedTuple):
         if c.keep == "best":
             there = {*checkpoints.steps(self.folder)}
             best = records.best(x for x in lines if x["step"] in there)
-        old = c.keep_checkpoints, *self._place, newest, self.run_ids
+        old = KEPT, *self._place, newest, self.run_ids
         checkpoints.prune(self.folder, *old, best["step"] if best else None)
 
     def open(self, newest: int, lines: Iterable[Line]) -> None:

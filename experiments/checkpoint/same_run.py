@@ -9,6 +9,9 @@ from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import json_files, records
 from experiments.training.config import SETTINGS, RunConfig
 
+# Flags of 0.3 that are gone; no numbers depended on them.
+GONE = {"feed", "keep_checkpoints", "lane_form", "lanes", "scheduler", "sync_memory"}
+
 
 def check_config(out: Path, config: RunConfig) -> None:
     """Raises a BadRequest if the config.json is damaged or belongs to another run."""
@@ -16,13 +19,15 @@ def check_config(out: Path, config: RunConfig) -> None:
     if not path.exists():
         return
     try:
-        found = json_files.read(path, "settings", "arguments", "task_arguments")
-        before = {
-            name: value
-            for name, value in found["settings"].items()
-            if name not in SETTINGS or SETTINGS[name].scope == "run"
-        }
-        before |= {**found["arguments"], **found["task_arguments"]}
+        found = json_files.read(path)
+        with json_files.using(path):
+            before = {
+                name: value
+                for name, value in found["settings"].items()
+                if name not in GONE
+                and (name not in SETTINGS or SETTINGS[name].scope == "run")
+            }
+            before |= {**found["arguments"], **found["task_arguments"]}
     except json_files.Damaged as error:
         raise BadRequest(
             f"--resume: {error}; no file was removed: --overwrite starts anew"
@@ -43,13 +48,15 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.defaults(TASK, config.task)
-    before = records.plain(common) | algorithm.current(before, factories.FORMER)
+    before = records.plain(common) | before
+    # A flag that is gone had no effect unless it was set.
+    before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
     free = set() if same else {"workers", "batch_size", "accumulate"}
-    # A longer run starts like a shorter one, unless that one ended with an extra sync.
-    if config.schedule == "constant" and not config.sync_at_end:
+    if config.schedule == "constant":  # a longer run starts like a shorter one
         free.add("steps")
-    # Other tasks and algorithms have other flags, so name the task or algorithm first.
-    names = sorted({*now, *before} - free, key=lambda x: (x not in ("task", "algo"), x))
+    # Other tasks, algorithms and versions have other flags: name these first.
+    first = "task", "algo"
+    names = sorted({*now, *before} - free, key=lambda x: (x not in first, x in now, x))
     for name in names:
         if now.get(name) != before.get(name):
             flag = f"--{name.replace('_', '-')}"

@@ -40,12 +40,14 @@ _CONTROLS = re.compile(  # and marks of the direction of writing
 )
 
 
-def guarded(program: Callable[[Stopped], int | None]) -> int:
+def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False) -> int:
     """Runs a program: errors become one line, and a signal stops it gently.
 
     Args:
         program: takes a function that returns the signal that asks it to stop, and
             returns its exit code, or None if it stopped because of that signal.
+        has_starter: whether another process of ours ends this one at a second signal. A
+            scheduler may send the first signal to both.
 
     Returns:
         The exit code: 2 for a bad request, 75 for a stop by SIGTERM or SIGHUP, 130 for
@@ -68,7 +70,7 @@ def guarded(program: Callable[[Stopped], int | None]) -> int:
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     with unfailing_output():
-        return watched(answered)
+        return watched(answered, has_starter)
 
 
 def say(text: str) -> None:
@@ -163,23 +165,26 @@ class _Unfailing(FileIO):
         return memoryview(data).nbytes if written is None else written
 
 
-def watched(program: Callable[[Stopped], int | None]) -> int:
+def watched(program: Callable[[Stopped], int | None], has_starter: bool = False) -> int:
     """Runs a program, which a signal stops gently; returns its exit code.
 
     Args:
         program: as in `guarded`.
+        has_starter: as in `guarded`.
     """
     stop = Stop()
 
     def note(number, frame):
-        if stop.received:
+        if stop.received and not has_starter:
             end(stopped_by(stop()))
         stop.received.append(number)
-        if is_decided():
+        if stop.received[1:] or is_decided():
             return
         why = stop.at_once(frame)
+        line = why or "stopping after this dispatch; a second signal stops at once"
         with suppress(RuntimeError):  # the signal came while a line was being printed
-            say(why or "stopping after this dispatch; a second signal stops at once")
+            if not (why and has_starter):  # all its processes would say so
+                say(line)
         if why:
             error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
             interrupt(error, stopped_by(number))

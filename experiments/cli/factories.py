@@ -28,8 +28,6 @@ TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
 TYPES |= {"checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
-# Names that flags and arguments had in 0.2, for old files and commands.
-FORMER = {"switch": "dense_steps", "warmup": "dense_steps"}
 # A default that cannot be written as a word: no flag can set the parameter.
 UNKNOWN = object()
 
@@ -114,13 +112,11 @@ class Factory(NamedTuple):
         found = {name: p.default for name, p in self.flags.items()}
         return {name: x for name, x in found.items() if x is not EMPTY}
 
-    def current(
-        self, arguments: Mapping[str, Any], names: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Returns arguments with earlier names replaced by those of the flags."""
+    def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns arguments by their flags, where they are given by parameter."""
         known = {p.name for p in self.parameters}
         return {
-            names[k] if k not in known and names.get(k) in known else k: x
+            SPELLED[k] if k not in known and SPELLED.get(k) in known else k: x
             for k, x in arguments.items()
         }
 
@@ -156,12 +152,8 @@ class Factory(NamedTuple):
                 shown = f"{text} (default: {str(default).lower()})".strip()
                 text = text if default == "" else shown
                 given = {"default": default, "help": text}
-            kind = flag_kind(parameter)
-            group.add_argument(f"--{name.replace('_', '-')}", **given, **kind)
-            hidden = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-            for old, new in FORMER.items():
-                if new == name and old not in self.flags:
-                    group.add_argument(f"--{old}", dest=name, **hidden, **kind)
+            given |= flag_kind(parameter)
+            group.add_argument(f"--{name.replace('_', '-')}", **given)
 
 
 def describe(kind: Kind, name: str) -> Factory:

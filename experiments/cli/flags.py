@@ -1,6 +1,7 @@
 """The command line: common flags, and the flags of an algorithm and of a task."""
 
 import argparse
+import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -145,6 +146,18 @@ def parser_for(words: Sequence[str], config: type) -> Parser:
         return parser_of(settings)
 
 
+def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
+    """Prints the possible next words and ends the process, if a shell asks for them.
+
+    Args:
+        parser_of: takes the words so far, and returns a parser with their flags.
+    """
+    if "_ARGCOMPLETE" in os.environ:
+        import argcomplete
+
+        argcomplete.autocomplete(parser_of(os.environ["COMP_LINE"].split()))
+
+
 def made(
     config: type[Config],
     values: Mapping[str, Any],
@@ -162,7 +175,7 @@ def made(
     """
     settings = settings_of(config)
     fields = {
-        name: each.spelled(values[name])
+        name: tuple(values[name]) if each.is_repeated else values[name]
         for name, each in settings.items()
         if name in values
     }

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.cli.words import axes, check_axes, indices, number, whole
+from experiments.cli.words import (
+    axes,
+    check_axes,
+    check_choice,
+    indices,
+    number,
+    whole,
+)
 from syncalgos import checks
 
 P = typing.ParamSpec("P")
@@ -56,7 +63,6 @@ class Setting(NamedTuple):
             field before.
         metavar: the placeholder that --help shows; "" derives it from `read`.
         choices: the allowed words; () means those of a Literal type, or any.
-        spellings: words of earlier versions, with their current forms.
         least: the lowest number.
         above: an open lower bound.
         below: an open upper bound.
@@ -77,7 +83,6 @@ class Setting(NamedTuple):
     group: Group | None = None
     metavar: str = ""
     choices: tuple[str, ...] = ()
-    spellings: Mapping[str, str] = types.MappingProxyType({})
     least: int | None = None
     above: float | None = None
     below: float | None = None
@@ -106,12 +111,6 @@ class Setting(NamedTuple):
         is_shown = self.read is not None and default != ""
         return self.text + (f" (default: {default})" if is_shown else "")
 
-    def spelled(self, value: Any) -> Any:
-        """Returns the config's value for a parser's value."""
-        if self.is_repeated:
-            return tuple(value)
-        return self.spellings.get(value, value) if self.spellings else value
-
     def check(self, value: Any, label: str = "") -> None:
         """Raises a ValueError for a value that the setting cannot have; None is fine.
 
@@ -123,7 +122,7 @@ class Setting(NamedTuple):
         if value is None:
             return
         if self.choices:
-            checks.one_of(label, value, self.choices)
+            check_choice(label, value, self.choices)
         elif self.read is whole:
             checks.whole(label, value, least=self.least or 0)
             if self.below is not None:

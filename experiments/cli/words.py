@@ -10,15 +10,42 @@ from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
-
-SYNONYMS = {"--learning-rate": "--lr", "--epochs": "--steps"}
+# What to use in place of a flag that is gone, or that other programs have.
+INSTEAD = {
+    "--learning-rate": "use --lr",
+    "--epochs": "use --steps",
+    "--switch": "use --dense-steps",
+    "--warmup": "use --dense-steps, or --warmup-steps for the learning rate",
+    "--tensorboard": "use --track tensorboard",
+    "--scheduler": "join the processes with --coordinator or --distributed auto",
+    "--sync-memory": "leave it out: the algorithm's arrays stay in the device's memory",
+    "--feed": "leave it out: data that the devices cannot hold is read on the host",
+    "--lanes": "choose devices with --devices: their workers are divided evenly",
+    "--lane-form": "leave it out: the fastest form is chosen",
+    "--keep-checkpoints": "leave it out: the newest 3 are kept",
+    "--ema": "use --algo with a strategy of your own, syncalgos.ema(…)",
+    "--sync-at-end": "use --steps that end with a round, or syncalgos.at_end(…)",
+    "--scale-lr": "use --worker-batch, which scales the rate linearly, or --lr",
+    "--tune-share": "leave it out: a tenth of the training data is held out",
+}
+# The same for values, by flag.
+INSTEAD_OF_VALUES: dict[str, dict[str, str]] = {
+    "--track": dict.fromkeys(
+        ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
+    ),
+}
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:
-    """Suggests the nearest flag; "" if none is near."""
-    if flag in SYNONYMS:
-        return f": use {SYNONYMS[flag]}"
+    """Suggests what to use in place of a flag: the nearest one; "" if none is near."""
+    if flag in INSTEAD:
+        return f": {INSTEAD[flag]}"
     return checks.nearest(flag, flags)
+
+
+def check_choice(label: str, value: str, choices: Iterable[str]) -> None:
+    """Raises a ValueError unless the value of a flag is one of the choices."""
+    checks.one_of(label, value, choices, INSTEAD_OF_VALUES.get(label))
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:

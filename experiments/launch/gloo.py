@@ -5,24 +5,24 @@ import inspect
 import os
 import re
 import socket
-import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NoReturn, Protocol, TextIO
+from typing import Any
 
 import jax
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.exits import printable
-from experiments.exit_codes import FAILED, UNCONNECTED
+from experiments.exit_codes import UNCONNECTED
 from experiments.launch.addresses import address, joined_address, own_address
 
+LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
+
+# jax has no error type for a lost process, and each backend has its own text.
 _GONE = re.compile(
     "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
     "socket closed|unavailable|deadline_exceeded|timed out",
     re.IGNORECASE,
 )
-
 
 # jax (from 0.12) needs all three of these files for mutual TLS.
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
@@ -64,47 +64,12 @@ def hinted(code: int, log: Callable[[str], None]) -> int:
     return code
 
 
-class Member(Protocol):
-    """One of several processes; it can end at once and tell the others why."""
-
-    def refuse(self, text: str, code: int) -> NoReturn:
-        """Ends the run for a reason that the others are told."""
-        ...
-
-    def lost(self, text: str) -> NoReturn:
-        """Ends this process because another one is gone."""
-        ...
+def tells_of_loss(error: Exception) -> bool:
+    """Whether an error says that another process is gone."""
+    return _GONE.search(str(error)) is not None
 
 
-def run_together(member: Member, errors: TextIO, program: Callable[[], int]) -> int:
-    """Runs a program in one of several processes; an error ends all of them.
-
-    Args:
-        member: this process.
-        errors: the stream for the traceback of an unexpected error.
-        program: trains, and returns the exit code.
-    """
-    try:
-        return program()
-    except BadRequest as error:
-        member.refuse(f"error: {' '.join(str(error).split())}", error.code)
-    except Exception as error:
-        text = f"{type(error).__name__}: {error}".partition("\n")[0]
-        # jax has no error type for a lost process, and each backend has its own text.
-        if _GONE.search(str(error)):
-            member.lost(text)
-        for line in traceback.format_exc().splitlines():
-            print(printable(line), file=errors, flush=True)
-        member.refuse(text, FAILED)
-
-
-def connect(
-    coordinator: str,
-    process: int,
-    processes: int,
-    seconds: float,
-    loss: int | None = None,
-) -> None:
+def connect(coordinator: str, process: int, processes: int, seconds: float) -> None:
     """Starts jax among the other processes.
 
     Args:
@@ -112,8 +77,6 @@ def connect(
         process: the number of this process.
         processes: the number of processes.
         seconds: seconds to wait for the other processes.
-        loss: seconds without a sign of life from a process before jax ends the others;
-            None if a supervisor ends them.
 
     Raises:
         RuntimeError: jax could not connect; in most cases it aborts the process
@@ -132,7 +95,7 @@ def connect(
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
         coordinator_bind_address=bind_address,
-        heartbeat_timeout_seconds=loss or 100,
+        heartbeat_timeout_seconds=LOST_AFTER,
     )
 
 

@@ -1,12 +1,8 @@
-"""Identifies a machine, and the code that it has."""
+"""Identifies a machine."""
 
-import hashlib
-import importlib.util
 import os
 import socket
 from pathlib import Path
-
-PACKAGES = ("syncalgos", "experiments")  # their code must be the same everywhere
 
 
 def host() -> tuple[str, str, str]:
@@ -18,20 +14,3 @@ def host() -> tuple[str, str, str]:
     except OSError:  # not Linux
         boot = network = ""
     return socket.gethostname(), boot, network
-
-
-def digest(module: str) -> str | None:
-    """Returns a digest of a module's files, without importing it; None if missing."""
-    if (spec := importlib.util.find_spec(module)) is None:
-        return None
-    tops = [Path(x) for x in spec.submodule_search_locations or ()]
-    files = {
-        x.relative_to(top).as_posix(): x for top in tops for x in top.rglob("*.py")
-    }
-    if not tops:
-        files = {"": Path(spec.origin or "")}
-    digest = hashlib.sha256()
-    # Lock files of text editors are broken links.
-    for name in sorted(name for name, file in files.items() if file.is_file()):
-        digest.update(f"{name}\n".encode() + files[name].read_bytes())
-    return digest.hexdigest()

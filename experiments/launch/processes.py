@@ -20,11 +20,18 @@ def run(argv: list[str], started: float) -> int:
     Returns:
         The exit code.
     """
-    return exits.guarded(lambda stopped: _run(argv, started, stopped))
+    given = given_to_starter()
+
+    def program(stopped: exits.Stopped) -> int:
+        return _run(argv, given, started, stopped)
+
+    return exits.guarded(program, has_starter=given is not None)
 
 
-def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
-    config, given = parse(argv), given_to_starter()
+def _run(
+    argv: list[str], given: list[str] | None, started: float, stopped: exits.Stopped
+) -> int:
+    config = parse(argv)
     if config.out is None and (config.resume or config.resume_center):
         raise BadRequest("--resume continues the run in a folder: name it with --out")
     if config.keep == "best" and not (config.export or config.checkpoint_every):
@@ -37,7 +44,8 @@ def _run(argv: list[str], started: float, stopped: exits.Stopped) -> int:
 
         return run_job(config, argv, started, stopped)
     if membership.process is None:
-        return start(config, argv, stopped)
+        return start(config, argv)
     from experiments.launch.joining.member import run_joined
 
-    return run_joined(config, given or argv, started, stopped, membership)
+    has_starter = given is not None
+    return run_joined(config, given or argv, started, stopped, membership, has_starter)

@@ -11,7 +11,6 @@ from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.measurements import memory
 from experiments.training.run import Run
-from syncalgos import at_end
 
 
 def header(run: Run, is_batch_given: bool) -> list[str]:
@@ -75,7 +74,7 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     elif since:
         found.append(
             "the results are those of the model at the last sync: it does not include "
-            f"the last {since} local steps{_way_to_sync(run, steps)}"
+            f"the last {since} local steps"
         )
     if outcome.diverged_at is not None:
         found.append(
@@ -94,17 +93,6 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
             "all workers update with the mean gradient at every step"
         )
     return found
-
-
-def _way_to_sync(run: Run, steps: int) -> str:
-    """Says how to include the last local steps in the center, if possible."""
-    if steps < run.config.steps:
-        return ""
-    try:
-        at_end(run.method.algorithm, steps)
-    except ValueError:
-        return ""
-    return " (--sync-at-end adds a sync after them)"
 
 
 def _unsaved(due: list[int], outcome: Outcome) -> list[str]:

@@ -1,101 +1,207 @@
 """Starts the processes of a run on this machine, and starts them again after a loss.
 
-Each process is the command that `docs/many-hosts.md` shows for a host: they find each
-other by jax.distributed, and whatever one of them says, all know.
+Each process is the command that docs/many-hosts.md shows for a host, so the processes
+join and tell each other why they end as they do across hosts.
 """
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from itertools import compress
 
-from experiments.cli.exits import Stopped, say
-from experiments.cli.signals import end
+from experiments.cli.exits import say
 from experiments.cli.words import without
 from experiments.exit_codes import (
-    BAD_REQUEST,
     DIVERGED,
     DONE,
-    FAILED,
     TERMINATED,
     UNCONNECTED,
+    decide,
+    handling,
     signal_name,
     stopped_by,
 )
-from experiments.launch.addresses import free_port
+from experiments.launch.addresses import free_port, listen
 from experiments.training.config import RunConfig
 from experiments.training.records import default_out
 
-VARIABLE = "SYNCALGOS_STARTED"  # the flags as the user gave them
-TICK = 0.05  # seconds between two looks
+VARIABLE = "SYNCALGOS_STARTED"  # for a process: the flags as the user gave them
+HERE = "127.0.0.1"
+PORTS = 3  # ports to try if other programs take them
+TICK = 0.05  # seconds between two looks at the processes
 GRACE = 10.0  # seconds for the others to end by themselves after a loss
-TOLD = (FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED)  # another attempt ends alike
 
 
-def start(config: RunConfig, argv: list[str], stopped: Stopped) -> int:
-    """Starts all processes, again after a loss if asked to; returns the exit code."""
-    out = config.out or default_out(config.task, config.algo)
+def start(config: RunConfig, argv: list[str]) -> int:
+    """Starts all processes of a run, again after a loss; returns the exit code.
+
+    Only a loss (75) leads to a restart: after a bad request, an error, a divergence or
+    a stop, another attempt would end in the same way.
+
+    Args:
+        config: the config of the command line, with the number of processes.
+        argv: its flags as given.
+    """
+    # The folder is made only seconds later; no other command has this process id.
+    out = config.out or default_out(config.task, config.algo, os.getpid())
     words = [*without(argv, ("processes", "max_restarts", "out")), "--out", str(out)]
-    for attempt in range(config.max_restarts + 1):
-        if attempt:
-            say(f"restart {attempt} of {config.max_restarts}")
-            words = [*without(words, ("overwrite", "resume")), "--resume"]
-        code = _attempt(words, argv, config.processes, stopped)
-        if code != TERMINATED or stopped():
-            break
+    again = [*without(words, ("overwrite", "resume")), "--resume"]
+    received: list[int] = []
+    with handling(lambda number, _: received.append(number)):
+        code, restarts = _attempt(words, argv, config.processes, received), 0
+        while code == TERMINATED and restarts < config.max_restarts and not received:
+            restarts += 1
+            say(f"restart {restarts} of {config.max_restarts}")
+            code = _attempt(again, argv, config.processes, received)
+        return decide(code)
+
+
+def _attempt(
+    words: list[str], argv: list[str], count: int, received: list[int], left=PORTS
+) -> int:
+    """Starts all processes, and on another port if theirs is taken `left` - 1 times."""
+    port = free_port(HERE)
+    command = [sys.executable, "-m", "experiments.run", *words]
+    command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
+    environ = {**os.environ, VARIABLE: json.dumps(argv)}
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*command, "--process-id", str(number)],
+                    stdin=subprocess.PIPE,  # closes when this command ends in any way
+                    stdout=subprocess.DEVNULL if number else None,
+                    start_new_session=True,  # Ctrl-C reaches only this command
+                    env=environ,
+                )
+            )
+            for number in range(count)
+        ]
+        code = watch(children, received)
+    # Another program may have taken the port before process 0 listened there.
+    if code == UNCONNECTED and left > 1 and not received and _is_taken(port):
+        say(f"another program took port {port}: trying another port")
+        return _attempt(words, argv, count, received, left - 1)
     return code
 
 
-def _attempt(words: list[str], argv: list[str], count: int, stopped: Stopped) -> int:
-    """Starts all processes once, and waits for their end."""
-    program = [sys.executable, "-m", "experiments.run", *words]
-    program += ["--coordinator", f"127.0.0.1:{free_port()}"]
-    program += ["--num-processes", str(count), "--process-id"]
-    children = [
-        subprocess.Popen(
-            [*program, str(number)],
-            stdin=subprocess.PIPE,  # closes when this process ends, however it ends
-            stdout=subprocess.DEVNULL if number else None,
-            start_new_session=True,  # Ctrl-C in a terminal reaches only this process
-            env={**os.environ, VARIABLE: json.dumps(argv)},
-        )
-        for number in range(count)
-    ]
-    asked, noticed = 0, 0.0
-    while None in [child.poll() for child in children]:
+def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> int:
+    """Waits until all processes of a run have ended; returns its exit code.
+
+    If one is lost, the others are killed: at once if a signal killed it, and otherwise
+    once they have had time to notice the loss and to end by themselves. The lost one is
+    named.
+
+    Args:
+        children: the processes, in their order.
+        received: the signals that this command has received so far. The first is passed
+            on, and a second ends all processes at once.
+    """
+    asked, last = 0, math.inf
+    while None in (codes := [child.poll() for child in children]):
+        now = time.monotonic()
+        if received and not asked:
+            asked = received[0]
+            # Unlike SIGINT, it ends a process quietly that has no handler yet.
+            _send(signal.SIGTERM, children)
+        if not {*codes} <= {None, *_expected(asked)}:
+            last = min(last, now + GRACE)
+        if received[1:] or _killed(codes, asked) or codes[0] == UNCONNECTED:
+            last = now
+        if now >= last:
+            break
         time.sleep(TICK)
-        if not asked and (asked := stopped()):
-            for child in children:
-                child.send_signal(asked)
-        lost = [i for i, x in enumerate(children) if x.returncode not in (None, DONE)]
-        if lost and not noticed:
-            noticed = time.monotonic()
-            if (code := children[lost[0]].returncode) < 0 and not asked:
-                who = f"process {lost[0]} (pid {children[lost[0]].pid})"
-                say(f"{who} was killed by {signal_name(-code)}")
-        if noticed and time.monotonic() - noticed > GRACE:
-            for child in reversed(children):  # process 0 has jax's service
-                child.kill()
-    codes = [child.returncode for child in children if child.returncode]
-    if told := [code for code in codes if code in TOLD]:
-        return told[0]
-    return DONE if not codes else stopped_by(asked) if asked else TERMINATED
+    bad = [code not in _expected(asked) for code in codes]
+    _kill([*compress(children, bad)])
+    if received[1:] and None in codes:
+        return stopped_by(received[0])
+    code, lines = verdict(codes, asked)
+    for number, line in lines.items():
+        say(f"process {number} (pid {children[number].pid}) {line}")
+    return code
+
+
+def _send(number: int, children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Sends a signal to processes."""
+    for child in children:
+        child.send_signal(number)
+
+
+def _kill(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kills processes, and all that they have started."""
+    # Process 0 last: it has jax's service, whose end the others would report.
+    for child in reversed(children):
+        with suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+    for child in children:
+        child.wait()
+
+
+def verdict(codes: Sequence[int | None], asked: int) -> tuple[int, dict[int, str]]:
+    """Returns the exit code of a run, and a line about each process that was lost.
+
+    Args:
+        codes: how each process ended; None if it had to be killed.
+        asked: the signal that asked the run to stop, or 0.
+    """
+    stopped = stopped_by(asked) if asked else TERMINATED
+    if killed := _killed(codes, asked):
+        names = {i: signal_name(number) for i, number in killed.items()}
+        return stopped, {i: f"was killed by {name}" for i, name in names.items()}
+    if told := [code for code in codes if code and 0 < code != TERMINATED]:
+        return told[0], {}  # the processes have said why
+    if None in codes:
+        line = "did not end by itself after the others: it may be stopped or frozen"
+        return stopped, {i: line for i, code in enumerate(codes) if code is None}
+    aborted = [i for i, code in enumerate(codes) if code == -signal.SIGABRT]
+    lines = {i: f"was killed by {signal_name(signal.SIGABRT)}" for i in aborted}
+    return stopped if any(codes) else DONE, lines
+
+
+def _expected(asked: int) -> tuple[int, ...]:
+    """Returns exit codes that do not tell of a loss."""
+    return (DONE, DIVERGED, *((TERMINATED, -signal.SIGTERM) if asked else ()))
+
+
+def _killed(codes: Sequence[int | None], asked: int) -> dict[int, int]:
+    """Returns the signals that killed processes, without those that follow a loss."""
+    # jax aborts a process that has lost another one.
+    expected = (-signal.SIGABRT, *_expected(asked))
+    return {i: -x for i, x in enumerate(codes) if x and x < 0 and x not in expected}
+
+
+def _is_taken(port: int) -> bool:
+    """Whether a program listens at a port."""
+    try:
+        listen(HERE, port).close()
+    except OSError:
+        return True
+    return False
 
 
 def given_to_starter() -> list[str] | None:
     """Returns the flags that a starter was given, if one started this process.
 
-    This process then ends with the starter.
+    From then on this process ends with its starter. Call it once, early.
     """
+    # Removed, so that programs started by this process do not inherit it.
     if (words := os.environ.pop(VARIABLE, None)) is None:
         return None
-
-    def wait() -> None:
-        while os.read(0, 4096):  # nothing is sent: it returns when the pipe closes
-            pass
-        end(TERMINATED)
-
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=_end_with_starter, daemon=True).start()
     return json.loads(words)
+
+
+def _end_with_starter() -> None:
+    """Ends this process and those it started when its stdin closes."""
+    while os.read(0, 4096):
+        pass
+    with suppress(OSError):
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(TERMINATED)

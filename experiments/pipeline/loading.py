@@ -26,9 +26,8 @@ def load(task: Task, name: str, share: float | None) -> Data:
     return data if share is None else validation.split(data, share)
 
 
-def default_feed(data: Data) -> str:
-    """Returns "device" if the data fits there, else "host"."""
+def is_read_on_host(data: Data) -> bool:
+    """Whether batches are read on the host: the devices do not hold the data."""
     if not isinstance(data.train, dict):
-        return "host"
-    held = sum(x.nbytes for x in data.train.values())
-    return "device" if held <= MOST_ON_DEVICE else "host"
+        return True
+    return sum(x.nbytes for x in data.train.values()) > MOST_ON_DEVICE

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
-from experiments.cli.words import as_words, cleaned
+from experiments.cli.words import as_words, cleaned, flag_groups
 from experiments.study import network, presets, search_space, spec
 from experiments.study.network import Network
 from experiments.study.running.cluster import check_installed
 from experiments.study.search_space import MOST_RUNS, Range, Words
 from experiments.study.spec import Variant
 from experiments.training import config as training
-from experiments.training import trackers
 from experiments.training.config import RunConfig
 from syncalgos import checks
 
@@ -33,10 +32,9 @@ BASIC = (  # the most needed flags
     *("algos", "preset", "task", "seeds", "sweep"),
     *("tune", "target", "network", "jobs", "out"),
 )
-DECISIVE = "algos", "preset", "task", "sweep", "worker_batch", "scale_lr"
+DECISIVE = "algos", "preset", "task", "sweep", "worker_batch"
+TUNE_SHARE = 0.1  # of the training data, held out for tuning
 MOST_JOBS = 1025  # also limits the devices per job: all start on this machine
-# Powers of the global batch size by which the learning rate is scaled.
-SCALES = {"none": 0.0, "linear": 1.0, "sqrt": 0.5}
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,9 @@ class StudyConfig:
         metavar="FLAG=…",
     )
     worker_batch: int | None = flag(
-        "batch size of each worker; the global batch grows with --workers", least=1
-    )
-    scale_lr: Literal["none", "linear", "sqrt"] = flag(
-        "how --lr scales with the global batch in a sweep", "none"
+        "batch size of each worker: in a sweep of --workers, the global batch and the "
+        "learning rate, unless it is tuned, grow with their number",
+        least=1,
     )
 
     tune: tuple[str, ...] = flag(
@@ -84,9 +81,6 @@ class StudyConfig:
         otherwise=f"{TUNED} if no flag changes the runs",
     )
     tune_seeds: int = flag("runs for each value tried", 1, least=1)
-    tune_share: float = flag(
-        "share of the training data held out for tuning", 0.1, above=0, below=1
-    )
 
     baseline: str | None = flag(
         "the variant that all others are compared with",
@@ -118,11 +112,6 @@ class StudyConfig:
         metavar="S",
         above=0,
     )
-    track: tuple[str, ...] = flag(
-        f"send the runs and the report to {', '.join(trackers.KINDS)}; may be repeated",
-        (),
-        otherwise="none",
-    )
 
     jobs: int = flag(
         "number of runs at a time, in parallel processes on this machine",
@@ -148,7 +137,6 @@ class StudyConfig:
         otherwise="a folder in runs/",
         group=Group("files"),
     )
-    overwrite: bool = flag("repeat all runs, replacing those in the folder", False)
 
     shared: tuple[Words, ...] = ()
 
@@ -211,9 +199,9 @@ class StudyConfig:
             "sweep": self.swept and [self.swept.flag, *self.swept.values],
             "tune": [r.listed for r in self.tuned],
             "worker_batch": self.worker_batch,
-            "scale_lr": self.scale_lr,
+            "scale_lr": "none" if self.worker_batch is None else "linear",
             "tune_seeds": self.tune_seeds if is_tuned else None,
-            "share": self.tune_share if is_tuned else None,
+            "share": TUNE_SHARE if is_tuned else None,
         }
 
     @property
@@ -262,7 +250,6 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     words, made = cleaned(argv), parser()
     if {"-h", "--help"} & {*words}:
         parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
-    words = ["--track=tensorboard" if x == "--tensorboard" else x for x in words]
     known, rest = made.parse_known_args(words)
     if known.preset in presets.NAMES:
         flags_of_preset = presets.words(presets.load(known.preset)["flags"])
@@ -271,21 +258,13 @@ def parse(argv: Sequence[str]) -> StudyConfig:
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
         raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
-    shared = spec.flag_groups(rest)
+    shared = flag_groups(rest)
     plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
     if plain and not (shared or known.tune):
         known.tune = [TUNED]
     if known.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
     return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})
-
-
-def parser_for(words: list[str]) -> argparse.ArgumentParser:
-    """Returns the parser of an unfinished command line, with the flags of runs."""
-    made, others = parser(), training.SETTINGS.items()
-    free = [x for name, x in others if name not in SETTINGS and not x.study]
-    flags.add_settings(made, free)
-    return made
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
@@ -311,9 +290,6 @@ def _check_conflicts(config: StudyConfig) -> None:
         raise BadRequest("--worker-batch and --batch-size both set the batch: give one")
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
         raise BadRequest("--worker-batch cannot be used while --workers is tuned")
-    varied = [x for r in (*config.tuned, config.swept) if r for x in r.flags]
-    if SCALES[config.scale_lr] and (config.sweep is None or "lr" in varied):
-        raise BadRequest("--scale-lr needs a --sweep without lr, and lr not in --tune")
 
 
 def _check_jobs(config: StudyConfig) -> None:
@@ -322,10 +298,8 @@ def _check_jobs(config: StudyConfig) -> None:
         raise BadRequest(
             "--jobs starts Dask workers, but --scheduler uses running ones: give one"
         )
-    if config.list and (config.overwrite or config.is_parallel):
-        raise BadRequest(
-            "--list makes no run: give it without --jobs, --scheduler and --overwrite"
-        )
+    if config.list and config.is_parallel:
+        raise BadRequest("--list makes no run: give it without --jobs and --scheduler")
     if config.is_parallel:
         check_installed("--scheduler" if config.scheduler else "--jobs")
 
@@ -333,7 +307,6 @@ def _check_jobs(config: StudyConfig) -> None:
 def _check_report(config: StudyConfig) -> None:
     """Raises a BadRequest for invalid flags of the report."""
     try:
-        trackers.check(config.track)
         labels = [variant.label for variant in config.variants]
         checks.one_of("--baseline", config.baseline or labels[0], labels)
         _ = config.networks

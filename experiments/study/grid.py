@@ -14,7 +14,7 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM, words_of
 from experiments.cli.words import as_words
-from experiments.study.config import SCALES, StudyConfig
+from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS
 from experiments.study.search_space import combinations, named
 from experiments.study.spec import Variant
@@ -253,7 +253,11 @@ def _sets_of(
 def _same_samples(
     study: StudyConfig, run: RunConfig, loader: Loader, base: Settings | None
 ) -> tuple[RunConfig, Settings]:
-    """Returns a run with batch, steps and rate scaled from the first point's."""
+    """Returns a run with batch, steps and rate scaled from the first point's.
+
+    The rate grows with the batch only under --worker-batch, linearly: Goyal et al.,
+    "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+    """
     if study.worker_batch is not None:
         run = _varied(run, batch_size=study.worker_batch * run.workers)
     s = loader.plan(run)[0].config
@@ -263,8 +267,8 @@ def _same_samples(
     if s.steps == base.steps:
         steps = max(1, round(base.steps * base.batch_size / s.batch_size))
         run = _varied(run, steps=steps)
-    if power := SCALES[study.scale_lr]:
-        rate = base.lr * (s.batch_size / base.batch_size) ** power
+    if study.worker_batch is not None:
+        rate = base.lr * s.batch_size / base.batch_size
         run = _varied(run, lr=float(f"{rate:.6g}"))
     # The new values may not fit the task: this raises an error.
     loader.plan(run)
@@ -281,13 +285,11 @@ def _varied(run: RunConfig, **values: Any) -> RunConfig:
 
 def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
-    variant, common = made.variant, made.common
+    variant, whole = made.variant, made.common
     tried = parse([*variant.argv, *variant.points[made.point], *as_words(values)])
-    follow = {name: getattr(common, name) for name in FOLLOWING if name not in values}
+    follow = {name: getattr(whole, name) for name in FOLLOWING if name not in values}
     # The held-out part of the training data is the same for all seeds and variants.
     # The reported runs train on all of the training data.
-    share = float(f"{study.tune_share:g}")
     seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds)
-    return made._replace(
-        seeds=seeds, values=values, common=_varied(tried, **follow, validation=share)
-    )
+    common = _varied(tried, **follow, validation=TUNE_SHARE)
+    return made._replace(seeds=seeds, values=values, common=common)

@@ -10,13 +10,12 @@ from typing import NamedTuple
 from experiments.cli import factories, flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import (  # noqa: F401
+from experiments.cli.words import (
     flag_groups,
     flag_of,
     nearest_flag,
     parameter,
     with_dashes,
-    without,
 )
 from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS

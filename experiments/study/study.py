@@ -1,6 +1,5 @@
 """Makes one study: the missing runs, then the report."""
 
-import hashlib
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,14 +16,14 @@ from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
-from experiments.cli.words import cleaned, literal
-from experiments.study import spec, tuning
+from experiments.cli.words import cleaned, literal, without
+from experiments.study import tuning
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Loader, RunSet, run_sets
 from experiments.study.report import tables, write
-from experiments.study.running import listing, own_files, versions
+from experiments.study.running import listing, versions
 from experiments.study.running.cluster import ANSWER, Unreachable, reach
 from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
@@ -32,7 +31,6 @@ from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import json_files, records
 from experiments.training.devices import cores, use_cpu_devices, use_devices
-from experiments.training.trackers import Tracked, Tracker, Tracking
 
 NAME = "study.json"
 # The fields of a summary to record, beside the measures on test data.
@@ -79,15 +77,15 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
         records.check_writable(config.folder)
         with lock.held(config.folder):
             out, identity = config.folder, _identity(config)
-            # All checks come before anything of an old study is removed.
-            _check_folder(out, identity, config.overwrite)
+            _check_folder(out, identity)
             _use_devices(config)
             loader = Loader()
             runs = run_sets(config, loader)
             check_measure(runs, loader, config.measure, config.target)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
-            _open_folder(out, identity, config.overwrite)
+            if not (out / NAME).exists():
+                records.write_json(out / NAME, identity)
             choose = partial(tuning.chosen, measure_key=config.measure)
             yield Plan(runs, choose), loader
     except ValueError as error:
@@ -160,8 +158,8 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     """Returns the report of a study's runs, made by this command line."""
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
-    left = ("jobs", "scheduler", "overwrite")
-    command = shlex.join([*PROGRAM.split(), *spec.without(cleaned(argv), left)])
+    left = ("jobs", "scheduler")
+    command = shlex.join([*PROGRAM.split(), *without(cleaned(argv), left)])
     return analysis.report(config, runs, command)
 
 
@@ -177,42 +175,6 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
             line.pop(key, None)
     records.write_lines(out / "finals.jsonl", finals)
     write.write(found, out)
-    track(config, found, runs, [out / "report.html", out / "table.md"])
-
-
-def track(
-    config: StudyConfig,
-    found: Report,
-    runs: Iterable[RunSet],
-    files: Sequence[Path] = (),
-    own: Sequence[Tracker] = (),
-) -> None:
-    """Sends a study's runs to its trackers, then the study with these files."""
-    if not (config.track or own):
-        return
-    tracking, out = Tracking(config.track, own), config.folder
-    study = out.absolute().name
-    for r, seed in [(x, seed) for x in runs for seed in x.lines]:
-        settings = {k: v for k, v in r.config.items() if k != "settings"}
-        settings |= {**r.config["settings"], "seed": seed}
-        name = str(r.run(seed).relative_to(out / "runs"))
-        identity = _digest(out, name, r.summaries[seed])
-        tracking.start(Tracked(name, identity, settings, out, (), study))
-        for line in r.lines[seed]:
-            tracking.log(line)
-        tracking.finish(r.summaries[seed])
-    rows = {
-        f"{row.label} {row.point}".strip(): tables.csv_row(found, row)
-        for row in found.rows
-    }
-    tracking.start(Tracked(study, _digest(out), config.identity, out))
-    tracking.finish(rows, files)
-
-
-def _digest(out: Path, *more: Any) -> str:
-    """Returns the id of a run, which is the same for the same files."""
-    text = json.dumps([str(out.absolute()), *more], default=repr)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -275,27 +237,28 @@ def check_measure(
         raise ValueError(f"--target {target:g}: an accuracy is at most 1, such as 0.95")
 
 
-def _check_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
+def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
     if not path.exists() and _content(out):
         raise ValueError(f"--out {out} holds other files: use another folder")
     if not path.exists():
         return
-    # A folder with a damaged study.json is not emptied, either.
     try:
-        there = json_files.read(path, "settings", "versions")
+        there = json_files.read(path)
+        with json_files.using(path):
+            differing = {
+                key: _changed(there[key], x)
+                for key, x in identity.items()
+                if there[key] != x
+            }
     except json_files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
-    if overwrite:
-        return
-    differing = [key for key, x in identity.items() if there[key] != x]
     if differing:
-        key = differing[0]
+        key = next(iter(differing))
         raise ValueError(
-            f"--out {out} holds a study with other {key} "
-            f"({_changed(there[key], identity[key])}): use another folder, or "
-            "--overwrite it"
+            f"--out {out} holds a study with other {key} ({differing[key]}): use "
+            "another folder"
         )
 
 
@@ -303,25 +266,6 @@ def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns the first two differences as text."""
     names = [name for name in new if old.get(name) != new[name]]
     return ", ".join(f"{n}: {old.get(n)!r}, not {new[n]!r}" for n in names[:2])
-
-
-def _open_folder(out: Path, identity: dict[str, Any], overwrite: bool) -> None:
-    """Writes study.json, after removing an old study's files if asked to."""
-    if overwrite:
-        # A command of `compare --list` may be making a run.
-        for path in out.glob(f"*/**/{lock.NAME}"):
-            with lock.held(path.parent):
-                pass
-        others = [
-            x for x in own_files.remove(out, own_files.OF_STUDY) if x != lock.NAME
-        ]
-        if others:
-            more = f", and {len(others) - 3} more" if others[3:] else ""
-            terminal.say(
-                f"kept in {out}, not written by a study: {', '.join(others[:3])}{more}"
-            )
-    if not (out / NAME).exists():
-        records.write_json(out / NAME, identity)
 
 
 def _content(out: Path) -> list[Path]:

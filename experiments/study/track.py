@@ -23,18 +23,17 @@ import jax
 from experiments import exit_codes
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explain
+from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.exit_codes import Terminated
 from experiments.study import config as study_config
-from experiments.study import spec
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
 from experiments.study.network import modelled_seconds
-from experiments.study.running.maker import Maker
-from experiments.study.running.messages import Refused
+from experiments.study.running.maker import Maker, Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
-from experiments.training import json_files, records
+from experiments.training import json_files, reading, records
 from experiments.training.config import RunConfig
 from experiments.training.measurements.sends import Sends, from_json, sends
 from experiments.training.plan import Plan
@@ -42,11 +41,12 @@ from experiments.training.versions import commit, versions
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
 
 PRESET = "track-small"
+SEAL = "log_sha256"  # the key of a log's checksum; `sha256` is that of its entry
 MODULE = "track_entry"  # the name under which an entry's file is imported
 # The flags of experiments.run that an entry may choose. All others are fixed.
 CHOSEN = "steps", "lr", "schedule", "warmup_steps", "weight_decay", "clip_norm"
-CHOSEN += "optimizer", "momentum", "b1", "b2", "ema"
-CHOSEN += "sync_until", "sync_at_end", "opt_state_at_sync"
+CHOSEN += "optimizer", "momentum", "b1", "b2"
+CHOSEN += "sync_until", "opt_state_at_sync"
 # Seeds for checks; none of them is logged or used for tuning.
 FRESH = range(10_000, 1_000_000)
 # The fraction by which sends of other seeds may differ, if the data decide on syncs.
@@ -137,7 +137,8 @@ def run(path: Path, seeds: int | None, stopped: Callable[[], int]) -> int:
     rows = runs(entry, range(seeds or least), stopped)
     found = figures(rows, entry.track.target)
     code = {"versions": _versions(), "commit": commit()}
-    records.write_json(out, {**entry.identity, **code, "found": found, "runs": rows})
+    log = {**entry.identity, **code, "found": found, "runs": rows}
+    records.write_json(out, log, seal=SEAL)
     done = exit_codes.decide(exit_codes.DONE)
     terminal.show(f"{shown(found)}\nlog    {out}")
     return done
@@ -150,9 +151,9 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
         BadRequest: the entry or the log cannot be read.
         Stopped: it was asked to stop.
     """
-    entry, log = read_entry(path), read_log(path.with_suffix(".json"))
+    entry = read_entry(path)
+    log, doubts = claimed(entry, path.with_suffix(".json"))
     terminal.show(f"claim  {shown(log['found'])}")
-    doubts = [*contradictions(entry, log)]
     if not doubts:
         logged = [row["seed"] for row in log["runs"]]
         first = secrets.choice(FRESH) if first_seed is None else first_seed
@@ -192,9 +193,9 @@ def read_entry(path: Path) -> Entry:
     sys.modules[MODULE] = module
     track = study_config.parse(["--preset", PRESET])
     fixed = ["--task", track.task, *chain(*track.shared)]
-    for flag, *_ in spec.flag_groups(own):
-        if spec.parameter(flag) not in CHOSEN:
-            chosen = ", ".join(map(spec.flag_of, CHOSEN))
+    for flag, *_ in flag_groups(own):
+        if parameter(flag) not in CHOSEN:
+            chosen = ", ".join(map(flag_of, CHOSEN))
             raise BadRequest(f"{path}: an entry cannot set {flag}, only {chosen}")
     words = ["--algo", f"{MODULE}:strategy", *fixed, *own]
     config, most = training.parse(words), training.parse(fixed).steps
@@ -205,10 +206,22 @@ def read_entry(path: Path) -> Entry:
 
 def read_log(path: Path) -> Log:
     """Reads a log; raises a BadRequest if the file is not one."""
-    try:
-        return json_files.read(path, *Log.__annotations__)  # pyright: ignore
-    except json_files.Damaged as error:
-        raise BadRequest(str(error)) from error
+    return json_files.read(path, *Log.__annotations__, seal=SEAL)  # pyright: ignore
+
+
+def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
+    """Reads the log of an entry, and how it contradicts the entry, the rules or itself.
+
+    Raises:
+        BadRequest: the log cannot be read or used.
+    """
+    log = read_log(path)
+    with json_files.using(path):
+        doubts = [*contradictions(entry, log)]
+        # Uses all that is read after new runs, so that none is made in vain.
+        _ = shown(log["found"]), repeated(log, log["runs"])
+        _ = [*contradicted(log, log["runs"], log["found"])]
+    return log, doubts
 
 
 def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list[Row]:
@@ -228,7 +241,9 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
         if isinstance(news, Refused):
             raise BadRequest(news.line)
         terminal.say(f"seed {seed}: {news.words}")
-        return json_files.read(out / "summary.json")
+        found = reading.read_run(out)
+        assert found is not None  # it was made just now
+        return found.summary
 
     with TemporaryDirectory() as folder:
         summaries = [made(seed, Path(folder, f"seed-{seed}")) for seed in seeds]

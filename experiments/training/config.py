@@ -36,9 +36,6 @@ MOST_STEPS = 10**8  # a record of what each step sends takes 70 bytes
 MOST_PROCESSES = 10_000  # all are started before one can report an error
 MOST_SECONDS = 1e6  # above, milliseconds overflow in C
 
-# Earlier names of the ways to run a device's workers.
-LANE_FORMS = {"together": "vectorized", "in-turn": "sequential", "joined": "merged"}
-
 
 @dataclass(frozen=True)
 class RunConfig:
@@ -131,7 +128,7 @@ class RunConfig:
     workers: int = flag("number of workers; they share the devices", 8, least=1)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
         "how workers are mapped to devices; auto uses pmap, or shard_map with several "
-        "processes, --mesh or --sync-memory; vmap uses one device",
+        "processes or --mesh; vmap uses one device",
         "auto",
         scope="start",
     )
@@ -146,32 +143,9 @@ class RunConfig:
         metavar="I,J,…",
         scope="start",
     )
-    lanes: int | None = flag(
-        "workers per device", otherwise="as few as possible", least=1, scope="start"
-    )
-    lane_form: Literal["vectorized", "sequential", "merged"] | None = flag(
-        "how a device runs its workers",
-        otherwise="the fastest",
-        spellings=LANE_FORMS,
-        scope="start",
-    )
-    sync_memory: str | None = flag(
-        "memory that stores the algorithm's arrays between syncs: pinned_host",
-        otherwise="the device's",
-        metavar="KIND",
-        scope="start",
-    )
     sync_until: int = flag("train synchronously for this many steps first", 0, least=0)
-    sync_at_end: bool = flag(
-        "also sync after the last step if it is in the middle of a round", False
-    )
     opt_state_at_sync: Literal["keep", "reset", "average"] = flag(
         "what happens to the inner optimizer's state at a sync", "keep"
-    )
-    ema: float | None = flag(
-        "evaluate and export a moving average of the params, with this decay",
-        above=0,
-        below=1,
     )
     displacements: bool = flag(
         "measure how far workers move in a round, and how similar their directions "
@@ -195,12 +169,7 @@ class RunConfig:
         "evaluate on this share of the training data instead of the test data",
         above=0,
         below=1,
-        study="--tune-share",
-    )
-    feed: Literal["device", "host"] | None = flag(
-        "where training data is stored during the run",
-        otherwise="device, if it fits",
-        scope="start",
+        study="nothing: --tune holds out a tenth",
     )
 
     out: Path | None = flag(
@@ -213,7 +182,7 @@ class RunConfig:
     overwrite: bool = flag(
         "replace the run's files in --out",
         False,
-        study="--overwrite of the study, outside of --algos",
+        study="another --out, or remove the study's folder",
     )
     export: Path | None = flag(
         "write the trained model to this .safetensors file",
@@ -225,13 +194,10 @@ class RunConfig:
         (),
         otherwise="none",
         scope="process",
-        study="--track of the study, outside of --algos",
+        study="experiments.run --track, with the report's command",
     )
     checkpoint_every: int | None = flag(
         "local steps between checkpoints in --out", least=1
-    )
-    keep_checkpoints: int = flag(
-        "how many of the newest checkpoints to keep", 3, least=1, scope="process"
     )
     keep: Literal["last", "best"] = flag(
         "best: --export writes the model of the evaluation with the best accuracy (or "
@@ -296,10 +262,9 @@ class RunConfig:
         """Raises a ValueError if a field is out of range, or two fields conflict."""
         checked(SETTINGS, self)
         trackers.check(self.track)
-        if {*self.arguments} & {*factories.SPELLED, *factories.FORMER}:
+        if {*self.arguments} & {*factories.SPELLED}:
             own = factories.describe(factories.ALGORITHM, self.algo)
-            names = factories.SPELLED | factories.FORMER
-            object.__setattr__(self, "arguments", own.current(self.arguments, names))
+            object.__setattr__(self, "arguments", own.by_flag(self.arguments))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
                 object.__setattr__(self, name, MappingProxyType(dict(mapping)))
@@ -322,15 +287,15 @@ class RunConfig:
             raise ValueError(late)
 
     def _check_placement(self) -> None:
-        """Raises a ValueError for flags that contradict --mesh or --sync-memory."""
-        given = {"--sync-memory": self.sync_memory, "--mesh": self.mesh}
-        takers = [flag for flag, value in given.items() if value is not None]
-        if takers and self.backend not in ("auto", "shard_map"):
+        """Raises a ValueError for flags that contradict --mesh."""
+        if self.mesh is None:
+            return
+        if self.backend not in ("auto", "shard_map"):
             raise ValueError(
-                f"--backend {self.backend} supports only workers of one device and one "
-                f"kind of memory: {takers[-1]} needs shard_map"
+                f"--backend {self.backend} supports only workers of one device: --mesh "
+                "needs shard_map"
             )
-        if self.mesh is not None and self.devices is not None:
+        if self.devices is not None:
             raise ValueError(
                 "--mesh always uses the first devices: leave out --devices"
             )
@@ -344,8 +309,7 @@ class RunConfig:
         """Returns how many devices each process needs for --mesh; 0 without it."""
         if self.mesh is None:
             return 0
-        places = -(-self.workers // (self.lanes or 1))
-        return -(-places * self.worker_devices // processes)
+        return -(-self.workers * self.worker_devices // processes)
 
     def values(self, *scopes: str) -> dict[str, Any]:
         """Returns the fields of these scopes and the factories' own flags, by name."""

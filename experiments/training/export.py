@@ -1,5 +1,6 @@
 """Trained models as .safetensors files: only the center, without worker axes."""
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from experiments.training import records
+from experiments.training.json_files import SEAL
 from syncalgos import Replica
 from syncalgos.collectives import PyTree
+
+BLANK = "0" * 64  # the checksum of a file from which it is computed
 
 
 def check(path: Path, overwrite: bool) -> None:
@@ -42,20 +46,42 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     """
     from safetensors.flax import save as encoded
 
-    content = encoded(named(replica), dict(facts))
+    content = encoded(named(replica), {**facts, SEAL: BLANK})
     path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, content)
+    records.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
 
 
 def facts(path: Path) -> dict[str, str]:
-    """Returns the header of a file; {} if it cannot be read."""
-    from safetensors import SafetensorError, safe_open
+    """Returns the header of a file; {} if it cannot be read, or was changed."""
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(path, "np") as file:
-            return file.metadata() or {}
-    except (OSError, SafetensorError):
+        return _header(path)
+    except (OSError, SafetensorError, ValueError):
         return {}
+
+
+def _header(path: str | Path) -> dict[str, str]:
+    """Returns the header of a file, whose checksum it compares and leaves out.
+
+    Raises:
+        ValueError: the file was changed. Files of 0.3 have no checksum.
+    """
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        found = file.metadata() or {}
+    if seal := found.pop(SEAL, None):
+        blank = _with_seal(Path(path).read_bytes(), seal, BLANK)
+        if hashlib.sha256(blank).hexdigest() != seal:
+            raise ValueError(f"{path} was changed since it was written")
+    return found
+
+
+def _with_seal(content: bytes, old: str, new: str) -> bytes:
+    """Returns the bytes of a file with another checksum in its header."""
+    before, after = (f'"{SEAL}":"{x}"'.encode() for x in (old, new))
+    return content.replace(before, after, 1)
 
 
 def named(replica: Replica) -> dict[str, Any]:
@@ -97,10 +123,12 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         Replica(params, (), buffers).
 
     Raises:
-        ValueError: the file lacks a tensor of `like`, or has it in another shape.
+        ValueError: the file was changed, lacks a tensor of `like`, or has it in another
+            shape.
     """
     from safetensors.flax import load_file
 
+    _header(path)
     tensors = load_file(path)
     if like is None:
         tree: dict[str, Any] = {"params": {}, "buffers": {}}

@@ -54,7 +54,7 @@ def convert(model: Path, folder: Path) -> None:
         heads = arguments.get("heads") or gpt.SHAPES[arguments["model"]].heads
         config, tensors = gpt.to_huggingface(export.load(model).params, heads)
         folder.mkdir(parents=True, exist_ok=True)
-        records.write_json(files[0], config)
+        records.write(files[0], json.dumps(config, indent=2) + "\n")
         # `transformers` does not read a file without this entry.
         records.write(files[1], save(tensors, {"format": "pt"}))
     except (KeyError, TypeError):

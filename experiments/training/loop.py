@@ -14,7 +14,7 @@ import numpy as np
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
-from experiments.pipeline import prefetch, sampler
+from experiments.pipeline import loading, prefetch, sampler
 from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
 from experiments.training.measurements import displacements
@@ -205,7 +205,7 @@ def _make_dispatch(
     second maps (state, first step, batches) to (state, metrics, training seconds).
     """
     c, trainer, data = run.config, run.trainer, run.data
-    on_host = c.feed == "host"
+    on_host = loading.is_read_on_host(data)
     own = trainer.layout.own_rows(c.batch_size)
     part = None if on_host else data.part_of
     train, numbers = part or (data.train, None)
@@ -240,7 +240,7 @@ def _make_dispatch(
                 compile_all(trainer, state, Batches(batches, placed), test)
             state, metrics = trainer.run(state, batches, placed)
         except Unfit as error:
-            raise BadRequest(f"--lane-form: {error}") from error
+            raise BadRequest(f"--task {c.task}: {error}") from error
         # Unlike np.asarray, this can be interrupted by Ctrl-C.
         jax.block_until_ready(metrics)
         seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)

@@ -30,7 +30,7 @@ from syncalgos.strategy import seeing
 Numbers = Mapping[str, Any]
 """Values of settings by field; "arguments" has the algorithm's values, by flag."""
 
-_OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm", "ema"
+_OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm"
 
 
 class Method(NamedTuple):
@@ -52,7 +52,7 @@ class Plan:
     """The parts of a run that need no data.
 
     Attributes:
-        config: the settings; the feed is None if the data decides on it.
+        config: the settings.
         numbers: the settings that are data to the compiled programs.
         task: the model, its data and its figures.
         make: makes the method for settings that differ in these numbers.
@@ -176,7 +176,7 @@ def _is_traceable(function: Callable[[Any], Any], given: Any) -> bool:
 
 def _structure(config: Settings, numbers: Numbers) -> dict[str, Any]:
     """Returns all settings that a run's programs depend on, except for data."""
-    apart = {*numbers, "arguments", "validation", "feed", "seed", "init_from"}
+    apart = {*numbers, "arguments", "validation", "seed", "init_from"}
     names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
     found = {name: getattr(config, name) for name in names if name not in apart}
     own = numbers.get("arguments", {})
@@ -263,8 +263,6 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
             f"--batch-size {c.batch_size} is larger than the training data of {c.task} "
             f"({data.examples} examples)"
         )
-    if c.feed == "device" and not isinstance(data.train, dict):
-        raise ValueError(f"--feed device: {c.task} reads data on the host: use host")
 
 
 def make_trainer(
@@ -283,11 +281,8 @@ def make_trainer(
         tables = jax.tree.map(bool, task.tables.names)
     placement = Placement(
         devices=None if given is None else [*given],
-        lanes=config.lanes,
-        lane_form=config.lane_form,
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
-        sync_memory=config.sync_memory,
     )
     return DataParallel(
         train_loss,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.training import json_files
-from experiments.training.records import Line, beside_summary
+from experiments.training.records import NAMES, Line
 
 
 class Made(NamedTuple):
@@ -22,14 +22,11 @@ def read_run(out: Path) -> Made | None:
         Damaged: a file is not as it was written.
         OSError: a file cannot be read.
     """
-    path = out / "summary.json"
+    path, *beside = out / "summary.json", *(out / name for name in NAMES[:2])
     if not path.exists():
         return None
-    summary = json_files.read(path, "steps", "sends", "diverged")
+    summary = json_files.read(path, json_files.SEAL, beside=beside)
     # A stopped run of a `compare --list` command also has a summary.
     if summary.get("stopped"):
         return None
-    config = json_files.read(out / "config.json", "settings", "versions")
-    lines = json_files.read_lines(out / "metrics.jsonl")
-    json_files.check_seal(path, summary, *beside_summary(out))
-    return Made(config, summary, lines)
+    return Made(json_files.read(beside[0]), summary, json_files.read_lines(beside[1]))

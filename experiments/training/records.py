@@ -176,10 +176,10 @@ def _remove_empty(folders: list[Path]) -> None:
 
 def exported(out: Path) -> Path | None:
     """Returns the file to which a folder's run exports its model; None if none."""
-    try:
-        return Path(json_files.read(out / "config.json")["settings"]["export"])
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
+    path = out / "config.json"
+    with suppress(OSError, json_files.Damaged), json_files.using(path):
+        return Path(json_files.read(path)["settings"]["export"])
+    return None
 
 
 def default_out(task: str, algo: str, *more: int) -> Path:
@@ -226,14 +226,7 @@ def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> N
         OSError: a file cannot be written.
     """
     write_metrics(out, lines)
-    # The checksum is of the content as it will be read.
-    content = json.loads(json.dumps(plain(summary), default=repr))
-    write_json(out / "summary.json", json_files.sealed(content, *beside_summary(out)))
-
-
-def beside_summary(out: Path) -> list[bytes]:
-    """Returns the contents of a run's files other than summary.json."""
-    return [(out / name).read_bytes() for name in NAMES[:2]]
+    write_json(out / "summary.json", summary, *(out / name for name in NAMES[:2]))
 
 
 def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
@@ -245,9 +238,22 @@ def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(plain(line)) + "\n" for line in lines)
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON so that a reader never sees half a file."""
-    write(path, json.dumps(plain(content), indent=2, default=repr) + "\n")
+def write_json(
+    path: Path, content: dict[str, Any], *beside: Path, seal: str = json_files.SEAL
+) -> None:
+    """Writes JSON with a checksum, so that a reader never sees half a file.
+
+    Args:
+        path: the file.
+        content: the content.
+        beside: files that the checksum covers, too.
+        seal: the key of the checksum.
+    """
+    # The checksum is of the content as it will be read.
+    read = json.loads(json.dumps(plain(content), default=repr))
+    others = (x.read_bytes() for x in beside)
+    whole = json_files.sealed(read, *others, seal=seal)
+    write(path, json.dumps(whole, indent=2) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

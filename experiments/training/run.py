@@ -162,8 +162,7 @@ def make_run(
     Raises:
         BadRequest: the task or the strategy cannot be used.
     """
-    config = replace(plan.config, feed=plan.config.feed or loading.default_feed(data))
-    plan = replace(plan, config=config)
+    config = plan.config
     params, buffers = _model(plan, data)
 
     def start(params: PyTree, buffers: PyTree) -> Replica:

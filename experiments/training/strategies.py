@@ -6,7 +6,6 @@ import jax
 import optax
 
 from experiments.cli import factories
-from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.tasks.task import Tables, Task
 from experiments.training import optimizers
@@ -16,11 +15,9 @@ from syncalgos import (
     WORKERS,
     Strategy,
     after,
-    at_end,
     at_syncs,
     chain,
     checks,
-    ema,
     masked,
     reduce_with,
     sync_sgd,
@@ -61,8 +58,6 @@ def make_strategies(
         if config.arguments.get("reduce") == ROW_SPARSE:
             rows = _rows_of_a_step(config, algorithm, task)
             algorithm = make_algorithm(config, *own, reduce=rows)
-    if config.sync_at_end:
-        algorithm = _synced_at_end(config, algorithm)
     strategy = algorithm
     if task.tables is not None and task.kept == "shared":
         # Shared tables lie beside the algorithm, and are updated at every step.
@@ -70,23 +65,14 @@ def make_strategies(
         algorithm = masked(algorithm, jax.tree.map(lambda name: not name, names))
         tables = masked(reduce_with(each), jax.tree.map(bool, names))
         strategy = chain(tables, algorithm)
-    # From the inside out: actions at syncs are part of the algorithm, a synchronous
-    # start precedes all of it, and the average follows all params.
+    # From the inside out: actions at syncs are part of the algorithm, and a synchronous
+    # start precedes all of it.
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
         strategy = at_syncs(strategy, at_sync)
     if n := config.sync_until:
         strategy = chain(until(sync_sgd(), n), after(strategy, n))
-    return strategy if config.ema is None else ema(strategy, config.ema), algorithm
-
-
-def _synced_at_end(config: Settings, algorithm: Strategy) -> Strategy:
-    try:
-        return at_end(algorithm, config.steps)
-    except ValueError as error:
-        raise BadRequest(
-            f"--sync-at-end with --algo {config.algo}: {error}".replace(" at_end:", "")
-        ) from error
+    return strategy, algorithm
 
 
 def declaring(config: RunConfig, task: Task) -> Strategy:

@@ -1,4 +1,4 @@
-"""Trackers: TensorBoard, wandb, trackio and mlflow, or a custom object.
+"""Trackers: TensorBoard, wandb, or a custom object.
 
 Each library is imported at the start of a run that uses it. An error in a tracker does
 not end the run: it prints a warning, and the tracker is no longer called.
@@ -8,7 +8,6 @@ import json
 import math
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from importlib import import_module, util
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from experiments.cli.exits import say
+from experiments.cli.words import check_choice
 from experiments.training.records import Line, plain
-from syncalgos import checks
 
 PROJECT = "syncalgos"
 OURS = f".{PROJECT}"  # the suffix of our event files; the folder may hold others
@@ -69,8 +68,7 @@ class TensorBoard:
 
         folder = Path(run.folder or ".") / "tensorboard"
         folder /= run.name if run.study else ""
-        # Earlier versions wrote a study's runs without this suffix.
-        for earlier in folder.glob(f"events.out.tfevents.*{'' if run.study else OURS}"):
+        for earlier in folder.glob(f"events.out.tfevents.*{OURS}"):
             earlier.unlink()  # TensorBoard would show both
         self._writer = SummaryWriter(str(folder), filename_suffix=OURS)
         self._add_text("config", run.config)
@@ -127,83 +125,6 @@ class Wandb:
         self._run.finish()
 
 
-class Trackio:
-    """A run of trackio, in the folder TRACKIO_DIR."""
-
-    def start(self, run: Tracked) -> None:
-        self._trackio, self._step = import_module("trackio"), 0
-        self._run = self._trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", PROJECT),
-            name=f"{run.name}-{run.id[:8]}",  # trackio resumes a run by its name
-            group=run.study or None,
-            config=_as_json(run.config),
-            resume="allow",
-            embed=False,
-        )
-
-    def log(self, line: Line) -> None:
-        self._step = line["step"]
-        self._run.log(numbers(line), step=self._step)
-
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        ended = {f"summary/{name}": x for name, x in numbers(summary).items()}
-        self._run.log(ended, step=self._step)
-        if files:
-            report = self._trackio.Artifact("report", type="report")
-            for path in files:
-                report.add_file(path)
-            self._run.log_artifact(report)
-        self._trackio.finish()
-
-
-class MLflow:
-    """A run of mlflow at MLFLOW_TRACKING_URI, or else in FOLDER/mlflow.db."""
-
-    def start(self, run: Tracked) -> None:
-        self._entities = import_module("mlflow.entities")
-        uri, location = os.environ.get("MLFLOW_TRACKING_URI"), None
-        if uri is None and run.folder is not None:
-            folder = run.folder.absolute()
-            uri, location = f"sqlite:///{folder}/mlflow.db", f"{folder}/mlartifacts"
-        self._client = client = import_module("mlflow").MlflowClient(uri)
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = client.get_experiment_by_name(name)
-        experiment = (
-            client.create_experiment(name, artifact_location=location)
-            if found is None
-            else found.experiment_id
-        )
-        self._last = 0
-        its_own = f"tags.syncalgos_run = '{run.id}'"
-        if earlier := client.search_runs([experiment], its_own):
-            self._id = earlier[0].info.run_id
-            before = client.get_metric_history(self._id, "seconds")
-            self._last = max((x.step for x in before), default=0)
-            client.update_run(self._id, status="RUNNING")
-            return
-        tags = {"syncalgos_run": run.id, "syncalgos_study": run.study}
-        made = client.create_run(experiment, tags=tags, run_name=run.name)
-        self._id = made.info.run_id
-        param = self._entities.Param
-        params = [param(name, str(x)[:500]) for name, x in run.config.items()]
-        for first in range(0, len(params), 100):  # at most 100 in a call
-            client.log_batch(self._id, params=params[first : first + 100])
-
-    def log(self, line: Line) -> None:
-        if line["step"] <= self._last:
-            return  # it was logged before the run was resumed
-        now = int(time.time() * 1000)
-        metric = self._entities.Metric
-        found = [metric(name, value, now, at) for name, value, at in points(line)]
-        self._client.log_batch(self._id, metrics=found)
-
-    def finish(self, summary: Mapping[str, Any], files: Sequence[Path]) -> None:
-        self._client.log_dict(self._id, _as_json(summary), "summary.json")
-        for path in files:
-            self._client.log_artifact(self._id, str(path))
-        self._client.set_terminated(self._id)
-
-
 class _Kind(NamedTuple):
     """A named tracker, and the module that it needs."""
 
@@ -214,15 +135,13 @@ class _Kind(NamedTuple):
 KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboardX"),
     "wandb": _Kind(Wandb, "wandb"),
-    "trackio": _Kind(Trackio, "trackio"),
-    "mlflow": _Kind(MLflow, "mlflow"),
 }
 
 
 def check(names: Iterable[str]) -> None:
     """Raises a ValueError for an unknown tracker, or one that is not installed."""
     for name in names:
-        checks.one_of("--track", name, KINDS)
+        check_choice("--track", name, KINDS)
         if util.find_spec(module := KINDS[name].module) is None:
             raise ValueError(
                 f"--track {name} needs {module}, which is not installed: run "

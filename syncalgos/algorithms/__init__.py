@@ -65,7 +65,6 @@ from syncalgos.algorithms.streaming_diloco import streaming_diloco as streaming_
 from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
 from syncalgos.algorithms.zero_one_adam import zero_one_adam as zero_one_adam
-from syncalgos.former_calls import accepts_former as _accepts_former
 from syncalgos.strategy import Strategy as _Strategy
 
 ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
@@ -127,11 +126,3 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "quantized_sgd": quantized_sgd,
     "loco": loco,
 }
-
-# Until 0.4: all arguments by their places, and these names.
-_renamed = {"beta1": "b1", "beta2": "b2"}
-_renamed |= dict.fromkeys(("switch", "warmup"), "dense_steps")
-for _name, _factory in ALGORITHMS.items():
-    ALGORITHMS[_name] = _accepts_former(renamed=_renamed)(_factory)
-    ALGORITHMS[_name].__module__ = __name__  # where pickle finds it
-globals().update(ALGORITHMS)

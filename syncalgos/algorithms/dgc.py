@@ -11,6 +11,7 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
+from syncalgos.removed import explained
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
@@ -21,6 +22,7 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
+@explained
 def dgc(
     *,
     density: float = 0.001,

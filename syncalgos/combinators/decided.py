@@ -12,7 +12,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
-from syncalgos.former_calls import accepts_former, axis_of_member
+from syncalgos.removed import explained
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -39,7 +39,7 @@ class DecidedState(NamedTuple):
     decision: Decision
 
 
-@accepts_former("vote strategy axis", changed=axis_of_member, swaps=True)
+@explained
 def decided(strategy: Strategy, vote: Vote) -> Strategy:
     """Applies a sync only when a worker's own data ask for it.
 
@@ -75,9 +75,9 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
         >>> sent.per_step  # a vote at each step, then a vote and an average
         array([ 4., 48.])
     """
+    check_strategy("decided", strategy)
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    check_strategy("decided", strategy)
     if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
             "decided: strategy must sync replicas and not reduce gradients: combine it "

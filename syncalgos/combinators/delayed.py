@@ -14,7 +14,6 @@ from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, select, widen
-from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import (
     Strategy,
     apply_sync,
@@ -49,7 +48,6 @@ class DelayedState(NamedTuple):
 Arrival = Literal["replace", "add"]
 
 
-@accepts_former()
 def delayed(
     strategy: Strategy, delay: int, *, alpha: float = 0.0, arrival: Arrival = "replace"
 ) -> Strategy:

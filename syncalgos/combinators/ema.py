@@ -7,7 +7,7 @@ import jax
 from syncalgos import checks, collectives
 from syncalgos.combinators.introspection import Combination, axis_of, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.former_calls import accepts_former, axis_of_member
+from syncalgos.removed import explained
 from syncalgos.strategy import PyTree, Strategy, check_strategy
 
 
@@ -23,7 +23,7 @@ class EmaState(NamedTuple):
     average: PyTree
 
 
-@accepts_former("strategy decay axis", changed=axis_of_member)
+@explained
 def ema(strategy: Strategy, decay: float) -> Strategy:
     """Makes an exponential moving average of the replicas the center of a strategy.
 

@@ -11,12 +11,12 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.reducers.stacking import shards
+from syncalgos.removed import explained
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
 
 
-@accepts_former("strategy mask axis", changed=axis_of_member)
+@explained
 def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Strategy:
     """Applies a strategy to a part of the params and their gradients.
 

@@ -15,8 +15,8 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import when, while_tracing
 from syncalgos.dtypes import narrow, rounded, select, widen
-from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.keys import common_key
+from syncalgos.removed import explained
 from syncalgos.strategy import (
     Strategy,
     apply_reduce,
@@ -30,7 +30,6 @@ from syncalgos.strategy import (
 Schedule = Callable[[Any, int], Any]
 
 
-@accepts_former()
 def sampled(fraction: float, *, seed: int = 0, least: int = 1) -> Schedule:
     """Draws a share of the workers at each sync, as a schedule of `participating`.
 
@@ -78,7 +77,7 @@ class ParticipatingState(NamedTuple):
     strategy: PyTree
 
 
-@accepts_former("strategy schedule stale axis", changed=axis_of_member)
+@explained
 def participating(
     strategy: Strategy, schedule: Schedule, *, stale: bool = False
 ) -> Strategy:
@@ -322,7 +321,7 @@ class PacedState(NamedTuple):
     params: PyTree
 
 
-@accepts_former("strategy local_steps axis", changed=axis_of_member)
+@explained
 def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     """Simulates slower workers, which make fewer local steps in a round.
 

@@ -17,7 +17,6 @@ from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
-from syncalgos.former_calls import accepts_former
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
@@ -30,7 +29,6 @@ from syncalgos.strategy import (
 )
 
 
-@accepts_former()
 def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy:
     """Transforms the gradients at every step, before the inner optimizer.
 
@@ -72,7 +70,6 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
     )
 
 
-@accepts_former()
 def average(
     field: str = "params",
     reduce: AnyReducer = reducers.mean,
@@ -286,7 +283,6 @@ class OuterState(NamedTuple):
     reducer: PyTree
 
 
-@accepts_former()
 def outer_step(
     outer: optax.GradientTransformation,
     reduce: AnyReducer = reducers.mean,

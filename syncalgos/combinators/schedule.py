@@ -14,7 +14,6 @@ from jax.sharding import AbstractMesh, use_abstract_mesh
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -33,7 +32,6 @@ LONGEST = 2**30
 """The length of a round without an end, in local steps."""
 
 
-@accepts_former("active strategy", swaps=True)
 def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
@@ -58,9 +56,9 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
         >>> sent.per_step
         array([ 0.,  0.,  0., 40., 40., 40.])
     """
+    check_strategy("when", strategy)
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
-    check_strategy("when", strategy)
     introspection.check_not_steady("when", strategy)
     return _when(strategy, active)
 
@@ -135,7 +133,6 @@ class WithLast(NamedTuple):
         return jnp.logical_or(self.steps(step), step == self.last)
 
 
-@accepts_former("period strategy offset", swaps=True)
 def every(
     strategy: Strategy, period: int | Callable[[Any], Any], *, offset: int = 0
 ) -> Strategy:
@@ -165,13 +162,12 @@ def every(
         >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
         array([ 4,  8, 12])
     """
+    check_strategy("every", strategy)
     if callable(period):
-        check_strategy("every", strategy)
         if offset:
             raise ValueError(f"every: offset must be 0 with a schedule, got {offset}")
         return when(strategy, scheduled(period))
     period = checks.whole("period", period, least=1)
-    check_strategy("every", strategy)
     offset = checks.whole("every: offset", offset, least=0)
     if offset >= period:
         raise ValueError(
@@ -197,7 +193,6 @@ def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
-@accepts_former("s strategy", swaps=True)
 def until(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps 0 … s-1.
 
@@ -225,14 +220,13 @@ def until(strategy: Strategy, s: int) -> Strategy:
         >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
         array([1, 2, 3, 4, 8])
     """
-    s = checks.whole("until: s", s, least=0)
     check_strategy("until", strategy)
+    s = checks.whole("until: s", s, least=0)
     return _phase(
         lambda step: step < s, strategy, lambda change: until(change(strategy), s)
     )
 
 
-@accepts_former("s strategy", swaps=True)
 def after(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps s, s+1, …, with anchors from step s.
 
@@ -261,8 +255,8 @@ def after(strategy: Strategy, s: int) -> Strategy:
         >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
         array([ 8, 12, 16])
     """
-    s = checks.whole("after: s", s, least=0)
     check_strategy("after", strategy)
+    s = checks.whole("after: s", s, least=0)
     phase = _phase(
         lambda step: step >= s, strategy, lambda change: after(change(strategy), s)
     )
@@ -315,7 +309,6 @@ def _phase(
     return gated._replace(sync=sync, acts=acts if follows else gated.acts)
 
 
-@accepts_former("steps strategy", swaps=True)
 def at_end(strategy: Strategy, steps: int) -> Strategy:
     """Adds a sync after the last local step of a training.
 
@@ -345,8 +338,8 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
         >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1
         array([ 4,  8, 10])
     """
-    last = checks.whole("at_end: steps", steps, least=1) - 1
     check_strategy("at_end", strategy)
+    last = checks.whole("at_end: steps", steps, least=1) - 1
     introspection.check_not_steady("at_end", strategy)
     introspection.check_undecided("at_end", strategy)
     if not introspection.ever_syncs(strategy):

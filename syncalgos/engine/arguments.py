@@ -73,6 +73,9 @@ def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, 
 
 ONE_STEP = "; for a single step, pass x[None]"
 STEPS = "; for batches of several steps, call run"
+TURNS = (
+    "; train the settings in turn: numbers are data, so the program is compiled once"
+)
 REST = "; or call the loss on the remaining examples with trainer.center(state)"
 
 
@@ -104,7 +107,8 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
         check_untraced(x)
         name = "hyperparams" + jax.tree_util.keystr(path)
         if isinstance(x, str | bool) or np.ndim(x) or not np.isreal(x):
-            raise ValueError(f"{name} must be a number, got {checks.shown(x)}")
+            hint = TURNS if np.ndim(x) else ""
+            raise ValueError(f"{name} must be a number, got {checks.shown(x)}{hint}")
         return np.asarray(x).item()
 
     return jax.tree_util.tree_map_with_path(number, hyperparams)
@@ -114,36 +118,6 @@ def check_like(hyperparams: PyTree, like: PyTree) -> None:
     """Raises a ValueError unless hyperparameters have the structure of others."""
     if why := checks.unlike("hyperparams", like, hyperparams):
         raise ValueError(f"hyperparams must have the structure of the trainer's: {why}")
-
-
-def check_one(state: Any) -> None:
-    """Raises a ValueError for a state of several settings."""
-    if state.settings:
-        raise ValueError(
-            f"state holds {state.settings} settings: pass one of them, state.setting(i)"
-        )
-
-
-def settings_of(hyperparams: PyTree) -> int:
-    """Returns the length of the vectors among hyperparameters; 0 if there is none.
-
-    Raises:
-        ValueError: vectors of several lengths.
-    """
-    lengths = {len(x) for x in jax.tree.leaves(hyperparams) if np.ndim(x) == 1}
-    if len(lengths) > 1 or 0 in lengths:
-        raise ValueError(
-            f"hyperparams hold vectors of lengths {sorted(lengths)}: all must have the "
-            "same length, the number of settings, at least 1"
-        )
-    return lengths.pop() if lengths else 0
-
-
-def one_by_one(hyperparams: PyTree, count: int) -> list[PyTree]:
-    """Returns the hyperparameters of each setting."""
-    leaves, form = jax.tree.flatten(hyperparams)
-    columns = [x if np.ndim(x) else [x] * count for x in leaves]
-    return [form.unflatten(each) for each in zip(*columns, strict=True)]
 
 
 def check_kind(what: str, value: Any, kind: type) -> None:
@@ -242,13 +216,13 @@ def check_batches(
     check_parts(batch, layout, accumulate)
 
 
-def left_over(batches: PyTree, layout: Layout, settings: int) -> int:
+def left_over(batches: PyTree, layout: Layout) -> int:
     """Returns the examples of a global batch that workers do not divide evenly.
 
     Returns 0 if they divide evenly, or if a rest cannot be handled separately.
     """
     sizes = {(*np.shape(x), 0, 0)[1] for x in jax.tree.leaves(batches)}
-    if settings or layout.feeders > 1 or len(sizes) != 1:
+    if layout.feeders > 1 or len(sizes) != 1:
         return 0
     return min(sizes) % layout.readers
 
@@ -288,7 +262,7 @@ def check_step(done: int) -> None:
         )
 
 
-def check_own(leaf: Any, shape: tuple[int, ...]) -> None:
+def check_own(leaf: Any, shape: tuple[int, int]) -> None:
     """Raises a ValueError unless a leaf of a state can be used by this layout."""
     # Before anything runs: jax 0.10.2 ends the interpreter with SIGSEGV when a donated
     # array enters a pmap over two CPU devices.
@@ -296,12 +270,10 @@ def check_own(leaf: Any, shape: tuple[int, ...]) -> None:
         raise ValueError(
             "state was donated to an earlier run: use the state that this run returned"
         )
-    led_by = np.shape(leaf)[: len(shape)]
-    if led_by != shape:
-        axes = "(settings, devices, lanes)" if len(shape) > 2 else "(devices, lanes)"
+    if (led_by := np.shape(leaf)[:2]) != shape:
         raise ValueError(
             f"state has leading axes {led_by}, but the workers of this trainer need "
-            f"{axes} = {shape}"
+            f"(devices, lanes) = {shape}"
         )
 
 

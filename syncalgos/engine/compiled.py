@@ -13,18 +13,10 @@ import numpy as np
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine import arguments, lone_branches, worker
 from syncalgos.engine.lanes import execution, replication, selection, traces
-from syncalgos.engine.placement import backends, shardings, state_memory
+from syncalgos.engine.placement import backends, shardings
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
-from syncalgos.engine.program import (
-    Inputs,
-    Model,
-    Outputs,
-    Own,
-    Program,
-    Shared,
-    Trained,
-)
+from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 from syncalgos.engine.state import of_one
 from syncalgos.jaxprs import equations
 from syncalgos.reducers.stacking.shards import Sharding, known
@@ -39,8 +31,6 @@ class Key(NamedTuple):
         replicated: for each leaf of `own`, whether it is identical in all lanes.
         structure: the tree structure of the arguments.
         types: the shapes and dtypes of the arguments' leaves.
-        settings: the number of settings in the state; 0 means one setting without an
-            axis for it.
     """
 
     program: Program
@@ -48,7 +38,6 @@ class Key(NamedTuple):
     replicated: Replicated
     structure: Any
     types: tuple[Any, ...]
-    settings: int = 0
 
 
 # Values that jax can look for in all results, by the name of jax's setting.
@@ -56,6 +45,9 @@ _SPECIAL = {
     "jax_debug_nans": ("NaN", np.isnan),
     "jax_debug_infs": ("infinity", np.isinf),
 }
+
+# Options for a program that runs once, on CPUs: it compiles in two thirds of the time.
+_FAST: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
 
 # jax's own collectives that may fail over WORKERS, and their replacements.
 _OURS = {
@@ -83,22 +75,15 @@ class Compiled:
         form: the form of the lanes in the local steps compiled last; None before them.
     """
 
-    def __init__(
-        self,
-        worker: worker.Worker,
-        layout: Layout,
-        lane_form: str | None,
-        setting_form: str | None,
-    ):
-        if layout.sync_memory is not None:
-            worker = worker.with_strategy(state_memory.fetched_at_syncs)
+    def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
         self._worker, self._layout, self._lane_form = worker, layout, lane_form
-        self._setting_form = setting_form
         self._replication = replication.Replication(worker, layout)
         self.programs: dict[Key, Any] = {}
         self.seconds = 0.0
         self.temp_bytes: int | None = None
         self.form: str | None = None
+        self._group: int | None = None
+        self._is_mean = False
 
     def start(self, model: Model, sharding: Sharding | None) -> Outputs:
         """Makes the first state of all workers."""
@@ -109,15 +94,6 @@ class Compiled:
         self._replication.note(outputs.own)
         return outputs
 
-    def stacked(self, owns: Sequence[Own]) -> Own:
-        """Stacks the states of several trainings to (settings, devices, lanes, ...)."""
-        layout = self._layout
-        split = layout.sharding(*[None, DEVICES][: 1 + (layout.backend != "vmap")])
-        stack = jax.jit(
-            lambda *x: jax.tree.map(lambda *y: jnp.stack(y), *x), out_shardings=split
-        )
-        return stack(*owns)
-
     def of_state(
         self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
     ) -> Call:
@@ -125,20 +101,17 @@ class Compiled:
 
         Args:
             program: the program to call.
-            own: the state of all workers; leaves lead with (devices, lanes), or with
-                (settings, devices, lanes).
+            own: the state of all workers; leaves lead with (devices, lanes).
             shared: inputs that are identical on all workers.
             batches: each worker's part of each step's batch.
 
         Raises:
             ValueError: the state was donated to an earlier call, or has another layout.
         """
-        settings = len(shared.key) if np.ndim(shared.key) else 0
         sharding = shardings.of_state(own.replica.params, self._layout)
         with known(sharding):
-            replicated = self._replicated(own, settings) if self._shares else None
-        given = own, shared, batches, replicated, sharding
-        return self._call(program, *given, settings)
+            replicated = self._replicated(own) if self._shares else None
+        return self._call(program, own, shared, batches, replicated, sharding)
 
     def of_params(self, program: Program, own: Own) -> Call:
         """Makes the call of a program that reads only the workers' params."""
@@ -183,19 +156,19 @@ class Compiled:
     @property
     def _shares(self) -> bool:
         """Whether lanes of a device may hold replicated leaves once."""
-        several = self._layout.lanes > 1 and self._layout.sync_memory is None
-        return several and self._worker.sharded is None and backends.is_compiled()
+        if self._worker.sharded is not None:
+            return False
+        return self._layout.lanes > 1 and backends.is_compiled()
 
-    def _replicated(self, own: Own, settings: int) -> Replicated:
+    def _replicated(self, own: Own) -> Replicated:
         """Marks the leaves to hold once; None if none is known to be identical."""
-        flags = self._replication.flags(of_one(own, 1) if settings else own)
+        flags = self._replication.flags(own)
         if not any(flags):
             return None
         if not self._replication.is_known(own):
             pairs = zip(jax.tree.leaves(own), flags, strict=True)
             once = [x for x, is_once in pairs if is_once]
-            call = self._call(replication.COMPARE, once, Shared(), settings=settings)
-            same = self.run(call)
+            same = self.run(self._call(replication.COMPARE, once, Shared()))
             if not np.asarray(same.common).all():
                 return None
             self._replication.note(own)
@@ -258,16 +231,14 @@ class Compiled:
         batches: PyTree = (),
         replicated: Replicated = None,
         sharding: Sharding | None = None,
-        settings: int = 0,
     ) -> Call:
         """Makes the call of a program; raises a ValueError if `own` does not fit."""
         inputs = Inputs(self._placed(shared, sharding), batches)
-        shape = (*(settings,)[: bool(settings)], *self._layout.shape)
         for leaf in jax.tree.leaves(own):
-            arguments.check_own(leaf, shape)
+            arguments.check_own(leaf, self._layout.shape)
         leaves, structure = jax.tree.flatten((own, inputs))
         types = tuple(map(jax.typeof, leaves))
-        key = Key(program, sharding, replicated, structure, types, settings)
+        key = Key(program, sharding, replicated, structure, types)
         return Call(key, own, inputs)
 
     def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
@@ -285,17 +256,14 @@ class Compiled:
         """Traces a program, and returns a function that compiles it."""
         with known(call.key.sharding):
             try:
-                if settings := call.key.settings:
-                    mapped = self._over_settings(call)
-                else:
-                    self._check_loss(*call)
-                    mapped = self._mapped(*call.key[:3], call.own, call.inputs)
+                self._check_loss(*call)
+                mapped = self._mapped(*call.key[:3], call.own, call.inputs)
+                if call.key.program.takes_steps:
+                    self._check_mean(*call)
                 if not backends.is_compiled():
                     return lambda: mapped
                 # Ahead of time, so that compile time can be separated from training
                 # time, and nothing is compiled twice.
-                if settings:
-                    return mapped.lower(call.own, call.inputs).compile
                 lowered = backends.lower(self._layout, mapped, call.own, call.inputs)
                 return lowered.compile
             except (AssertionError, IndexError, NotImplementedError):
@@ -322,6 +290,38 @@ class Compiled:
         is_own = np.repeat([True, False, True, False], counts).tolist()
         lone_branches.refuse_in_loss(jaxpr, is_own)
 
+    def _check_mean(self, key: Key, own: Own, inputs: Inputs) -> None:
+        """Raises a ValueError if lanes are merged whose loss is no mean over its batch.
+
+        Runs once, on the first step's batches: a trainer has one loss for training.
+        """
+        layout = self._layout
+        if self._is_mean or self.form != selection.MERGED or layout.lanes == 1:
+            return
+        workers = max(2, self._group or layout.lanes)
+        compare = partial(execution.compared, self._worker, workers)
+        on_device = partial(compare, layout.lanes, key.replicated)
+        # Rounded operands would make exact means differ. What is not finite tells
+        # nothing here.
+        with (
+            jax.default_matmul_precision("highest"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+        ):
+            mapped = backends.over_devices(layout, on_device, donate=False)
+            lowered = backends.lower(layout, mapped, own, inputs)
+            program = lowered.compile(_FAST if selection.on_cpu(layout) else None)
+            found = jax.tree.map(layout.one_copy, program(own, inputs).common)
+        one = traces.of_one_worker(own, inputs)
+        with layout.inside():
+            held = equations(traces.loss(self._worker, layout, one))
+        kinds = {x.aval.dtype for e in held for x in e.outvars}
+        floats = [jnp.finfo(x) for x in kinds if jnp.issubdtype(x, np.floating)]
+        rounding = max(float(x.eps) for x in floats)
+        told = jax.tree.map(float, found)
+        selection.check_mean(self._lane_form, workers, told, rounding)
+        self._is_mean = True
+
     def _unmapped(self, call: Call) -> list[str]:
         """Returns the collectives of `_OURS` that a program calls over WORKERS."""
         batches = jax.tree.map(lambda x: x[:, 0, 0], call.inputs.batches)
@@ -342,45 +342,6 @@ class Compiled:
         if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
 
-    def _over_settings(self, call: Call) -> Any:
-        """A program of all settings, jitted: (own, inputs) -> Outputs."""
-        key, (own, inputs) = call.key, (of_one(call.own, 1), call.inputs)
-        shared = inputs.shared
-        # Rows have two axes after those of the layout. Each setting may have its own.
-        has_rows = shared.data is not None and inputs.batches.ndim > 4
-        axes = Inputs(Shared(None, 0, None, 0), 0 if has_rows else None)
-        one = inputs._replace(
-            shared=shared._replace(
-                key=of_one(shared.key, 1), hyperparams=of_one(shared.hyperparams, 1)
-            ),
-            batches=of_one(inputs.batches, 1) if has_rows else inputs.batches,
-        )
-        layout = self._layout
-        if layout.backend == "pmap":  # the same numbers, and vmap supports it
-            layout = layout._replace(backend="shard_map")
-        self._check_loss(key, own, one)
-        mapped = self._mapped(*key[:3], own, one, layout)
-        if (
-            self._setting_form or selection.setting_form(layout)
-        ) == selection.VECTORIZED:
-            of_all = jax.vmap(mapped, (0, axes))
-        else:
-            of_all = execution.in_turn(mapped, has_rows)
-
-        def program(own: Any, inputs: Inputs) -> Outputs:
-            outputs = of_all(own, inputs)
-            if not key.program.takes_steps:
-                return outputs
-            step, metrics = outputs.common
-            return outputs._replace(common=Trained(step[0], metrics))
-
-        donated = (0,) if key.program.donates else ()
-        if layout.backend == "vmap":
-            return jax.jit(program, donate_argnums=donated)
-        split = layout.sharding(None, DEVICES)
-        out = Outputs(own=split, common=layout.sharding())
-        return jax.jit(program, out_shardings=out, donate_argnums=donated)
-
     def _mapped(
         self,
         program: Program,
@@ -388,7 +349,6 @@ class Compiled:
         replicated: Replicated,
         own: Any,
         inputs: Inputs,
-        layout: Layout | None = None,
     ) -> Any:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
         chosen = selection.Chosen(selection.VECTORIZED)
@@ -396,7 +356,7 @@ class Compiled:
             asked = self._lane_form, self._worker, self._layout
             with self._layout.inside():
                 chosen = selection.choose(*asked, own, inputs, replicated)
-            self.form = chosen.form
+            self.form, self._group = chosen
         if chosen.form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
         elif chosen.form == selection.SEQUENTIAL:
@@ -404,9 +364,8 @@ class Compiled:
         else:
             run = partial(execution.merged, self._worker, group=chosen.group)
         on_device = partial(run, self._layout.lanes, replicated)
-        layout = layout or self._layout
-        mapped = backends.over_devices(layout, on_device, program.donates)
-        if not self._layout.places_leaves:
+        mapped = backends.over_devices(self._layout, on_device, program.donates)
+        if not self._layout.axes:
             return mapped
         shapes = jax.eval_shape(mapped, own, inputs)
         places = backends.places(self._layout, program, sharding, shapes)
@@ -434,7 +393,7 @@ def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
                 if len(rows):
                     yield rows[0, 0], jax.tree_util.keystr(path)
 
-    if program.takes_steps and not call.key.settings:
+    if program.takes_steps:
         step, metrics = outputs.common
         for row, name in sorted(hits(metrics)):
             row += int(call.inputs.shared.step)

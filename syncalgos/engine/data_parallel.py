@@ -1,11 +1,10 @@
 """The engine: one loss, one inner optimizer, one strategy, many workers."""
 
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.typing import ArrayLike
@@ -15,7 +14,7 @@ from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
-from syncalgos.engine.placement import shardings, state_memory
+from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
 from syncalgos.engine.program import Model, Own, Shared
@@ -29,20 +28,11 @@ from syncalgos.engine.state import (
     put_back,
     waits_untrained,
 )
-from syncalgos.former_calls import Arguments, accepts_former
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
+from syncalgos.removed import explained, missing
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
-
-
-def _placed(given: Arguments) -> Arguments:
-    """Moves arguments in the form of version 0.2 into a Placement."""
-    flat = {k: x for k, x in given.items() if k in Placement._fields}
-    if not flat or "placement" in given:
-        return given
-    rest = {k: x for k, x in given.items() if k not in flat}
-    return rest | {"placement": Placement(**flat)}
 
 
 class DataParallel:
@@ -84,7 +74,7 @@ class DataParallel:
         hyperparams: a pytree of numbers, from which the optimizer and the strategy are
             made. Compiled programs take them as data, so other numbers given to `init`
             need no new compilation. Everything else, such as a period, is compiled in.
-        placement: devices, lanes, meshes and memories to use instead of the defaults.
+        placement: devices, lanes and meshes to use instead of the defaults.
 
     Attributes:
         layout: the place of each worker on the devices.
@@ -116,12 +106,7 @@ class DataParallel:
         array([1., 2., 3.], dtype=float32)
     """
 
-    @accepts_former(
-        "self loss optimizer strategy workers backend devices eval_loss accumulate "
-        "sharded lanes lane_form each_worker mesh shardings batch_axes sync_memory",
-        renamed={"sharded": "tables"},
-        changed=_placed,
-    )
+    @explained
     def __init__(
         self,
         loss: Loss | PlainLoss,
@@ -158,8 +143,7 @@ class DataParallel:
         inner, outer = made(hyperparams)
         arguments.check_kind("placement", placement, Placement)
         losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
-        layout = make_layout(workers, backend, placement)
-        self.layout = state_memory.chosen(placement.sync_memory, layout, outer)
+        self.layout = make_layout(workers, backend, placement)
         self._shardings = shardings.Asked(placement.shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
@@ -175,13 +159,18 @@ class DataParallel:
             made,
             hyperparams,
         )
-        forms = lane_form, selection.checked(placement.setting_form)
-        self._compiled = Compiled(self._worker, self.layout, *forms)
+        self._compiled = Compiled(self._worker, self.layout, lane_form)
         self._counters: dict[Any, Callable[..., Communication]] = {}
         self._steps = StepCount()
         self._form: tuple[Any, ...] = ()  # the structure of states of this trainer
         # Sharded tables are in the center at every step.
         self._may_be_untrained = tables is None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name):
+            """Says what to use now; called only for missing attributes."""
+            raise missing("DataParallel", name)
 
     def __repr__(self) -> str:
         return f"DataParallel(workers={self.workers}, layout={self.layout})"
@@ -217,16 +206,12 @@ class DataParallel:
                 gets its own version of typed random keys.
             seed: the seed of the keys that the loss draws from, such as for dropout.
             hyperparams: numbers that replace the trainer's, with the same structure.
-                Vectors of one length n make a state of n settings (see `stack`).
 
         Raises:
             ValueError: a leaf of params is no float array or is not trained, the rows
                 of a table do not divide over the workers, buffers hold an untyped key,
                 or the strategy changes shapes or dtypes. The message names the leaf.
         """
-        if count := arguments.settings_of(hyperparams):
-            each = arguments.one_by_one(hyperparams, count)
-            return self.stack([self.init(params, buffers, seed, x) for x in each])
         check_params(params)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
@@ -243,39 +228,6 @@ class DataParallel:
         self._form = jax.tree.structure(own), jax.tree.structure(numbers)
         step, key = jax.tree.map(self.layout.copy, (first.step, first.key))
         return TrainState(own.replica, own.sync, step, key, numbers)
-
-    @outside_meshes
-    def stack(self, states: Sequence[TrainState]) -> TrainState:
-        """Makes one state of several trainings, which then run in one call.
-
-        The trainings may differ in params, hyperparameters and keys, for example in
-        their seeds. `run` and `evaluate` use the same batches for all settings or, with
-        data, rows of shape (settings, steps, global_batch). Settings are the first axis
-        of their metrics and of `center`. All other methods take `state.setting(i)`.
-
-        Args:
-            states: states of this trainer after the same number of local steps.
-
-        Raises:
-            ValueError: there are no states, the states differ in their steps, or the
-                workers are meshes or lie in several processes.
-        """
-        states = [*states]
-        if not states:
-            raise ValueError("stack: states must hold at least one state")
-        for state in states:
-            self._check(state)
-        if self.layout.places_leaves or self.layout.processes > 1:
-            raise ValueError(
-                "stack: needs one process, and workers without mesh or sync_memory: "
-                "train one setting after the other"
-            )
-        if len({int(state.step) for state in states}) != 1:
-            raise ValueError("stack: states must have the same number of local steps")
-        replica, sync = self._compiled.stacked([state.own for state in states])
-        shared = [(state.key, state.hyperparams) for state in states]
-        key, numbers = jax.tree.map(lambda *x: jnp.stack(x), *shared)
-        return TrainState(replica, sync, states[0].step, key, numbers)
 
     @outside_meshes
     def run(
@@ -304,8 +256,8 @@ class DataParallel:
                 local steps.
         """
         self._check(state)
-        batches = self._cut(batches, data, self._worker.accumulate, state.settings)
-        steps = jax.tree.leaves(batches)[0].shape[0 if data is None else -4]
+        batches = self._cut(batches, data, self._worker.accumulate)
+        steps = jax.tree.leaves(batches)[0].shape[0]
         done = self._steps.after(state.step, steps)
         shared = Shared(state.step, state.key, data, state.hyperparams)
         call = self._compiled.of_state(worker.RUN, state.own, shared, batches)
@@ -321,7 +273,7 @@ class DataParallel:
         """Takes one local step, for use in an ordinary loop; `run` is faster.
 
         Args:
-            state: as in `run`, with one setting.
+            state: as in `run`.
             batch: leaves (global_batch, ...). With several processes, each gives its
                 own part.
 
@@ -329,10 +281,9 @@ class DataParallel:
             The new state, and the metrics of `run` without an axis of steps.
 
         Raises:
-            ValueError: as in `run`, or the state has several settings.
+            ValueError: as in `run`.
         """
         arguments.check_kind("state", state, TrainState)
-        arguments.check_one(state)
         arguments.check_arrays("batch", batch)
         batches = jax.tree.map(lambda x: x[None], batch)
         of_worker = self.layout, self._worker.accumulate
@@ -359,7 +310,7 @@ class DataParallel:
         """
         self._check(state)
         self._warn_of_untrained(state)
-        if rest := arguments.left_over(batches, self.layout, state.settings):
+        if rest := arguments.left_over(batches, self.layout):
             return self._evaluate_all(state, batches, data, rest)
         return self._evaluate(state, batches, data)
 
@@ -399,7 +350,7 @@ class DataParallel:
         self, state: TrainState, batches: PyTree, data: PyTree | None
     ) -> dict[str, jax.Array]:
         """Evaluates batches that divide evenly over the workers."""
-        batches = self._cut(batches, data, 1, state.settings, arguments.REST)
+        batches = self._cut(batches, data, 1, arguments.REST)
         shared = Shared(state.step, state.key, data, state.hyperparams)
         call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
         return self._compiled.run(call).common
@@ -430,13 +381,11 @@ class DataParallel:
         The distance is a 2-norm over all params except sharded ones.
         """
         arguments.check_kind("state", state, TrainState)
-        arguments.check_one(state)
         # The strategy's state is left out because the program does not read it.
         own = Own(Replica(state.replica.params))
         call = self._compiled.of_params(worker.DIVERGENCE, own)
         return float(self._compiled.run(call).common)
 
-    @accepts_former()
     def communication(
         self,
         state: TrainState,
@@ -467,7 +416,6 @@ class DataParallel:
     ) -> Callable[[ArrayLike | None], Communication]:
         """Makes `communication` a function of `taken`, traced and compiled once."""
         arguments.check_kind("state", state, TrainState)
-        arguments.check_one(state)
         workers = self.workers if workers is None else workers
         leaves, structure = jax.tree.flatten(state.replica)
         key = structure, *((x.shape, x.dtype) for x in leaves), workers, steps
@@ -499,7 +447,6 @@ class DataParallel:
             NumPy arrays (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
         """
         arguments.check_kind("state", state, TrainState)
-        arguments.check_one(state)
         return held_by(self.layout, state)
 
     @outside_meshes
@@ -542,7 +489,7 @@ class DataParallel:
         """Warns once if local steps were taken but the center includes none of them."""
         if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
             return
-        numbers = jax.tree.map(lambda x: np.ravel(x)[0].item(), state.hyperparams)
+        numbers = jax.tree.map(lambda x: np.asarray(x).item(), state.hyperparams)
         if waits_untrained(self._worker.at(numbers).strategy, done):
             warnings.warn(
                 f"no sync came in these {done} local steps: the center, the model to "
@@ -556,16 +503,9 @@ class DataParallel:
         batches: PyTree,
         data: PyTree | None,
         accumulate: int,
-        settings: int = 0,
         hint: str = arguments.ONE_STEP,
     ) -> PyTree:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        if settings and data is not None and np.ndim(batches) == 3:
-            if len(batches) != settings:
-                raise ValueError(
-                    f"batches hold {len(batches)} settings, but state has {settings}"
-                )
-            return np.stack([self._cut(x, data, accumulate, 0, hint) for x in batches])
         arguments.check_batches(batches, data, self.layout, accumulate, hint)
         return jax.tree.map(self.layout.cut, batches)
 

@@ -108,8 +108,10 @@ def per_example(
 ) -> Loss:
     """Makes a loss from a function that returns a value for each example.
 
-    The loss is the mean of these values. The engine then knows that it can compute the
-    batches of several workers as one, and still reports each worker's own values.
+    The loss is the mean of these values. The engine can then compute the batches of
+    several workers as one ("merged", see `Placement`), and still reports each worker's
+    own values. The first `run` of this form checks with numbers that the loss is a mean
+    over independent examples.
 
     Args:
         values: (params, buffers, batch, key) -> ({"loss": (batch,), ...}, buffers). The

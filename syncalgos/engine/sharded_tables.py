@@ -18,13 +18,11 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
-from syncalgos.former_calls import accepts_former
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
 
 Mask = PyTree | Callable[[PyTree], PyTree]
 
 
-@accepts_former()
 def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
     """Returns the rows `ids` of a sharded table, bit for bit equal to `table[ids]`.
 

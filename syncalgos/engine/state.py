@@ -17,6 +17,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Sharding, known
+from syncalgos.removed import missing
 from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
 
 
@@ -29,9 +30,6 @@ class TrainState(NamedTuple):
         step: the number of local steps done, an int32 scalar.
         key: the key from which each worker's key of each step is folded.
         hyperparams: the numbers given to `init`; they may be replaced.
-
-    A state of several settings holds several trainings. Settings are then the first
-    axis of everything except the step (see `DataParallel.stack`).
 
     `trainer.center(state)` returns one plain model, to evaluate and ship.
 
@@ -59,24 +57,9 @@ class TrainState(NamedTuple):
             """Says where the params are; called only for missing attributes."""
             hint = ""
             if name in Replica._fields:
-                hint = f": use trainer.center(state).{name} for one plain model"
+                hint = f"use trainer.center(state).{name} for one plain model"
                 hint += f", or state.replica.{name} for all workers"
-            raise AttributeError(f"TrainState has no attribute {name!r}{hint}")
-
-    @property
-    def settings(self) -> int:
-        """The number of settings; 0 means one setting, without an axis for it."""
-        return len(self.key) if np.ndim(self.key) else 0
-
-    def setting(self, number: int) -> "TrainState":
-        """Returns the state of one setting, which can then train on its own."""
-        if not self.settings:
-            raise ValueError("this state has a single setting: use it as it is")
-        replica, sync, numbers, key = jax.tree.map(
-            lambda x: x[number], (*self.own, self.hyperparams, self.key)
-        )
-        numbers = jax.tree.map(_as_number, numbers)
-        return TrainState(replica, sync, self.step, key, numbers)
+            raise missing("TrainState", name, hint)
 
     @property
     def own(self) -> Own:
@@ -107,14 +90,10 @@ def as_data(numbers: PyTree, layout: Layout) -> PyTree:
     """Puts numbers on the devices."""
 
     def put(x: Any) -> jax.Array:
-        return layout.copy(_as_number(x))
+        # From a Python number, which does not widen other arrays.
+        return layout.copy(jnp.asarray(np.asarray(x).item()))
 
     return jax.tree.map(put, numbers)
-
-
-def _as_number(x: Any) -> jax.Array:
-    """Makes an array that, like a Python number, does not widen other arrays."""
-    return jnp.asarray(np.asarray(x).item())
 
 
 class StepCount:

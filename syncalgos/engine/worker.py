@@ -84,15 +84,6 @@ class Worker(NamedTuple):
         optimizer, strategy = self.make(weak_floats(hyperparams))
         return self._replace(optimizer=optimizer, strategy=strategy)
 
-    def with_strategy(self, change: Callable[[Strategy], Strategy]) -> "Worker":
-        """The same worker with another strategy, made of its own."""
-
-        def make(hyperparams):
-            optimizer, strategy = self.make(hyperparams)
-            return optimizer, change(strategy)
-
-        return self._replace(strategy=change(self.strategy), make=make)
-
     def gradients(
         self,
         replica: Replica,

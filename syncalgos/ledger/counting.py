@@ -16,8 +16,8 @@ from syncalgos.collectives import PyTree
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
-from syncalgos.former_calls import accepts_former, axis_of_member
 from syncalgos.ledger.traced import Branches, Walk, add_up
+from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -102,7 +102,7 @@ class Sends(NamedTuple):
     branched: Counter
 
 
-@accepts_former("strategy replica workers steps axis taken", changed=axis_of_member)
+@explained
 def communication(
     strategy: Strategy,
     replica: Replica | PyTree,

@@ -14,7 +14,7 @@ from commands import ROOT
 from experiments.aiming.config import SETTINGS as OF_AIM
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import number, whole
+from experiments.cli.words import INSTEAD, number, parameter, whole
 from experiments.study.config import SETTINGS as OF_COMPARE
 from experiments.tasks import TASKS
 from experiments.training.config import SETTINGS
@@ -68,7 +68,13 @@ NAMELESS = ["every algorithm needs a name"]
 NO_RANGE = ["--tune", "needs a flag and its values"]
 RANGE = ["--tune", "LOW:HIGH:log:COUNT"]
 KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
-EARLY = RANGES | EMPTY
+# Flags that are gone, where the command does not have them.
+GONE = {
+    f"run {flag} 4": [f"unknown flag '{flag}': {now}"]
+    for flag, now in INSTEAD.items()
+    if parameter(flag) not in SETTINGS
+}
+EARLY = RANGES | EMPTY | GONE
 EARLY |= {
     # Names.
     "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (for your own"],
@@ -86,10 +92,8 @@ EARLY |= {
     "run --backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
     "run --schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
     "run --opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
-    "run --task digits --feed disk": ["'disk'", "device", "host"],
     # Flags, and whose they are.
     "run stray": ["'stray'"],
-    "run --learning-rate 0.1": ["'--learning-rate': use --lr"],
     "run --epochs=3": ["'--epochs': use --steps"],
     "run --perido 4": ["'--perido'", "did you mean '--period'"],
     "run --stepps 4": ["'--stepps'", "'--steps'"],
@@ -118,7 +122,6 @@ EARLY |= {
     "run --workers 0": ["--workers", "at least 1", "got 0"],
     "run --lr nan": ["--lr", "above 0", "got nan"],
     "run --lr inf": ["--lr", "finite", "got inf"],
-    "run --ema 1": ["--ema", "below 1", "got 1"],
     "run --devices 0,x": ["--devices", "'0,x'"],
     "run --workers 128 --batch-size 64": ["batch of 64", "128 workers"],
     "run --batch-size 100": ["batch of 100", "8 workers", "96 or 104"],
@@ -134,12 +137,12 @@ EARLY |= {
     "run --partition dirchlet:0.1": [*KINDS, "did you mean 'dirichlet'"],
     "run --partition iid:3": ["unknown --partition 'iid:3'", "did you mean 'iid'"],
     "run --partition 'by label'": ["unknown --partition 'by label'"],
-    "run --track wandbb": ["--track 'wandbb'", "did you mean 'wandb'", "mlflow"],
+    "run --track wandbb": ["--track 'wandbb'", "did you mean 'wandb'", "tensorboard"],
     "run --keep best": ["--keep best", "--export or --checkpoint-every"],
     "run --resume --overwrite": ["--resume", "--overwrite"],
     "run --resume": ["--resume", "--out"],
     "run --resume-center --steps 8": ["--resume", "--out"],
-    "run --max-restarts 3": ["--processes", "--scheduler", "--resume"],
+    "run --max-restarts 3": ["--processes", "--resume"],
     "run --processes 3": ["8 workers", "3 processes"],
     "run --processes 2 --backend vmap": ["--backend vmap", "2 processes"],
     "run --coordinator a:99": ["--coordinator", "--process-id"],
@@ -162,6 +165,10 @@ EARLY |= {
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
     "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
+    "compare --tensorboard": ["has the flag '--tensorboard': use --track tensorboard"],
+    "compare --algos 'dgc --warmup 4'": [f"'--warmup': {INSTEAD['--warmup']}"],
+    "compare --algos dgc --tune switch=1,2": ["'--switch': use --dense-steps"],
+    "aim --target cpu:2 --algo dgc --switch 4": ["'--switch': use --dense-steps"],
     "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],
@@ -177,7 +184,6 @@ EARLY |= {
     "compare --algos='bmuf --seed 3'": ["--seed"],
     "compare --algos='bmuf --task mnist'": ["--task"],
     "compare --lr fast": ["--lr", "must be a number", "'fast'"],
-    "compare --track wandbb": ["--track 'wandbb'", "did you mean 'wandb'"],
     "compare --baseline nope": ["--baseline", "'nope'", "sync_sgd"],
     "compare --network 10gb": ["'10gb'", "'10gbe'"],
     "compare --preset larg-batch": ["'larg-batch'", "'large-batch'"],
@@ -255,8 +261,6 @@ EARLY |= {
     "compare --tune lr=-1,0.1": ["--lr", "-1"],
     "compare --tune lr=0.1,0.2 --tune lr=1,2": ["lr", "once"],
     "compare --tune lr=0.1,0.2 --sweep lr=1,2": ["lr", "once"],
-    "compare --tune-share 1": ["--tune-share", "below 1"],
-    "compare --scale-lr cubic": ["'cubic'", "linear", "sqrt"],
     "compare --worker-batch 0": ["--worker-batch", "at least 1"],
     "compare --seed 1": ["--seed", "--seeds"],
     "compare --export model.safetensors": ["--export"],
@@ -308,12 +312,11 @@ EARLY |= {
     "aim --target cpu:8 --workers 12": ["--workers 12", "8 chips"],
     "aim --target cpu:8 --devices 0,1": ["--devices", "--target"],
     "aim --target cpu:8 --out here": ["--out", "--json or --page"],
-    "aim --target cpu:8 --page found.txt": [".html or .md"],
+    "aim --target cpu:8 --page found.html": ["must end in .md"],
     "aim --target cpu:8 --json nowhere/a.json": ["there is no folder nowhere"],
     "aim --target cpu:8 --processes 2": ["--processes", "--target"],
-    "aim --target cpu:8 --algo bmuf --algos all": ["use one"],
-    "aim --target cpu:8 --algo bmfu": ["did you mean 'bmuf'"],
-    "aim --target cpu:8 --mfu 2": ["--mfu must be at most 1"],
+    "aim --target cpu:8 --algo bmuf": ["--algo", "use --algos"],
+    "aim --target cpu:8 --algos bmfu": ["did you mean 'bmuf'"],
     "aim --target cpu:8 --network fast": ["network 'fast'", "10gbe"],
 }
 LINE = 1 + MODULES["mine"].partition("if step % 2")[0].count("\n")
@@ -375,7 +378,6 @@ LATER = {
     "run --task imagenet_synthetic --image-size 31": ["--image-size", "least 32", "31"],
     "run --task imagenet_synthetic --classes 1001": ["--classes", "1000", "1001"],
     "run --task imagenet_synthetic --examples 8": ["--batch-size 16", "(8 examples)"],
-    "run --task imagenet_synthetic --feed device": ["--feed device", "on the host"],
     "run --task quadratic --noise=-1": ["--noise", "-1"],
     "run --task quadratic --condition 0.5": ["--condition", "0.5"],
     "run --task quadratic --dimensions 0": ["--dimensions", "0"],

@@ -277,14 +277,6 @@ def test_flag_changes_the_params(run, command):
     assert changed["params_sha256"] != base["params_sha256"]
 
 
-@commands(slow=["--ema 0.9"])
-def test_moving_average_is_another_model_of_the_same_training(run, command):
-    averaged, base = run(command).summary, run(BASE).summary
-    assert averaged["params_sha256"] != base["params_sha256"]
-    for same in ("train_loss", "bytes_per_worker", "syncs"):
-        assert averaged[same] == base[same]
-
-
 @commands(slow=["--opt-state-at-sync average", "--opt-state-at-sync reset"])
 def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
     with_momentum = f"{BASE} --momentum 0.9"
@@ -308,7 +300,6 @@ def test_every_algorithm_learns_digits_bare(name, tmp_path):
     "command, missed",
     [
         ("--steps 20 --period 16", 4),
-        ("--steps 20 --period 16 --ema 0.9", None),
         (BASE, None),
         (f"{BASE} --algo model_averaging --period 5 --workers 2", None),
     ],

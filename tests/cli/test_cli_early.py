@@ -11,11 +11,9 @@ from experiments.aiming.config import SETTINGS as OF_AIM
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK, describe
 from experiments.study import config
-from experiments.study.config import SCALES
 from experiments.training.config import BASIC, SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
-from syncalgos.engine.lanes.selection import FORMS
 from syncalgos.engine.placement.make_layout import AUTO, BACKENDS
 
 KINDS = (ALGORITHM, TASK)
@@ -113,12 +111,10 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
 def test_choices_of_flags_are_those_of_the_library():
     known = {
         "backend": (AUTO, *BACKENDS),
-        "lane_form": FORMS,
         "opt_state_at_sync": [*AT_SYNC],
     }
     for name, choices in known.items():
         assert [*SETTINGS[name].choices] == [*choices]
-    assert config.SETTINGS["scale_lr"].choices == (*SCALES,)
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,6 @@ def test_the_package_names_its_commands():
         assert f"python -m experiments.{name} " in shown.stdout
 
 
-@pytest.mark.slow
-def test_form_that_the_strategy_cannot_take_is_refused_in_a_line(tmp_path):
-    ended = execute(f"{BASE} --algo bmuf --lane-form merged", tmp_path / "out")
-    assert ended.code == 2
-    told = "error: --lane-form: lane_form cannot be 'merged': the strategy does not "
-    assert ended.stderr.splitlines()[-1] == f"{told}take the mean of all gradients"
-
-
 def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tmp_path):
     own = "--algo mine:pull --strength 0.25 --period 8 --steps 16 --eval-every 8"
     ended = execute(own, tmp_path / "out", PYTHONPATH=modules)

@@ -256,8 +256,8 @@ def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
         digest.update(np.asarray(leaf).tobytes())
     assert digest.hexdigest() == summary["params_sha256"]
     with safe_open(path, "np") as file:
-        header = {name: json.loads(x) for name, x in file.metadata().items()}
         assert "params.0.w" in file.keys()  # noqa: SIM118, no mapping
+    header = {name: json.loads(x) for name, x in export.facts(path).items()}
     assert header["task"] == "digits" and header["steps"] == 32
     assert header["arguments"] == summary["arguments"]
 

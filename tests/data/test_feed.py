@@ -13,7 +13,7 @@ from commands import execute, in_background
 
 from experiments import run
 from experiments.cli.errors import BadRequest
-from experiments.pipeline import prefetch, sampler
+from experiments.pipeline import loading, prefetch, sampler
 from experiments.pipeline.validation import Part
 from experiments.training.loop import dispatches
 
@@ -228,10 +228,11 @@ def summary_of(tmp_path, module, monkeypatch):
         ("digits", "--eval-every 24"),
     ],
 )
-def test_host_and_device_feed_the_same_bits(summary_of, task, split):
+def test_host_and_device_feed_the_same_bits(summary_of, task, split, monkeypatch):
     words = f"--task {task} --steps 24 --eval-every 12"
-    expected = summary_of(f"{words} --feed device")
-    found = summary_of(f"{words} {split} --feed host")
+    expected = summary_of(words)
+    monkeypatch.setattr(loading, "MOST_ON_DEVICE", 0)
+    found = summary_of(f"{words} {split}")
     assert found["params_sha256"] == expected["params_sha256"]
     for name in ("train_loss", "test_loss"):  # test_loss: of the same model
         if "eval" not in split or name == "test_loss":
@@ -251,7 +252,7 @@ def test_a_source_trains_as_its_arrays_do(summary_of):
 @pytest.mark.parametrize(
     ("words", "code", "steps"),
     [
-        ("--steps 6 --feed host", 0, range(6, 7)),
+        ("--steps 6", 0, range(6, 7)),
         ("--steps 100000 --lr 1e6", 3, range(100)),  # with dispatches left
     ],
 )
@@ -260,7 +261,6 @@ def test_host_fed_process_ends_when_it_is_done(words, code, steps, module, tmp_p
     words = f"--task points:line --workers 2 {words}"
     ended = execute(words, tmp_path / "out", **environ)
     assert ended.code == code
-    assert ended.config["settings"]["feed"] == "host"
     assert ended.summary["steps"] in steps
 
 
@@ -281,9 +281,11 @@ def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
-    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16 --workers 2"
-    with in_background(f"{lengths} --feed host", tmp_path / "out") as (process, wait):
+def test_ctrl_c_stops_a_host_fed_run_with_complete_files(module, tmp_path):
+    words = "--task points:line --workers 2 --steps 1000000 --dispatch-steps 16"
+    words += " --eval-every 16"
+    environ = {"PYTHONPATH": module}
+    with in_background(words, tmp_path / "out", **environ) as (process, wait):
         wait("step      16/1000000")
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130

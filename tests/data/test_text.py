@@ -530,7 +530,6 @@ def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
     words = command(path, tmp_path)
     whole = execute(words, tmp_path / "whole")
     assert whole.code == 0, whole.stderr
-    assert whole.config["settings"]["feed"] == "host"
     with in_background(words, out) as (killed, wait_for):
         wait_for("step  4/12")
         until(lambda: [*(out / "checkpoints").glob("[!.]*")], "a checkpoint")

@@ -162,25 +162,6 @@ def test_groups_of_merged_lanes_are_vectorized_ones(group, accumulate, monkeypat
     assert sizes == [4, 4]
 
 
-def test_losses_that_are_no_means_have_no_groups(monkeypatch):
-    """Whoever asks for the merged form of a sum gets that over all lanes."""
-    monkeypatch.setattr(groups, "size", lambda *_: 1)
-    options = {"lane_form": "merged", "backend": "vmap"}
-    state, summed = (
-        train(syncalgos.sync_sgd(), (1,), stateless(loss), **options)[1].replica.params
-        for loss in (plain_loss, NO_MEANS["sum"])
-    )
-    examples = BATCHES["x"].shape[1]
-    jax.tree.map(
-        lambda once, many, start: np.testing.assert_allclose(
-            np.asarray(many) - start, examples * (np.asarray(once) - start), 1e-9
-        ),
-        state,
-        summed,
-        PARAMS,
-    )
-
-
 @pytest.mark.parametrize(
     ("width", "examples", "expected"),
     # In float64 a lane computes 3 × 8 × width × examples bytes, 0.8 kB, 154 and 3.1 MB.
@@ -195,14 +176,16 @@ def test_groups_fill_the_caches_and_outweigh_the_weights(width, examples, expect
 
     w = jax.ShapeDtypeStruct((width, width), float)
     passes = [
-        jax.make_jaxpr(loss)(w, jax.ShapeDtypeStruct((n * examples, width), float))
+        jax.make_jaxpr(loss)(
+            w, jax.ShapeDtypeStruct((n * examples, width), float)
+        ).jaxpr
         for n in (1, 12)
     ]
     assert groups.size(*passes, 12, w) == expected
 
 
 def test_resident_data_is_merged_too():
-    trainer = make_trainer(syncalgos.sync_sgd())
+    trainer = make_trainer(syncalgos.sync_sgd(), loss=per_example(values))
     state = trainer.init(PARAMS)
     state, _ = trainer.run(state, ROWS, trainer.place(wide(DATA)))
 
@@ -217,23 +200,31 @@ def talking(params, batch):
 BUFFERS = {"seen": np.zeros((), int), "last": np.zeros(())}
 
 
+def talking_values(params, buffers, batch, key):
+    return {
+        "loss": values(params, buffers, batch, key)[0]["loss"] + talking(params, batch)
+    }, buffers
+
+
+def drawn_values(params, buffers, batch, key):
+    found, buffers = values(params, buffers, batch, key)
+    return {"loss": found["loss"] * jax.random.bernoulli(key)}, buffers
+
+
 @pytest.mark.parametrize(
     ("given", "form"),
     [
-        ({}, "merged"),
         ({"loss": per_example(values)}, "merged"),
-        (
-            {"loss": lambda p, b, x, k: (plain_loss(p, x), (b, {"own": 1.0}))},
-            "vectorized",
-        ),
-        ({"loss": drawing, "buffers": BUFFERS}, "vectorized"),
-        ({"each_worker": True}, "vectorized"),
-        ({"loss": stateless(talking), "workers": 1}, "vectorized"),
-        ({"loss": stateless(talking)}, "vectorized"),
+        ({"loss": per_example(values), "each_worker": True}, "merged"),
+        ({"loss": per_example(values), "buffers": BUFFERS}, "vectorized"),
+        ({"loss": per_example(drawn_values)}, "vectorized"),
+        ({"loss": per_example(talking_values)}, "vectorized"),
+        ({"loss": per_example(talking_values), "workers": 1}, "vectorized"),
+        ({}, "vectorized"),
     ],
     ids=[
-        *("scalar", "per example", "own metrics", "own key", "each worker"),
-        *("one that talks", "talking"),
+        *("per example", "each worker", "own buffers", "own key", "talking"),
+        *("one that talks", "not said to be a mean"),
     ],
 )
 def test_gradients_are_merged_where_nothing_depends_on_it(given, form):
@@ -245,7 +236,7 @@ def error(params, batch):
 
 
 def masked(params, batch):
-    return jnp.mean(error(params, batch) ** 2, where=batch["x"][:, :1] > 0)
+    return jnp.mean(error(params, batch) ** 2, where=batch["x"][:, :1] > -1)
 
 
 @jax.custom_vjp
@@ -254,11 +245,6 @@ def clipped(x):
 
 
 clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
-
-
-def of_six(params, batch):
-    assert len(batch["x"]) == 6  # the examples of a worker
-    return plain_loss(params, batch)
 
 
 def with_rule(rule):
@@ -270,20 +256,6 @@ def with_rule(rule):
 
     square.defjvp(lambda given, along: (square(*given), rule(*given, *along)))
     return lambda p, b: jnp.mean(square(error(p, b)))
-
-
-def scanned(step):
-    """Turns along the features, each of which takes all examples."""
-
-    def loss(params, batch):
-        def turn(carry, x):
-            return step(carry + x[:, None] * params["w"][0]), None
-
-        start = jnp.zeros_like(batch["y"])
-        end = jax.lax.scan(turn, start, batch["x"].T)[0]
-        return jnp.mean((end - batch["y"]) ** 2)
-
-    return loss
 
 
 def moved(move):
@@ -302,113 +274,119 @@ def contrastive(params, batch):
     return -jnp.mean(jnp.diagonal(jax.nn.log_softmax(found @ batch["y"].T)))
 
 
-def convolved(x):
-    return jax.lax.conv(x.T[:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0].T
-
-
-def with_callback(x):
-    numbers = jax.ShapeDtypeStruct(x.shape, np.int32)
-    return jax.pure_callback(
-        lambda: np.arange(len(x), dtype=np.int32)[:, None], numbers
-    )
-
-
 MEANS = {
     "means": lambda p, b: jnp.mean(jnp.mean(error(p, b) ** 2, 0)),
     "divided": lambda p, b: jnp.sum(error(p, b) ** 2) / (2 * len(b["x"])),
     "terms": jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
-    "inner": lambda p, b: jnp.mean(error(p, b) ** 2 + jnp.sum(p["w"] ** 2)),
     "rectified": lambda p, b: jnp.mean(jax.nn.relu(error(p, b))),
     "own rule": with_rule(lambda x, t: jnp.clip(x, -1, 1) * t),
-    "scan": scanned(jnp.tanh),
-    "taken": moved(lambda x: jnp.take_along_axis(x, (x > 0) * 0, 1)),
-    "classes": moved(lambda x: jax.nn.one_hot((x[:, 0] > 0) * 1, 2)[:, :1]),
-    "ones": moved(lambda x: jnp.ones((len(x), 1)) + jnp.zeros_like(x)),
-    "parts": moved(lambda x: x.reshape(-1, 2, *x.shape[1:]).sum(1).repeat(2, 0)),
-}
-NO_MEANS = {
-    "sum": lambda p, b: jnp.sum(error(p, b) ** 2),
-    "both": lambda p, b: jnp.mean(error(p, b)) + jnp.sum(error(p, b)),
-    "root": lambda p, b: jnp.sqrt(plain_loss(p, b)),
-    "share": lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) / len(b["x"]),
-    "spread": lambda p, b: jnp.sum(error(p, b) / len(b["x"]) + plain_loss(p, b)),
-    "normed": lambda p, b: jnp.mean((error(p, b) - jnp.mean(error(p, b))) ** 2),
-    "farthest": lambda p, b: jnp.mean(error(p, b) - jnp.max(error(p, b))),
-    "masked": masked,
-    "sized": of_six,
-    "clipped": lambda p, b: plain_loss(jax.tree.map(clipped, p), b),
-    "contrastive": contrastive,
-    "largest": lambda p, b: jnp.mean(error(p, b) / jnp.max(error(p, b) ** 2, 0)),
-    "twice": lambda p, b: plain_loss(p, b) + jnp.mean(error(p, b) * plain_loss(p, b)),
-    "own mean": with_rule(lambda x, t: x * (t - t.mean(0))),
-    "own largest": with_rule(lambda x, t: x * t / (1 + jnp.max(jnp.abs(x)))),
-    "scanned": scanned(lambda x: x / (1 + jnp.max(jnp.abs(x)))),
-    "one by one": moved(
-        lambda x: jax.lax.scan(lambda c, a: (c + a, c), x[0] * 0, x)[1]
-    ),
-    "sorted": moved(lambda x: jnp.sort(x, 0)),
-    "running": moved(lambda x: jnp.cumsum(x, 0)),
-    "backwards": moved(lambda x: x[::-1]),
-    "rolled": moved(lambda x: jnp.roll(x, 1, 0)),
-    "reordered": moved(lambda x: x[(jnp.arange(len(x)) + 1) % len(x)]),
-    "halves": moved(lambda x: jnp.concatenate([x[len(x) // 2 :], x[: len(x) // 2]])),
-    "folded": moved(lambda x: jnp.flip(x.reshape(2, -1), 0).reshape(x.shape)),
-    "convolved": moved(convolved),
-    "counted": moved(
-        lambda x: x / (jnp.zeros(2).at[(x[:, 0] > 0) * 1].add(1.0)[0] + 1)
-    ),
-    "split": lambda p, b: jnp.mean(jnp.subtract(*jnp.split(error(p, b), 2)) ** 2),
-    "hardest": lambda p, b: jnp.mean(jax.lax.top_k(error(p, b).T, len(b["x"]) // 2)[0]),
-    "centred": moved(lambda x: (np.eye(len(x)) - 1 / len(x)) @ x),
-    "cut": moved(lambda x: jax.lax.dynamic_slice_in_dim(x, 0, len(x), 0)),
-    "replaced": moved(lambda x: x.at[0].set(0.0)),
-    "asking": lambda p, b: plain_loss(p, b) / syncalgos.collectives.size(),
-    "weighed": moved(lambda x: jnp.arange(len(x))[:, None] / 7.0),
-    "by constants": moved(lambda x: np.arange(len(x))[:, None] / 7),
-    "by inner constants": moved(jax.jit(lambda x: jnp.exp(-np.c_[: len(x)]))),
-    "by params": lambda p, b: jnp.mean(
-        error(p, b) * jnp.tile(p["w"], (len(b["x"]), 1))[: len(b["x"])]
-    ),
-    "drawn": moved(lambda x: jax.random.normal(jax.random.key(0), x.shape)),
-    "numbered": moved(lambda x: ((x > 0) * 3) % len(x)),
-    "ordered": moved(lambda x: x[jnp.argsort(x[:, 0]), (x[:, 0] > 0) * 0][:, None]),
-    # May be merged, and is not seen to be.
     "indexed": moved(lambda x: x[jnp.arange(len(x)), (x[:, 0] > 0) * 0][:, None]),
-    "called back": moved(with_callback),
+    "pairs": moved(lambda x: x.reshape(-1, 2, *x.shape[1:]).sum(1).repeat(2, 0)),
+    "short floats": lambda p, b: jnp.mean(error(p, b).astype(jnp.bfloat16) ** 2),
 }
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
-def test_means_over_a_batch_are_merged(loss):
-    options = {"loss": stateless(loss), "ends": (4,)}
-    trainer, state, _ = train(syncalgos.sync_sgd(), **options)
-    assert trainer.lane_form == "merged"
-    options["lane_form"] = "vectorized"
-    assert_same(state, train(syncalgos.sync_sgd(), **options)[1])
+# The words say which of the two numbers differs.
+NO_MEANS = {
+    "sum": (lambda p, b: jnp.sum(error(p, b) ** 2), "their mean"),
+    "root": (lambda p, b: jnp.sqrt(plain_loss(p, b)), "their mean"),
+    "share": (
+        lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) / len(b["x"]),
+        "their mean",
+    ),
+    "weighted by its batch": (masked, "their mean"),
+    "normed by its batch": (
+        lambda p, b: jnp.mean((error(p, b) - jnp.mean(error(p, b))) ** 2),
+        "their mean",
+    ),
+    "contrastive": (contrastive, "their mean"),
+    "drawn": (
+        moved(lambda x: jax.random.normal(jax.random.key(0), x.shape)),
+        "their mean",
+    ),
+    "clipped": (
+        lambda p, b: plain_loss(jax.tree.map(clipped, p), b),
+        "its gradient differs",
+    ),
+    "own mean": (with_rule(lambda x, t: x * (t - t.mean(0))), "its gradient differs"),
+}
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("loss", NO_MEANS.values(), ids=NO_MEANS)
-def test_no_other_losses_are_merged(loss):
-    trainer, *_ = train(syncalgos.sync_sgd(), (4,), stateless(loss))
-    assert trainer.lane_form == "vectorized"
+@pytest.mark.parametrize("loss", MEANS.values(), ids=MEANS)
+def test_losses_said_to_be_means_are_merged(loss):
+    options = {"loss": stateless(loss), "ends": (4,)}
+    trainer, state, _ = train(syncalgos.sync_sgd(), lane_form="merged", **options)
+    assert trainer.lane_form == "merged"
+    rtol = RTOL if loss is not MEANS["short floats"] else 0.05
+    assert_same(state, train(syncalgos.sync_sgd(), **options)[1], rtol)
 
 
-def test_a_loss_that_drops_the_dimension_of_one_example_is_not_merged():
-    def squeezed(params, batch):
-        return jnp.mean((error(params, batch)[:, :1].squeeze()) ** 2)
-
-    alone = jax.tree.map(lambda x: x[:, ::6], WIDE)  # an example a worker
-    options = {"loss": stateless(squeezed), "batches": alone}
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("loss", "words"), NO_MEANS.values(), ids=NO_MEANS)
+def test_losses_wrongly_said_to_be_means_are_refused(loss, words):
+    options = {"loss": stateless(loss), "ends": (4,), "backend": "vmap"}
+    told = f"lane_form cannot be 'merged': the loss is no mean .* 4 workers .*{words}"
+    with pytest.raises(ValueError, match=told):
+        train(syncalgos.sync_sgd(), lane_form="merged", **options)
     assert train(syncalgos.sync_sgd(), **options)[0].lane_form == "vectorized"
+
+
+def normed_values(params, buffers, batch, key):
+    """A batch norm without running statistics."""
+    found = error(params, batch)[:, 0]
+    return {"loss": ((found - found.mean()) / (found.std() + 1)) ** 2}, buffers
+
+
+@pytest.mark.parametrize(
+    ("backend", "accumulate"),
+    [("pmap", 1), ("vmap", 3), pytest.param("shard_map", 1, marks=SLOW)],
+)
+def test_values_that_depend_on_other_examples_are_refused(backend, accumulate):
+    options = {"backend": backend, "accumulate": accumulate, "devices": [0]}
+    trainer = make_trainer(
+        syncalgos.sync_sgd(), loss=per_example(normed_values), **options
+    )
+    state = trainer.init(PARAMS)
+    told = r"^per_example: the loss is no mean .*; use lane_form='vectorized'$"
+    for _ in range(2):  # the state was not given up
+        with pytest.raises(ValueError, match=told):
+            trainer.run(state, WIDE)
+    other = train(
+        syncalgos.sync_sgd(),
+        loss=per_example(normed_values),
+        lane_form="vectorized",
+        **options,
+    )
+    assert other[0].lane_form == "vectorized"
+
+
+def test_a_mean_is_checked_once(monkeypatch):
+    checked = []
+    check = selection.check_mean
+    monkeypatch.setattr(
+        selection, "check_mean", lambda *x: (checked.append(x), check(*x))
+    )
+    train(syncalgos.sync_sgd(), (2, 6, 12), per_example(values), devices=[0])
+    assert len(checked) == 1
+    train(syncalgos.sync_sgd(), (2,), per_example(values), workers=2)  # of one lane
+    train(syncalgos.bmuf(3), (2,), per_example(normed_values))  # not merged
+    assert len(checked) == 1
+
+
+def test_a_loss_that_is_not_finite_is_no_reason_to_refuse():
+    bad = WIDE | {"y": np.full_like(WIDE["y"], np.nan)}
+    trainer, _, reported = train(
+        syncalgos.sync_sgd(), (2,), per_example(values), batches=bad
+    )
+    assert trainer.lane_form == "merged" and np.isnan(reported["loss"]).all()
 
 
 def test_replicas_that_differ_are_not_merged():
     apart = train(syncalgos.model_averaging(100))[1]._replace(sync=())
     expected = None
     for form in ("vectorized", None):
-        trainer = make_trainer(syncalgos.sync_sgd(), lane_form=form)
+        trainer = make_trainer(
+            syncalgos.sync_sgd(), loss=per_example(values), lane_form=form
+        )
         state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
         sync = trainer.init(PARAMS).sync
         state = state._replace(sync=sync)
@@ -479,6 +457,24 @@ def test_plain_functions_without_that_are_vectorized():
         (syncalgos.sync_sgd(), "sequential", None, "the strategy reduces gradients"),
         (syncalgos.bmuf(), "merged", None, "does not take the mean of all gradients"),
         (syncalgos.sync_sgd(), "merged", drawing, "each worker has buffers of its own"),
+        (
+            syncalgos.sync_sgd(),
+            "merged",
+            lambda p, b, x, key: (
+                plain_loss(p, x) * jax.random.bernoulli(key),
+                (b, {}),
+            ),
+            "draws from each worker's own key",
+        ),
+        (
+            syncalgos.sync_sgd(),
+            "merged",
+            lambda p, b, x, key: (
+                plain_loss(p, x),
+                (b, {"microbatch_weight": len(x["x"])}),
+            ),
+            "weighs its batches by 'microbatch_weight'",
+        ),
         (syncalgos.bmuf(), "sequential", stateless(talking), "communicates with"),
         (
             syncalgos.bmuf(),
@@ -487,7 +483,7 @@ def test_plain_functions_without_that_are_vectorized():
             "communicates with other workers",
         ),
     ],
-    ids=["turn", "mean", "buffers", "talks", "talks by jax"],
+    ids=["turn", "mean", "buffers", "draws", "weighs", "talks", "talks by jax"],
 )
 def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
     buffers = BUFFERS if loss is drawing else ()
@@ -495,10 +491,8 @@ def test_a_form_that_does_not_fit_is_refused(strategy, form, loss, message):
         train(strategy, loss=loss, buffers=buffers, lane_form=form)
 
 
-def test_old_names_of_forms_are_those_of_today():
-    assert {*selection.OLD_NAMES.values()} == {*selection.FORMS}
+def test_an_unknown_form_is_refused():
     assert [*map(selection.checked, selection.FORMS)] == [*selection.FORMS]
-    assert selection.checked("in-turn") == "sequential"
     with pytest.raises(ValueError, match=r"lane_form.*merged"):
         make_trainer(lane_form="merge")
 

@@ -49,7 +49,9 @@ def recurrence(period):
         yield w
 
 
-def trained(strategy, backend="vmap", form=None, optimizer=None, parts=(STEPS,)):
+def trained(
+    strategy, backend="vmap", form=None, optimizer=None, parts=(STEPS,), loss=loss
+):
     trainer = sa.DataParallel(
         loss,
         optimizer or optax.sgd(LR),
@@ -143,7 +145,9 @@ def test_merged_lanes_have_no_loss_of_each_worker():
     strategy = averaging_those_whose_loss_fell()._replace(reduce=reduce)
     with pytest.raises(ValueError, match="the strategy sees each worker's own loss"):
         trained(strategy, form="merged")
-    assert trained(strategy)[1].lane_form == "vectorized"
+    one = sa.per_example(lambda p, b, batch, key: ({"loss": (p["w"] - batch) ** 2}, b))
+    assert trained(strategy, loss=one)[1].lane_form == "vectorized"
+    assert trained(sa.sync_sgd(), loss=one)[1].lane_form == "merged"
 
 
 def test_a_branch_on_the_own_loss_must_not_send():

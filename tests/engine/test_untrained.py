@@ -88,7 +88,7 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
         ("--steps 11 --sync-until 11", "--sync-until 11 is not below --steps 11"),
         ("--sync-until 99", "--sync-until 99 is not below --steps 11"),  # the task's
         (
-            "--algo post_local_sgd --switch 20 --steps 20",
+            "--algo post_local_sgd --dense-steps 20 --steps 20",
             "--dense-steps 20 is not below --steps 20",
         ),
         ("--warmup-steps 12", "--warmup-steps 12 is above --steps 11"),
@@ -128,30 +128,6 @@ def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
 def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
     parts = make_plan(parse(["--task", "tiny_tasks:rolling", *words.split()]))
     assert parts.config.momentum == momentum
-
-
-def test_a_sync_at_the_end_puts_the_last_steps_into_the_figures(tmp_path):
-    words = f"{TINY} --steps 24 --eval-every 8"
-    without = run(words, tmp_path / "without")
-    ended = run(f"{words} --sync-at-end", tmp_path / "with")
-    assert (without.code, ended.code) == (0, 0)
-    early = "the first sync comes after step 16: test results before it are"
-    late = "the last 8 local steps (--sync-at-end adds a sync after them)"
-    assert early in ended.stderr and early in without.stderr
-    assert late in without.stderr and "does not include" not in ended.stderr
-    assert "Warning" not in without.stderr
-    facts = [(x["center_step"], x["syncs"]) for x in (without.summary, ended.summary)]
-    assert facts == [(16, 1), (24, 2)]
-    sent = [x["bytes_per_worker"] for x in (without.summary, ended.summary)]
-    assert sent[1] == 2 * sent[0] > 0
-    assert ended.summary["divergence"] == 0 < without.summary["divergence"]
-
-
-def test_a_sync_at_the_end_is_refused_by_flag_and_algorithm():
-    words = f"{TINY} --algo scaffold --steps 24 --sync-at-end"
-    said = "--sync-at-end with --algo scaffold: this strategy cannot sync after step 24"
-    with pytest.raises(BadRequest, match=said):
-        prepare(parse(words.split()))
 
 
 @pytest.mark.slow

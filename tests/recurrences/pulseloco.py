@@ -1,13 +1,21 @@
-"""Miahi and Belilovsky 2026, PULSELoCo, as in the authors' code (version 6)."""
+"""Miahi and Belilovsky 2026, PULSELoCo, as in the authors' code (version 6).
+
+Messages of a fixed length are not theirs: at density 1 all that changes is sent.
+"""
+
+from math import ceil
 
 import numpy as np
 
-from recurrences import PERIOD, START, local_steps, mean
+from recurrences import PERIOD, START, by_leaf, local_steps, mean
+from recurrences.topk_sgd import largest
 
 # At a slow outer rate more of the moves stay below what bfloat16 shows.
 SETTINGS = [
-    {"period": PERIOD},
-    {"period": 1, "outer_lr": 0.05, "outer_momentum": 0.5},
+    {"period": PERIOD, "density": 1.0},
+    {"period": 1, "density": 1.0, "outer_lr": 0.05, "outer_momentum": 0.5},
+    {"period": PERIOD, "density": 0.4},
+    {"period": 1, "density": 0.2, "outer_lr": 0.05, "outer_momentum": 0.5},
 ]
 
 
@@ -18,7 +26,13 @@ def bfloat16(x):
     return (bits & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def recurrence(workers, period, outer_lr=0.7, outer_momentum=0.9):
+def recurrence(workers, period, density, outer_lr=0.7, outer_momentum=0.9):
+    def kept(number, x):
+        flat, d = x.ravel(), np.zeros(x.size)
+        places = largest(flat, ceil(density * flat.size))
+        d[places] = flat[places]
+        return d
+
     anchor, velocity = START, np.zeros_like(START)
     residual = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers):
@@ -27,8 +41,9 @@ def recurrence(workers, period, outer_lr=0.7, outer_momentum=0.9):
             for i in range(workers):
                 s = residual[i] + anchor - theta[i]
                 gate = bfloat16(anchor) != bfloat16(anchor - s)
-                sent.append(np.where(gate, s, 0))
-                residual[i] = np.where(gate, 0, s)
+                d = np.where(gate, s, 0)
+                sent.append(d if density == 1 else by_leaf(kept, d))
+                residual[i] = s - sent[i]
             pseudo_gradient = mean(sent)
             velocity = outer_momentum * velocity + pseudo_gradient
             look_ahead = pseudo_gradient + outer_momentum * velocity

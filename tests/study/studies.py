@@ -12,6 +12,8 @@ from contextlib import contextmanager
 
 from commands import CACHE, ROOT, TIMEOUT, environment, execute, load
 
+from experiments.training import records
+
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 LONGER = 5 * TIMEOUT  # a study is several runs
 LENGTHS = "--steps 32 --eval-every 16 --step-time 0.001"
@@ -88,15 +90,11 @@ def content(folder):
 
 
 def change(run, **values):
-    """Changes what a run has measured, as if it had been written so by version 0.2."""
-    path = run / "summary.json"
-    summary = json.loads(path.read_text()) | values
-    summary.pop("sha256", None)
-    path.write_text(json.dumps(summary))
+    """Changes what a run has measured, as if it had been written so."""
+    summary = json.loads((run / "summary.json").read_text()) | values
     *lines, last = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     last |= {key: x for key, x in values.items() if key in last}
-    text = "".join(json.dumps(line) + "\n" for line in [*lines, last])
-    (run / "metrics.jsonl").write_text(text)
+    records.finish(run, summary, [*lines, last])
 
 
 def runs_done(out):

@@ -32,7 +32,7 @@ from studies import (
 from experiments.compare import main
 from experiments.study.running.make import cleaned
 from experiments.study.running.maker import unfinished
-from experiments.study.study import _open_folder
+from experiments.training import records
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}
@@ -308,34 +308,6 @@ def test_more_seeds_later_make_the_new_runs_only(small, copy):
     assert {line["seeds"] for line in table(copy).values()} == {"3"}
 
 
-def notes(copy):
-    """Writes files of a user's, at the places where they might be taken for ours."""
-    run = runs_done(copy)[0].relative_to(copy)
-    names = ["figures/mine.pdf", "mine/runs.md", "notes.md", "runs/todo.txt"]
-    names += [f"{run}/checkpoints/best.npz", f"{run}/notes.md"]
-    for name in names:
-        (copy / name).parent.mkdir(exist_ok=True)
-        (copy / name).write_text(name)
-    return sorted(names)
-
-
-def test_overwrite_removes_what_a_study_writes_and_names_what_is_kept(copy, capsys):
-    names, study = notes(copy), {"settings": {}, "versions": {}}
-    (copy / "tensorboard" / "bmuf" / "seed-0").mkdir(parents=True)
-    (copy / "tensorboard" / "bmuf" / "seed-0" / "events.out.tfevents.1.a").touch()
-    (copy / ".report.html.tmp").touch()
-    tried = copy / "tuning" / "01-bmuf" / "runs" / "lr=0.1" / "seed-1000"
-    tried.mkdir(parents=True)
-    (tried / "summary.json").touch()
-    _open_folder(copy, study, True)
-    left = [x.relative_to(copy).as_posix() for x in copy.rglob("*") if x.is_file()]
-    assert sorted(left) == sorted([*names, "study.json"])
-    assert not (copy / "tensorboard").exists() and not (copy / "tuning").exists()
-    [line] = capsys.readouterr().err.splitlines()
-    told = f"kept in {copy}, not written by a study: {', '.join(names[:3])}, and 3 more"
-    assert line == told
-
-
 def test_a_run_is_made_beside_files_of_the_user(tmp_path):
     folder = tmp_path / "runs" / "bmuf" / "seed-0"
     folder.mkdir(parents=True)
@@ -360,23 +332,6 @@ def test_only_folders_of_killed_runs_are_cleaned_away(tmp_path):
     with cleaned(tmp_path):
         pass
     assert [x.exists() for x in (*ours, *theirs)] == [False, False, True, True]
-
-
-@pytest.mark.slow
-def test_overwrite_makes_all_runs_again(small, copy):
-    before, names = content(copy / "runs"), notes(copy)
-    ended = compare(f"{SMALL} --overwrite", copy)
-    assert ended.code == 0, ended.stderr
-    assert "already" not in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1 + 1 + 4
-    for name in names:
-        assert (copy / name).read_text() == name
-        (copy / name).unlink()
-    page = (copy / "report.html").read_text()
-    assert "experiments.compare" in page and "--overwrite" not in page
-    after = content(copy / "runs")
-    assert before.keys() == after.keys()
-    assert all(before[path][1] < after[path][1] for path in before)
 
 
 @pytest.mark.sample(1)
@@ -418,7 +373,7 @@ def test_a_folder_of_other_settings_is_refused(command, shown, copy, here):
     code, stdout, stderr = here(command, copy)
     assert (code, stdout) == (2, "")
     error = said_in_one_line(stderr)
-    for text in ["other settings", "--overwrite", str(copy), *shown]:
+    for text in ["other settings", str(copy), *shown]:
         assert text in error
     assert content(copy) == before
 
@@ -427,7 +382,7 @@ def test_a_folder_of_other_settings_is_refused(command, shown, copy, here):
 def test_a_folder_of_another_version_is_refused(package, copy, here):
     study = json.loads((copy / "study.json").read_text())
     study["versions"][package] = "0.0.1"
-    (copy / "study.json").write_text(json.dumps(study))
+    records.write_json(copy / "study.json", study)
     before = content(copy)
     code, _, stderr = here(SMALL, copy)
     assert code == 2
@@ -446,21 +401,12 @@ def test_a_folder_whose_settings_cannot_be_read_is_refused(text, copy, here):
     assert content(copy) == before
 
 
-@pytest.mark.parametrize("flags", ["", "--overwrite"])
-def test_a_folder_with_something_else_is_refused(flags, tmp_path, here):
+def test_a_folder_with_something_else_is_refused(tmp_path, here):
     (tmp_path / "thesis.tex").write_text("all of it")
-    code, _, stderr = here(f"{SHORT} {flags}", tmp_path)
+    code, _, stderr = here(SHORT, tmp_path)
     assert code == 2
     assert "holds other files" in said_in_one_line(stderr)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-def test_a_bad_request_with_overwrite_keeps_the_old_study(copy, here):
-    before = content(copy)
-    code, _, stderr = here(f"{SMALL} --overwrite --lr -1", copy)
-    assert code == 2
-    assert "--lr" in said_in_one_line(stderr)
-    assert content(copy) == before
 
 
 @pytest.mark.slow
@@ -658,7 +604,7 @@ def test_bad_requests_of_a_real_process_exit_with_2(tmp_path):
 def test_a_sweep_keeps_the_samples_and_splits_the_lines(tmp_path):
     command = (
         "--algos sync_sgd --seeds 1 --sweep workers=2,4 --worker-batch 8 --lr 0.05 "
-        "--scale-lr linear --steps 32 --eval-every 8 --step-time 0.001"
+        "--steps 32 --eval-every 8 --step-time 0.001"
     )
     ended = compare(command, tmp_path / "study")
     assert ended.code == 0, ended.stderr

@@ -2,30 +2,27 @@
 
 import importlib.util
 import json
-import os
 import re
 import shutil
 import signal
 import subprocess
+import sys
+import uuid
 
 import pytest
-from commands import ROOT, TIMEOUT, environment, execute, imported_by
+from commands import ROOT, TIMEOUT, environment, execute, imported_by, printed_by
 from dask_cluster import certificates, cluster
-from faults import until
+from faults import Command, tagged, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lasting import OURS
 from studies import COMPARE, but_for_times, change, runs_done
 from test_study_analysis import write
 
-from benchmarks.harness.jobs import RECORDS, bound, measured, simulated
 from experiments.compare import main
-from experiments.launch.cluster.connection import cluster as dask_of_command
-from experiments.launch.cluster.connection import dashboard
-from experiments.launch.supervisor.limits import Limits
 from experiments.study.grid import RunSet
-from experiments.study.running import member
-from experiments.study.running.messages import Made, Noted, Refused
+from experiments.study.running.cluster import cluster as of_command
+from experiments.study.running.maker import Made, Refused
 from experiments.study.running.plan import Plan
 from experiments.study.spec import Variant
 from experiments.training.config import RunConfig
@@ -108,47 +105,34 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
 ):
     folder = tmp_path_factory.mktemp("plan")
     plan = plan_of(planned(folder, variants, seeds, trials))
-    busy, made, lost = [], [], 0
+    busy, made, lost, last = [], [], 0, None
     while not plan.is_over:
-        while len(busy) < jobs and (share := plan.take(jobs)):
-            busy.append(share)
-        share = busy.pop(order.randrange(len(busy)))
+        while len(busy) < jobs and (run := plan.take(last)):
+            busy.append(run)
+        run = busy.pop(order.randrange(len(busy)))
+        last = order.choice([None, run.number])
         if lost < 3 and order.random() < 0.2:
             lost += 1
-            plan.give_back(share)
+            plan.give_back(run)
             continue
-        run = share.runs[0]
         if not run.runs.is_trial:
             assert sum(x.startswith(f"{run.runs.name} ") for x in made) == trials
         made.append(run.name)
-        plan.ended(share, Made(""))
-        if share.runs:
-            busy.append(share)
+        plan.ended(run, Made(""))
     assert len({*made}) == len(made) == plan.total == plan.done
     assert plan.total == variants * (trials + seeds)
 
 
-@pytest.mark.parametrize(
-    "jobs, lengths", [(1, [7, 7]), (2, [7, 4, 2, 1]), (5, [3, 3, 1, 2, 1, 1, 1, 1, 1])]
-)
-def test_a_job_takes_its_part_of_what_waits(jobs, lengths, tmp_path):
-    plan = plan_of(planned(tmp_path, variants=2, seeds=7, trials=0))
-    shares = [*iter(lambda: plan.take(jobs), None)]
-    assert [len(share.runs) for share in shares] == lengths
-    seeds = sorted(run.seed for share in shares for run in share.runs)
-    assert seeds == sorted(2 * [*range(7)])
-
-
-def test_a_job_takes_all_values_of_a_variant_before_the_next(tmp_path):
-    plan = plan_of(planned(tmp_path, variants=3, seeds=1, trials=4))
-    for share, label in zip(iter(plan.take, None), ["v0", "v1", "v2"], strict=False):
-        assert {run.runs.variant.label for run in share.runs} == {label}
-        assert [run.runs.values["lr"] for run in share.runs] == [
-            "0.1",
-            "0.2",
-            "0.3",
-            "0.4",
-        ]
+def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_path):
+    plan = plan_of(planned(tmp_path, variants=3, seeds=1, trials=2))
+    first, second = plan.take(), plan.take()
+    assert first and second and (first.number, second.number) == (0, 1)
+    plan.ended(second, Made(""))
+    third = plan.take(second.number)
+    assert third and third.number == second.number
+    plan.ended(first, Made(""))
+    rest = [plan.take(1) for _ in range(3)]
+    assert [run.number for run in rest if run] == [0, 2, 2]
 
 
 def test_runs_that_are_there_are_not_planned(tmp_path):
@@ -157,17 +141,16 @@ def test_runs_that_are_there_are_not_planned(tmp_path):
     for seed, stopped in ((1, False), (2, True)):
         write(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
     plan = Plan(sets, lambda made: made)
-    assert [seed for _, seed in plan.waiting()] == [0, 2]
+    assert [run.seed for run in plan.waiting] == [0, 2]
     assert (plan.done, plan.total) == (1, 3)
 
 
 def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     sets = planned(tmp_path, variants=2, seeds=2, trials=1)
     plan = Plan(sets, lambda made: None if made.number == 0 else made)
-    while share := plan.take():
-        while share.runs:
-            is_bad = share.runs[0].name.startswith("v0")
-            plan.ended(share, Refused("bad") if is_bad else Made(""))
+    while run := plan.take():
+        is_bad = run.name.startswith("v0")
+        plan.ended(run, Refused("bad") if is_bad else Made(""))
     assert [x is None for x in plan.found] == [True, False]
     assert [x.line for x in plan.failures][-1].startswith("all of its trials failed")
 
@@ -181,7 +164,6 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
         ("--jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
         ("--jobs 0", "--jobs"),
         ("--list --jobs 2", "--list"),
-        ("--list --overwrite", "--list"),
         ("--devices-per-job 0", "--devices-per-job"),
         ("--scheduler nowhere", "scheduler file"),
         ("--scheduler tls://127.0.0.1:1", "certificates"),
@@ -274,7 +256,7 @@ def test_a_scheduler_that_is_not_there_costs_no_old_study(
     assert main(words) == 0
     before = hashes(tmp_path / "study")
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
-    gone = ["--overwrite", "--scheduler", "tcp://127.0.0.1:1"]
+    gone = ["--seeds", "2", "--scheduler", "tcp://127.0.0.1:1"]
     assert main([*words, *gone]) == 4
     assert ": no answer: " in capsys.readouterr().err
     assert hashes(tmp_path / "study") == before
@@ -283,102 +265,36 @@ def test_a_scheduler_that_is_not_there_costs_no_old_study(
 # Jobs here.
 
 
-@pytest.mark.sample(0, slow=1)
+def test_jobs_make_the_same_runs_as_one_process(tmp_path):
+    words = f"--algos 'sync_sgd, bmuf --period 5' --task tiny_tasks:drawing {FLAGS}"
+    words = words.replace("--period 5 --seeds 3", "--seeds 2")
+    for name, jobs in (("serial", ""), ("jobs", "--jobs 2")):
+        ended = study(f"{words} {jobs}", tmp_path / name, JAX_NUM_CPU_DEVICES=1)
+        assert ended.code == 0, ended.stderr
+    assert hashes(tmp_path / "jobs") == hashes(tmp_path / "serial")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices, flag", [(1, ""), (2, "--devices-per-job 1")])
-def test_jobs_here_make_the_same_study(serial, devices, flag, tmp_path):
+def test_jobs_make_the_same_tuned_study(serial, devices, flag, tmp_path):
     out = tmp_path / "study"
     ended = study(f"{STUDY} --jobs 2 {flag}", out, JAX_NUM_CPU_DEVICES=devices)
     assert ended.code == 0, ended.stderr
-    assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/status", ended.stderr)
     assert hashes(out) == hashes(serial)
     if not flag:
         check_same(out, serial)
 
 
-# Signs of life.
-
-
 @pytest.mark.slow
-def test_a_process_that_is_stopped_is_lost_and_one_that_is_busy_is_not(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(member, "LIMITS", Limits(lost_after=3.0))
-    monkeypatch.setattr(member, "STUCK", 4.0)
-    heard = []
-
-    def hear(message):
-        heard.append(message)
-        stuck = re.search(
-            r"pid (\d+)\) lives, but has taken no step for 4 s", str(message)
-        )
-        if stuck and Noted("waiting in load") in heard:
-            os.kill(int(stuck[1]), signal.SIGSTOP)
-
-    first = ["--task", "tests.support.tiny_tasks:endless"]
-    order = member.Order("study", str(ROOT), {}, {}, {}, first)
-    ended = member.watched(order, tmp_path, hear, lambda: True)
-    assert re.search(r"no sign of life for 3 s \(it was stopped\)$", ended.line)
-    assert ended.fault == "run"
-
-
-# Jobs on a cluster.
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_any_number_of_workers_makes_the_same_study(serial, workers, tmp_path):
-    """Also workers of other settings: a study's processes take the command's."""
-    out = tmp_path / "study"
-    with cluster(tmp_path, workers=workers, JAX_ENABLE_X64=1) as dask:
-        ended = dask.study(STUDY, out, JAX_ENABLE_X64=None).ended(5 * TIMEOUT)
-    assert ended.code == 0, ended.stderr
-    check_same(out, serial)
-
-
-@pytest.mark.slow
-def test_killed_and_stopped_processes_and_a_killed_worker_lose_nothing(
-    serial, tmp_path
-):
-    out = tmp_path / "study"
-    with cluster(tmp_path, workers=2) as dask:
-        command = dask.study(STUDY, out)
-        command.wait_for(r"run 2/10 ")
-        until(dask.makers, "a process makes runs")
-        os.kill(dask.makers()[0], signal.SIGKILL)
-        command.wait_for("its process was killed by SIGKILL; the run starts again")
-        # One that makes nothing may die unseen before the study ends.
-        until(dask.makers, "a process makes runs")
-        lost = dask.makers()[0]
-        dask.worker_of(lost).kill()
-        command.wait_for(r"worker tcp://\S+ on \S+ is gone; the run starts again")
-        # The killed worker's process outlives it for a moment; the one to stop is of
-        # the last worker, so that no other ends the study meanwhile.
-        until(lambda: lost not in dask.makers(), "the killed worker's process ends")
-        until(dask.makers, "a process makes runs")
-        os.kill(dask.makers()[0], signal.SIGSTOP)
-        command.wait_for(r"of life for 20 s \(it was stopped\); the run starts again")
-        ended = command.ended(5 * TIMEOUT)
-        assert ended.code == 0, ended.stderr
-    check_same(out, serial)
-
-
-@pytest.mark.long
-def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path):
-    out = tmp_path / "study"
-    with cluster(tmp_path, workers=2) as dask:
-        command = dask.study(STUDY, out)
-        command.wait_for(r"run 2/10 ")
-        dask.scheduler.kill()
-        ended = command.ended()
-        assert ended.code == 75
-        assert re.search("scheduler .* is lost", ended.stderr.splitlines()[-1])
-        until(lambda: not dask.makers(), "its processes end")
-        assert 2 <= len(runs_done(out)) < 10
-        dask.start_scheduler()
-        dask.worker()
-        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
-        assert ended.code == 0, ended.stderr
-    check_same(out, serial)
+def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from experiments import compare\n"
+        "flags = {'task': 'digits', 'workers': 2, 'steps': 8, 'jobs': 2}\n"
+        "print(len(compare('sync_sgd, bmuf', seeds=1, flags=flags).runs))\n"
+    )
+    said, _ = printed_by(script, tmp_path, 5 * TIMEOUT)
+    assert said == "2\n"
 
 
 @pytest.mark.parametrize(
@@ -392,124 +308,192 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
 def test_a_stopped_command_leaves_no_process_and_goes_on(
     serial, number, code, tmp_path
 ):
-    out = tmp_path / "study"
-    with cluster(tmp_path, workers=2) as dask:
-        command = dask.study(STUDY, out)
-        command.wait_for(r"run 2/10 ")
-        command.kill(number)
-        assert command.ended().code == code
-        until(lambda: not dask.makers(), "its processes end")
-        if code != -9:
-            assert re.search(r"stopped after \d+ of 10 runs", command.said)
-            assert list(out.rglob(".seed-*")) == []
-        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
-        assert ended.code == 0, ended.stderr
+    out, tag = tmp_path / "study", uuid.uuid4().hex
+    given = (f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
+    command = Command(*given)
+    command.wait_for(r"run 2/10 ")
+    command.kill(number)
+    assert command.ended().code == code
+    until(lambda: not tagged(tag), "no process is left")
+    if code != -9:
+        assert re.search(r"stopped after \d+ of 10 runs", command.said)
+        assert list(out.rglob(".s*")) == []
+    ended = study(f"{STUDY} --jobs 2", out, JAX_NUM_CPU_DEVICES=1)
+    assert ended.code == 0, ended.stderr
+    assert re.match(r"[2-9] of 10 runs are already complete", ended.stderr)
     check_same(out, serial)
 
 
 @pytest.mark.long
-def test_a_run_that_kills_its_process_is_given_up(tmp_path):
+def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
     words = f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky --ends kill {FLAGS}"
-    out = tmp_path / "study"
-    with cluster(tmp_path, workers=2) as dask:
-        ended = dask.study(words, out).ended(5 * TIMEOUT)
+    ended = study(f"{words} --jobs 2", tmp_path / "study")
     assert ended.code == 1
-    assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
+    assert {run.name for run in runs_done(tmp_path / "study")} == {"seed-0", "seed-2"}
     for label in ("sync_sgd", "bmuf"):
-        assert ended.stderr.count(f"{label}, seed 1: its process was killed") == 2
+        assert ended.stderr.count(f"{label}, seed 1: the Dask worker") == 2
         assert f"failed: {label}, seed 1: given up after 3 times" in ended.stderr
-    assert "1 of 3 runs failed and is missing" in ended.stdout
-    again = study(f"{words} --jobs 2", out)
-    assert again.code == 1
-    assert again.stderr.splitlines()[0] == "4 of 6 runs are already complete"
-    assert "2 of 6 runs failed" in again.stderr
+    assert "2 of 6 runs failed" in ended.stderr
+
+
+def test_the_cluster_of_a_command_listens_here_alone():
+    psutil = pytest.importorskip("psutil")
+    this = psutil.Process()
+
+    def listening():
+        found = [this, *this.children(recursive=True)]
+        places = [x for p in found for x in p.net_connections(kind="inet")]
+        return {x.laddr for x in places if x.status == psutil.CONN_LISTEN}
+
+    before = listening()
+    with of_command(None, 1) as client:
+        client.wait_for_workers(1, TIMEOUT)
+        places = listening() - before
+        assert len(places) > 2  # the scheduler, its pages, and the worker
+        assert {place.ip for place in places} == {"127.0.0.1"}
+
+
+# Jobs on a cluster.
 
 
 @pytest.mark.slow
-def test_unfit_workers_are_refused_by_name_before_they_get_work(tmp_path):
-    """One of other code, and one without the task's data."""
-    data = tmp_path / "data"
-    data.touch()
-    other = tmp_path / "other"
-    for name in ("experiments", "syncalgos", "models"):
-        shutil.copytree(ROOT / name, other / name)
-    with (other / "syncalgos" / "checks.py").open("a") as file:
-        file.write("# another version\n")
-    words = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
-    words += " --eval-every 10 --step-time 0.001"
+def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
     out = tmp_path / "study"
-    with cluster(tmp_path, TINY_DATA=data) as dask:
-        prefix = ("env", "-C", str(other))
-        dask.worker(prefix, PYTHONPATH=f"{other}:{OURS}")
-        dask.worker(TINY_DATA=tmp_path / "nothing")
-        command = dask.study(words, out)
-        command.wait_for(
-            r"the Dask worker tcp://\S+ \(pid \d+ on \S+\) is refused: its copy of "
-        )
-        command.wait_for(r"the Dask worker tcp://\S+ on \S+ is refused: .*nothing")
-        assert runs_done(out) == []
-        dask.worker()
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.study(STUDY, out)
+
+        def is_in_a_run():
+            """Stops a worker; it is in a run if both are: each makes one at a time."""
+            dask.workers[0].kill(signal.SIGSTOP)
+            if len([*out.rglob(".seed-*")]) == 2:
+                return True
+            dask.workers[0].kill(signal.SIGCONT)
+            return False
+
+        command.wait_for(r"run 1/10 ")
+        until(is_in_a_run, "both workers are in a run")
+        dask.workers[0].kill()
+        command.wait_for(r": the Dask worker tcp://\S+ is gone; the run starts again")
         ended = command.ended(5 * TIMEOUT)
-        assert ended.code == 0, ended.stderr
-        assert ended.stderr.count("is refused") == 2
+    assert ended.code == 0, ended.stderr
+    check_same(out, serial)
+
+
+@pytest.mark.slow
+def test_a_run_that_hangs_is_named(tmp_path):
+    program = [sys.executable, "-c"]
+    program += [
+        "import sys; from experiments.compare import main\n"
+        "from experiments.study.running import jobs; jobs.SILENCE = 3.0\n"
+        "sys.exit(main(sys.argv[1:]))"
+    ]
+    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 100000"
+    words += " --eval-every 10"
+    with cluster(tmp_path, workers=1) as dask:
+        command = dask.study(words, tmp_path / "study", program)
+
+        def lines():
+            paths = [*tmp_path.rglob(".seed-*/metrics.jsonl")]
+            return [x for path in paths for x in path.read_text().splitlines()]
+
+        until(lambda: len(lines()) > 2, "it takes steps")
+        dask.workers[0].kill(signal.SIGSTOP)
+        before = len(command.said)
+        named = "sync_sgd, seed 0: no step for 3 s on the Dask worker tcp://"
+        until(lambda: named in command.said[before:], "it is named")
+        assert command.process.poll() is None
+        command.kill(signal.SIGINT)
+        assert command.ended().code == 130
 
 
 @pytest.mark.long
-def test_without_a_shared_folder_results_come_through_the_scheduler(serial, tmp_path):
-    hide = f'mount -t tmpfs none {tmp_path / "mine"} && exec "$@"'
-    (tmp_path / "mine").mkdir()
-    prefix = ("unshare", "--mount", "bash", "-c", hide, "bash")
-    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
-        pytest.skip("a hidden folder takes the right to mount one")
-    out = tmp_path / "mine" / "study"
-    with cluster(tmp_path) as dask:
-        dask.worker(prefix)
+def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path):
+    out = tmp_path / "study"
+    with cluster(tmp_path, workers=2) as dask:
+        command = dask.study(STUDY, out)
+        command.wait_for(r"run 2/10 ")
+        dask.scheduler.kill()
+        ended = command.ended()
+        assert ended.code == 75
+        assert "the Dask scheduler is lost" in ended.stderr.splitlines()[-1]
+        assert 2 <= len(runs_done(out)) < 10
+        until(lambda: not tagged(dask.tag), "its workers end")
+        assert list(out.rglob(".s*")) == []
+        dask.start_scheduler()
+        dask.worker()
         ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
     assert ended.code == 0, ended.stderr
     check_same(out, serial)
 
 
 @pytest.mark.slow
+def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
+    """They have other code, other versions, no code of ours, or none of the data."""
+    data, other, older, lacking = (
+        tmp_path / x for x in ("data", "other", "older", "lacking")
+    )
+    data.touch()
+    for name in ("experiments", "syncalgos", "models"):
+        shutil.copytree(ROOT / name, other / name)
+    with (other / "syncalgos" / "checks.py").open("a") as file:
+        file.write("# another version\n")
+    (older / "numpy-0.1.dist-info").mkdir(parents=True)
+    (older / "numpy-0.1.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.1")
+    lacking.mkdir()
+    (lacking / "experiments.py").touch()
+    words = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
+    words += " --eval-every 10 --step-time 0.001"
+    out = tmp_path / "study"
+    reasons = [
+        "code of syncalgos: '[0-9a-f]+' there, '[0-9a-f]+' here",
+        "numpy: '0.1' there, '[0-9.]+' here",
+        "ModuleNotFoundError: No module named 'experiments.study'",
+        ".*FileNotFoundError: .*nothing",
+    ]
+    with cluster(tmp_path, TINY_DATA=data) as dask:
+        dask.worker(("env", "-C", str(other)), PYTHONPATH=f"{other}:{OURS}")
+        dask.worker(PYTHONPATH=f"{older}:{OURS}", PYTHONSAFEPATH=1)
+        dask.worker(PYTHONPATH=f"{lacking}:{OURS}", PYTHONSAFEPATH=1)
+        dask.worker(TINY_DATA=tmp_path / "nothing")
+        command = dask.study(words, out)
+        for reason in reasons:
+            command.wait_for(rf"the Dask worker tcp://\S+ is refused: {reason}")
+        assert runs_done(out) == []
+        dask.worker()
+        ended = command.ended(5 * TIMEOUT)
+    assert ended.code == 0, ended.stderr
+    assert ended.stderr.count("is refused") == 4
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_the_studys_folder_is_barred(tmp_path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    hide = f'mount -t tmpfs none {hidden} && exec "$@"'
+    prefix = ("unshare", "--mount", "bash", "-c", hide, "bash")
+    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
+        pytest.skip("a hidden folder takes the right to mount one")
+    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
+    with cluster(tmp_path) as dask:
+        dask.worker(prefix)
+        command = dask.study(words, hidden / "study")
+        command.wait_for(
+            r"is refused: \S+/study: No such file or directory: workers must see the "
+        )
+        dask.worker()
+        ended = command.ended(5 * TIMEOUT)
+    assert ended.code == 0, ended.stderr
+
+
+@pytest.mark.slow
 def test_tls_keeps_strangers_out(tmp_path):
     files = certificates(tmp_path)
     words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
-    with cluster(tmp_path, workers=1, flags=_tls(files), **files) as dask:
+    with cluster(tmp_path, 1, ("--protocol", "tls"), **files) as dask:
         assert dask.address.startswith("tls://")
-        stranger = {name: None for name in files}
+        stranger = dict.fromkeys(files)
         refused = dask.study(words, tmp_path / "stranger", **stranger).ended()
         assert refused.code == 2
         assert "tls:// needs certificates" in refused.stderr
         assert dask.study(words, tmp_path / "study").ended(5 * TIMEOUT).code == 0
-
-
-def _tls(files):
-    found = {name.rpartition("__")[2]: path for name, path in files.items()}
-    return (
-        *("--tls-ca-file", found["CA_FILE"]),
-        *("--tls-cert", found["CERT"]),
-        *("--tls-key", found["KEY"]),
-    )
-
-
-@pytest.mark.parametrize("workers", [1, 2, 4, 10, 30, 100, 300])
-def test_committed_studies_take_little_more_than_the_least_time(workers):
-    """Simulated from the seconds of their runs, by the plan that hands them out."""
-    for folder in sorted(path.parent for path in RECORDS.glob("*/summaries.jsonl")):
-        runs = measured(folder)
-        taken, least = simulated(*runs, workers), bound(*runs, workers)
-        assert 0.999 <= taken / least <= 1.2
-
-
-def test_a_cluster_of_this_command_listens_here_alone():
-    psutil = pytest.importorskip("psutil")
-
-    def listening():
-        found = psutil.Process().net_connections(kind="inet")
-        return {x.laddr for x in found if x.status == psutil.CONN_LISTEN}
-
-    before = listening()
-    with dask_of_command(None, 2) as client:
-        assert dashboard(client).startswith("http://127.0.0.1:")
-        places = listening() - before
-        assert places
-        assert {place.ip for place in places} == {"127.0.0.1"}

@@ -8,8 +8,7 @@ import pytest
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
 from experiments.study.grid import Loader
-from experiments.study.running.maker import Maker
-from experiments.study.running.messages import Made
+from experiments.study.running.maker import Made, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 

@@ -12,7 +12,8 @@ import experiments.compare as compare
 import syncalgos
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
-from experiments.study import config, grid, presets, spec
+from experiments.cli.words import parameter
+from experiments.study import config, grid, presets
 from experiments.training.config import parse
 
 NAMES = presets.NAMES
@@ -162,7 +163,7 @@ def test_a_users_flags_replace_the_presets_of_that_name():
     assert (plain.seeds, changed.seeds) == (10, 2)
     assert changed.baseline == plain.baseline
     assert ("--period", "16") in plain.shared
-    periods = [g for g in changed.shared if spec.parameter(g[0]) == "period"]
+    periods = [g for g in changed.shared if parameter(g[0]) == "period"]
     assert periods == [("--period=3",)]
     assert [x[:3] for x in changed.variants] == [x[:3] for x in plain.variants]
     assert changed.tune == plain.tune

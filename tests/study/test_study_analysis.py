@@ -1,8 +1,6 @@
 """From the files of runs to a report: made-up runs, whose figures are known."""
 
-import json
 import math
-import shlex
 from dataclasses import replace
 from itertools import count
 
@@ -20,6 +18,7 @@ from experiments.study.report import tables
 from experiments.study.search_space import combinations
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
+from experiments.training import records
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
@@ -108,9 +107,8 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
         **{"center_step": STEPS, "not_counted": None, "diverged": False, **given},
     }
     config = CONFIG | {"settings": SETTINGS | (config or {})}
-    for name, content in (("config", config), ("summary", summary)):
-        (run / f"{name}.json").write_text(json.dumps(content))
-    (run / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    records.write_json(run / "config.json", config)
+    records.finish(run, summary, lines)
 
 
 def made(study, finals, **given):
@@ -650,10 +648,9 @@ def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(make_study, given)
 # Learning rates.
 
 NO_WINNER = {"best", "better", "worse", "ahead", "behind", "leads"}
-COMMAND = "python -m experiments.compare"
 
 
-def rated(study, rates, words=()):
+def rated(study, rates):
     """A report of runs with these nominal and effective rates, algorithm by algorithm;
     bmuf is better in every seed."""
     finals = {
@@ -666,7 +663,7 @@ def rated(study, rates, words=()):
     for r, (lr, effective) in zip(runs, rates, strict=True):
         for s in r.summaries.values():
             s.update(lr=lr, effective_lr=effective)
-    return analysis.report(study, runs, " ".join([COMMAND, *words]))
+    return analysis.report(study, runs, "")
 
 
 def words_of(found):
@@ -677,33 +674,26 @@ def words_of(found):
     return {word.strip(".:;,") for word in " ".join(said).split()}
 
 
-def tuning_again(found):
-    """The study that the first remark's command makes."""
-    return config.read(shlex.split(found.remarks[0].partition(COMMAND)[2]))
-
-
 NOMINAL = [(0.05, 0.05), (0.05, 0.4)]
-SWEPT_RATE = ["--sweep=lr=0.1,1", "--scale-lr=none"]
+SWEPT_RATE = ["--sweep=lr=0.1,1"]
 
 
 @pytest.mark.parametrize(
-    ("seeds", "argv", "rates", "tuned"),
+    ("seeds", "argv", "rates"),
     [
-        (1, [], NOMINAL, "lr=0.0031:0.8:log:9"),
-        (3, [], NOMINAL, "lr=0.0031:0.8:log:9"),
-        (5, [], NOMINAL, "lr=0.0031:0.8:log:9"),
-        # Rates are compared at each value of a sweep, which becomes what is tried.
-        (5, SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)], "lr=0.1,1"),
+        (1, [], NOMINAL),
+        (3, [], NOMINAL),
+        (5, [], NOMINAL),
+        # Rates are compared at each value of a sweep.
+        (5, SWEPT_RATE, [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 8.0)]),
     ],
 )
 def test_a_comparison_at_one_nominal_rate_names_no_winner(
-    make_study, seeds, argv, rates, tuned
+    make_study, seeds, argv, rates
 ):
-    words = [*argv, "--out", "x", "--workers", "2"]
-    found = rated(make_study(*argv, seeds=seeds), rates, words)
+    found = rated(make_study(*argv, seeds=seeds), rates)
     assert found.terms == "at one nominal rate"
-    kept = " ".join([COMMAND, *argv[1:], "--workers 2", "--tune", tuned])
-    assert found.remarks[0].endswith(kept)
+    assert "--tune lr=LOW:HIGH:log:COUNT" in found.remarks[0]
     assert not NO_WINNER & words_of(found)
     assert found.rows[-1].comparison.clause.startswith("above by ")
     assert found.numbers[1][0] == "8 times"
@@ -744,43 +734,30 @@ def test_a_fair_comparison_needs_no_word_on_rates(make_study, argv, rates):
 
 
 @pytest.mark.parametrize(
-    ("algos", "rates", "terms", "again"),
+    ("algos", "rates", "terms"),
     [
         (
             "sync_sgd,A=bmuf --optimizer adam",
             [(0.05, 0.05), (0.003, 0.024)],
             "at the default rates",
-            None,
         ),
         (
             "sync_sgd,'B, N'=bmuf --nesterov --lr 0.4,bmuf --lr 1,bmuf",
             [(0.05, 0.05), (0.4, 3.2), (1.0, 8.0), (0.05, 0.4)],
             "at rates given by hand",
-            # Without its rate one of the algorithms is there twice.
-            [("sync_sgd",), ("B, N", "--nesterov"), ("bmuf",)],
         ),
         (
             "sync_sgd --lr 0.05,bmuf --lr 0.4",
             [(0.05, 0.05), (0.4, 3.2)],
             "at rates given by hand",
-            [("sync_sgd",), ("bmuf",)],
         ),
     ],
 )
-def test_the_terms_of_rates_are_said_and_the_command_tunes_them(
-    make_study, algos, rates, terms, again
-):
-    study = make_study(f"--algos={algos}")
-    baseline = study.variants[-1].label
-    found = rated(study, rates, ["--baseline", shlex.quote(baseline)])
+def test_the_terms_of_rates_are_said(make_study, algos, rates, terms):
+    found = rated(make_study(f"--algos={algos}"), rates)
     assert found.terms == terms
     assert found.lead.startswith(f"{formatting.sentence(terms)}: ")
     assert found.headline.startswith(f"{formatting.sentence(terms)}, ")
-    if again:
-        study = tuning_again(found)
-        assert [(x.label, *x.words) for x in study.variants] == again
-        assert [x.flag for x in study.tuned] == ["lr"]
-        assert study.baseline is None
 
 
 def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_study):
@@ -793,19 +770,18 @@ def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_s
 
 
 @pytest.mark.parametrize(
-    ("scores", "range_", "verdict"),
+    ("scores", "edge", "verdict"),
     [
         # The lowest, the highest and one between: 0.05, 0.1, 0.2.
-        ([0.7, 0.6, 0.5], "lr=0.00313:0.2:log:7", "below"),
-        ([0.5, 0.6, 0.7], "lr=0.05:3.2:log:7", "below"),
+        ([0.7, 0.6, 0.5], "0.05", "below"),
+        ([0.5, 0.6, 0.7], "0.2", "below"),
         ([0.5, 0.7, 0.6], None, "worse"),
     ],
 )
 def test_no_winner_is_named_over_who_is_at_the_edge_of_the_range(
-    make_study, scores, range_, verdict
+    make_study, scores, edge, verdict
 ):
-    words = ["--tune=lr=0.05:0.2:log:3", "--tune-seeds=1"]
-    study = make_study(*words)
+    study = make_study("--tune=lr=0.05:0.2:log:3", "--tune-seeds=1")
     values = [trial.values["lr"] for trial in points(study)[0].trials]
     each = {"sync_sgd": (0.5, 0.7, 0.6), "bmuf": scores}
     tried(
@@ -818,16 +794,13 @@ def test_no_winner_is_named_over_who_is_at_the_edge_of_the_range(
     ends = (0.9, 0.91, 0.92, 0.91, 0.93), (0.8, 0.82, 0.81, 0.8, 0.79)
     runs = made(study, {("sync_sgd", ""): ends[0], ("bmuf", ""): ends[1]})
     runs = [known(tuning.chosen(each, None)) for each in runs]
-    found = analysis.report(study, runs, f"{COMMAND} {shlex.join(words)} --out x")
+    found = analysis.report(study, runs, "")
     assert found.rows[1].comparison.clause.startswith(verdict)
-    commands = with_words(found, "To try further values")
-    if range_ is None:
-        assert not commands
-        return
-    assert formatting.nominal(found.rows[1]) == "0.05 (edge)"
-    argv = shlex.split(commands[0].partition(COMMAND)[2])
-    assert argv == ["--tune-seeds=1", "--tune", range_]
-    assert len(config.read(argv).tuned[0].values) == 7
+    said = with_words(found, "is at the edge of what was tried")
+    assert len(said) == (edge is not None)
+    if edge is not None:
+        assert said[0].startswith(f"bmuf: the best --lr, {edge},")
+        assert "(edge)" in formatting.nominal(found.rows[1])
 
 
 # What was run.

@@ -11,6 +11,7 @@ from test_study_analysis import write
 
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import words_of
+from experiments.cli.words import flag_groups, parameter
 from experiments.study import config, grid, search_space, spec
 from experiments.study.grid import Loader, RunSet
 from experiments.tasks.task import Data, Task
@@ -81,14 +82,14 @@ def test_algorithms_may_have_flags_and_labels(text, expected):
 
 def test_a_command_line_is_cut_before_each_flag():
     words = ["--lr", "0.1", "--no-nesterov", "--block_lr=2", "--clip-norm", "-1"]
-    assert spec.flag_groups(words) == [
+    assert flag_groups(words) == [
         ("--lr", "0.1"),
         ("--no-nesterov",),
         ("--block-lr=2",),
         ("--clip-norm", "-1"),
     ]
     with pytest.raises(BadRequest, match="unexpected argument 'stray'"):
-        spec.flag_groups(["stray", "--lr", "0.1"])
+        flag_groups(["stray", "--lr", "0.1"])
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_a_command_line_is_cut_before_each_flag():
     ],
 )
 def test_a_flag_sets_the_parameter_of_its_name(flag, name):
-    assert spec.parameter(flag) == name
+    assert parameter(flag) == name
 
 
 # Values.
@@ -324,12 +325,12 @@ def test_an_algorithm_without_any_tuned_flag_is_not_tried():
 def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
     decided = config_of(
         *("--algos=bmuf,diloco", "--tune", "lr=0.1,0.2", "--tune", OUTER),
-        *("--tune-seeds", "2", "--tune-share", "0.25", "--sweep", "period=2,4"),
+        *("--tune-seeds", "2", "--sweep", "period=2,4"),
     )
     folders = set()
     for point in grid.run_sets(decided, loader):
         for trial in point.trials:
-            assert trial.common.validation == 0.25
+            assert trial.common.validation == 0.1
             assert trial.common.lr == float(trial.values["lr"])
             assert len(trial.seeds) == 2 and min(trial.seeds) >= 1000
             folders.add(trial.folder)
@@ -373,24 +374,18 @@ def test_workers_are_swept_at_a_fixed_global_batch_and_steps(loader):
         assert (s.batch_size, s.steps, s.lr) == (64, 480, 0.05)  # of the task
 
 
-@pytest.mark.parametrize(
-    ("rule", "power"), [(None, 0), ("none", 0), ("linear", 1), ("sqrt", 0.5)]
-)
-def test_with_a_workers_batch_the_samples_stay_and_the_rate_follows(
-    loader, rule, power
-):
-    words = [] if rule is None else ["--scale-lr", rule]
+def test_with_a_workers_batch_the_samples_stay_and_the_rate_follows(loader):
     found = planned(
         loader,
         *("--algos=bmuf", "--sweep", "workers=2,1,8", "--worker-batch", "8"),
-        *("--steps", "200", "--lr", "0.1", *words),
+        *("--steps", "200", "--lr", "0.1"),
     )
     first = 2 * 8
     assert [s.workers for s in found.values()] == [2, 1, 8]
     for s in found.values():
         assert s.batch_size == 8 * s.workers
         assert s.steps * s.batch_size == 200 * first
-        expected = 0.1 * (s.batch_size / first) ** power
+        expected = 0.1 * s.batch_size / first
         assert s.lr == pytest.approx(expected, rel=1e-5)  # six digits
 
 
@@ -430,7 +425,7 @@ def test_runs_are_those_of_their_command(loader):
     """The command in the report makes the point's runs, and so do jobs."""
     decided = config_of(
         *("--algos=bmuf --preset paper, NBM=bmuf --nesterov", "--model=mlp"),
-        *("--sweep=workers=1,4", "--worker-batch=8", "--scale-lr=linear", "--lr=0.3"),
+        *("--sweep=workers=1,4", "--worker-batch=8", "--lr=0.3"),
         *("--tune=period=2,4", "--tune=momentum=0.1:0.9:linear:3", "--clip-norm=1e-3"),
     )
     for point in grid.run_sets(decided, loader):
@@ -443,13 +438,13 @@ def test_runs_are_those_of_their_command(loader):
 @pytest.mark.parametrize(
     "words",
     [
-        "--devices 0,1 --lanes 4 --lane-form together --backend pmap",
-        "--mesh fsdp=2,tensor=2 --workers 2 --schedule cosine --sync-at-end",
+        "--devices 0,1 --backend pmap",
+        "--mesh fsdp=2,tensor=2 --workers 2 --schedule cosine",
         "--task spoken_digits --partition speaker --out a=b --export c.safetensors",
         "--algo sync_sgd --reduce int8 --task cifar10 --remat --b1 0.5",
-        "--algo gossip --steps 7 --ema 0.9 --mix-opt-state",
+        "--algo gossip --steps 7 --mix-opt-state",
         "--algo sign_sgd --momentum 0 --resume --checkpoint-every 3",
-        "--algo streaming_diloco --cut bytes --preset paper --feed host",
+        "--algo streaming_diloco --cut bytes --preset paper",
     ],
 )
 def test_flags_made_of_a_config_say_it(words):
@@ -519,16 +514,14 @@ def test_the_order_of_shared_flags_is_no_other_study():
         ["--sweep=period=1,2"],
         ["--tune=lr=0.1,0.2"],
         ["--worker-batch=4"],
-        ["--sweep=workers=1,2", "--scale-lr=sqrt"],
     ],
 )
 def test_whatever_changes_a_run_is_another_study(words):
     assert config_of(*words).identity != config_of().identity
 
 
-@pytest.mark.parametrize("words", [["--tune-seeds=2"], ["--tune-share=0.2"]])
-def test_how_to_tune_is_another_study_where_anything_is_tuned(words):
-    tune = "--tune=lr=0.1,0.2"
+def test_how_to_tune_is_another_study_where_anything_is_tuned():
+    tune, words = "--tune=lr=0.1,0.2", ["--tune-seeds=2"]
     assert config_of(tune, *words).identity != config_of(tune).identity
     untuned = "--lr=0.1"
     assert config_of(untuned, *words).identity == config_of(untuned).identity

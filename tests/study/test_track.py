@@ -13,6 +13,7 @@ from pages import track as page
 from experiments.cli.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.grid import Loader
+from experiments.training import records
 
 ENTRIES = sorted((ROOT / "docs" / "track").glob("*.py"))
 FIXED = """
@@ -79,7 +80,7 @@ def copied(logged, tmp_path):
 
     def change(edit):
         edit(log)
-        path.with_suffix(".json").write_text(json.dumps(log))
+        records.write_json(path.with_suffix(".json"), log, seal=track.SEAL)
         return path
 
     change(lambda log: None)

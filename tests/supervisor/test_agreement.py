@@ -4,9 +4,8 @@ import os
 
 import pytest
 
-from experiments.launch.cluster import inspection
-from experiments.launch.joining.join import Hello, difference
-from experiments.launch.supervisor.group import numbered
+from experiments.launch import inspection
+from experiments.launch.joining.join import Hello, difference, place_on_host
 
 
 def hello(facts):
@@ -47,6 +46,7 @@ def test_processes_that_differ_alike_are_named_together():
 
 def test_networks_of_one_machine_are_hosts_of_their_own():
     a, b = ("vm", "boot", "net1"), ("vm", "boot", "net2")
-    assert numbered([a, b, a, a]) == [(0, 0, 3), (1, 0, 1), (2, 1, 3), (3, 2, 3)]
+    places = [place_on_host([a, b, a, a], process) for process in range(4)]
+    assert places == [(0, 3), (0, 1), (1, 3), (2, 3)]
     assert len(inspection.host()) == 3
     assert os.uname().nodename == inspection.host()[0]

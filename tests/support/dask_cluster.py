@@ -1,7 +1,7 @@
 """A Dask scheduler and its workers as real processes, and what is left of them.
 
 with cluster(tmp_path, workers=2) as dask:
-    command = dask.run("--steps 32 --processes 2")     # experiments.run
+    command = dask.study("--algos bmuf --seeds 2", out)
     dask.workers[0].kill()
     dask.worker()                                      # one more
     command.ended()
@@ -18,26 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import PROGRAM, TIMEOUT, environment, execute
+from commands import TIMEOUT, environment
 from commands import Command as Started
-from faults import TAG, Command, members, tagged, until
+from faults import TAG, Command, tagged, until
 from lasting import OURS
+from studies import COMPARE
 
 DASK = [sys.executable, "-m", "dask"]
-COMPARE = [sys.executable, "-m", "experiments.compare"]
-# Dask's own: seconds in which the scheduler notices a worker that says nothing.
-QUICK = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "20s"}
-
-
-RUN = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
-RUN += "--eval-every 20 --checkpoint-every 1 --processes 2"
-
-
-def undisturbed(out):
-    """Makes RUN on this machine, where nothing befalls it."""
-    ended = execute(RUN, out, JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS)
-    assert ended.code == 0, ended.stderr
-    return ended
 
 
 class Node(Started):
@@ -58,23 +45,19 @@ class DaskCluster:
         address: of the scheduler.
     """
 
-    def __init__(self, folder, devices, host, flags, prefix, environ):
+    def __init__(self, folder, flags, environ):
         self.folder, self.tag = folder, uuid.uuid4().hex
         self.workers, self.commands, self._nodes = [], [], []
-        self._host, self._flags, self._devices = host, flags, devices
-        self._prefix = prefix
-        self._given = environ
-        self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **QUICK, **environ}
+        self._flags, self._given = flags, environ
+        self._environ = {TAG: self.tag, "PYTHONPATH": OURS, **environ}
         self.file = folder / "scheduler.json"
 
     def start_scheduler(self):
         """Starts the scheduler, and waits until it listens."""
         self.file.unlink(missing_ok=True)
-        words = f"scheduler --host {self._host} --port 0".split()
-        # Without this its pages are at all addresses, even by --no-dashboard.
-        words += ["--dashboard-address", f"{self._host}:0"]
-        words += [*self._flags, "--scheduler-file", str(self.file)]
-        self.scheduler = self._node(words, "scheduler", self._prefix, self._environ)
+        words = "scheduler --host 127.0.0.1 --port 0 --dashboard-address 127.0.0.1:0"
+        words = [*words.split(), *self._flags, "--scheduler-file", str(self.file)]
+        self.scheduler = self._node(words, "scheduler", (), self._environ)
         # Dask opens the file before it writes into it.
         until(
             lambda: self.file.exists() and self.file.read_text().endswith("}"),
@@ -82,26 +65,14 @@ class DaskCluster:
         )
         self.address = json.loads(self.file.read_text())["address"]
 
-    def worker(self, prefix=None, host=None, nanny=False, **environ):
-        """Starts one more worker of one thread.
-
-        Args:
-            prefix: of its command; None is the cluster's.
-            host: its address.
-            nanny: whether another process starts it again when it is lost.
-            environ: of its process, besides the cluster's.
-        """
+    def worker(self, prefix=(), **environ):
+        """Starts one more worker; `prefix` comes before its command."""
         name = f"worker-{len(self.workers)}"
-        words = f"worker --nthreads 1 --name {name}".split()
-        words += ["--nanny" if nanny else "--no-nanny"]
-        own = host or self._host
-        words += ["--host", own, "--dashboard-address", f"{own}:0"]
-        words += ["--death-timeout", "60"]
-        words += ["--local-directory", str(self.folder / name), *self._flags]
-        words += [self.address]
-        environ = {"JAX_NUM_CPU_DEVICES": self._devices, **environ}
-        before = self._prefix if prefix is None else prefix
-        node = self._node(words, name, before, {**self._environ, **environ})
+        words = f"worker --nthreads 1 --no-nanny --host 127.0.0.1 --name {name}"
+        words += " --dashboard-address 127.0.0.1:0 --death-timeout 60"
+        words = [*words.split(), "--local-directory", str(self.folder / name)]
+        words += [*self._flags, self.address]
+        node = self._node(words, name, prefix, {**self._environ, **environ})
         self.workers.append(node)
         return node
 
@@ -110,90 +81,40 @@ class DaskCluster:
         self._nodes.append(Node(argv, self.folder, name, environment(**environ)))
         return self._nodes[-1]
 
-    def run(self, words, out=None, devices=1, **environ):
-        """Starts `experiments.run WORDS --scheduler ADDRESS`."""
-        return self._start(PROGRAM, words, out or self.folder / "out", devices, environ)
-
-    def study(self, words, out, **environ):
+    def study(self, words, out, program=COMPARE, **environ):
         """Starts `experiments.compare WORDS --scheduler ADDRESS`."""
-        return self._start(COMPARE, words, out, self._devices, environ)
-
-    def _start(self, program, words, out, devices, environ):
-        self.commands.append(
-            Command(
-                f"{words} --scheduler {self.address}",
-                out,
-                self.tag,
-                len(self.commands),
-                devices,
-                {**self._given, **environ},
-                [*self._prefix, *program],
-            )
-        )
+        words = f"{words} --scheduler {self.address}"
+        given = {**self._given, **environ}
+        number = len(self.commands)
+        self.commands.append(Command(words, out, self.tag, number, 1, given, program))
         return self.commands[-1]
-
-    def makers(self):
-        """The pids of the processes in which workers make runs of studies."""
-        found = (Path(f"/proc/{pid}/cmdline") for pid in tagged(self.tag))
-        return [int(x.parent.name) for x in found if _is_maker(x)]
-
-    def members(self):
-        """The pids of the processes that workers have started, by their numbers."""
-        return members(self.tag)
-
-    def member(self, number):
-        """The pid of such a process, once it has started."""
-        return until(lambda: self.members().get(number), f"process {number} starts")
-
-    def worker_of(self, pid):
-        """The worker that has started a process."""
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        parent = int(stat.rpartition(")")[2].split()[1])
-        return next(worker for worker in self.workers if worker.pid == parent)
 
     def close(self):
         """Ends all that is left."""
-        for node in reversed(self._nodes):
-            if node.process.poll() is None:  # it may be stopped
-                node.kill()
-        for pid in tagged(self.tag):
+        for pid in tagged(self.tag):  # it may be stopped
             os.kill(pid, signal.SIGKILL)
-        for command in self.commands:
-            command.process.wait(TIMEOUT)
-
-
-def _is_maker(path):
-    try:
-        return b"experiments.study.running.child" in path.read_bytes()
-    except OSError:  # it has ended
-        return False
+        for started in (*self._nodes, *self.commands):
+            started.process.wait(TIMEOUT)
 
 
 @contextmanager
-def cluster(
-    folder, workers=0, devices=1, host="127.0.0.1", flags=(), prefix=(), **environ
-):
-    """Yields a cluster; in the end its workers must have no process left.
+def cluster(folder, workers=0, flags=(), **environ):
+    """Yields a cluster.
 
     Args:
         folder: for logs and files.
         workers: how many start at once.
-        devices: JAX_NUM_CPU_DEVICES of each.
-        host: the address of the scheduler and the workers.
-        flags: of both, such as those of TLS.
-        prefix: of all commands, such as `ip netns exec NAME`.
+        flags: of the scheduler and the workers, such as those of TLS.
         environ: of all processes.
     """
     if not Path("/proc/self/environ").exists():
         pytest.skip("what is left is looked for in /proc")
-    dask = DaskCluster(folder, devices, host, flags, prefix, environ)
+    dask = DaskCluster(folder, flags, environ)
     try:
         dask.start_scheduler()
         for _ in range(workers):
             dask.worker()
         yield dask
-        until(lambda: not dask.members(), "no process of a run is left", limit=30)
-        until(lambda: not dask.makers(), "no process of a study is left", limit=30)
     finally:
         dask.close()
 

@@ -1,7 +1,6 @@
 """Commands that are made to fail, and what is left of them, by their environment."""
 
 import ipaddress
-import json
 import os
 import shlex
 import shutil
@@ -62,8 +61,11 @@ def tagged(tag):
 
 def members(tag):
     """The pids of the processes that commands have started, by their numbers."""
-    told = {pid: x.get(VARIABLE.encode()) for pid, x in tagged(tag).items()}
-    return {json.loads(x)["attributes"]["process"]: pid for pid, x in told.items() if x}
+    pids = [pid for pid, environ in tagged(tag).items() if VARIABLE.encode() in environ]
+    words = {
+        pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids
+    }
+    return {int(x[x.index(b"--process-id") + 1]): pid for pid, x in words.items()}
 
 
 @contextmanager

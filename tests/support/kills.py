@@ -1,14 +1,10 @@
 """Kills runs of every algorithm, which must end as if nothing had been.
 
     PYTHONPATH=. python tests/support/kills.py --kills 100 --seed 0
-    PYTHONPATH=. python tests/support/kills.py --cluster 10 --seed 0
 
-The first prints a line for each algorithm and, at the end, the counts. After a kill the
-same command goes on by --resume; every fifth kill hits one of two processes, which
-their command starts again by itself.
-
-The second makes so many runs of two processes over a Dask cluster, in each of which one
-to three processes or workers are killed at random moments.
+Prints a line for each algorithm and, at the end, the counts. After a kill the same
+command goes on by --resume; every fifth kill hits one of two processes, which their
+command starts again by itself.
 """
 
 import argparse
@@ -24,10 +20,9 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-from commands import TIMEOUT, execute
-from dask_cluster import cluster
+from commands import TIMEOUT
 from faults import Command, commands, is_halted, until
-from lasting import OURS, assert_same_end, flags_of
+from lasting import assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.manager import FOLDER
@@ -183,83 +178,6 @@ def attack(start, name, folder, alone, together, draw):
         assert_same_end(ended, whole)
 
 
-# Runs on a Dask cluster
-
-ON_CLUSTER = f"{TASK} --algo bmuf --processes 2 --max-restarts 20 --init-timeout 120"
-VICTIMS = ("process 0", "process 1", "worker of 0", "worker of 1")
-
-
-def kill_on_cluster(dask, victim):
-    """Kills a process of the run or its worker, for which a new one comes.
-
-    Returns:
-        Whether it was there.
-    """
-    what, _, number = victim.rpartition(" ")
-    if (pid := dask.members().get(int(number))) is None:
-        return False
-    try:
-        if what == "process":
-            os.kill(pid, signal.SIGKILL)
-        else:
-            dask.worker_of(pid).kill()
-            dask.worker()
-    except (OSError, StopIteration):  # it has ended by itself, or with its worker
-        return False
-    return True
-
-
-def attack_on_cluster(dask, out, draw, kills, seconds):
-    """Makes a run of two processes, kills some and some workers; returns its end.
-
-    Args:
-        dask: a cluster of at least two workers.
-        out: the folder of the run's files.
-        draw: of the victims and the moments.
-        kills: how many.
-        seconds: that a run takes which nothing befalls.
-    """
-    command, done = dask.run(ON_CLUSTER, out), Counter()
-    while done.total() < kills:
-        try:
-            command.process.wait(draw.uniform(0, seconds))
-            break
-        except subprocess.TimeoutExpired:
-            victim = draw.choice(VICTIMS)
-        if kill_on_cluster(dask, victim):
-            done[victim] += 1
-    return command.ended(4 * TIMEOUT), done
-
-
-def attack_clusters(rounds, seed, folder):
-    """Makes runs in which processes and workers are killed; prints how each ended.
-
-    Returns:
-        The number of those that did not end as one that nothing befalls.
-    """
-    failed, total, restarts = 0, Counter(), 0
-    began = time.monotonic()
-    environ = {"JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": OURS}
-    whole = execute(ON_CLUSTER, folder / "whole", **environ)
-    seconds = time.monotonic() - began
-    with cluster(folder, workers=3) as dask:
-        for number in range(rounds):
-            draw = random.Random(f"{seed} {number}")
-            out, kills = folder / f"round-{number}", draw.randint(1, 3)
-            ended, done = attack_on_cluster(dask, out, draw, kills, seconds)
-            total += done
-            restarts += ended.stderr.count("\nrestart ")
-            try:
-                assert_same_end(ended, whole)
-            except AssertionError as error:
-                failed += 1
-                print(f"round {number}: FAILED: {error}", flush=True)
-            said = [x for x in ended.stderr.splitlines() if " is gone (" in x]
-            print(f"round {number}: {dict(done)}", *said, sep="\n    ", flush=True)
-    print(f"{total.total()} kills: {dict(total)}; {restarts} restarts; {failed} failed")
-    return failed
-
-
 def kept_programs(folder):
     """The environment in which restarts find the programs that were compiled before.
 
@@ -279,12 +197,8 @@ def main():
     parser = argparse.ArgumentParser(description="Kills runs of every algorithm.")
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--cluster", type=int, metavar="ROUNDS", help="on Dask")
     flags = parser.parse_args()
     print(f"seed {flags.seed}", flush=True)
-    if flags.cluster is not None:
-        with tempfile.TemporaryDirectory() as top:
-            return min(attack_clusters(flags.cluster, flags.seed, Path(top)), 1)
     names, failed, done = list(ALGORITHMS), [], Counter()
     plan = {name: ([], []) for name in names}  # kinds of kills: of one process, of two
     for i in range(flags.kills):

@@ -140,16 +140,8 @@ OWED = {
     "demo": synchronous(lambda n: gathered(n, 6 * (2 + 2 + 2)) + ring(n, 4)),
     # Indices of 12 bits and, but for single values, bins of 2 and a table, in bytes.
     "sparseloco": Owed(sent=lambda n: 2 * gathered(n, 3 * (2 + 4) + (8 + 2 + 4 * 4))),
-    # A count; then values and indices of 16 bits of 1 + 4 entries, or params whole.
-    "pulseloco": Owed(
-        sent=lambda n: gathered(n, 4 + 5 * 6) + gathered(n, 4) + ring(n, PARAMS),
-        decided=(
-            *((False,) * 6,) * 3,
-            (False, True, False, True, False, False),
-            *((False,) * 6,) * 3,
-            (True, False, False, False, False, False),
-        ),
-    ),
+    # Values and indices of 16 bits.
+    "pulseloco": Owed(sent=lambda n: 2 * gathered(n, 6 * sum(CHOSEN))),
     # At any rate: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.
     "powersgd": synchronous(lambda n: ring(n, 4 * (2 * (5 + 3) + (3 + 1) + 3 + 1))),
     # At half the rank: rank 2 of (5, 3), rank 1 of (3, 1); vectors and scalars whole.

@@ -2,26 +2,25 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import number, whole
-from experiments.training.config import LANE_FORMS, SETTINGS, RunConfig, parse
+from experiments.cli.words import INSTEAD_OF_VALUES, number, parameter, whole
+from experiments.training import records
+from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
-from syncalgos.engine.lanes.selection import OLD_NAMES
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
     "batch_size": "16",
     "devices": "1,0",
     "mesh": "fsdp=2",
-    "sync_memory": "pinned_host",
     "coordinator": "host:1234",
-    "scheduler": "tcp://host:8786",
     "resume": "",
     "steps": "64",
     "track": "tensorboard",
@@ -79,7 +78,7 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
     record_config(run, ["command"], tmp_path, [])
     written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
-    (tmp_path / "config.json").write_text(json.dumps(written))
+    records.write_json(tmp_path / "config.json", written)
     if SETTINGS[name].scope != "run" or name == "steps":
         check_config(tmp_path, run.config)  # its rate is constant: it may be longer
         return
@@ -89,10 +88,9 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
         check_config(tmp_path, run.config)
 
 
-@pytest.mark.parametrize("changes", [{"schedule": "cosine"}, {"sync_at_end": True}])
-def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(changes, run, tmp_path):
+def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(run, tmp_path):
     shorter = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, **changes)
+        run, config=dataclasses.replace(run.config, schedule="cosine")
     )
     record_config(shorter, ["command"], tmp_path, [])
     check_config(tmp_path, shorter.config)
@@ -107,8 +105,22 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
     older = {**written, "settings": settings, "arguments": {}, "task_arguments": {}}
-    (tmp_path / "config.json").write_text(json.dumps(older))
+    records.write_json(tmp_path / "config.json", older)
     check_config(tmp_path, run.config)
+
+
+def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
+    record_config(run, ["command"], tmp_path, [])
+    written = json.loads((tmp_path / "config.json").read_text())
+    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host"}
+    settings = written["settings"] | gone
+    (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
+    check_config(tmp_path, run.config)
+    arguments = written["arguments"] | {"switch": 3}  # of 0.2
+    before = {**written, "arguments": arguments}
+    (tmp_path / "config.json").write_text(json.dumps(before))
+    with pytest.raises(BadRequest, match="was made with --switch 3, not None"):
+        check_config(tmp_path, run.config)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -127,11 +139,20 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         dataclasses.replace(config, workers=0)
 
 
-def test_earlier_names_of_lane_forms_are_those_of_the_engine():
-    assert LANE_FORMS == OLD_NAMES
+@pytest.mark.parametrize("flag", INSTEAD_OF_VALUES)
+def test_a_value_that_is_gone_is_answered_with_what_to_use_now(flag):
+    """From Python, too."""
+    for word, now in INSTEAD_OF_VALUES[flag].items():
+        told = re.escape(f"unknown {flag} {word!r}: {now}")
+        with pytest.raises(BadRequest, match=told):
+            parse([flag, word])
+        value = word if flag != "--track" else (word,)
+        with pytest.raises(ValueError, match=told):
+            RunConfig(**{parameter(flag): value})
 
 
-@pytest.mark.parametrize(("before", "now"), LANE_FORMS.items())
-def test_earlier_names_of_lane_forms_are_accepted(before, now):
-    assert parse(["--lane-form", before]) == parse(["--lane-form", now])
-    assert parse(["--lane-form", before]).lane_form == now
+def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
+    assert parse(["--algo", "fedopt", "--beta1", "0.5"]).arguments["beta1"] == 0.5
+    for name in ("b1", "beta1"):
+        config = RunConfig(algo="fedopt", arguments={name: 0.5})
+        assert config.arguments == {"beta1": 0.5}

@@ -359,10 +359,10 @@ def test_parameters_that_no_word_can_set_are_no_flags():
     assert [*found.flags] == ["period", "rate"]
 
 
-@pytest.mark.parametrize("names", [("b1",), ("beta1",), ("beta1", "switch")])
+@pytest.mark.parametrize("names", [("b1",), ("beta1",), ("beta1", "switch", "warmup")])
 def test_a_factory_of_ones_own_may_have_any_of_these_names(names):
     """`--b1` is the inner optimizer's, and `--switch` was a flag of 0.2."""
-    taken = ", ".join(f"{name}=0.5" for name in (*names, "dense_steps"))
+    taken = ", ".join(f"{name}=0.5" for name in names)
     scope = {}
     exec(f"def factory({taken}): return dict(locals())", scope)
     scope["factory"].__doc__ = f"Mine.\n\nArgs:\n    {names[0]}: the share.\n"

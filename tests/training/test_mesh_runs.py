@@ -66,8 +66,6 @@ def test_a_config_made_in_python_is_checked_alike():
     ("words", "devices"),
     [
         ("--workers 4", 8),
-        ("--workers 4 --lanes 2", 4),
-        ("--workers 4 --lanes 4", 2),
         ("--workers 4 --mesh fsdp=2,tensor=2", 16),
     ],
 )
@@ -157,7 +155,6 @@ def ruled(rule: str) -> Task:
     return shared()._replace(shardings=RULES[rule])
 
 
-MEMORY = "--task tiny_tasks:shared --workers 2 --sync-memory pinned_host"
 REFUSED = {
     "--mesh fsdp": ["such as fsdp=2,tensor=2", "got 'fsdp'"],
     "--mesh fsdp=": ["such as", "got 'fsdp='"],
@@ -173,9 +170,6 @@ REFUSED = {
     "--task digits --mesh tensor=2": ["task digits has rules for fsdp, not"],
     "--task digits --mesh fspd=2": ["not for fspd", "mean 'fsdp'"],
     "--task tiny_tasks:endless --mesh fsdp=2": ["endless has no rules"],
-    "--task digits --workers 8 --lanes 2 --mesh fsdp=2": [
-        *("8 devices", "there are 3", "fewer workers", "more lanes")
-    ],
     "--task digits --mesh fsdp=4": ["4 devices", "there are 3", "smaller mesh"],
     "--task digits --workers 2 --mesh fsdp=2 --batch-size 6": [
         *("3 examples do not divide over 2 parts", "multiple of 4, such as 4")
@@ -188,16 +182,11 @@ REFUSED = {
         *("'in'", "(4, 6)", "tensor = 3")
     ],
     f"{OWN} --rule raising --mesh fsdp=2": ["KeyError", "test_mesh_runs.py:"],
-    f"{MEMORY} --algo bmuf --backend pmap": ["--backend pmap", "--sync-memory needs"],
-    f"{MEMORY} --algo sync_sgd": ["this one reduces gradients"],
-    f"{MEMORY} --algo bmuf --sync-memory hostt": [
-        *("unknown sync_memory", "pinned_host")
-    ],
 }
 
 
 @pytest.mark.parametrize("words", REFUSED)
-def test_a_mesh_or_memory_that_cannot_be_is_refused_in_a_line(words, tmp_path):
+def test_a_mesh_that_cannot_be_is_refused_in_a_line(words, tmp_path):
     ended = run(words, tmp_path / "out")
     assert ended.code == 2 and not ended.out.exists()
     [line] = ended.stderr.splitlines()
@@ -242,21 +231,6 @@ def test_summary_has_the_bytes_of_a_device(plain, meshed):
     assert without["bytes_per_device"] == without["bytes_per_worker"]
     [shown] = re.findall("a device holds .*", meshed.stdout)
     assert "without the mesh" in shown and "a device holds" not in plain.stdout
-
-
-def test_state_in_the_hosts_memory_trains_the_same(meshed, tmp_path):
-    words = f"{TINY} --mesh fsdp=2 --sync-memory pinned_host"
-    ended = run(words, tmp_path / "out")
-    assert_close_end(ended, meshed)
-    held, whole = (x.summary["device_bytes"] for x in (ended, meshed))
-    assert 0 <= held["sync"] < 100 < whole["sync"]  # scalars stay
-    assert held["params"] == whole["params"]
-
-
-def test_memory_without_a_mesh_takes_the_backend_that_knows_it(tmp_path):
-    ended = run(f"{TINY} --sync-memory pinned_host", tmp_path / "out")
-    assert ended.code == 0, ended.stderr
-    assert ended.config["backend"] == "shard_map"
 
 
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
@@ -347,9 +321,8 @@ def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("feed", ["device", "host"])
-def test_two_processes_train_as_one(feed, tmp_path):
-    words = f"{TINY} --mesh fsdp=2 --feed {feed}"
+def test_two_processes_train_as_one(tmp_path):
+    words = f"{TINY} --mesh fsdp=2"
     alone = of_devices(words, tmp_path / "alone")
     both = of_devices(f"{words} --processes 2", tmp_path / "both")
     assert_close_end(both, alone)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import pytest
 from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
-from fake_member import commands
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
@@ -166,7 +165,7 @@ def test_commands_run_in_a_thread(main, words, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_are_supervised_from_a_thread(tmp_path, monkeypatch):
+def test_processes_are_started_from_a_thread(tmp_path, monkeypatch):
     for name, value in environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
@@ -215,15 +214,3 @@ def test_lines_errors_and_summaries_are_printable(capsys):
     shown = capsys.readouterr()
     assert shown.out == "head\n  row\n"
     assert shown.err == "note process 0\nerror: no such file\n"
-
-
-def test_other_processes_print_nothing_but_lines(tmp_path):
-    note = "note \x1b[2Ja\nprocess 0 was killed"
-    with commands(tmp_path) as start:
-        command = start(
-            {"0": ["hang"], "1": ["warn \x1b[31merr\rx", note, "refuse 2 \x9b1mno\x07"]}
-        )
-        code, lines = command.ended()
-    assert code == 2
-    told = ["process 1: a process 0 was killed", "process 1: no"]
-    assert sorted(lines) == ["[1] err x", *told]

@@ -186,8 +186,8 @@ KINDS = {  # flags, and the look after seven steps
         STOP,
     ),
     "moments that are reset": (f"{BMUF} --opt-state-at-sync reset", STOP),
-    "labels of one's own, from the host, and displacements": (
-        f"{BMUF} --partition label --feed host --displacements",
+    "labels of one's own, and displacements": (
+        f"{BMUF} --partition label --displacements",
         STOP,
     ),
     "errors fed back": (f"{TINY} --algo topk_sgd --density 0.3", STOP),
@@ -439,8 +439,8 @@ def test_checkpoints_of_another_run_stay(stopped, reseeded, out, whole):
     other = out / FOLDER / ShardName(1, 0, 1).file_name
     part = load(reseeded.out / FOLDER, 7)
     write(out / FOLDER, part._replace(step=1), 0, 1)
-    ended = run(f"{BMUF} --resume --keep-checkpoints 1", out)
-    assert steps(out / FOLDER) == [11, 1]
+    ended = run(f"{BMUF} --resume", out)
+    assert steps(out / FOLDER) == [11, 7, 1]
     assert other.exists()
     assert_same_end(ended, whole)
 
@@ -489,7 +489,7 @@ def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
 
 
 def test_settings_on_which_no_number_depends_may_differ(out, whole):
-    free = "--checkpoint-every 11 --keep-checkpoints 2 --feed host --eval-every 4"
+    free = "--checkpoint-every 11 --eval-every 4"
     ended = run(f"{BMUF} {free} --resume", out)
     assert steps(out / FOLDER) == [11, 7]
     assert_same_end(ended, whole)

@@ -5,7 +5,6 @@ import struct
 from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 from lasting import run, signal_at
@@ -18,7 +17,7 @@ from experiments.training.config import parse
 from experiments.training.recording import tracking
 from experiments.training.records import Progress
 from experiments.training.run import prepare
-from experiments.training.trackers import KINDS, PROJECT, Tracked
+from experiments.training.trackers import KINDS, Tracked
 
 WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo diloco"
 TINY = RunConfig(task="tiny_tasks:drawing", workers=4, steps=16, eval_every=8)
@@ -27,14 +26,11 @@ pytestmark = pytest.mark.filterwarnings("default")  # the libraries have some
 
 
 @pytest.fixture(scope="module", autouse=True)
-def local(tmp_path_factory):
+def local():
     """Nothing leaves this machine, or comes into the user's own folders."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WANDB_MODE", "offline")
         patch.setenv("WANDB_SILENT", "true")
-        patch.setenv("TRACKIO_DIR", str(tmp_path_factory.mktemp("trackio")))
-        patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         yield
 
 
@@ -104,40 +100,6 @@ def logged(path):
             record = b""
 
 
-def in_mlflow(folder):
-    """The runs of a local database: (name, params, curves, artifacts by name)."""
-    client = import_module("mlflow").MlflowClient(
-        tracking_uri=f"sqlite:///{folder}/mlflow.db"
-    )
-    experiment = client.get_experiment_by_name(PROJECT)
-    assert experiment is not None
-    for made in client.search_runs([experiment.experiment_id]):
-        assert made.info.status == "FINISHED"
-        histories = {
-            name: client.get_metric_history(made.info.run_id, name)
-            for name in made.data.metrics
-        }
-        curves = {k: {x.step: x.value for x in h} for k, h in histories.items()}
-        assert all(
-            len(curves[k]) == len(h) for k, h in histories.items() if "/" not in k
-        )
-        at = Path(made.info.artifact_uri or "")
-        files = {path.name: path for path in at.iterdir()} if at.exists() else {}
-        yield made.info.run_name, made.data.params, curves, files
-
-
-def in_trackio(name):
-    """Curves and config of the run that has this name, and an id after it."""
-    store = import_module("trackio.sqlite_storage").SQLiteStorage
-    (own,) = (x for x in store.get_runs(PROJECT) if x[:-9] == name)
-    curves = {}
-    for row in store.get_logs(PROJECT, own):
-        for key, value in row.items():
-            if key not in ("step", "timestamp"):
-                curves.setdefault(key, {})[row["step"]] = value
-    return curves, store.get_run_config(PROJECT, own)
-
-
 def curve(lines, name, by="step"):
     return {line[by]: line[name] for line in lines}
 
@@ -159,7 +121,7 @@ def resumed(tmp_path_factory, local):
     assert second.code == 0 and len(second.lines) == 3, second.stderr
     for ended in (first, second):
         assert "left out" not in ended.stderr
-        assert not any(word in ended.stdout for word in ("trackio", "Trackio", "wandb"))
+        assert "wandb" not in ended.stdout
     return second
 
 
@@ -201,27 +163,6 @@ def test_wandb_has_one_run_with_the_curves_of_both_starts(resumed):
     assert [config["algo"] for *_, config in starts] == ["diloco", "diloco"]
 
 
-def test_mlflow_has_one_run_with_each_point_once(resumed):
-    needs("mlflow")
-    [(name, params, curves, files)] = in_mlflow(resumed.out)
-    assert (name, params["algo"], params["workers"]) == ("out", "diloco", "4")
-    lines = resumed.lines
-    assert curves["train_loss"] == curve(lines, "train_loss")
-    by_bytes = curve(lines, "test_loss", "bytes_per_worker")
-    assert curves["by_bytes/test_loss"] == by_bytes
-    summary = json.loads(files["summary.json"].read_text())
-    assert summary["params_sha256"] == resumed.summary["params_sha256"]
-
-
-def test_trackio_goes_on_with_a_run_by_its_name(resumed):
-    needs("trackio")
-    curves, config = in_trackio("out")
-    for name in ("test_loss", "bytes_per_worker"):
-        assert curves[name] == curve(resumed.lines, name)
-    assert config["algo"] == "diloco"
-    assert curves["summary/steps"][24] == 24
-
-
 @pytest.fixture(scope="module")
 def study(tmp_path_factory, local):
     """A study of two runs, made twice: the second time all of them are there."""
@@ -251,17 +192,6 @@ def test_a_study_has_its_runs_and_its_report_in_tensorboard(study):
         assert '"seed": 0' in texts["config"]
     _, texts = in_tensorboard(study / "tensorboard")
     assert texts["table"] == (study / "table.md").read_text()
-
-
-@pytest.mark.slow
-def test_a_study_has_its_runs_and_its_report_in_mlflow(study):
-    needs("mlflow")
-    found = {name: (curves, files) for name, _, curves, files in in_mlflow(study)}
-    assert found.keys() == {*RUNS, "both"}
-    for name in RUNS:
-        assert found[name][0]["test_loss"] == curve(of_study(study, name), "test_loss")
-    report = found["both"][1]["report.html"]
-    assert report.read_bytes() == (study / "report.html").read_bytes()
 
 
 @pytest.mark.slow

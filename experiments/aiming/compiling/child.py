@@ -27,7 +27,7 @@ def main() -> None:
             run = config.parse(request["argv"])
             from experiments.aiming.compiling import prepare  # imports jax
 
-            content = prepare.compiled(run, target, request["form"])
+            content = prepare.compiled(run, target)
         except BadRequest as error:
             content = {"error": " ".join(str(error).split())}
         json.dump(content, answer)

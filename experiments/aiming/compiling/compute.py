@@ -13,35 +13,24 @@ class Flops(NamedTuple):
     Attributes:
         least: number if every condition takes the branch with the fewest operations.
         most: number if every condition takes the branch with the most operations.
-        is_bounded: whether all loops have a known length; others count as one pass.
     """
 
     least: float = 0.0
     most: float = 0.0
-    is_bounded: bool = True
-
-    def plus(self, other: "Flops", times: float = 1.0) -> "Flops":
-        """Returns the sum with `times` times another number of operations."""
-        return Flops(
-            self.least + times * other.least,
-            self.most + times * other.most,
-            self.is_bounded and other.is_bounded,
-        )
 
 
 def flops(jaxpr: Any) -> Flops:
     """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
 
-    Loops count as often as they run, and recomputation in a gradient counts again.
-    Elementwise operations are left out, because memory bounds their speed.
+    Loops count as often as they run, or once if their length is unknown. Recomputation
+    in a gradient counts again. Elementwise operations are left out, because memory
+    bounds their speed.
 
     Args:
         jaxpr: a jaxpr, closed or not.
     """
-    found = Flops()
-    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        found = found.plus(_of_equation(equation))
-    return found
+    found = [_of_equation(x) for x in getattr(jaxpr, "jaxpr", jaxpr).eqns]
+    return Flops(sum(x.least for x in found), sum(x.most for x in found))
 
 
 def _of_equation(equation: Any) -> Flops:
@@ -50,19 +39,13 @@ def _of_equation(equation: Any) -> Flops:
     if count := _PRODUCTS.get(name):
         operations = count(equation)
         return Flops(operations, operations)
+    inner = [flops(x) for x in core.jaxprs_in_params(params)]
     if name == "cond":
-        branches = [flops(branch) for branch in params["branches"]]
-        return Flops(
-            min(x.least for x in branches),
-            max(x.most for x in branches),
-            all(x.is_bounded for x in branches),
-        )
-    inner = Flops()
-    for jaxpr in core.jaxprs_in_params(params):
-        inner = inner.plus(flops(jaxpr))
-    if name == "while" and inner.most:
-        return inner._replace(is_bounded=False)
-    return Flops().plus(inner, params.get("length", 1) if name == "scan" else 1)
+        return Flops(min(x.least for x in inner), max(x.most for x in inner))
+    times = params.get("length", 1) if name == "scan" else 1
+    return Flops(
+        times * sum(x.least for x in inner), times * sum(x.most for x in inner)
+    )
 
 
 def _of_dot(equation: Any) -> float:

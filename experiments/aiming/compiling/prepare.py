@@ -3,7 +3,6 @@
 import math
 import time
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -28,83 +27,49 @@ from syncalgos.engine import ahead
 from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # number of the largest leaves to list
-MEMORY = {  # memory of a chip, and of its host for it, by jax's names
-    "arguments": "argument_size_in_bytes",
-    "outputs": "output_size_in_bytes",
-    "aliased": "alias_size_in_bytes",
-    "temporary": "temp_size_in_bytes",
-    "code": "generated_code_size_in_bytes",
-    "host_arguments": "host_argument_size_in_bytes",
-    "host_temporary": "host_temp_size_in_bytes",
-}
-Form = dict[str, Any]
+# Memory of a chip, by jax's names.
+MEMORY = {"arguments": "argument", "outputs": "output", "aliased": "alias"}
+MEMORY |= {"temporary": "temp", "code": "generated_code"}
 
 
-def compiled(config: RunConfig, target: Target, form: Form | None) -> dict[str, Any]:
+def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     """Compiles the local steps of a run, and returns the findings in the program.
 
     Args:
         config: the config of the run; its workers take all chips of the target.
         target: the machine.
-        form: the form of the task's data, from an earlier call; None reads the data.
 
     Returns:
-        The findings as JSON, without any modelled values; they include "form".
+        The findings as JSON, without any modelled values.
 
     Raises:
         BadRequest: the run is not possible; one line.
     """
     found = targets.devices(target)
     # No more than the workers need: a CPU may have any number of virtual devices.
-    devices = found[: config.workers // (config.lanes or 1) * config.worker_devices]
+    devices = found[: config.workers * config.worker_devices]
     try:
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
         parts = make_plan(config, machines, devices)
-        form = form or _form(parts)
-        data = stand_in(form)
+        data = _data(parts)
         check_data(parts.config, data, is_batch_given)
     except ValueError as error:
         raise BadRequest(str(error)) from error
-    feed = parts.config.feed or loading.default_feed(data)
-    parts = replace(parts, config=replace(parts.config, feed=feed))
-    lowered, seconds = _lower(parts, form)
+    lowered = _lower(parts, data)
     return {
         **_facts(parts, lowered, target),
         **_sent(parts, lowered.state),
         **_compile(parts, lowered),
-        "lower_seconds": seconds,
-        "form": form,
     }
 
 
-def _form(parts: Plan) -> Form:
-    """Returns the shapes of the task's data, which is read only if necessary."""
+def _data(parts: Plan) -> Data:
+    """Returns the task's data, which is read only if its shapes are not declared."""
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
-        data = blank()
-    else:
-        data = loading.load(parts.task, c.task, c.validation)
-    train: Any = data.train
-    is_source = not isinstance(train, dict)
-    one = train[0] if is_source else {name: x[0] for name, x in train.items()}
-    # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
-    shapes = {
-        name: [[*np.shape(x)], str(np.asarray(x).dtype)] for name, x in one.items()
-    }
-    return {"examples": data.examples, "is_source": is_source, "train": shapes}
-
-
-def stand_in(form: Form) -> Data:
-    """Returns data of this form that takes no memory: all examples share one zero."""
-    train: Any = {
-        # A view whose strides are zero, of any length.
-        name: np.broadcast_to(np.zeros((), dtype), (form["examples"], *shape))
-        for name, (shape, dtype) in form["train"].items()
-    }
-    if form["is_source"]:
-        train = [{name: x[0] for name, x in train.items()}] * form["examples"]
-    return Data(train, {})
+        return blank()
+    return loading.load(parts.task, c.task, c.validation)
 
 
 def steps_of(config: Settings) -> int:
@@ -116,32 +81,33 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, form: Form) -> tuple[Lowered, float]:
-    """Lowers the run program from shapes only; returns it and the seconds it took."""
-    c, start = parts.config, time.perf_counter()
+def _lower(parts: Plan, data: Data) -> Lowered:
+    """Lowers the run program from shapes only."""
+    c = parts.config
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
             check_shardings(parts.task, params, parts.trainer.layout)
-    batches, placed = _fed(c, form)
+    batches, placed = _fed(c, data)
     with refused("algo", c.algo):
-        lowered = ahead.lower(parts.trainer, params, batches, buffers, placed)
-    return lowered, time.perf_counter() - start
+        return ahead.lower(parts.trainer, params, batches, buffers, placed)
 
 
-def _fed(config: Settings, form: Form) -> tuple[Any, Any]:
+def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     """Returns the shapes of batches, and of resident data on the devices or None."""
-    lead = steps_of(config), config.batch_size
+    lead, train = (steps_of(config), config.batch_size), data.train
+    # An entry of a one-dimensional array is a NumPy scalar, which has both, too.
+    one = {k: x[0] for k, x in train.items()} if isinstance(train, dict) else train[0]
 
     def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
         return {
-            name: jax.ShapeDtypeStruct((*axes, *shape), np.dtype(dtype))
-            for name, (shape, dtype) in form["train"].items()
+            name: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype)
+            for name, x in one.items()
         }
 
-    if config.feed == "host":
+    if loading.is_read_on_host(data):
         return led_by(*lead), None
-    return jax.ShapeDtypeStruct(lead, np.int32), led_by(form["examples"])
+    return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 
 
 def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
@@ -159,13 +125,11 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "batch_size": c.batch_size,
         "steps": c.steps,
         "dispatch_steps": steps,
-        "feed": c.feed,
         "params": sum(math.prod(x.shape[2:]) for x in params),
         # Only syncs have branches: the larger branches add the operations of syncs.
         "flops": {
             "step": found.least / each,
             "sync": (found.most - found.least) / each,
-            "is_bounded": found.is_bounded,
         },
         "state": memory.device_bytes(state),
         "largest": _largest(state),
@@ -176,18 +140,12 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
 
 def _largest(state: TrainState) -> list[dict[str, Any]]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
-    held = {
-        "params": state.replica.params,
-        "opt_state": state.replica.opt_state,
-        "buffers": state.replica.buffers,
-        "sync": state.sync,
-    }
+    held = {**state.replica._asdict(), "sync": state.sync}
     leaves = [
         {
             "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
             "shape": [*x.sharding.shard_shape(x.shape)],
             "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
-            "memory": x.sharding.memory_kind or "device",
         }
         for part, tree in held.items()
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
@@ -227,17 +185,17 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     try:
         program, text = compiler.compiled(lowered.program)
     except jax.errors.JaxRuntimeError as error:
-        amounts = compiler.memory_needed(error)
         return {
             "compile_seconds": time.perf_counter() - start,
             "refused": str(error),
-            "needed": None if amounts is None else int(amounts[0]),
+            "needed": compiler.memory_needed(error),
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
     read = hlo.read(text)
     return {
         "compile_seconds": seconds,
-        "memory": found and {k: getattr(found, x) for k, x in MEMORY.items()},
+        "memory": found
+        and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
         "traffic": traffic.traffic(read, layout.devices, layout.devices_each),
     }

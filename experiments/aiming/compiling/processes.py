@@ -19,22 +19,19 @@ NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
 MOST = 400  # characters of a process's last words
 
 
-def answer(
-    job: Job, form: dict[str, Any] | None, timeout: float | None
-) -> dict[str, Any]:
+def answer(job: Job, timeout: float | None) -> dict[str, Any]:
     """Has a job compiled, and returns the answer of its process.
 
     Args:
         job: the program to compile.
-        form: the form of the task's data, if known.
         timeout: seconds to wait; None waits forever.
 
     Returns:
         The result of `prepare.compiled`; or {"error"} if the job is refused, {"failed"}
         with the last line of output if the process died, {"timeout": seconds}.
     """
-    request = {"argv": job.argv, "form": form}
-    request |= {"target": job.target.text, "slices": job.target.slices}
+    target, slices = job.target.text, job.target.slices
+    request = {"argv": job.argv, "target": target, "slices": slices}
     path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
     variables = targets.environment(job.target) | {
         # The time must be that of the compiler, not of reading a cached file.

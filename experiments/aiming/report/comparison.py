@@ -78,54 +78,43 @@ def _same(x: float, y: float) -> bool:
 
 
 def _why(
-    answer: Mapping[str, Any],
-    rows: Sequence[Beside],
-    sent: Sequence[Row],
+    answer: Mapping[str, Any], rows: Sequence[Beside], sent: Sequence[Row]
 ) -> tuple[str, ...]:
     """Returns the reasons for the difference."""
-    why = []
-    if promoted := sum(x.get("promoted", 0) for x in sent):
-        why.append(
-            f"in {promoted} of the collectives the compiler uses wider numbers than "
-            "the algorithm does"
-        )
-    if answer["lanes"] > 1:
-        why.append("a chip has several workers, and the ledger counts one on each")
     differing = [x for x in rows if not _same(x.counted, x.found)]
-    if _same(math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows)):
-        names = " and ".join(x.kind for x in differing)
-        why.append(f"the compiler uses other collectives for the same bytes: {names}")
-    if moved := _gathered_by_sums(differing):
-        why.append(
-            f"the compiler turns small all-gathers ({moved[0]:,.0f} B) into "
-            f"all-reduces ({moved[1]:,.0f} B)"
-        )
-    if any(x["network"] == "between" for x in sent) and answer["slices"] > 1:
-        within = any(x["network"] == "inside" for x in sent)
-        why.append(
-            "between slices the compiler pads the parts that it sends"
-            + (", after reducing within each slice" if within else "")
-        )
-    if answer["mesh"] and all(
-        x.kind == "all_reduce" and x.found < x.counted for x in differing
-    ):
-        why.append(
-            "the compiler sends less: if each chip of a worker holds a whole array, "
-            "each sends only a part, and the chips gather the parts"
-        )
-    places = answer["workers"] // answer["lanes"]
-    if wide := sum(x["calls"] for x in sent if x["group"] > places):
-        why.append(
-            f"the compiler reduces within and across workers at once, in {wide} of "
-            "the collectives"
-        )
-    if places == 2 and all(
+    is_less = all(x.kind == "all_reduce" and x.found < x.counted for x in differing)
+    is_half = all(
         x.kind == "permute" and _same(x.counted, 2 * x.found) for x in differing
-    ):
-        why.append(
-            "each of two workers is both neighbours of the other, and gets one message"
-        )
-    return tuple(why)
+    )
+    totals = (math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows))
+    promoted = sum(x.get("promoted", 0) for x in sent)
+    less, more = _gathered_by_sums(differing) or (0, 0)
+    networks = {x["network"] for x in sent}
+    within = ", after reducing within each slice" if "inside" in networks else ""
+    places = answer["workers"] // answer["lanes"]
+    wide = sum(x["calls"] for x in sent if x["group"] > places)
+    reasons = {
+        f"in {promoted} of the collectives the compiler uses wider numbers than the "
+        "algorithm does": promoted,
+        "a chip has several workers, and the ledger counts one on each": (
+            answer["lanes"] > 1
+        ),
+        "the compiler uses other collectives for the same bytes: "
+        f"{' and '.join(x.kind for x in differing)}": _same(*totals),
+        f"the compiler turns small all-gathers ({less:,.0f} B) into all-reduces "
+        f"({more:,.0f} B)": less,
+        f"between slices the compiler pads the parts that it sends{within}": (
+            "between" in networks and answer["slices"] > 1
+        ),
+        "the compiler sends less: if each chip of a worker holds a whole array, each "
+        "sends only a part, and the chips gather the parts": answer["mesh"] and is_less,
+        f"the compiler reduces within and across workers at once, in {wide} of the "
+        "collectives": wide,
+        "each of two workers is both neighbours of the other, and gets one message": (
+            places == 2 and is_half
+        ),
+    }
+    return tuple(text for text, holds in reasons.items() if holds)
 
 
 def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.report import formats
-from experiments.aiming.report.content import Page
+from experiments.aiming.report import tables
 from experiments.aiming.report.records import Result
 from experiments.cli.errors import BadRequest
 from experiments.training import json_files
@@ -33,14 +32,18 @@ def _compiled(path: Path) -> list[dict[str, Any]]:
     """Returns the compiled programs of a file, after checking them."""
     try:
         programs = json_files.read(path, "programs")["programs"]
-        compiled = [x for x in programs if "compile_seconds" in x]
-        for one in compiled:
-            json_files.check_seal(path, one)
+        with json_files.using(path):
+            return [_checked(path, x) for x in programs if "compile_seconds" in x]
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
     except json_files.Damaged as error:
         raise BadRequest(f"--reuse {error}: give a file written by --json") from None
-    return compiled
+
+
+def _checked(path: Path, program: dict[str, Any]) -> dict[str, Any]:
+    """Returns a program; raises a Damaged if it has no checksum, or another one."""
+    json_files.check_seal(path, {json_files.SEAL: None, **program})
+    return program
 
 
 def key_of(job: Job) -> tuple[Any, ...]:
@@ -69,11 +72,10 @@ def write_json(
         _write(config.json, text)
 
 
-def write_page(config: AimConfig, page: Page) -> None:
+def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
     """Writes the page of --page, if any; raises a BadRequest if it cannot."""
     if config.page is not None:
-        is_markdown = config.page.suffix == ".md"
-        _write(config.page, (formats.markdown if is_markdown else formats.html)(page))
+        _write(config.page, tables.markdown(config, argv, found))
 
 
 def _write(path: Path, text: str) -> None:
@@ -88,35 +90,27 @@ def _write(path: Path, text: str) -> None:
 
 def as_json(result: Result) -> dict[str, Any]:
     """Returns a result as JSON: bytes and seconds, not rounded."""
-    target, compared = result.job.target, result.comparison
-    chip, of_chip = target.chip, ("name", "memory", "flops", "source")
+    job, target = result.job, result.job.target
     content = {
         # A reused answer has the fields below, too, of other chip data or networks.
         **result.answer,
-        "target": {
-            "text": target.text,
-            "platform": chip.platform,
-            "chip": {name: getattr(chip, name) for name in of_chip},
-            "shape": target.shape,
-            "slices": target.slices,
-            "inside": chip.inside._asdict(),
-            "between": chip.between._asdict(),
-            "sources": chip.link_sources,
-            "chips": target.chips,
-        },
-        "label": result.job.variant.label,
-        "algo": result.job.variant.algo,
-        "argv": result.job.argv,
+        "target": {**target._asdict(), "chips": target.chips},
+        "label": job.variant.label,
+        "algo": job.variant.algo,
+        "argv": job.argv,
         "is_asked": result.is_asked,
         "fits": result.fits,
         "chip_bytes": result.held,
-        "modelled": [x._asdict() for x in result.times],
-        "compared": compared
-        and {
-            "is_equal": compared.is_equal,
-            "why": compared.why,
-            "rows": [row._asdict() for row in compared.rows],
-        },
+        "modelled": result.times,
+        "compared": result.comparison,
     }
     # Converted as it will be read, because the checksum is computed from that.
-    return json_files.sealed(json.loads(json.dumps(content)))
+    return json_files.sealed(json.loads(json.dumps(_plain(content))))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with its NamedTuples as dicts."""
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(value, dict):
+        return {key: _plain(x) for key, x in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.aiming import times
-from experiments.aiming.config import AimConfig, Job, is_baseline
+from experiments.aiming.config import MFU, AimConfig, Job, is_baseline
 from experiments.aiming.report import comparison
 from experiments.aiming.report.comparison import Comparison
 from experiments.aiming.times import Times
@@ -92,7 +92,7 @@ def results(
     """Returns results in the order of the jobs, one for each answer so far."""
     found = []
     for job, answer in zip(config.jobs, answers, strict=False):
-        arguments = answer, job.target, config.mfu, job.config.arguments
+        arguments = answer, job.target, MFU, job.config.arguments
         # On the target's own links first.
         modelled = [
             times.modelled(*arguments, network, config.step_time)

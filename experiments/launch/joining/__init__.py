@@ -1,1 +1,1 @@
-"""Processes started elsewhere, and connected only by jax.distributed."""
+"""Joins the processes of a run by jax.distributed alone."""

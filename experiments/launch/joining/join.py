@@ -14,7 +14,6 @@ from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
-LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
 SLACK = 30.0  # seconds that jax waits longer than we do: it aborts at its time limit
 LOOK = 0.1  # seconds between two checks for a signal
 SHOWN = 3  # the number of differences that a message names
@@ -106,7 +105,7 @@ def _connect(membership: Membership, seconds: float) -> None:
     count, process, where = membership
     # In a separate thread: Python handles a signal only when the main thread is back
     # from C++, and jax ends a long wait by an abort.
-    words = (where, process or 0, count, seconds + SLACK, LOST_AFTER)
+    words = (where, process or 0, count, seconds + SLACK)
     answer = ThreadPoolExecutor(1).submit(gloo.connect, *words)
     deadline = time.monotonic() + seconds
     # Short waits: a signal that comes just before a wait, or to another thread, does
@@ -181,17 +180,12 @@ def processes(ids: list[int]) -> str:
     return f"processes {', '.join(most)} and {last}" if most else f"process {last}"
 
 
-def numbered(hosts: Sequence[tuple[str, ...]]) -> list[tuple[int, int, int]]:
-    """Numbers the processes of each host.
+def place_on_host(hosts: Sequence[Any], process: int) -> tuple[int, int]:
+    """Returns the number of a process on its host, and the number of processes there.
 
     Args:
         hosts: the host of each process.
-
-    Returns:
-        For each process: its number, its number on its host, and the number of
-        processes on that host.
+        process: the number of the process among all.
     """
-    return [
-        (process, hosts[:process].count(host), hosts.count(host))
-        for process, host in enumerate(hosts)
-    ]
+    host = hosts[process]
+    return hosts[:process].count(host), hosts.count(host)

@@ -1,4 +1,4 @@
-"""A process of a run that was started elsewhere, by hand or by a scheduler."""
+"""One of several processes that jax.distributed alone connects."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ import os
 import signal
 import threading
 import time
+import traceback
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +15,14 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import exits, signals
+from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
-from experiments.launch.joining.join import Unconnected, difference, join, numbered
+from experiments.launch.joining.join import (
+    Unconnected,
+    difference,
+    join,
+    place_on_host,
+)
 from experiments.launch.membership import Membership
 from experiments.launch.run_job import run_job
 from experiments.training.config import RunConfig
@@ -33,6 +39,7 @@ def run_joined(
     started: float,
     stopped: exits.Stopped,
     membership: Membership,
+    has_starter: bool,
 ) -> int:
     """Joins the other processes, and makes the run with them.
 
@@ -42,15 +49,17 @@ def run_joined(
         started: time.perf_counter() at the start of the process.
         stopped: looked at before each dispatch.
         membership: the number of this process, and of all processes.
+        has_starter: whether a command of ours started all processes here. It ends them
+            at a second signal, and they share its terminal.
 
     Returns:
         The exit code. The process may also end at once, because another process is gone
         or because jax aborts it in C++ (exit code 134) when its service misses one.
     """
-    member = JoinedMember(membership, stopped)
-    _end_at_second_signal()
-    program = partial(member.run, config, argv, started)
-    return gloo.run_together(member, member.errors, program)
+    member = JoinedMember(membership, stopped, has_starter)
+    if not has_starter:
+        _end_at_second_signal()
+    return member.run(config, argv, started)
 
 
 def _end_at_second_signal() -> None:
@@ -72,17 +81,33 @@ def _end_at_second_signal() -> None:
 
 
 class JoinedMember:
-    """One of several processes that jax.distributed alone connects."""
+    """This process among those of a run; an error in one of them ends all."""
 
-    def __init__(self, membership: Membership, stopped: exits.Stopped):
+    def __init__(
+        self, membership: Membership, stopped: exits.Stopped, has_starter: bool
+    ):
         self._membership = membership
         self._process = membership.process or 0
-        self.errors = exits.sole_output(self._process == 0)
+        self._has_starter = has_starter
+        self._errors = exits.sole_output(self._process == 0)
         self._stopped = stopped
         self._ending = threading.Lock()
 
     def run(self, config: RunConfig, argv: list[str], started: float) -> int:
         """Joins, trains and leaves; returns the exit code."""
+        try:
+            return self._run(config, argv, started)
+        except BadRequest as error:
+            self._refuse(f"error: {' '.join(str(error).split())}", error.code)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            if gloo.tells_of_loss(error):
+                self._lost(text)
+            for line in traceback.format_exc().splitlines():
+                self._say(line)
+            self._refuse(text, exit_codes.FAILED)
+
+    def _run(self, config: RunConfig, argv: list[str], started: float) -> int:
         try:
             hellos = join(config, self._membership, self._say)
         except Unconnected as error:
@@ -91,16 +116,16 @@ class JoinedMember:
         if line := difference(hellos):
             # All together: otherwise jax would report the first that leaves as lost.
             jax.distributed.shutdown()
-            self.end(exit_codes.UNCONNECTED, line)
+            self._end(exit_codes.UNCONNECTED, line)
         is_leaving = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()
         # Groups of `hierarchical` follow the hosts, not the processes: otherwise two
         # processes on one host would give other results than one process.
         hosts = [tuple(hello.host) for hello in hellos]
-        _, local, sharing = numbered(hosts)[self._process]
+        local, sharing = place_on_host(hosts, self._process)
         gloo.take_devices(local, sharing, config.mesh_devices(len(hellos)))
-        if self._process:
+        if self._process and not self._has_starter:
             who = f"process {self._process} of {len(hellos)}"
             self._say(f"{who} has joined; process 0 shows the progress")
         group = ProcessGroup(
@@ -108,7 +133,7 @@ class JoinedMember:
             processes=len(hellos),
             hosts=len(set(hosts)),
             sharing=sharing,
-            note=self._say,
+            note=self._note,
         )
         config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
         code = run_job(config, argv, started, self._stopped, group)
@@ -117,7 +142,7 @@ class JoinedMember:
         jax.distributed.shutdown()
         return code
 
-    def refuse(self, text: str, code: int) -> NoReturn:
+    def _refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and thereby the run; tells the others why."""
         if (store := gloo.store()) is not None:
             with suppress(RuntimeError):  # the service itself is gone
@@ -125,9 +150,9 @@ class JoinedMember:
                     f"refusal/{self._process}", json.dumps([code, text])
                 )
             self._linger()
-        self.end(code, text)
+        self._end(code, text)
 
-    def lost(self, text: str) -> NoReturn:
+    def _lost(self, text: str) -> NoReturn:
         """Ends this process because another one is gone, or refused to continue."""
         count, process, where = self._membership
         others = [f"process {i}" for i in range(count) if i != process]
@@ -140,13 +165,15 @@ class JoinedMember:
         self._linger()
         number = self._stopped()
         code = exit_codes.stopped_by(number) if number else exit_codes.TERMINATED
-        self.end(code, f"{who} is gone ({text})")
+        self._end(code, f"{who} is gone ({text})")
 
-    def end(self, code: int, text: str) -> NoReturn:
+    def _end(self, code: int, text: str) -> NoReturn:
         """Ends this process at once, without a shutdown that waits for others."""
         # Several threads may notice the same failure.
         self._ending.acquire()
-        self._say(text)
+        # In one terminal, process 0 alone says what all processes know.
+        if not (self._process and self._has_starter):
+            self._say(text)
         signals.end(code)
 
     def _watch(self, is_leaving: threading.Event) -> None:
@@ -171,13 +198,17 @@ class JoinedMember:
             if process != self._process:
                 code, reason = json.loads(words)
                 self._linger()
-                self.end(code, f"process {process}: {reason}")
+                self._end(code, f"process {process}: {reason}")
 
     def _linger(self) -> None:
         """Keeps jax's service running while the others read its messages."""
         if self._process == 0:
             time.sleep(LINGERING)
 
+    def _note(self, text: str) -> None:
+        """Shows the user a line that another process may show, too."""
+        self._say(f"process {self._process}: {text}" if self._process else text)
+
     def _say(self, text: str) -> None:
         """Shows the user a line, from any process."""
-        print(exits.printable(text), file=self.errors, flush=True)
+        print(exits.printable(text), file=self._errors, flush=True)

@@ -56,7 +56,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     # At different learning rates the rates would decide the winner.
-    terms, times, unfair = rates(config, rows, command)
+    terms, times, unfair = rates(config, rows)
     is_given = config.baseline is not None
     named = terms != ONE_NOMINAL
     rows, sentences = against_baseline(rows, baseline, by, named, is_given)
@@ -76,7 +76,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         numbers=numbers(points, rows, by, baseline, terms, times),
         headline="\n".join([*told, *found]),
         sentences=sentences,
-        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores, command)],
+        remarks=[*unfair, *remarks.remarks(config, runs, rows, by, scores)],
         terms=terms,
         measure=by,
         baseline=baseline,

@@ -1,7 +1,6 @@
 """Values of a report in words: measures, bytes, seconds."""
 
 import math
-import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,8 +11,6 @@ from experiments.study.analysis.results import Report, Row
 from experiments.study.statistics import Measure, Spread
 
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
-# A remark may end with a command.
-COMMAND = re.compile(r"python -m experiments\..*$")
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 

@@ -6,10 +6,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.words import as_words
+from experiments.cli.words import as_words, flag_groups, parameter
 from experiments.study import search_space
 from experiments.study.search_space import Words
-from experiments.study.spec import flag_groups, parameter
 
 FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
 NAMES = tuple(sorted(FILES))

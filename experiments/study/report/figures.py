@@ -1,14 +1,17 @@
 """The figures of a report, as files and as parts of its page; imports matplotlib.
 
-A figure is data, and one function draws all kinds of it.
+A figure is data, and one function draws all kinds of it. It is as wide as a phone, in
+units of 1/72 inch, which are CSS pixels in a page.
 """
 
 import io
 import math
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,28 +19,65 @@ import matplotlib.style
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from experiments.cli.terminal import size
+from experiments.cli import terminal
 from experiments.study.analysis import formatting
-from experiments.study.analysis.formatting import duration, named, number, spread
-from experiments.study.analysis.profiles import profiles, times_of
+from experiments.study.analysis.formatting import named, number
 from experiments.study.analysis.quantities import Quantity, is_empty, quantities
-from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
-from experiments.study.report.styles import TEMPLATES, VARIABLES, Styles, styles
+from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
+from experiments.study.report.styles import LIGHT, TEMPLATES, VARIABLES, Styles
 from experiments.study.statistics import Measure
 from experiments.training import records
 
-style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
-COLOUR = re.compile("|".join(VARIABLES))
+WIDTH = 360  # of every figure
+# The width of an average character in DejaVu Sans, which is wider than a page's fonts.
+CHARACTER = 6.1
+SIGN = 36  # width of a line's sample in a legend, with the space beside it
+MOST = 5  # ticks of an axis
+MANY = 12  # lines that a legend names; of more points, only the best
+# Views of a metric; others are times on a network, by its name.
+STEPS, BYTES = "local steps", "bytes sent by each worker"
+DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
+
+WORDS: dict[str, Callable[[float], str]] = {
+    "plain": number,
+    "bytes": terminal.size,
+    "time": formatting.duration,
+}
+TENS = [10.0**k for k in range(-30, 31)]
+TIMES = [*(x for x in TENS if x <= 10), 60, 600, 3600, 36000]
+TIMES += [86400 * x for x in TENS if x >= 1]
+
+TAG, ID = re.compile(r"<[^>]*>"), re.compile(r' id="|href="#|url\(#')
 HEAD = re.compile(r"<metadata>.*?</metadata>|<\?xml.*?\?>|<!DOCTYPE.*?>", re.DOTALL)
-WORDS: dict[str, Callable[[float], str]] = {"bytes": size, "time": duration}
-WORDS["plain"] = number
-DOTTED = {"color": "0.4", "linewidth": 1, "linestyle": ":"}
-FAR = 32.0  # the end of the axis of profiles
+# Numbers far finer than a pixel make up a third of a page's bytes.
+LONG = re.compile(r"\d+\.\d{3,}")
+FONT = re.compile(r"font-family: [^;\"]*;?\s*|(?<=px) 'DejaVu Sans'[^;\"]*")
+WHOLE = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
+COLOUR = re.compile("|".join(VARIABLES))
+
+# The context in which figures are drawn and written: both read the settings.
+style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
+
+
+Ends = tuple[float, float]
 
 
 class Line(NamedTuple):
-    """A line with a band, in the pane of its point of the sweep; "" means in all."""
+    """A line of a figure, with arrays of equal length.
+
+    Attributes:
+        label: label of the algorithm.
+        point: value of the sweep; "" puts the line in all panels.
+        x: the x values.
+        y: the y values, NaN for gaps.
+        low: the lower end of the band; y for no band.
+        high: the upper end of the band.
+        ring: the x value that was chosen, if any: its point has a ring.
+        crosses: x values whose runs diverged: crosses at the bottom.
+    """
 
     label: str
     point: str
@@ -45,6 +85,8 @@ class Line(NamedTuple):
     y: np.ndarray
     low: np.ndarray
     high: np.ndarray
+    ring: float | None = None
+    crosses: Sequence[float] = ()
 
 
 class Plot(NamedTuple):
@@ -52,16 +94,22 @@ class Plot(NamedTuple):
 
     Attributes:
         name: name of its file.
-        group: the section of the page that shows it.
+        group: the section of the page that shows it: answer, sweep, measure, loss,
+            replicas, more or tuning.
         title: its subject, with the unit.
-        lines: what it shows.
+        lines: what it shows, in the order of the legend.
         x_label: the quantity of the x axis.
-        kind: how its numbers are written: plain, bytes or time.
-        log: which axes are logarithmic: "", "x", "y" or "xy".
-        limits: the ends of the y axis; None leaves them to matplotlib.
-        bars: whether bands are drawn as error bars.
-        target: a horizontal line, if any.
-        note: a caption.
+        kind: how numbers on the x axis are written: plain, bytes or time.
+        log: the logarithmic axes: "", "x", "y" or "xy".
+        limits: the ends of the y axis; None for those of the lines.
+        x_limits: the ends of the x axis; None for those of the lines.
+        ticks: x values by their texts; None for round numbers.
+        bars: the axis along which bands are drawn as bars: "", "x" or "y". Along x
+            they are rows without numbers on the y axis.
+        legend: the labels in the legend; None for all.
+        target: the y value of a horizontal line, and its text.
+        height: the height of a panel; None for the usual one.
+        note: a caption; "" for none.
         folded: the heading that it is folded under; "" if it is always shown.
         more: draws what is not a line.
     """
@@ -73,9 +121,13 @@ class Plot(NamedTuple):
     x_label: str
     kind: str = "plain"
     log: str = ""
-    limits: tuple[float, float] | None = None
-    bars: bool = False
-    target: float | None = None
+    limits: Ends | None = None
+    x_limits: Ends | None = None
+    ticks: Mapping[str, float] | None = None
+    bars: str = ""
+    legend: Sequence[str] | None = None
+    target: tuple[float, str] | None = None
+    height: float | None = None
     note: str = ""
     folded: str = ""
     more: Callable[[Axes], Any] = lambda axes: None
@@ -83,310 +135,483 @@ class Plot(NamedTuple):
 
 def plots(report: Report) -> list[Plot]:
     """Returns the figures that the report has data for, named like their files."""
-    makers = (_tradeoff, _curves, _profiles, _sweep, _tuning)
-    found = [_differences(report)] if any(map(_is_compared, report.rows)) else []
-    found += [plot for maker in makers for plot in maker(report) if plot.lines]
-    slugs = [re.sub(r"[^a-z0-9]+", "-", x.name.lower()).strip("-") for x in found]
-    counts = [slugs[:i].count(slug) for i, slug in enumerate(slugs)]
-    names = [f"{x}--{n + 1}" if n else x for x, n in zip(slugs, counts, strict=True)]
-    return [x._replace(name=name) for x, name in zip(found, names, strict=True)]
+    makers = _differences, _tradeoff, _curves, _sweep, _tuning
+    found: dict[str, Plot] = {}
+    for plot in (x for maker in makers for x in maker(report) if x.lines):
+        slug = re.sub(r"[^a-z0-9]+", "-", plot.name.lower()).strip("-")
+        same = [x for x in found if x.partition("--")[0] == slug]
+        name = f"{slug}--{len(same) + 1}" if same else slug
+        found[name] = plot._replace(name=name)
+    return [*found.values()]
 
 
-def save(plot: Plot, report: Report, folder: Path, dpi: int) -> str:
-    """Writes a figure as SVG and PNG; returns the SVG to put into a page."""
-    look = styles({row.label: row.algo for row in report.rows})
+def save(plot: Plot, look: Styles, folder: Path, dpi: int) -> str:
+    """Writes a figure as SVG and PNG; returns the SVG for a page."""
     figure = draw(plot, look)
-    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with matplotlib.rc_context({"svg.hashsalt": plot.name}), io.BytesIO() as file:
-        figure.savefig(file, format="svg", metadata=metadata)
-        svg = HEAD.sub("", file.getvalue().decode()).strip()
-    records.write(folder / f"{plot.name}.svg", f"{svg}\n")
+    text = svg(plot, figure)
+    records.write(folder / f"{plot.name}.svg", text)
     with io.BytesIO() as png:
-        figure.savefig(png, format="png", dpi=dpi)
+        # Takes a third of the usual time and a fifth more bytes.
+        figure.savefig(png, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
         records.write(folder / f"{plot.name}.png", png.getvalue())
-    # A page has its own colours, light and dark, and its own size.
-    themed = COLOUR.sub(lambda x: VARIABLES[x[0]], svg.replace("#ffffff", "none"))
-    # Ids are unique in a page.
-    themed = re.sub(
-        r'(id="|#)((?:figure|axes|patch|line|text|legend|xtick|ytick|'
-        r"matplotlib|PolyCollection|FillBetweenPoly|LineCollection)"
-        r"[\w.]*_\d+)",
-        rf"\g<1>{plot.name}-\g<2>",
-        themed,
+    return themed(plot, text)
+
+
+def svg(plot: Plot, figure: Figure) -> str:
+    """Returns a figure as the text of an SVG file."""
+    # Without a date, the same study gives the same bytes.
+    metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": plot.name}), io.StringIO() as file:
+        figure.savefig(file, format="svg", metadata=metadata)
+        found = HEAD.sub("", file.getvalue()).strip()
+    found = TAG.sub(lambda x: LONG.sub(lambda y: f"{float(y[0]):.2f}", x[0]), found)
+    named = f'<svg role="img" aria-label="{escape(_plain(plot.title))}" '
+    return found.replace("<svg ", named, 1) + "\n"
+
+
+def themed(plot: Plot, text: str) -> str:
+    """Returns an SVG for a page: in its fonts and colours, with ids of its own."""
+
+    def own(tag: re.Match[str]) -> str:
+        found = FONT.sub("", tag[0]).replace("#ffffff", "none")
+        found = ID.sub(rf"\g<0>{plot.name}-", found)
+        return COLOUR.sub(lambda x: VARIABLES[x[0]], found)
+
+    # Only tags: texts between them are the user's.
+    text = TAG.sub(own, text.strip())
+    text = re.sub(r' (width|height|version)="[^"]*"', "", text, count=3)
+    # A page has its own margins: the title begins where the page's text does.
+    return WHOLE.sub(
+        lambda x: f'viewBox="10 4 {float(x[1]) - 10:g} {float(x[2]) - 8:g}"', text, 1
     )
-    whole = rf'<svg role="img" aria-label="{plot.title}" viewBox="\1"'
-    return re.sub(r'<svg .*?viewBox="([^"]*)"', whole, themed, count=1, flags=re.DOTALL)
 
 
 def draw(plot: Plot, look: Styles) -> Figure:
-    """Draws a pane for each point of the sweep, with a legend below."""
+    """Draws a panel for each point of the sweep, with a legend below."""
     points = [*dict.fromkeys(x.point for x in plot.lines if x.point)] or [""]
-    tall = 1.4 + (3.0 if len(points) == 1 else 2.1 * len(points))
-    figure = Figure(figsize=(5, tall), dpi=72, layout="constrained")
-    panes = figure.subplots(len(points), sharex=True, squeeze=False)[:, 0]
-    for point, axes in zip(points, panes, strict=True):
-        axes.set_title(formatting.point_text(point))
+    title = _wrapped(plot.title, (WIDTH - 20) / 1.15)  # bold
+    below = _wrapped(plot.x_label, 0.8 * WIDTH)
+    height = plot.height or (150 if len(points) > 1 else 210)
+    tall = sum(height + (25 if point else 8) for point in points)
+    tall += 17 * f"{title}\n{below}".count("\n") + 57
+    figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, layout="constrained")
+    figure.suptitle(title, x=10 / WIDTH, ha="left")
+    panels = figure.subplots(len(points), sharex=True, sharey=True, squeeze=False)[:, 0]
+    for point, axes in zip(points, panels, strict=True):
+        axes.set_title(_plain(formatting.point_text(point)))
+        for name in plot.log:
+            axes.set(**{f"{name}scale": "log"})
         for line in (x for x in plot.lines if x.point in (point, "")):
-            _draw_line(axes, line, look[line.label], plot.bars)
-        for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-            if name in plot.log:
-                axes.set(**{f"{name}scale": "log"})
-            words = WORDS[plot.kind if name == "x" else "plain"]
-            axis.set_major_formatter(lambda x, _, words=words: words(x))
-            axis.set_minor_formatter("")
-        axes.locator_params("x", nbins=5) if "x" not in plot.log else None
-        if plot.limits is not None:
-            axes.set_ylim(*plot.limits)
+            _draw_line(axes, line, look, plot)
         if plot.target is not None:
-            axes.axhline(plot.target, **DOTTED)
+            axes.axhline(plot.target[0], **DOTTED)
         plot.more(axes)
-    panes[-1].set_xlabel(plot.x_label)
-    figure.suptitle(textwrap.fill(plot.title, 46), x=0.02, ha="left")
-    handles = dict(zip(*reversed(panes[0].get_legend_handles_labels()), strict=True))
-    columns = max(1, int(60 / (max(map(len, handles), default=60) + 6)))
-    figure.legend(
-        [*handles.values()],
-        [textwrap.fill(x, 56) for x in handles],
-        loc="outside lower left",
-        ncols=columns,
-    )
+    if plot.limits is not None:
+        panels[0].set_ylim(*plot.limits)
+    if plot.x_limits is not None:
+        panels[0].set_xlim(*plot.x_limits)
+    for axes in panels:
+        x = plot.ticks or ticks(axes.get_xlim(), "x" in plot.log, plot.kind)
+        axes.set_xticks([*x.values()], [*map(_plain, x)])
+        if plot.bars != "x":
+            y = ticks(axes.get_ylim(), "y" in plot.log)
+            axes.set_yticks([*y.values()], [*y])
+        axes.minorticks_off()
+    panels[-1].set_xlabel(below)
+    _draw_legend(figure, plot, look)
     return figure
 
 
-def _draw_line(axes: Axes, line: Line, look: dict[str, Any], bars: bool) -> None:
-    if bars:
-        error = [line.y - line.low, line.high - line.y]
-        axes.errorbar(line.x, line.y, error, label=line.label, elinewidth=1.2, **look)
+def _draw_line(axes: Axes, line: Line, look: Styles, plot: Plot) -> None:
+    own = look[line.label]
+    x = np.where(line.x > 0, line.x, np.nan) if "x" in plot.log else line.x
+    if plot.bars:
+        middle = x if plot.bars == "x" else line.y
+        ends = {f"{plot.bars}err": [middle - line.low, line.high - middle]}
+        axes.errorbar(x, line.y, **ends, elinewidth=1.2, **own)
+    else:
+        band = {"color": own["color"], "alpha": 0.16, "linewidth": 0}
+        axes.fill_between(x, line.low, line.high, **band)
+        # Markers start at different places: lines that coincide stay distinguishable.
+        every = max(1, len(x) // 8)
+        first = [*look].index(line.label) * every // len(look)
+        axes.plot(x, line.y, markevery=(first, every), **own)
+    # Marks at the ends of an axis lie on the frame, which must not cut them off.
+    free = {"color": own["color"], "markeredgewidth": 1, "clip_on": False}
+    if line.crosses:
+        at_bottom = {"transform": axes.get_xaxis_transform(), "linestyle": "none"}
+        bottom = [0.0] * len(line.crosses)
+        axes.plot(line.crosses, bottom, "x", markersize=7, **free, **at_bottom)
+    if line.ring is not None:
+        chosen = line.x == line.ring
+        ring = {"markersize": 12, "markerfacecolor": "none"}
+        axes.plot(line.x[chosen], line.y[chosen], "o", **ring, **free)
+
+
+def _draw_legend(figure: Figure, plot: Plot, look: Styles) -> None:
+    """Draws a legend below the panels, and adds its height to the figure's."""
+    labels = dict.fromkeys(x.label for x in plot.lines)
+    shown = labels if plot.legend is None else plot.legend
+    signs = {label: Line2D([], [], **look[label]) for label in shown}
+    if plot.target is not None:
+        signs[plot.target[1]] = Line2D([], [], **DOTTED)
+    if not signs:
         return
-    band = {"color": look["color"], "alpha": 0.16, "linewidth": 0}
-    axes.fill_between(line.x, line.low, line.high, **band)
-    every = max(1, len(line.x) // 8)
-    axes.plot(line.x, line.y, label=line.label, markevery=every, **look)
+    widest = max(map(len, signs)) * CHARACTER + SIGN
+    legend = figure.legend(
+        [*signs.values()],
+        [_wrapped(text, WIDTH - 20 - SIGN) for text in signs],
+        loc="outside lower left",
+        ncols=max(1, int((WIDTH - 20) / widest)),
+    )
+    # The layout would take the legend's room from the panels.
+    room = legend.get_window_extent().height
+    figure.set_figheight(figure.get_figheight() + room / 72)
 
 
-def _titled(by: Measure, unit: str) -> str:
-    return formatting.sentence(f"{by.name} ({unit})" if unit else by.name)
+def _plain(text: str) -> str:
+    """Replaces control characters and line ends, for which no font has a glyph."""
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _is_compared(row: Row) -> bool:
-    return row.comparison.difference is not None
+def _wrapped(text: str, width: float) -> str:
+    """Breaks text into lines of a width."""
+    most = max(int(width / CHARACTER), 8)
+    # A flag such as --outer-lr stays one word.
+    return textwrap.fill(_plain(text), most, break_on_hyphens=False)
 
 
-def _differences(report: Report) -> Plot:
-    """Differences from the baseline, with 95 % intervals around a line at 0."""
-    rows, by, lines = [*filter(_is_compared, report.rows)], report.measure, []
-    for i, row in enumerate(rows):
-        mean, low, high, *_ = row.comparison.difference or (0.0, None, None)
-        ends = (mean if x is None else x for x in (mean, low, high))
-        mean, low, high = (np.array([by.scale * x]) for x in ends)
-        lines.append(Line(row.label, "", mean, np.array([-i]), low, high))
+def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
+    """Returns two or more round numbers of an axis, by their texts."""
+    low, high = sorted(ends)
+    found = _log_ticks(low, high, kind) if log else []
+    if len(found) < 2:  # of a short logarithmic axis, too
+        # A time is round in the unit of its text: 1.5 min, not 100 s.
+        units = (length for bound, _, length in terminal.DURATIONS if high < bound)
+        unit = next(units) if kind == "time" else 1
+        locator = MaxNLocator(MOST, steps=[1, 2, 2.5, 5, 10])
+        every = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]
+        found = [x for x in every if low <= x <= high]
+    return {WORDS[kind](x): x for x in found}
 
-    def rows_of(axes: Axes) -> None:
-        for line in lines:
-            axes.hlines(line.y, line.low, line.high, color="0.3", linewidth=2)
-        axes.axvline(0, **DOTTED)
-        axes.set_yticks([-i for i in range(len(rows))], [named(row) for row in rows])
 
-    better = "better →" if by.higher_is_better else "← better"
-    return Plot(
+def _log_ticks(low: float, high: float, kind: str) -> list[float]:
+    """Returns round numbers of a logarithmic axis, as many as it has room for."""
+    bases, found = TIMES if kind == "time" else TENS, []
+    for steps in ((1, 2, 5), (1, 3), (1,)):
+        every = [x * k for x, end in pairwise(bases) for k in steps if x * k < end]
+        found = [x for x in every if low <= x <= high]
+        if len(found) <= MOST:
+            break
+    return found[:: math.ceil(len(found) / MOST) or 1]
+
+
+def _limits(
+    lines: Sequence[Line], by: Measure, skip: float, most: float, wide: float
+) -> tuple[Ends | None, str]:
+    """Returns the ends of the y axis that show the differences, and "y" if logarithmic.
+
+    Args:
+        lines: the lines.
+        by: their measure. A loss has no upper bound: values far above those of the
+            best line may lie outside.
+        skip: the share of each line, at its beginning, that may lie outside.
+        most: the quantile of the best line that is not far above it.
+        wide: the ratio of the ends from which the axis is logarithmic.
+    """
+    late = [np.stack(x[3:6])[:, int(skip * len(x.y)) :] for x in lines]
+    late = [x for x in late if np.isfinite(x[0]).any()]
+    if not late:
+        return None, ""
+    found = np.concatenate(late, axis=1)
+    best, fence = float(np.nanmin(found[0])), math.inf
+    if not by.higher_is_better:
+        above = [float(np.nanquantile(x[0], most)) - best for x in late]
+        fences = [best + 8 * max(x, abs(best) / 2) for x in above]
+        fence = min((x for x in fences if x > 0), default=math.inf)
+    found = found[:, found[0] <= fence]  # false for gaps, too
+    positive = found[0][found[0] > 0]
+    if len(positive) and positive.max() > wide * positive.min():
+        return (float(positive.min() / 1.5), float(positive.max() * 1.5)), "y"
+    low, high = _widened(np.append(np.nanmin(found), min(np.nanmax(found), fence)))
+    is_near_0 = best >= 0 and low < 0.2 * high
+    return (0.0 if is_near_0 else low, high), ""
+
+
+def _widened(values: np.ndarray, log: bool = False) -> Ends:
+    """Returns the smallest and the largest value, with room at each end."""
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    if log:
+        factor = (high / low) ** 0.05 if high > low else 1.5
+        return low / factor, high * factor
+    margin = 0.05 * (high - low) or abs(high) * 0.05 or 0.5
+    return low - margin, high + margin
+
+
+def _titled(name: str, unit: str) -> str:
+    return formatting.sentence(f"{name} ({unit})" if unit else name)
+
+
+def _differences(report: Report) -> Iterator[Plot]:
+    """Yields the differences from the baseline, around a line at 0."""
+    by, lines, few = report.measure, [], []
+    compared = [row for row in report.rows if row.comparison.difference]
+    labels = list(dict.fromkeys(row.label for row in compared))
+    for row in compared:
+        mean, low, high, deviation, *_ = row.comparison.difference or (0.0,) * 4
+        if low is None or high is None:
+            few.append(row)
+            low, high = mean - (deviation or 0.0), mean + (deviation or 0.0)
+        x, low, high = (by.scale * np.array([x]) for x in (mean, low, high))
+        place = np.array([labels.index(row.label) + 0.7])
+        lines.append(Line(row.label, row.point, x, place, low, high))
+
+    def rows(axes: Axes) -> None:
+        axes.set_yticks([])
+        # A label is above its bar: beside it, no room is left on a phone. The line at 0
+        # is in pieces, because one line would cross the labels.
+        for i, label in enumerate(labels):
+            text = textwrap.shorten(_plain(label), 55, placeholder=" …")
+            axes.text(0, i + 0.38, text, transform=axes.get_yaxis_transform())
+            axes.plot([0, 0], [i + 0.47, i + 0.93], color=LIGHT["muted"], linewidth=1)
+
+    below = ["bars: 95 % interval"] * (len(few) < len(lines))
+    if report.terms != ONE_NOMINAL:
+        below += ["better →" if by.higher_is_better else "← better"]
+    name = f"Difference from {report.baseline} in {by.name}"
+    yield Plot(
         "differences",
         "answer",
-        f"Difference from {report.baseline} in {_titled(by, by.difference_unit)}",
-        [x._replace(low=x.y, high=x.y) for x in lines],
-        "95 % interval" + f"; {better}" * (report.terms != ONE_NOMINAL),
-        limits=(-len(rows) + 0.5, 0.5),
-        bars=True,
-        more=rows_of,
+        _titled(name, by.difference_unit),
+        lines,
+        "; ".join(below),
+        limits=(len(labels), 0),
+        bars="x",
+        legend=(),
+        height=40 * len(labels),
+        note="Too few seeds for an interval, so bars are one standard deviation of the "
+        f"differences to each side: {', '.join(map(named, few))}." * bool(few),
+        more=rows,
     )
 
 
 def _finals(rows: Sequence[Row], x: Sequence[float], by: Measure) -> Line:
-    """Final means, with a standard deviation to either side."""
+    """Returns final means, with a standard deviation to either side."""
     found = [row.measure for row in rows if row.measure]
     y = by.scale * np.array([s.mean for s in found])
     around = by.scale * np.array([s.deviation or 0.0 for s in found])
-    return Line(rows[0].label, "", np.array(x), y, y - around, y + around)
+    return Line(rows[0].label, "", np.array(x, float), y, y - around, y + around)
+
+
+def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
+    """Returns the names that none with as few bytes beats, fewest bytes first.
+
+    Args:
+        points: bytes and what they reached, by name; higher is better.
+    """
+    return [
+        name
+        for name, (sent, reached) in sorted(points.items(), key=lambda x: x[1])
+        if all(y < reached or x > sent for x, y in points.values() if y != reached)
+    ]
 
 
 def _tradeoff(report: Report) -> Iterator[Plot]:
-    """The final measure by bytes sent, if three numbers of bytes differ."""
+    """Yields the final measure by bytes sent, if three numbers of bytes differ."""
     by = report.measure
     rows = [r for r in report.rows if r.bytes_per_worker and formatting.is_known(r)]
     if report.sweep or len({row.bytes_per_worker for row in rows}) < 3:
         return
     lines = [_finals([row], [row.bytes_per_worker or 0.0], by) for row in rows]
-    title = f"{_titled(by, by.unit)} at the end, by bytes sent by each worker"
-    note = "; ".join(f"{r.label}: {spread(r.measure, by)}" for r in rows)
-    name, label = f"{by.key} at the end", "bytes sent by each worker (log)"
-    given = {"kind": "bytes", "log": "x", "bars": True, "note": f"{note}."}
-    yield Plot(name, "answer", title, lines, label, **given)
+    best = front({x.label: (float(x.x[0]), by.side * float(x.y[0])) for x in lines})
+    is_crowded = len(lines) > MANY
+    yield Plot(
+        f"{by.key} at the end",
+        "answer",
+        f"{_titled(by.name, by.unit)} at the end, by bytes sent by each worker",
+        lines,
+        f"{BYTES} (log)",
+        "bytes",
+        "x",
+        bars="y",
+        legend=best if is_crowded else None,
+        note="Bars: one standard deviation to each side."
+        + " Named: those that no other beats with as few bytes." * is_crowded,
+    )
 
 
 def _curves(report: Report) -> Iterator[Plot]:
-    """Every metric against steps; the compared ones against bytes and time, too."""
-    most = {
-        n.name: max((c.seconds.get(n.name, [0])[-1] for c in report.curves), default=0)
+    """Yields every metric by steps; the compared ones by bytes and time, too."""
+    ends = {
+        n.name: [c.seconds[n.name][-1] for c in report.curves if c.seconds.get(n.name)]
         for n in report.networks
     }
-    slowest = max(most, key=most.__getitem__, default="")
+    # Only the slowest network is unfolded, because bytes cost the most there.
+    slowest = max(ends, key=lambda n: max(ends[n], default=0.0), default="")
     for each in quantities(report):
-        by, unit = each.by, each.by.unit
         if is_empty(report, each):
             continue
-        views: list[tuple[str, str, str, Callable[[Curve], Any], str]] = [
-            ("steps", "local steps", "plain", lambda c: c.steps, "by steps")
-        ]
-        if each.group in ("measure", "loss") and by.key != "train_loss":
-            label = "bytes sent by each worker"
-            found = (lambda c: c.bytes_per_worker), "by bytes sent"
-            views += [("bytes", label, "bytes", *found)]
-            for n in most:
-                seconds = lambda c, n=n: c.seconds.get(n)  # noqa: E731
-                views += [(f"time {n}", "modelled time", "time", seconds, f"on {n}")]
-        limits, log = None, ""
-        for slug, label, kind, values, how in views:
-            lines = [*_lines(report, by, values)]
-            if slug == "steps":
-                limits, log = _limits(each, lines)
-            is_log = kind == "bytes"
-            yield Plot(
-                f"{by.key} by {slug}",
-                each.group,
-                f"{_titled(by, unit)} {how}",
-                lines,
-                label + " (log)" * is_log,
-                kind,
-                log + "x" * is_log,
-                limits,
-                target=_target(report, each),
-                folded=formatting.sentence(by.name)
-                if kind == "time" and how != f"on {slowest}"
-                else "",
-            )
+        yield _curve(report, each, STEPS)
+        if each.group not in ("measure", "loss") or each.by.key == "train_loss":
+            continue
+        yield _curve(report, each, BYTES)
+        for n in ends:
+            folded = formatting.sentence(each.by.name) if n != slowest else ""
+            yield _curve(report, each, n)._replace(folded=folded)
 
 
-def _target(report: Report, each: Quantity) -> float | None:
-    if report.target is None or each.group != "measure":
-        return None
-    return report.target * each.by.scale
+def _curve(report: Report, each: Quantity, view: str) -> Plot:
+    """Returns a metric by steps, by bytes, or by time on a network."""
+    by = each.by
+    # The ends of y are the same in all views: figures of a metric differ only in x.
+    by_steps = _lines(report, by, STEPS)
+    limits, log = _limits(by_steps, by, 0.25, 1.0, 50.0 if each.log else math.inf)
+    low, high = limits or (-math.inf, math.inf)
+    lines = _lines(report, by, view)
+    slug, kind, x_label, how = {
+        STEPS: ("steps", "plain", STEPS, "by steps"),
+        BYTES: ("bytes", "bytes", BYTES, "by bytes sent"),
+    }.get(view, (f"time {view}", "time", "modelled time", f"on {view}"))
+    last = [float(line.x[-1]) for line in lines] or [0.0]
+    # One algorithm may send tens of times as many bytes as another.
+    is_log = kind == "bytes" or (kind == "time" and max(last) > 4 * min(last))
+    # A logarithmic axis would spend decades on values outside the ends of y.
+    seen = [x.x[(x.x > 0) & (low <= x.y) & (x.y <= high)] for x in lines]
+    seen = np.concatenate([*seen, []])
+    ends = [(x.label, x.point, x.y[np.isfinite(x.y)][-1]) for x in lines]
+    shown = {(label, point) for label, point, end in ends if low <= end <= high}
+    curves = [c for c in report.curves if by.key in c.bands]
+    missing = [named(c) for c in curves if (c.label, c.point) not in shown]
+    goal = None
+    if report.target is not None and each.group == "measure":
+        value = report.target * by.scale
+        goal = (value, f"target {formatting.target(report)}")
+        goal = goal if low < value < high else None
+    return Plot(
+        f"{by.key} by {slug}",
+        each.group,
+        f"{_titled(by.name, by.unit)} {how}",
+        lines,
+        x_label + " (log)" * is_log,
+        kind,
+        log + "x" * is_log,
+        limits,
+        _widened(seen, log=True) if is_log and len(seen) else None,
+        target=goal,
+        note=f"Not in the picture, at least at the end: {', '.join(missing)}."
+        * bool(missing),
+    )
 
 
-def _lines(
-    report: Report, by: Measure, values: Callable[[Curve], Any]
-) -> Iterator[Line]:
-    """Yields the curves that have a finite value and a positive x."""
+def _lines(report: Report, by: Measure, view: str) -> list[Line]:
+    """Returns the curves that have a finite value and a positive x in a view."""
+    lines = []
     for curve in report.curves:
-        band, x = curve.bands.get(by.key), values(curve)
+        views = {STEPS: curve.steps, BYTES: curve.bytes_per_worker}
+        band, x = curve.bands.get(by.key), views.get(view, curve.seconds.get(view))
         if band is None or not x or max(x) <= 0:
             continue
-        mean, low, high = (np.array(part, float) * by.scale for part in band)
+        parts = (np.array(part, float) * by.scale for part in band)
+        mean, low, high = (np.where(np.isfinite(y), y, np.nan) for y in parts)
         if np.isfinite(mean).any():
-            yield Line(curve.label, curve.point, np.array(x, float), mean, low, high)
+            x = np.array(x, float)
+            lines.append(Line(curve.label, curve.point, x, mean, low, high))
+    return lines
 
 
-def _limits(
-    each: Quantity, lines: Sequence[Line]
-) -> tuple[tuple[float, float] | None, str]:
-    """Returns the range of y that shows the differences, and "y" if it is wide.
-
-    The first quarter of a run may lie outside, and so may a run that diverges.
-    """
-    late = [x[len(x) // 4 :] for line in lines for x in (line.y, line.low, line.high)]
-    found = np.concatenate([*late, []])
-    found = found[np.isfinite(found)]
-    if not len(found):
-        return None, ""
-    low, high = float(found.min()), float(found.max())
-    if not each.by.higher_is_better:
-        ends = [float(np.nanmedian(x.y[len(x.y) // 4 :])) for x in lines]
-        high = min(high, 8 * min(map(abs, ends)) or high)
-    if each.log and 0 < low < high / 50:
-        return (low / 1.5, high * 1.5), "y"
-    margin = 0.05 * (high - low) or abs(high) * 0.05 or 0.5
-    return (low - margin, high + margin), ""
-
-
-def _profiles(report: Report) -> Iterator[Plot]:
-    """Shares of workloads by time over the fastest's."""
-    found = profiles(times_of(report.rows))
-    if len(found) < 2 or len(found[0].ratios) < 2:
-        return
-    lines = []
-    for each in found[:12]:
-        at = [*dict.fromkeys([1.0, *(x for x in each.ratios if x <= FAR), FAR])]
-        x, y = np.repeat(at, 2)[1:], np.repeat([each.share(a) for a in at], 2)[:-1]
-        lines.append(Line(each.label, "", x, y, y, y))
-    title = "Share of workloads by time to the target over the fastest's"
-    label = "times as long as the fastest (log)"
-    scores = "; ".join(f"{each.label} {each.score:.2f}" for each in found)
-    note = f"Performance profiles, as in AlgoPerf. Scores: {scores}."
-    yield Plot("profiles", "time", title, lines, label, log="x", note=note)
-
-
-def _places(report: Report) -> tuple[dict[str, float], str]:
-    """Returns the x of each point of the sweep, and "x" if they grow by factors."""
+def _places(report: Report) -> dict[str, float]:
+    """Returns the x of each point of the sweep, evenly spaced for words and factors."""
     points = [p for p in dict.fromkeys(row.point for row in report.rows) if p]
     try:
         at = {point: float(point.partition("=")[2]) for point in points}
     except ValueError:
-        return {point: float(i) for i, point in enumerate(points)}, ""
-    is_wide = at and min(at.values()) > 0 and max(at.values()) >= 4 * min(at.values())
-    return at, "x" if is_wide else ""
+        return {point: float(i) for i, point in enumerate(points)}
+    # Workers, periods and rates usually grow by factors.
+    if at and min(at.values()) > 0 and max(at.values()) >= 4 * min(at.values()):
+        at = {point: math.log(x) for point, x in at.items()}
+    return at
 
 
-def _ticks(at: dict[str, float], axes: Axes) -> None:
-    axes.set_xticks([*at.values()], [x.partition("=")[2] for x in at])
-
-
-def _sweep(report: Report) -> Iterator[Plot]:
-    """The final measure against the swept value."""
-    at, log = _places(report)
-    by, rows = report.measure, [*filter(formatting.is_known, report.rows)]
-    lines = []
-    for label in dict.fromkeys(row.label for row in rows) if at else ():
-        own = [row for row in rows if row.label == label]
-        if not own[0].point:  # without the flag it is the same everywhere
-            own = own[:1] * len(at)
-        x = [at.get(r.point, p) for r, p in zip(own, at.values(), strict=False)]
-        lines.append(_finals(own, x, by))
-    name, title = f"{by.key} by {report.sweep}", _titled(by, by.unit)
-    given = {"log": log, "bars": True, "more": partial(_ticks, at)}
-    yield Plot(
-        name, "sweep", f"{title} by {report.sweep}", lines, report.sweep, **given
+def _swept(report: Report, name: str, title: str, lines: Sequence[Line]) -> Plot:
+    """Returns a figure over the swept values, with its lines side by side."""
+    at = _places(report)
+    # Bars at one value would cover each other.
+    step = 0.02 * (max(at.values()) - min(at.values())) if at else 0.0
+    shifts = [step * (i - (len(lines) - 1) / 2) for i in range(len(lines))]
+    return Plot(
+        name,
+        "sweep",
+        title,
+        [x._replace(x=x.x + by) for x, by in zip(lines, shifts, strict=True)],
+        report.sweep,
+        ticks={point.partition("=")[2]: x for point, x in at.items()},
+        bars="y",
     )
 
 
+def _sweep(report: Report) -> Iterator[Plot]:
+    """Yields the final measure against the swept value."""
+    at, by, lines = _places(report), report.measure, []
+    rows = [*filter(formatting.is_known, report.rows)]
+    for label in dict.fromkeys(row.label for row in rows) if at else ():
+        own = [row for row in rows if row.label == label]
+        if not own[0].point:  # without the flag it is the same everywhere
+            own = [own[0]._replace(point=point) for point in at]
+        lines.append(_finals(own, [at[row.point] for row in own], by))
+    gone = [named(row) for row in report.rows if row not in rows]
+    title = f"{_titled(by.name, by.unit)} by {report.sweep}"
+    plot = _swept(report, f"{by.key} by {report.sweep}", title, lines)
+    note = f"All runs diverged: {', '.join(gone)}." if gone else ""
+    yield plot._replace(note=note)
+
+
 def _tuning(report: Report) -> Iterator[Plot]:
-    """The trials of each tuned flag, and its best value against the swept one."""
-    at, log = _places(report)
-    by = report.measure
+    """Yields the trials of each tuned flag, and its best value over a sweep."""
+    at, by = _places(report), report.measure
     for flag in dict.fromkeys(t.flag for t in report.tuning):
         tried = [t for t in report.tuning if t.flag == flag]
         values = [x for t in tried for x in t.values]
-        is_log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
-        best = []
-        for label in dict.fromkeys(t.label for t in tried):
-            own = [t for t in tried if t.label == label and t.point in at]
-            x, y = [at[t.point] for t in own], [t.chosen for t in own]
-            low = [t.chosen if t.low is None else t.low for t in own]
-            high = [t.chosen if t.high is None else t.high for t in own]
-            best += [Line(label, "", *map(np.array, (x, y, low, high)))] if own else []
-        title, given = f"Best {flag} by {report.sweep}", {"bars": True}
-        given |= {"log": log + "y" * is_log, "more": partial(_ticks, at)}
-        yield Plot(title.lower(), "sweep", title, best, report.sweep, **given)
-        scores = [
-            (t, by.scale * np.array([math.nan if s is None else s for s in t.scores]))
-            for t in tried
-        ]
-        lines = [Line(t.label, t.point, np.array(t.values), y, y, y) for t, y in scores]
-        edges = [f"{named(t)} ({number(t.chosen)})" for t in tried if t.at_edge]
-        name = _titled(by, by.unit).removeprefix("Test ")
-        yield Plot(
-            f"tuning {flag}",
-            "tuning",
-            f"{formatting.sentence(name)} on validation data by {flag}",
-            lines,
-            flag + " (log)" * is_log,
-            log="x" * is_log,
-            note=f"Best at the edge of the range: {', '.join(edges)}." * bool(edges),
+        lines = []
+        for label in dict.fromkeys(t.label for t in tried if t.point in at):
+            own = [t for t in tried if t.label == label]
+            x, y = np.array([(at[t.point], t.chosen) for t in own]).T
+            # The interval of the resamples may be unknown, or leave out the value.
+            low = np.fmin(np.array([t.low for t in own], float), y)
+            high = np.fmax(np.array([t.high for t in own], float), y)
+            lines.append(Line(label, "", x, y, low, high))
+        title = f"Best {flag} by {report.sweep}"
+        bars = "Bars: 95 % intervals, from resampling the seeds of the trials."
+        is_wide = min(values) > 0 and max(values) >= 4 * min(values)
+        yield _swept(report, title.lower(), title, lines)._replace(
+            log="y" * is_wide,
+            limits=_widened(np.array(values), is_wide),
+            note=bars * any(t.low is not None for t in tried),
         )
+        yield _trials(report, flag, by)
+
+
+def _trials(report: Report, flag: str, by: Measure) -> Plot:
+    """Returns validation scores against the values of a flag that were tried."""
+    tried, lines = [t for t in report.tuning if t.flag == flag], []
+    for t in tried:
+        x, y = np.array(t.values, float), np.array(t.scores, float) * by.scale
+        y = np.where(np.isfinite(y), y, np.nan)
+        gone = x[np.isnan(y)].tolist()
+        lines.append(Line(t.label, t.point, x, y, y, y, t.chosen, gone))
+    values = [x for t in tried for x in t.values]
+    is_log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
+    limits, log = _limits(lines, by, 0.0, 0.5, 1000.0)
+    name = _titled(by.name.removeprefix("test "), by.unit)
+    edges = [f"{named(t)} ({number(t.chosen)})" for t in tried if t.at_edge]
+    notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []
+    notes += ["× at the bottom: a run diverged."] * any(x.crosses for x in lines)
+    return Plot(
+        f"tuning {flag}",
+        "tuning",
+        f"{name} on validation data by {flag}",
+        lines,
+        f"{flag}{' (log)' * is_log}; ring: chosen",
+        log=log + "x" * is_log,
+        limits=limits,
+        note=" ".join(notes),
+    )

@@ -53,13 +53,6 @@ def always_zero(quantity: quantities.Quantity, report: Report) -> bool:
 
 
 def prose(text: str) -> Markup:
-    """Returns text without line breaks between numbers and units; commands as code."""
-    found = formatting.COMMAND.search(text)
-    before, command = (text[: found.start()], found[0]) if found else (text, "")
-    code = Markup("<code>{}</code>").format(whole(command)) if command else ""
-    return whole(TIED.sub("\u00a0", before)) + code
-
-
-def whole(text: str) -> Markup:
-    """Returns text without line breaks within flags: browsers break at hyphens."""
-    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', str(escape(text))))
+    """Returns text without line breaks within flags, or between numbers and units."""
+    tied = str(escape(TIED.sub("\u00a0", text)))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))

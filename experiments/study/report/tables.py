@@ -68,7 +68,7 @@ def markdown(report: Report) -> str:
     lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
     escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
     table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
-    remarks = "\n".join(f"- {with_code(remark)}" for remark in report.remarks)
+    remarks = "\n".join(f"- {one_line(remark)}" for remark in report.remarks)
     parts = [f"# {one_line(report.title)}", one_line(report.headline), table, remarks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
@@ -76,14 +76,6 @@ def markdown(report: Report) -> str:
 def one_line(text: str) -> str:
     """Returns text in one line, with < escaped so that Markdown sees no HTML tags."""
     return " ".join(text.split()).replace("<", "&lt;")
-
-
-def with_code(text: str) -> str:
-    """Returns a remark in one line, with a command at its end as code."""
-    found = formatting.COMMAND.search(" ".join(text.split()))
-    if found is None:
-        return one_line(text)
-    return f"{one_line(found.string[: found.start()])} `{found[0]}`"
 
 
 def csv(report: Report) -> str:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from experiments.study.analysis.results import Report
 from experiments.study.report.page import page
+from experiments.study.report.styles import styles
 from experiments.study.report.tables import csv, markdown
 from experiments.training import records
 
@@ -25,11 +26,10 @@ def write(report: Report, out: Path) -> None:
 
     folder = out / "figures"
     folder.mkdir(parents=True, exist_ok=True)
-    pictures = {}
+    look = styles({row.label: row.algo for row in report.rows})
     with figures.style():
         plots = figures.plots(report)
-        for plot in plots:
-            pictures[plot.name] = figures.save(plot, report, folder, DPI)
+        pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
     records.write(out / "table.md", markdown(report))
     records.write(out / "table.csv", csv(report))
     records.write(out / "report.html", page(report, plots, pictures))

@@ -1,13 +1,17 @@
-"""Connections to a Dask scheduler."""
+"""Connections to a Dask scheduler: one that runs already, or one of this command."""
 
 import importlib.util
 import logging
+import os
+import signal
+import subprocess
+import sys
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 from experiments.cli.errors import BadRequest
 from experiments.exit_codes import UNCONNECTED
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
 CERTIFICATES = (
     "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 )
-
 ANSWER = 30.0  # seconds for a scheduler to answer
+WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
+WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
 
 
 class Unreachable(BadRequest):
@@ -38,8 +43,8 @@ def check_installed(flag: str) -> None:
         )
 
 
-def connect(scheduler: str, seconds: float) -> "Client":
-    """Connects to a running scheduler.
+def reach(scheduler: str, seconds: float) -> str:
+    """Tests the connection to a running scheduler, and returns its address.
 
     For tls://, Dask's own settings name the certificates: `CERTIFICATES`.
 
@@ -48,19 +53,9 @@ def connect(scheduler: str, seconds: float) -> "Client":
         seconds: seconds to wait for the answer.
 
     Raises:
-        BadRequest: Dask is not installed, or the text is invalid.
+        BadRequest: the text is invalid.
         Unreachable: no scheduler answers there.
     """
-    address = reach(scheduler, seconds)
-    from distributed import Client
-
-    with _explained(scheduler):
-        return Client(address, timeout=seconds, set_as_default=False)
-
-
-def reach(scheduler: str, seconds: float) -> str:
-    """Tests the connection and returns the address; raises errors like `connect`."""
-    check_installed("--scheduler")
     silence()
     # Imported late: --help imports this file and must stay fast.
     import asyncio
@@ -93,13 +88,14 @@ def _address(scheduler: str) -> str:
     """Returns the address of a scheduler, read from a scheduler file if necessary."""
     if "://" in scheduler:
         return scheduler
-    try:
-        return json_files.read(Path(scheduler), "address")["address"]
-    except (OSError, ValueError):
-        raise BadRequest(
-            "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
-            f"got {scheduler!r}"
-        ) from None
+    with suppress(OSError, json_files.Damaged):
+        address = json_files.read(Path(scheduler), "address")["address"]
+        if isinstance(address, str):
+            return address
+    raise BadRequest(
+        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
+        f"got {scheduler!r}"
+    )
 
 
 async def _knock(address: str, seconds: float) -> None:
@@ -112,51 +108,53 @@ async def _knock(address: str, seconds: float) -> None:
 
 
 @contextmanager
-def cluster(
-    scheduler: str | None, jobs: int, environ: Mapping[str, str]
-) -> Iterator["Client"]:
-    """Yields a client of a scheduler or of a cluster in this process.
+def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
+    """Yields a client of a running scheduler or of a cluster of this command.
 
     Args:
-        scheduler: the address or file of a scheduler; None starts a cluster here.
-        jobs: the number of workers of that cluster, at 127.0.0.1.
-        environ: environment variables of these workers.
+        scheduler: the address or file of a scheduler; None starts one here.
+        jobs: the number of workers to start for it, at 127.0.0.1.
 
     Raises:
-        BadRequest: Dask is not installed, or the address is invalid.
+        BadRequest: the address is invalid.
         Unreachable: no scheduler answers.
     """
-    if scheduler is not None:
-        with connect(scheduler, ANSWER) as client:
-            yield client
-        return
-    check_installed("--jobs")
     silence()
     from distributed import Client, LocalCluster
 
-    own = LocalCluster(
-        n_workers=jobs,
-        threads_per_worker=1,
-        processes=True,  # jax's devices are set before it starts
-        host="127.0.0.1",
-        env=dict(environ),
-        dashboard_address="127.0.0.1:0",
-        worker_dashboard_address="127.0.0.1:0",
-        memory_limit=None,
+    if scheduler is not None:
+        with _explained(scheduler):
+            address = _address(scheduler)
+            client = Client(address, timeout=ANSWER, set_as_default=False)
+        with client:
+            yield client
+        return
+    with ExitStack() as held:
+        pages = "127.0.0.1:0"
+        own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
+        held.enter_context(own)
+        scratch = held.enter_context(TemporaryDirectory())
+        for _ in range(jobs):
+            held.enter_context(_worker(own.scheduler_address, scratch))
+        yield held.enter_context(Client(own, set_as_default=False))
+
+
+@contextmanager
+def _worker(address: str, scratch: str) -> Iterator[None]:
+    """Starts a Dask worker as a user does, and kills it in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", "worker", address, *WORKER.split(), scratch],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this command
     )
-    with own, Client(own, set_as_default=False) as client:
-        yield client
-
-
-def dashboard(client: "Client") -> str:
-    """Returns the address of the scheduler's dashboard, for a browser."""
-    link = client.dashboard_link or "none"
-    # Dask names the machine's own address even if the pages are bound to another.
-    if client.cluster is not None and (port := urlsplit(link).port):
-        link = f"http://127.0.0.1:{port}/status"
-    if importlib.util.find_spec("bokeh") is None and client.cluster is not None:
-        link += " (its pages need bokeh: pip install bokeh)"
-    return link
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its nanny and itself
+        process.wait()
 
 
 def silence() -> None:

@@ -17,10 +17,10 @@ def commands(plan: Plan, devices: int | None) -> Iterator[str]:
         devices: CPU devices, and threads, of each run; None uses this machine's numbers
             everywhere.
     """
-    for run in plan.waiting():
+    for run in plan.waiting:
         # An interrupted run continues if it has a checkpoint.
         more = ["--out", str(run.folder), "--resume"]
-        yield command(*run, devices, more)
+        yield command(run.runs, run.seed, devices, more)
 
 
 def command(
@@ -35,7 +35,7 @@ def command(
 
 def summary(plan: Plan) -> str:
     """Returns how many runs are listed, and how many more will follow."""
-    listed = len(plan.waiting())
+    listed = len(plan.waiting)
     missing = plan.total - plan.done
     text = f"{listed} of {plan.total} runs are listed"
     if missing > listed:

@@ -55,20 +55,18 @@ def _make_here(
 ) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     maker, number = Maker(loader), 0
-    while (share := plan.take()) is not None:
-        if share.number != number:
+    while (run := plan.take(number)) is not None:
+        if run.number != number:
             # Otherwise the programs of all variants stay in memory, 30 MB each.
-            maker, number = Maker(loader), share.number
+            maker, number = Maker(loader), run.number
             jax.clear_caches()
-        while share.runs:
-            # Before the first run nothing can be lost: the signal ends the process.
-            if bar.made and asked_to_stop():
-                raise Stopped
-            run = share.runs[0]
-            line = bar.begin(run.name)
-            outcome = maker.make(run.config, run.folder, line.show, asked_to_stop)
-            line.end(outcome)
-            plan.ended(share, outcome)
+        # Before the first run nothing can be lost: the signal ends the process.
+        if bar.made and asked_to_stop():
+            raise Stopped
+        line = bar.begin(run.name)
+        outcome = maker.make(run.config, run.folder, line.show, asked_to_stop)
+        line.end(outcome)
+        plan.ended(run, outcome)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.checkpoint import lock
 from experiments.cli import terminal
@@ -14,7 +14,6 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
-from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.recording import record_config, train_and_record
@@ -22,6 +21,36 @@ from experiments.training.run import Run, make_run
 
 LONGEST_TEXT = 2000  # characters of an error
 PAUSE = 0.1  # seconds between two reports of a step
+
+
+class Stepped(NamedTuple):
+    """Some of a run's local steps are done; the loss is that of the last one."""
+
+    done: int
+    steps: int
+    loss: float
+
+
+class Made(NamedTuple):
+    """The run is complete; the words are its results."""
+
+    words: str
+
+
+class Refused(NamedTuple):
+    """The run could not be made.
+
+    Attributes:
+        line: the reason, in one line.
+        is_request: whether its flags were refused.
+    """
+
+    line: str
+    is_request: bool = False
+
+
+News = Stepped | str
+"""News about a run in progress; a text is a warning."""
 
 
 class Stopped(Exception):
@@ -80,7 +109,7 @@ class Maker:
             )
             if why := run.rounds.untrained:
                 start = "the results will be those of the initial model"
-                report(Noted(f"{start}: {why}"))
+                report(f"{start}: {why}")
             with unfinished(folder) as place:
                 words = [*words_of(config), "--seed", str(config.seed)]
                 record_config(run, [*PROGRAM.split(), *words], place, [])
@@ -115,7 +144,7 @@ def clear(folder: Path) -> None:
     """
     if folder.exists() and not is_done(folder):
         with lock.held(folder):
-            own_files.remove(folder, own_files.OF_RUN)
+            own_files.remove(folder)
         with suppress(OSError):  # it holds something of the user's
             folder.rmdir()
 

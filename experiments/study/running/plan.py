@@ -1,15 +1,14 @@
 """The plan of a study's missing runs, which decides what a job makes next."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import terminal
 from experiments.study.grid import RunSet, damage
-from experiments.study.running.messages import Made, Refused
+from experiments.study.running.maker import Made, Refused
 from experiments.training.config import RunConfig
 
 Choose = Callable[[RunSet], RunSet | None]
@@ -33,8 +32,16 @@ class Failure(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """A missing run."""
+    """A missing run.
 
+    Attributes:
+        number: the index of the run set to report. Its runs and trials differ only in
+            numbers and seeds, and mostly share their programs.
+        runs: the run set that the run belongs to.
+        seed: the seed of the run.
+    """
+
+    number: int
     runs: RunSet
     seed: int
 
@@ -62,22 +69,6 @@ class Missing(NamedTuple):
         return [*self.runs.argv, "--seed", str(self.seed)]
 
 
-@dataclass(eq=False)
-class Share:
-    """The runs that one job makes, one after the other.
-
-    They belong to one variant at one point, and are all its trials or the runs to
-    report. They differ only in numbers and seeds, and mostly share their programs.
-
-    Attributes:
-        number: the index of the run set to report.
-        runs: the runs that have not ended; the first one is in progress.
-    """
-
-    number: int
-    runs: list[Missing]
-
-
 @dataclass
 class Plan:
     """The missing runs, handed out to jobs, and their outcomes.
@@ -91,6 +82,7 @@ class Plan:
         done: the number of runs that exist.
         failures: the runs that failed.
         found: the run sets to report, with the chosen values; None while trials run.
+        waiting: the missing runs that are known so far and that no job makes.
     """
 
     planned: Sequence[RunSet]
@@ -99,8 +91,8 @@ class Plan:
     done: int = 0
     failures: list[Failure] = field(default_factory=list)
     found: list[RunSet | None] = field(default_factory=list)
-    _waiting: list[Share] = field(default_factory=list)
-    _taken: int = 0  # number of runs that jobs hold and that have not ended
+    waiting: list[Missing] = field(default_factory=list)
+    _taken: Counter[int] = field(default_factory=Counter)  # runs in progress, by number
     _trials: Counter[int] = field(default_factory=Counter)  # trials left, by run set
 
     def __post_init__(self):
@@ -108,57 +100,48 @@ class Plan:
         # All trials first: the final runs then fill the gaps at the end.
         for number, runs in enumerate(self.planned):
             self.total += sum(len(x.seeds) for x in (runs, *runs.trials))
-            self._trials[number] = self._add(number, runs.trials, len(self._waiting))
+            self._trials[number] = self._add(number, runs.trials, len(self.waiting))
         for number in range(len(self.planned)):
             if not self._trials[number]:
-                self._add_finals(number, len(self._waiting))
+                self._add_finals(number, len(self.waiting))
 
     @property
     def is_over(self) -> bool:
         """Whether nothing waits and nothing runs."""
-        return not self._waiting and not self._taken
+        return not self.waiting and not self._taken.total()
 
-    def waiting(self) -> list[Missing]:
-        """Returns the missing runs that are known so far and that no job holds."""
-        return [run for share in self._waiting for run in share.runs]
-
-    def take(self, jobs: int = 1) -> Share | None:
-        """Returns the share that a free job makes next; None while there is none.
+    def take(self, last: int | None = None) -> Missing | None:
+        """Returns the run that a free job makes next; None while there is none.
 
         Args:
-            jobs: the number of jobs, including busy ones.
+            last: the number of the job's last run.
         """
-        if not self._waiting:
+        if not self.waiting:
             return None
-        # A job's part of all waiting runs: the last shares are small, so that all jobs
-        # end at about the same time.
-        most = math.ceil(len(self.waiting()) / jobs)
-        share = self._waiting.pop(0)
-        if rest := share.runs[most:]:
-            self._waiting.insert(0, replace(share, runs=rest))
-            del share.runs[most:]
-        self._taken += len(share.runs)
-        return share
+        # Programs are compiled by as few jobs as possible: a job stays with its number,
+        # or begins one that no other job has.
+        run = min(self.waiting, key=lambda x: (x.number != last, self._taken[x.number]))
+        self.waiting.remove(run)
+        self._taken[run.number] += 1
+        return run
 
-    def ended(self, share: Share, outcome: Made | Refused) -> None:
-        """Counts the first run of a share, which was made or failed."""
-        run = share.runs.pop(0)
-        self._taken -= 1
+    def ended(self, run: Missing, outcome: Made | Refused) -> None:
+        """Counts a run, which was made or failed."""
+        self._taken[run.number] -= 1
         match outcome:
             case Made():
                 self.done += 1
             case Refused(line, is_request):
-                self.failures.append(Failure(*run, line, is_request))
-        self._trials[share.number] -= 1
-        if self._trials[share.number] == 0:  # final runs count on, below it
+                self.failures.append(Failure(run.runs, run.seed, line, is_request))
+        self._trials[run.number] -= 1
+        if self._trials[run.number] == 0:  # final runs count on, below it
             # First of all that wait: their variant has been under way the longest.
-            self._add_finals(share.number, 0)
+            self._add_finals(run.number, 0)
 
-    def give_back(self, share: Share) -> None:
-        """Takes back the runs of a share that a job has not made."""
-        self._taken -= len(share.runs)
-        if share.runs:
-            self._waiting.insert(0, share)
+    def give_back(self, run: Missing) -> None:
+        """Takes back a run that a job has not made."""
+        self._taken[run.number] -= 1
+        self.waiting.insert(0, run)
 
     def _add_finals(self, number: int, place: int) -> None:
         """Chooses the values of a run set, and adds its runs."""
@@ -171,12 +154,11 @@ class Plan:
         self.failures.append(Failure(planned, planned.seeds[0], line, is_request=True))
 
     def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
-        """Adds the missing runs of some run sets as a share; returns their number."""
-        missing = [Missing(runs, seed) for runs in sets for seed in runs.missing()]
+        """Adds the missing runs of some run sets; returns how many there are."""
+        missing = [Missing(number, runs, x) for runs in sets for x in runs.missing()]
         for run in missing:
             if why := damage(run.folder):
                 terminal.say(f"{why}: the run is repeated")
         self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
-        if missing:
-            self._waiting.insert(place, Share(number, missing))
+        self.waiting[place:place] = missing
         return len(missing)

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments.cli import terminal
 from experiments.study.analysis.formatting import duration
-from experiments.study.running.messages import Made, News, Noted, Refused, Stepped
+from experiments.study.running.maker import Made, News, Refused, Stepped
 
 
 class StudyProgress:
@@ -43,14 +43,6 @@ class StudyProgress:
         if text not in self._said:
             self._said.add(text)
             self.say(text)
-
-    def count(self, outcome: Made | Refused) -> str:
-        """Counts a run that has ended; returns its number among all, or "failed"."""
-        if isinstance(outcome, Refused):
-            return "failed:"
-        self.done, self.made = self.done + 1, self.made + 1
-        self.show()
-        return f"run {self.done}/{self.total}"
 
     def show(self) -> None:
         """Updates the overall progress from all lines."""
@@ -89,18 +81,23 @@ class RunLine:
                 self.part = done / steps
                 text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
                 self._study.bar.update(self._task, completed=self.part, left=text)
-            case Noted(text):
+            case text:
                 cell = self._name.rpartition(", seed ")[0]
                 self._study.say_once(f"{cell}: {text}")
         self._study.show()
 
     def end(self, outcome: Made | Refused) -> None:
         """Ends the run, and shows its results or why it failed."""
-        self.drop()
-        study, name = self._study, self._name
-        number = study.count(outcome)
-        left = study.left(study.done)
-        study.say(f"{number} {name}: {outcome[0]}  {left}".rstrip())
+        study = self._study
+        match outcome:
+            case Made(words):
+                study.done, study.made = study.done + 1, study.made + 1
+                self.drop()
+                at, left = f"{study.done}/{study.total}", study.left(study.done)
+                study.say(f"run {at} {self._name}: {words}  {left}".rstrip())
+            case Refused(why):
+                self.drop()
+                study.say(f"failed: {self._name}: {why}")
 
     def drop(self) -> None:
         """Removes the line, whether or not its run starts again elsewhere."""

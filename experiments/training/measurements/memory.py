@@ -12,8 +12,7 @@ from syncalgos.collectives import PyTree
 def device_bytes(state: TrainState) -> dict[str, int]:
     """Returns the bytes on a device: params, opt_state and the strategy's sync.
 
-    They include all lanes. They exclude temporary results and arrays in another memory
-    (--sync-memory).
+    They include all lanes, and exclude temporary results.
     """
     return _by_part(state, lambda x: x.sharding.shard_shape(x.shape))
 
@@ -45,13 +44,4 @@ def _by_part(state: TrainState, shape_of: Any) -> dict[str, int]:
     def size(x: jax.Array) -> int:
         return math.prod(shape_of(x)) * x.dtype.itemsize
 
-    return {
-        name: sum(size(leaf) for leaf in jax.tree.leaves(x) if not _is_elsewhere(leaf))
-        for name, x in parts.items()
-    }
-
-
-def _is_elsewhere(x: jax.Array) -> bool:
-    """Whether an array is in another memory than its devices' default memory."""
-    # Devices that exist only for compilation do not report their default.
-    return x.sharding.memory_kind not in (None, "device")
+    return {name: sum(map(size, jax.tree.leaves(x))) for name, x in parts.items()}

@@ -110,7 +110,7 @@ def planned(plan: Plan, state: TrainState, ends: np.ndarray | None = None) -> Ro
         sent=_count(plan, state, sent),
         is_fixed=sent is not None,
         ends=ends,
-        is_followed=bool(c.ema or not introspection.has_center(plan.method.algorithm)),
+        is_followed=not introspection.has_center(plan.method.algorithm),
     )
     if ends is None or ends.any():
         return rounds

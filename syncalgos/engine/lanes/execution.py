@@ -7,12 +7,12 @@
   and identical replicas.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax import lax
 
 from syncalgos import collectives
@@ -21,7 +21,7 @@ from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
 from syncalgos.engine.program import Inputs, Outputs, Own, Trained
-from syncalgos.engine.worker import Worker, accumulated, over_steps
+from syncalgos.engine.worker import Found, Worker, accumulated, over_steps
 from syncalgos.strategy import PyTree, apply_sync, keep_grads, seeing
 
 
@@ -136,31 +136,62 @@ def merged(
     return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
 
 
-def in_turn(
-    mapped: Callable[[Any, Inputs], Outputs], has_rows: bool
-) -> Callable[[Any, Inputs], Outputs]:
-    """Runs a program of all workers for one setting after the other.
+class Compared(NamedTuple):
+    """A loss and its gradient of a merged batch, beside those of its parts.
 
-    Args:
-        mapped: the program for one setting.
-        has_rows: whether each setting has its own batches.
+    All are means over the devices.
 
-    Returns:
-        The program for all settings. Settings are the leading axis of own, keys,
-        hyperparameters and, with has_rows, batches.
+    Attributes:
+        loss: the loss of the merged batch.
+        mean: the mean of the losses of its parts.
+        loss_size: the mean of their magnitudes.
+        apart: the norm of the gradient of the merged batch minus the mean of those of
+            its parts.
+        size: the mean of the norms of the gradients of its parts.
     """
 
-    def of_all(own: Any, inputs: Inputs) -> Outputs:
-        def one(each):
-            own, key, hyperparams, rows = each
-            shared = inputs.shared._replace(key=key, hyperparams=hyperparams)
-            batches = rows if has_rows else inputs.batches
-            return mapped(own, Inputs(shared, batches))
+    loss: jax.Array | float
+    mean: jax.Array | float
+    loss_size: jax.Array | float
+    apart: jax.Array | float
+    size: jax.Array | float
 
-        shared, rows = inputs.shared, inputs.batches if has_rows else ()
-        return lax.map(one, (own, shared.key, shared.hyperparams, rows))
 
-    return of_all
+def compared(
+    worker: Worker,
+    workers: int,
+    lanes: int,
+    replicated: Replicated,
+    own: Own,
+    inputs: Inputs,
+) -> Outputs:
+    """Compares the first microbatches of some workers, as one batch and one by one.
+
+    Args:
+        worker: the worker whose loss is said to be a mean over its batch.
+        workers: the number of workers of a device whose batches are merged.
+        lanes, replicated, own, inputs: as in `merged`.
+    """
+    shared, replica = inputs.shared, held_once(own, replicated, lanes)[0].replica
+    whole = worker._replace(accumulate=1)
+
+    def first(x):
+        return x[0, :workers, : x.shape[2] // worker.accumulate]
+
+    def found(_, number, part, merged=None):
+        given = replica, part, shared.key, shared.data, number, merged
+        grads, buffers, metrics = whole.gradients(*given)
+        grads, loss = widen((grads, metrics["loss"]))
+        sizes = {"loss": loss, "loss_size": jnp.abs(loss)}
+        return Found(grads, buffers, {**sizes, "size": optax.tree.norm(grads)})
+
+    batches = jax.tree.map(first, inputs.batches)
+    parts = accumulated(found, replica, batches)
+    grads, _, metrics = found((), 0, batches, workers)
+    apart = optax.tree.norm(jax.tree.map(jnp.subtract, grads, parts.grads))
+    each = parts.metrics["loss"], parts.metrics["loss_size"]
+    told = Compared(metrics["loss"], *each, apart, parts.metrics["size"])
+    return Outputs((), collectives.mean(told, DEVICES))
 
 
 def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):

@@ -23,15 +23,15 @@ def size(few: Any, many: Any, lanes: int, params: PyTree) -> int:
     """Returns the number of lanes in a group, a divisor of all lanes.
 
     Args:
-        few: the closed jaxpr of a forward pass over one lane's batch.
-        many: the closed jaxpr of a forward pass over the batches of all lanes.
+        few: the jaxpr of a forward pass over one lane's batch.
+        many: the jaxpr of a forward pass over the batches of all lanes.
         lanes: the number of lanes, at least 2.
         params: the model's params, or their shapes.
     """
-    computed, read = results(few.jaxpr), _multiplied(few.jaxpr)
+    computed, read = results(few), _multiplied(few)
     # Results that grow with the lanes come from batches; the rest is shared.
-    batch = (results(many.jaxpr) - computed) / (lanes - 1)
-    weights = read - (_multiplied(many.jaxpr) - read) / (lanes - 1)
+    batch = (results(many) - computed) / (lanes - 1)
+    weights = read - (_multiplied(many) - read) / (lanes - 1)
     params_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
     wanted = max(CACHED, OUTWEIGHS * max(weights, params_bytes)) / max(batch, 1)
     wanted = min(max(wanted, 1), lanes)

@@ -1,9 +1,11 @@
-"""Selects the form in which a device runs its lanes, by tracing.
+"""Selects the form in which a device runs its lanes.
 
-Nothing is computed here: traces show what losses and strategies do.
+Nothing is computed here: the choice follows from what losses and strategies declare,
+and from traces. Whether a loss that is said to be a mean is one is checked with numbers
+(`Compiled`), by `check_mean`.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,19 +13,20 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
-from syncalgos.engine.lanes import groups, mean_loss, traces
+from syncalgos.engine.lanes import groups, traces
+from syncalgos.engine.lanes.execution import Compared
 from syncalgos.engine.lanes.traces import One
-from syncalgos.engine.losses import is_per_example
+from syncalgos.engine.losses import WEIGHT, is_per_example
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
 from syncalgos.jaxprs import equations
+from syncalgos.removed import LANE_FORMS
 from syncalgos.strategy import apply_reduce, seeing
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
-OLD_NAMES = {"together": VECTORIZED, "in-turn": SEQUENTIAL, "joined": MERGED}
 
 # On CPUs, lanes are faster one after the other if a step of all lanes computes more
 # than the caches hold. The exception is a lane so small that starting it takes as long
@@ -33,14 +36,14 @@ SMALL = 1e5
 
 
 def checked(asked: str | None) -> str | None:
-    """Returns the form that was asked for, by its current name; None stays None.
+    """Returns the form that was asked for; None stays None.
 
     Raises:
         ValueError: the name is unknown.
     """
     if asked is None:
         return None
-    return checks.one_of("lane_form", OLD_NAMES.get(asked, asked), FORMS)
+    return checks.one_of("lane_form", asked, FORMS, LANE_FORMS)
 
 
 class Unfit(ValueError):
@@ -64,14 +67,14 @@ class Traits(NamedTuple):
 
     Attributes:
         draws: the loss uses its key.
+        weighs: the loss weighs its microbatches.
         convolves: the loss contains convolutions.
-        reports: the loss returns its own metrics.
         bytes: the bytes of everything that a forward pass and an update compute.
     """
 
     draws: bool
+    weighs: bool
     convolves: bool
-    reports: bool
     bytes: int
 
 
@@ -100,13 +103,14 @@ def choose(
     # sequential needs gradients that are not reduced.
     takes_mean = introspection.takes_mean(worker.strategy)
     form = asked or (MERGED if takes_mean else SEQUENTIAL)
-    may_pay = asked or takes_mean or _may_take_turns(worker, layout, own, inputs)
+    may_merge = takes_mean and is_per_example(worker.loss)
+    may_pay = asked or may_merge or _may_take_turns(worker, layout, own, inputs)
     if form == VECTORIZED or not may_pay:
         return Chosen(VECTORIZED)  # for any loss, so it need not be traced
     one = traces.of_one_worker(own, inputs)
     loss = traits(worker, layout, one)
     is_large = loss.bytes > SMALL and loss.bytes * layout.lanes > CACHED
-    if not (asked or takes_mean or (is_large and not loss.convolves)):
+    if not (asked or may_merge or (is_large and not loss.convolves)):
         return Chosen(VECTORIZED)  # no need to trace the backward pass: 0.1 s
     leaves = len(jax.tree.leaves(own.replica))
     once = replicated is not None and all(replicated[:leaves])
@@ -120,6 +124,7 @@ def choose(
         (not takes_mean, "the strategy does not take the mean of all gradients"),
         (jax.tree.leaves(own.replica.buffers), "each worker has buffers of its own"),
         (loss.draws, "the loss draws from each worker's own key"),
+        (loss.weighs, f"the loss weighs its batches by {WEIGHT!r}"),
         talks,
         (not identical, "the replicas are not known to be identical"),
         (worker.strategy.sees_loss, "the strategy sees each worker's own loss"),
@@ -134,19 +139,13 @@ def choose(
         return Chosen(VECTORIZED)
     if form == SEQUENTIAL:
         return Chosen(SEQUENTIAL)
-    return _merged(worker, layout, one, loss) or Chosen(asked or VECTORIZED)
-
-
-def setting_form(layout: Layout) -> str:
-    """The form in which several settings of one state run."""
-    # The lanes of one setting keep a CPU's cores busy (docs/performance.md).
-    return SEQUENTIAL if _on_cpu(layout) else VECTORIZED
+    return Chosen(MERGED, _group(worker, layout, one, loss))
 
 
 def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
     """Whether lanes can run one after the other between syncs, and would be faster."""
     return (
-        _on_cpu(layout)
+        on_cpu(layout)
         and layout.lanes > 1
         and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
         and introspection.rests(worker.strategy)
@@ -166,42 +165,51 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     drawn, held = jaxpr.jaxpr.invars[0], equations(jaxpr.jaxpr)
     return Traits(
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
+        weighs=WEIGHT in metrics,
         convolves=any(e.primitive.name == "conv_general_dilated" for e in held),
-        reports=len(metrics) > 1 + bool(worker.each),
         bytes=groups.results(jaxpr.jaxpr),
     )
 
 
-def _merged(worker: Worker, layout: Layout, one: One, found: Traits) -> Chosen | None:
-    """Returns the merged form if the loss is provably a mean over any batch."""
-    is_known = is_per_example(worker.loss)
-    if not is_known and (found.reports or worker.each):
-        return None
+def _group(worker: Worker, layout: Layout, one: One, found: Traits) -> int | None:
+    """The number of lanes that a merged gradient takes at a time; None is all."""
     # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
-    in_groups = _on_cpu(layout) and not found.convolves
-    if layout.lanes == 1 or (is_known and not in_groups):
-        return Chosen(MERGED)
-    passes = traces.losses(worker, layout, one)
-    if not (is_known or (passes and _is_mean(passes, worker, layout, one))):
+    if layout.lanes == 1 or found.convolves or not on_cpu(layout):
         return None
-    if not (in_groups and passes):
-        return Chosen(MERGED)
-    return Chosen(MERGED, groups.size(*passes, layout.lanes, one.replica.params))
+    passes = traces.losses(worker, layout, one)
+    return groups.size(*passes, layout.lanes, one.replica.params)
 
 
-def _is_mean(passes: tuple[Any, Any], worker: Worker, layout: Layout, one: One) -> bool:
-    """Whether forward passes, and derivatives if needed, are those of a mean."""
-    counts = [len(jax.tree.leaves(x)) for x in one]
-    of_batch = np.repeat([False, False, True, False], counts).tolist()
-    # A numeric check would need one more compiled program, and would depend on the
-    # first data.
-    if not mean_loss.is_mean(*passes, of_batch, layout.lanes):
-        return False
-    if not mean_loss.has_own_derivative(passes[0]):
-        return True
-    along = traces.derivatives(worker, layout, one)
-    of_batch += [False] * len(jax.tree.leaves(one.replica.params))
-    return along is not None and mean_loss.is_mean(*along, of_batch, layout.lanes)
+def check_mean(
+    asked: str | None, workers: int, told: Compared, rounding: float
+) -> None:
+    """Checks that a loss is a mean over its batch, as merged gradients need.
+
+    Args:
+        asked: the form that was asked for; None means that `per_example` made the loss.
+        workers: the number of workers whose batches were merged.
+        told: the loss and gradients of the merged batch beside those of its parts.
+        rounding: the relative rounding of the coarsest numbers in the loss.
+
+    Raises:
+        Unfit: the loss is no mean; the message says what differs.
+    """
+    # Wide enough for sums in another order, and far below what a batch's size, masks
+    # or statistics change.
+    near = rounding**0.5
+    what = None
+    # Written so that numbers that are not finite tell nothing.
+    if abs(told.loss - told.mean) > near * told.loss_size:
+        what = f"it is {told.loss:.4g}, and their mean {told.mean:.4g}"
+    elif told.apart > near * told.size:
+        percent = 100 * told.apart / told.size
+        what = f"its gradient differs from the mean of theirs by {percent:.2g} %"
+    if what:
+        claim = f"lane_form cannot be {MERGED!r}" if asked else "per_example"
+        raise Unfit(
+            f"{claim}: the loss is no mean over independent examples: for the batches "
+            f"of {workers} workers as one, {what}; use lane_form={VECTORIZED!r}"
+        )
 
 
 def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
@@ -227,7 +235,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
     return not jaxpr.effects and all(x is y for x, y in kept)
 
 
-def _on_cpu(layout: Layout) -> bool:
+def on_cpu(layout: Layout) -> bool:
     """Whether the layout's devices are CPUs."""
     return layout.devices[0].platform == "cpu"
 

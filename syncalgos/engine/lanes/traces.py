@@ -52,45 +52,12 @@ def loss(worker: Worker, layout: Layout, one: One) -> Any:
     return traced(_loss(worker, worker.accumulate), layout, one)[0].jaxpr
 
 
-def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
+def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
     """Traces the loss of one microbatch, and of all lanes' microbatches as one batch.
 
     Returns:
-        Both closed jaxprs; None if the loss refuses the larger batch.
+        Both jaxprs.
     """
-    return _both(_loss(worker), worker, layout, one)
-
-
-def derivatives(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any] | None:
-    """Traces the derivatives of the losses in `losses`.
-
-    A gradient is their transpose, so it keeps apart the same examples. The derivatives
-    include the rules of `jax.custom_jvp`, which the loss alone does not show.
-
-    Returns:
-        As in `losses`; the last inputs are the direction, shaped like the params.
-    """
-    loss = _loss(worker)
-
-    def derivative(one: One, direction: PyTree):
-        def of_params(params):
-            return loss(one._replace(replica=one.replica._replace(params=params)))
-
-        return jax.jvp(of_params, (one.replica.params,), (direction,))[1]
-
-    return _both(derivative, worker, layout, one, one.replica.params)
-
-
-def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
-    """Returns a worker's loss of the first of `accumulate` microbatches."""
-    whole = worker._replace(accumulate=accumulate)
-    return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
-
-
-def _both(
-    program: Callable, worker: Worker, layout: Layout, one: One, *more: PyTree
-) -> tuple[Any, Any] | None:
-    """Returns the closed jaxprs of a program of `One`, for the batches of `losses`."""
 
     def of_batches(count: int) -> Any:
         def cut(x):
@@ -98,11 +65,12 @@ def _both(
             return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
         sized = one._replace(batch=jax.tree.map(cut, one.batch))
-        return traced(program, layout, sized, *more)[0]
+        return traced(_loss(worker), layout, sized)[0].jaxpr
 
-    small = of_batches(1)
-    try:
-        return small, of_batches(layout.lanes)
-    except Exception:
-        # The user's loss may raise anything: it was written for one batch size.
-        return None
+    return of_batches(1), of_batches(layout.lanes)
+
+
+def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
+    """Returns a worker's loss of the first of `accumulate` microbatches."""
+    whole = worker._replace(accumulate=accumulate)
+    return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]

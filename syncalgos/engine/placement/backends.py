@@ -79,7 +79,7 @@ def over_devices(
     Returns:
         A jitted (own, inputs) -> Outputs. Leaves of own lead with (devices, lanes),
         those of batches with (steps, devices, lanes); those of shared and common have
-        no worker axes. With `layout.places_leaves`, it must be jitted again, with the
+        no worker axes. If workers are meshes, it must be jitted again, with the
         `places` of its results.
     """
     mapped = {"pmap": _pmapped, "shard_map": _shard_mapped, "vmap": _vmapped}
@@ -182,7 +182,7 @@ def _shard_mapped(on_device: Callable, layout: Layout, donated: tuple[int, ...])
         axis_names={DEVICES},
         check_vma=False,
     )
-    if layout.places_leaves:
+    if layout.axes:
         return jax.jit(mapped)
     # Explicit, because XLA returns arrays of size 0 as replicated, and the next call
     # would refuse these.

@@ -37,8 +37,6 @@ class Layout(NamedTuple):
         axes: names and sizes of the axes of the mesh within a worker; () if a worker
             is on one device.
         batch_axes: the axes over which a worker's part of a batch is cut.
-        sync_memory: the kind of memory of the strategy's arrays; None means the
-            device's memory.
     """
 
     backend: str
@@ -46,17 +44,11 @@ class Layout(NamedTuple):
     lanes: int
     axes: tuple[tuple[str, int], ...] = ()
     batch_axes: tuple[str, ...] = ()
-    sync_memory: str | None = None
 
     @property
     def inner(self) -> dict[str, int]:
         """The sizes of the axes within a worker, by name."""
         return dict(self.axes)
-
-    @property
-    def places_leaves(self) -> bool:
-        """Whether each array of a worker has its own sharding."""
-        return bool(self.axes) or self.sync_memory is not None
 
     @property
     def devices_each(self) -> int:
@@ -172,14 +164,6 @@ class Layout(NamedTuple):
     def of_workers(self, spec: PartitionSpec) -> jax.sharding.Sharding:
         """Returns the sharding of (places, lanes, ...), cut in a worker by `spec`."""
         return self.sharding(DEVICES, None, *spec) if spec else self.sharding(DEVICES)
-
-    def of_sync(self, spec: PartitionSpec, rank: int) -> jax.sharding.Sharding:
-        """Returns `of_workers` for a strategy's array; one worker's part has `rank`."""
-        sharding = self.of_workers(spec)
-        # Scalars stay on the device: XLA does not move them, and they are small.
-        if self.sync_memory is None or rank == 0:
-            return sharding
-        return sharding.with_memory_kind(self.sync_memory)
 
     def split(self, x: Any, sharding: jax.sharding.Sharding) -> jax.Array:
         """Puts this process's part of an array on its devices.

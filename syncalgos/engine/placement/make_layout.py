@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from syncalgos import checks
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
 from syncalgos.engine.placement.shardings import Shardings
+from syncalgos.removed import explained
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
@@ -35,11 +36,9 @@ class Placement(NamedTuple):
             are taken as needed.
         lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
             (see `syncalgos.engine.lanes.execution`). All give the same numbers up to
-            rounding. None takes the fastest known form; it takes "merged" only if the
-            trace shows that the loss is a mean over its batch.
-        setting_form: how several settings of one state run: "vectorized" or
-            "sequential", with the same numbers up to rounding. None means sequential on
-            CPUs and vectorized elsewhere.
+            rounding. None takes the fastest known form; it takes "merged" only for a
+            loss made by `per_example`. "merged" says that the loss is a mean over
+            independent examples, which the first `run` checks on its first batches.
         mesh: the axes within a worker that has several devices, such as {"fsdp": 2}, or
             a jax.sharding.Mesh with an axis "devices" for the workers. It needs the
             backend shard_map.
@@ -48,9 +47,6 @@ class Placement(NamedTuple):
             cut the same way.
         batch_axes: the axes over which a worker's part of a batch is cut; None means
             all axes except those named "tensor", "model" or "tp".
-        sync_memory: the kind of memory that holds the strategy's arrays between syncs,
-            such as "pinned_host"; None means the device's memory. It needs the backend
-            shard_map.
 
     Example:
         >>> import optax
@@ -66,13 +62,12 @@ class Placement(NamedTuple):
     devices: Sequence[Device | int] | None = None
     lanes: int | None = None
     lane_form: str | None = None
-    setting_form: str | None = None
     mesh: AnyMesh | None = None
     shardings: Shardings | None = None
     batch_axes: Sequence[str] | None = None
-    sync_memory: str | None = None
 
 
+Placement.__new__ = explained(Placement.__new__)
 USUAL = Placement()
 
 
@@ -83,7 +78,7 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         workers: the number of workers, at least 1.
         backend: pmap, shard_map, vmap (one device), or auto, which takes pmap in one
             process if this jax has it, and shard_map otherwise.
-        placement: its devices, lanes, mesh, batch_axes and sync_memory are used.
+        placement: its devices, lanes, mesh and batch_axes are used.
 
     With several processes, devices=None takes equally many devices of each process.
 
@@ -91,11 +86,11 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         ValueError: an argument is unknown, or devices or lanes do not divide the
             workers.
     """
-    devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
-    batch_axes, sync_memory = placement.batch_axes, placement.sync_memory
+    devices, lanes = placement.devices, placement.lanes
+    mesh, batch_axes = placement.mesh, placement.batch_axes
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, (AUTO, *BACKENDS))
-    if backend == AUTO and (mesh is not None or sync_memory is not None):
+    if backend == AUTO and mesh is not None:
         backend = "shard_map"
     if backend == "pmap" and not _has_pmap():
         raise ValueError(

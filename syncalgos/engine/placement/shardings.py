@@ -103,17 +103,11 @@ def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) ->
         leading: the number of leading worker axes.
     """
 
-    def spec(path, x):
-        return sharding.spec(path, x.shape[leading:]) if sharding else PartitionSpec()
+    def of_leaf(path, x):
+        spec = sharding.spec(path, x.shape[leading:]) if sharding else PartitionSpec()
+        return layout.of_workers(spec)
 
-    def of_replica(path, x):
-        return layout.of_workers(spec(path, x))
-
-    def of_sync(path, x):
-        return layout.of_sync(spec(path, x), len(x.shape) - leading)
-
-    replica = jax.tree_util.tree_map_with_path(of_replica, own.replica)
-    return Own(replica, jax.tree_util.tree_map_with_path(of_sync, own.sync))
+    return jax.tree_util.tree_map_with_path(of_leaf, own)
 
 
 def _sharding(paths: Sequence[Any], shapes: Any, cuts: Any, layout: Layout) -> Sharding:

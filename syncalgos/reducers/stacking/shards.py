@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -235,32 +234,6 @@ def gathered(tree: PyTree, axis: Axis) -> PyTree:
 
     leaves, form = jax.tree.flatten(tree)
     return form.unflatten(map(leaf, leaves, cuts(tree)))
-
-
-def by_device(
-    function: Callable[..., tuple[PyTree, PyTree]],
-    trees: tuple[PyTree, ...],
-    *common: PyTree,
-) -> tuple[PyTree, PyTree]:
-    """Applies a function on each device of a worker, to the device's shards of trees.
-
-    Args:
-        function: (axes, *trees, *common) -> (a tree like the first, values that are
-            equal on all devices of the worker). The axes lie within a worker, and the
-            function may gather over them; () if a worker is one device.
-        trees: trees with the structure and shapes of params, cut like params.
-        common: values that are equal on all devices of the worker.
-    """
-    found = cuts(trees[0])
-    axes = tuple(dict.fromkeys(name for cut in found if cut for name in cut.axes))
-    if not (axes and _are_mapped(axes)):
-        return function((), *trees, *common)
-    alike = PartitionSpec()
-    places = [alike if cut is None else cut.spec for cut in found]
-    like = jax.tree.unflatten(jax.tree.structure(trees[0]), places)
-    given = (*(like for _ in trees), *(alike for _ in common))
-    mapped = _on_devices(partial(function, axes), axes, given, (like, alike))
-    return mapped(*trees, *common)
 
 
 def kept(tree: PyTree) -> PyTree:

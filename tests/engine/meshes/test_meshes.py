@@ -183,28 +183,6 @@ def test_all_that_is_shaped_like_params_is_cut_as_they_are():
     assert center["in"].sharding.spec == P(None, "fsdp")
 
 
-@pytest.mark.slow
-def test_messages_as_long_as_needed_are_those_of_the_fullest_device():
-    """A unit is one of 14 entries of a device, and a value has an index of 16 bits."""
-    (params, batches), steps, found = small_model(), 4, []
-    # So slow that bfloat16 shows few of the moves.
-    for mesh in ({}, {"backend": "vmap", "mesh": None, "shardings": None}):
-        given = {"optimizer": optax.sgd(1e-3), "strategy": syncalgos.pulseloco(2)}
-        trainer = trainer_of(workers=2, **given, **mesh)
-        state, metrics = trainer.run(trainer.init(params), batches)
-        taken = np.asarray(metrics["decided"])
-        units = taken[:, 1:] @ 2 ** np.arange(taken.shape[1] - 1)
-        counts = np.arange(steps) % 2 == 1
-        sent = trainer.communication(state, steps=steps, taken=taken)
-        per_device = np.diff(sent.per_step, prepend=0) / sent.devices
-        np.testing.assert_array_equal(per_device, 4 * counts + 6 * units)
-        found.append((units, jax.tree.map(np.asarray, trainer.center(state).params)))
-    (units, center), (whole, expected) = found
-    assert ((whole <= 3 * units) & (units <= whole)).all() and 0 < units.max() < 14
-    for mine, other in zip(*map(jax.tree.leaves, (center, expected)), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)
-
-
 def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
     mesh = Mesh(
         np.array(jax.devices()).reshape(3, 1),

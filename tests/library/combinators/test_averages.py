@@ -105,10 +105,10 @@ def test_average_of_bfloat16_params_takes_moves_below_their_8_bits():
 @pytest.mark.slow
 def test_gradients_may_still_be_merged():
     with jax.enable_x64(False):
-        merged = make_trainer(sa.ema(sa.sync_sgd(), DECAY), devices=[0])
-        vectorized = make_trainer(
-            sa.ema(sa.sync_sgd(), DECAY), devices=[0], lane_form="vectorized"
+        merged = make_trainer(
+            sa.ema(sa.sync_sgd(), DECAY), devices=[0], lane_form="merged"
         )
+        vectorized = make_trainer(sa.ema(sa.sync_sgd(), DECAY), devices=[0])
         centers = []
         for trainer in (merged, vectorized):
             state, _ = trainer.run(trainer.init(make_params()), BATCHES)

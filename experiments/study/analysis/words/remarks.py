@@ -6,9 +6,8 @@ from typing import Any
 from experiments.cli import terminal
 from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
-from experiments.study.analysis.rates import further
 from experiments.study.analysis.results import Row
-from experiments.study.config import StudyConfig
+from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.search_space import Range
 from experiments.study.statistics import ACCURACY, LOSS, MIN_SEEDS, Measure
@@ -67,7 +66,6 @@ def remarks(
     rows: Sequence[Row],
     by: Measure,
     scores: Sequence[Tuning],
-    command: str,
 ) -> Iterator[str]:
     """Yields the warnings that a reader of the figures needs."""
     gone = [row for row in rows if row.diverged]
@@ -78,7 +76,7 @@ def remarks(
     if config.seeds < MIN_SEEDS:
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
-    yield from _on_tuning(config, runs, scores, command)
+    yield from _on_tuning(config, runs, scores)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -114,7 +112,7 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
 
 
 def _on_tuning(
-    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning], command: str
+    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
     edges: dict[tuple[str, float], list[str]] = {}
@@ -124,8 +122,6 @@ def _on_tuning(
             edges.setdefault((one.flag, one.chosen), []).append(name)
     for (flag, chosen), names in edges.items():
         yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
-    if longer := further(config, scores, command):
-        yield say("further", command=longer)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
@@ -139,7 +135,7 @@ def _on_tuning(
             tuned=tuned,
             trials=max(budgets),
             tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
-            share=100 * config.tune_share,
+            share=100 * TUNE_SHARE,
         )
 
 

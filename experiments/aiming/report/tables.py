@@ -1,18 +1,25 @@
-"""The content of a report in all of its formats, as tables and lines."""
+"""The report: findings and modelled times, for a terminal or as Markdown."""
 
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table as Grid
+
 from experiments.aiming import traffic
-from experiments.aiming.config import NOT_HERE, PROGRAM, AimConfig
+from experiments.aiming.config import MFU, PROGRAM, AimConfig
 from experiments.aiming.report.records import Result, compilers_words, outcome
 from experiments.aiming.targets import Target
 from experiments.aiming.times import Times, shares
 from experiments.aiming.traffic import ACROSS, STEP, SYNC
 from experiments.cli.terminal import MISSING, duration, mesh_text, size
+
+DETAILED = 3  # most programs of a target for which a terminal shows all details
+WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
 
 
 class Table(NamedTuple):
@@ -23,79 +30,89 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
 
 
-class Program(NamedTuple):
-    """The details of a program.
+def text(config: AimConfig, results: Sequence[Result]) -> str:
+    """Returns the text for a terminal, wrapped to its width.
 
-    Attributes:
-        label: its name in all tables.
-        is_asked: whether the user requested it; others are only for the speed-up.
-        reason: why there is no program, or why the ledger's counts differ; "" for
-            others.
-        lines: lines about its memory and the ledger.
-        traffic: a table of its collectives.
+    Args:
+        config: the config of the command.
+        results: results of all programs, target by target.
     """
-
-    label: str
-    is_asked: bool
-    reason: str
-    lines: list[str]
-    traffic: Table
-
-
-class Section(NamedTuple):
-    """The findings for a target.
-
-    Attributes:
-        head: a line about the target and its workers.
-        tables: a table of findings in the programs; then tables of modelled times, for
-            the target's own links and for each further network.
-        programs: details of the programs.
-        notes: notes on the tables.
-    """
-
-    head: str
-    tables: list[Table]
-    programs: list[Program]
-    notes: list[str]
+    console = Console(markup=False, emoji=False, highlight=False, color_system=None)
+    if not console.is_terminal:
+        console.width = WIDE
+    with console.capture() as captured:
+        for shown, indent in _shown(config, results):
+            block = _grid(shown) if isinstance(shown, Table) else shown or " "
+            console.print(Padding(block, (0, 0, 0, indent), expand=False))
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
 
 
-class Page(NamedTuple):
-    """A report.
+def _shown(
+    config: AimConfig, results: Sequence[Result]
+) -> Iterator[tuple[str | Table, int]]:
+    """Yields the lines and tables of a terminal, each with its indent."""
+    for number, (target, found) in enumerate(_by_target(results)):
+        yield from [("", 0)] * (number > 0)
+        yield _head(target, found), 0
+        for table in _tables(config, found):
+            yield from (("", 2), (table.title, 2), (table, 2))
+        asked = [x for x in found if x.is_asked]
+        detailed = asked if len(asked) <= DETAILED else []
+        for x in detailed:
+            yield from (("", 2), (x.label, 2), *((line, 4) for line in _details(x)))
+            rows = x.answer.get("traffic")
+            yield from [(_traffic(rows), 4)] if rows else []
+        reasons = _reasons(x for x in found if x not in detailed)
+        reasons = ["", *reasons] if reasons else []
+        yield from ((line, 2) for line in (*reasons, "", *_notes(target, config)))
 
-    Attributes:
-        title: the title of the page.
-        headline: its first sentence: how many programs compile, and how many fit.
-        command: the command that repeats it.
-        versions: sentences about the versions of compilers and packages.
-        sections: a section for each target.
-    """
 
-    title: str
-    headline: str
-    command: str
-    versions: list[str]
-    sections: list[Section]
+def _grid(table: Table) -> Grid:
+    """Returns a table as a terminal shows it."""
+    shown = Grid(*table.heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.columns[0].no_wrap = True
+    for row in table.rows:
+        shown.add_row(*row)
+    return shown
 
 
-def page(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> Page:
-    """Returns the content of a report.
+def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> str:
+    """Returns Markdown, to be put into a page of documentation.
 
     Args:
         config: the config of the command.
         argv: the flags of the command, to repeat it.
         results: results of all programs, target by target.
     """
-    done = [x for x in results if x.is_done]
-    known = [x.fits for x in done if x.fits is not None]
-    fitting = f", {sum(known)} of {len(known)} fit" if known else ""
-    by_target = groupby(results, lambda result: result.job.target)
-    return Page(
-        title=f"{config.task} {NOT_HERE}",
-        headline=f"{len(done)} of {len(results)} programs compile{fitting}.",
-        command=shlex.join([*PROGRAM.split(), *argv]),
-        versions=_versions(results),
-        sections=[_section(config, target, [*group]) for target, group in by_target],
-    )
+    command = shlex.join([*PROGRAM.split(), *argv])
+    parts = [f"```sh\n{command}\n```", *_versions(results)]
+    for target, found in _by_target(results):
+        parts.append(f"## {_head(target, found)}")
+        for table in _tables(config, found):
+            lines = [table.heads, ["---"] * len(table.heads), *table.rows]
+            grid = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+            parts += [f"**{table.title}**", grid]
+        for lines in (_reasons(found), _notes(target, config)):
+            parts += ["\n".join(f"- {line}" for line in lines)] if lines else []
+    return "\n\n".join(parts) + "\n"
+
+
+def _by_target(results: Iterable[Result]) -> list[tuple[Target, list[Result]]]:
+    return [(key, [*group]) for key, group in groupby(results, lambda x: x.job.target)]
+
+
+def _tables(config: AimConfig, results: Iterable[Result]) -> list[Table]:
+    """Returns a table of findings in the programs, and tables of modelled times.
+
+    The times are for the target's own links, then for each further network.
+    """
+    done = [(x.label, x) for x in results if x.is_done]
+    tables = [_table("read off the program", READ, done)]
+    between = (f"with {x.name} between workers" for x in config.networks)
+    for i, links in enumerate(("with its own links", *between)):
+        timed = [(x.label, x.times[i]) for x in results if x.times]
+        tables.append(_table(f"modelled, {links}", MODELLED, timed))
+    return [table for table in tables if table.rows]
 
 
 def _versions(results: Iterable[Result]) -> list[str]:
@@ -108,21 +125,6 @@ def _versions(results: Iterable[Result]) -> list[str]:
     if len(labels) == 1:
         return [f"With {text}." for text in labels]
     return [f"{', '.join(names)} with {text}." for text, names in labels.items()]
-
-
-def _section(config: AimConfig, target: Target, results: list[Result]) -> Section:
-    done = [(x.label, x) for x in results if x.is_done]
-    tables = [_table("read off the program", READ, done)]
-    between = (f"with {x.name} between workers" for x in config.networks)
-    for i, links in enumerate(("with its own links", *between)):
-        timed = [(x.label, x.times[i]) for x in results if x.times]
-        tables.append(_table(f"modelled, {links}", MODELLED, timed))
-    return Section(
-        head=_head(target, results),
-        tables=[table for table in tables if table.rows],
-        programs=[_program(x) for x in results],
-        notes=_notes(target, config),
-    )
 
 
 def _table(
@@ -219,15 +221,20 @@ MODELLED: Mapping[str, Callable[[Times], str]] = {
 }
 
 
-def _program(result: Result) -> Program:
-    """Returns the details of a program, or the reason why there is none."""
-    reason = lines = [outcome(result.answer)]
-    if result.is_done:
-        ledger = _of_ledger(result)
-        is_equal = result.comparison is None or result.comparison.is_equal
-        reason, lines = [] if is_equal else ledger, [*_of_memory(result), *ledger]
-    table = _traffic(result.answer.get("traffic") or ())
-    return Program(result.label, result.is_asked, "; ".join(reason), lines, table)
+def _details(result: Result) -> list[str]:
+    """Returns lines about a program's memory and the ledger, or why there is none."""
+    if not result.is_done:
+        return [outcome(result.answer)]
+    return [*_of_memory(result), *_of_ledger(result)]
+
+
+def _reasons(results: Iterable[Result]) -> list[str]:
+    """Returns why programs are missing, or differ from the ledger's counts."""
+    return [
+        f"{x.label}: {'; '.join(_of_ledger(x) if x.is_done else _details(x))}"
+        for x in results
+        if not x.is_done or (x.comparison and not x.comparison.is_equal)
+    ]
 
 
 def _traffic(rows: Iterable[traffic.Row]) -> Table:
@@ -255,8 +262,6 @@ def _of_memory(result: Result) -> list[str]:
             f"outputs {shown['outputs']}, of which {shown['aliased']} in place of "
             "arguments"
         )
-        if host := memory["host_arguments"] + memory["host_temporary"]:
-            lines.append(f"in its host's memory: {size(host)}")
     names = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
     parts = (f"{noun} {size(answer['state'][x])}" for x, noun in names.items())
     lines.append(f"of the arguments: {', '.join(parts)}")
@@ -288,14 +293,11 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     """Returns notes on a target's tables."""
     chip = target.chip
     notes = [f"{chip.name}: {chip.source}"]
-    compute = f"matrix products at {config.mfu:g} of the peak (--mfu)"
+    compute = f"matrix products at {MFU:g} of the peak"
     if config.step_time is not None:
         compute = f"{duration(config.step_time)} a local step (--step-time)"
     elif chip.flops is None:
-        return [
-            *notes,
-            "no times: the chip has no published peak; set --step-time",
-        ]
+        return [*notes, "no times: the chip has no published peak; set --step-time"]
     notes.append(f"modelled: {compute}, plus the sends that a step waits for")
     links = {"inside": chip.inside, "between": chip.between}
     for (name, x), source in zip(links.items(), chip.link_sources, strict=True):

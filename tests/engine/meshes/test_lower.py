@@ -1,7 +1,4 @@
-"""A strategy's state in the host's memory, and programs from shapes alone.
-
-CPU devices have the same kinds of memory, and one memory behind them.
-"""
+"""Programs from shapes alone."""
 
 import re
 
@@ -11,17 +8,11 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from owed import PERIOD, make, owed
+from owed import PERIOD
 from placed import placed
 
 import syncalgos
-from syncalgos import ALGORITHMS
-from syncalgos.combinators import introspection
 from syncalgos.engine.ahead import lower
-
-HOST = "pinned_host"
-HELD = ("bmuf", "diloco", "slowmo", "streaming_diloco", "overlap_local_sgd")
-ROUNDING = 2e-6  # of lanes that are held once, or not
 
 
 def loss(params, batch):
@@ -34,11 +25,10 @@ def model():
     return jax.tree.map(np.float32, (params, rng.normal(size=(2 * PERIOD, 6, 4))))
 
 
-def trainer_of(strategy, optimizer=None, **given):
+def trainer_of(strategy, **given):
     given = {"workers": 3, "backend": "shard_map", **given}
-    optimizer = optimizer or optax.adam(0.1)
     return syncalgos.DataParallel(
-        syncalgos.stateless(loss), optimizer, strategy, **placed(given)
+        syncalgos.stateless(loss), optax.adam(0.1), strategy, **placed(given)
     )
 
 
@@ -49,70 +39,11 @@ ON_A_MESH = {
 }
 
 
-def rests(name):
-    strategy = make(name)
-    return introspection.rests(strategy) and not introspection.reduces(strategy)
-
-
-RESTING = [name for name in ALGORITHMS if rests(name)]
-
-
-def kinds(tree):
-    return {x.sharding.memory_kind for x in jax.tree.leaves(tree) if x.ndim > 2}
-
-
-def trained(name, **given):
-    trainer = trainer_of(make(name), owed(name).optimizer, **given)
-    params, batches = model()
-    state, metrics = trainer.run(trainer.init(params), batches)
-    seen = trainer.to_host(state).own, trainer.center(state).params, metrics
-    return trainer, state, jax.tree.map(np.asarray, seen)
-
-
-@pytest.mark.sample(5, slow=10)
-@pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
-@pytest.mark.parametrize("name", RESTING)
-def test_a_state_in_the_hosts_memory_changes_no_number(name, given):
-    trainer, state, seen = trained(name, sync_memory=HOST, **given)
-    assert kinds(state.sync) <= {HOST}
-    assert kinds(state.sync) or name not in HELD
-    assert kinds(state.replica) == {"device"}
-    expected = trained(name, **given)[2]
-    for mine, other in zip(*map(jax.tree.leaves, (seen, expected)), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=ROUNDING, atol=ROUNDING)
-    again = trainer.from_host(trainer.to_host(state))
-    assert kinds(again.sync) == kinds(state.sync)
-    assert trainer.evaluate(again, model()[1])["loss"].shape == (2 * PERIOD,)
-    trainer.run(again, model()[1])
-
-
-def test_most_algorithms_that_rest_have_a_state_there():
-    assert {*HELD} <= {*RESTING}
-
-
 def refuses(line, call):
     with pytest.raises(ValueError) as caught:
         call()
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", [x for x in ALGORITHMS if x not in RESTING])
-def test_a_state_that_steps_may_read_is_refused(name):
-    line = "sync_memory needs a strategy that reads its state only at some"
-    refuses(line, lambda: trainer_of(make(name), sync_memory=HOST))
-
-
-@pytest.mark.parametrize(
-    ("given", "line"),
-    [
-        ({"sync_memory": "pined_host"}, "did you mean 'pinned_host'?"),
-        ({"backend": "pmap"}, "sync_memory needs backend 'shard_map', got 'pmap'"),
-    ],
-)
-def test_a_memory_that_cannot_be_is_refused(given, line):
-    given = {"sync_memory": HOST, **given}
-    refuses(line, lambda: trainer_of(syncalgos.bmuf(2), **given))
 
 
 def instructions(compiled):
@@ -125,11 +56,9 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-@pytest.mark.sample(3)
 @pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
-@pytest.mark.parametrize("memory", [None, HOST])
-def test_a_program_from_shapes_is_the_one_that_runs(given, memory):
-    trainer = trainer_of(syncalgos.bmuf(PERIOD), sync_memory=memory, **given)
+def test_a_program_from_shapes_is_the_one_that_runs(given):
+    trainer = trainer_of(syncalgos.bmuf(PERIOD), **given)
     params, batches = model()
     lowered = lower(trainer, shapes(params), shapes(batches))
     state = trainer.init(params)
@@ -139,7 +68,6 @@ def test_a_program_from_shapes_is_the_one_that_runs(given, memory):
         *map(jax.tree.leaves, (state.own, lowered.state.own)), strict=True
     ):
         assert other.sharding.is_equivalent_to(own.sharding, own.ndim)
-        assert other.sharding.memory_kind == own.sharding.memory_kind
     trainer.run(state, batches)
     [compiled] = [
         program

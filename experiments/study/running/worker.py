@@ -1,0 +1,187 @@
+"""Makes runs of a study on a Dask worker.
+
+jax starts here as in the command, so it is imported only after its variables are set.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from experiments.checkpoint import lock
+from experiments.cli.errors import BadRequest
+from experiments.study.running import versions
+from experiments.training.config import parse
+from experiments.training.versions import versions as of_packages
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from experiments.study.grid import Loader
+    from experiments.study.running.maker import Made, Maker, Refused, Stepped
+
+_started: dict[str, str] = {}  # the variables with which this worker has started jax
+_alone = threading.Lock()  # jax's settings and memory are those of the whole process
+
+
+class Order(NamedTuple):
+    """The command, as all of its tasks get it.
+
+    Attributes:
+        folder: the study's folder.
+        holder: the content of its lock file, which names this command.
+        topic: the topic of events that tell the command of each step.
+        directory: the command's working folder, for relative paths in flags.
+        environ: variables with which jax must start: devices, threads, XLA flags.
+        settings: settings of jax.
+        factories: names of the task and of the algorithms.
+        facts: what `facts` returns to the command.
+        first: flags of one run, whose data all workers need.
+    """
+
+    folder: str
+    holder: str
+    topic: str
+    directory: str
+    environ: Mapping[str, str]
+    settings: Mapping[str, Any]
+    factories: Sequence[str]
+    facts: Mapping[str, str]
+    first: Sequence[str]
+
+
+def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what decides the bits of this process's runs.
+
+    Args:
+        factories: names of the task and of the algorithms.
+        environ: the variables with which jax has started.
+    """
+    import jax
+
+    code = (*versions.PACKAGES, *versions.modules(factories))
+    return {
+        **of_packages(),
+        **{f"code of {module}": _code(module)[:12] for module in code},
+        "devices": f"{jax.local_device_count()} {jax.default_backend()}",
+        **environ,
+    }
+
+
+@cache  # a process keeps the code that it has imported, whatever is edited later
+def _code(module: str) -> str:
+    return versions.of_code(module)
+
+
+def check(given: Sequence[Any]) -> None:
+    """Checks that this Dask worker can make a study's runs, and starts its jax.
+
+    Args:
+        given: the command's order as a plain tuple.
+
+    Raises:
+        BadRequest: it cannot; one line says why.
+        Exception: it lacks a package, the user's own module or the task's data.
+    """
+    order = Order(*given)
+    try:
+        with Path(order.folder, lock.NAME).open("r+") as file:
+            why = "" if file.read() == order.holder else "another folder"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise BadRequest(
+            f"{order.folder}: {why}: workers must see the study's folder, at this path"
+        )
+    with _set_up(order):
+        here = facts(order.factories, _started)
+        if differing := [x for x in order.facts if here.get(x) != order.facts[x]]:
+            name = differing[0]
+            raise BadRequest(
+                f"{name}: {here.get(name)!r} there, {order.facts[name]!r} here: "
+                "restart it once they agree"
+            )
+        _loader(order.topic).plan(parse(order.first))
+
+
+def make_run(
+    given: Sequence[Any], number: int, argv: Sequence[str], folder: str
+) -> "Made | Refused":
+    """Makes a run on this Dask worker, which has passed `check`.
+
+    Args:
+        given: the command's order as a plain tuple.
+        number: the number of the run set to report; its runs share programs.
+        argv: the flags of the run.
+        folder: the folder of its files.
+
+    Raises:
+        Stopped: the command or the scheduler is gone, or this worker ends.
+        OSError: a file cannot be written.
+    """
+    from distributed import get_worker
+
+    order, worker = Order(*given), get_worker()
+    key = worker.get_current_task()
+
+    def report(news: "Stepped | str") -> None:
+        worker.log_event(order.topic, (key, news))
+
+    with _set_up(order):
+        make = _maker(order.topic, number).make
+        is_unwanted = partial(_is_unwanted, worker, key)
+        return make(parse(argv), Path(folder), report, is_unwanted)
+
+
+def _is_unwanted(worker: "Worker", key: Any) -> bool:
+    """Whether this worker ends, or the command of a task is gone or has given it up."""
+    # The scheduler then withdraws the task. A worker without a scheduler closes.
+    task = worker.state.tasks.get(key)
+    is_open = worker.status.name in ("running", "paused")
+    return not is_open or task is None or task.state != "executing"
+
+
+@contextmanager
+def _set_up(order: Order) -> Iterator[None]:
+    """Works alone, in the command's folder, and gives jax the command's settings."""
+    has_folder = Path(order.directory).is_dir()
+    with _alone, chdir(order.directory if has_folder else "."):
+        _start(order)
+        yield
+
+
+def _start(order: Order) -> None:
+    """Gives jax the command's settings, and its devices unless it has started."""
+    if not _started:
+        _started.update(order.environ)
+        os.environ.update(order.environ)
+    import jax
+
+    settings = dict(order.settings)
+    if count := _started.get("JAX_NUM_CPU_DEVICES"):
+        settings["jax_num_cpu_devices"] = int(count)
+    for name, value in settings.items():
+        with suppress(RuntimeError):  # it runs already: `facts` tells its devices
+            jax.config.update(name, value)
+
+
+@lru_cache(maxsize=1)
+def _loader(topic: str) -> "Loader":
+    """Returns the loader of a command's runs, which keeps their data."""
+    from experiments.study.grid import Loader
+
+    return Loader()
+
+
+@lru_cache(maxsize=1)
+def _maker(topic: str, number: int) -> "Maker":
+    """Returns the maker of a run set, which keeps its program."""
+    import jax
+
+    from experiments.study.running.maker import Maker
+
+    jax.clear_caches()
+    return Maker(_loader(topic))

@@ -1,0 +1,90 @@
+"""Calls of 0.2 end in one line that says what to use now; the registry is plain."""
+
+import inspect
+import pickle
+from importlib import import_module
+
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos import removed
+
+
+def answer(call):
+    """The one line of the error that a call ends in."""
+    with pytest.raises((AttributeError, TypeError, ValueError)) as found:
+        call()
+    [line] = str(found.value).splitlines()
+    return line
+
+
+@pytest.mark.parametrize("row", removed.INSTEAD)
+def test_what_is_gone_is_answered_with_what_to_use_now(row):
+    name, _, argument = row.partition(".")
+    if row.endswith("(strategy)"):
+        function = getattr(sa, row.removesuffix("(strategy)"))
+        line = answer(lambda: function(4, sa.average()))
+    elif argument:
+        line = answer(lambda: getattr(sa, name)(**{argument: 0.5}))
+        assert argument not in inspect.signature(getattr(sa, name)).parameters
+    else:
+        line = answer(lambda: getattr(sa, name))
+    assert line.endswith(f": {removed.INSTEAD[row]}")
+
+
+def test_attributes_that_are_gone_are_answered():
+    loss, sgd = lambda params, batch: (params - batch).mean() ** 2, optax.sgd(0.1)
+    trainer = sa.DataParallel(loss, sgd, sa.bmuf(), workers=2)
+    owners = {"DataParallel": trainer, "TrainState": trainer.init(np.zeros(()))}
+    for row, now in removed.ATTRIBUTES.items():
+        owner, _, name = row.partition(".")
+        line = answer(lambda owner=owner, name=name: getattr(owners[owner], name))
+        assert line == f"{owner} has no attribute {name!r}: {now}"
+
+
+@pytest.mark.parametrize("before", removed.LANE_FORMS)
+def test_former_names_of_lane_forms_are_answered(before):
+    placement = sa.Placement(lane_form=before)
+    line = answer(
+        lambda: sa.DataParallel(
+            lambda p, batch: 0.0, optax.sgd(0.1), sa.bmuf(), placement=placement
+        )
+    )
+    assert f"unknown lane_form '{before}': {removed.LANE_FORMS[before]} (" in line
+
+
+def test_what_to_use_now_works():
+    one, two, three, model = sa.dgc, sa.post_local_sgd, sa.one_bit_adam, np.ones(3)
+    assert all(factory(dense_steps=3) for factory in (one, two, three))
+    for factory in (sa.fedopt, sa.distributed_lion, three):
+        assert factory(b1=0.5, b2=0.5)
+    strategy = sa.masked(sa.bmuf(2, axis="own"), True)
+    assert strategy.axis == "own"
+    assert sa.communication(strategy, model, workers=2, steps=4).syncs == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sa.bmuf(4, block=3), "block"),
+        (lambda: sa.bmuf(4, 0.5), "positional"),
+        (lambda: sa.dgc(warm=3), "warm"),
+        (lambda: sa.slowmo(4), "learning_rate"),
+        (lambda: sa.DataParallel(1, 2, 3, 4), "positional"),
+    ],
+)
+def test_wrong_arguments_are_pythons_own_errors(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", sa.ALGORITHMS)
+def test_the_registry_has_the_functions_themselves(name):
+    factory = sa.ALGORITHMS[name]
+    assert factory is getattr(sa, name)
+    assert factory is getattr(import_module(f"syncalgos.algorithms.{name}"), name)
+    assert pickle.loads(pickle.dumps(factory)) is factory
+    for p in inspect.signature(factory).parameters.values():
+        assert p.kind is p.KEYWORD_ONLY or p.name == "period"
