@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow format bench structure table docs
+.PHONY: check lint fast slow mutants format bench structure table docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -13,6 +13,9 @@ fast:
 
 slow:
 	python -m pytest -n 2 --dist loadfile -m slow
+
+mutants:
+	python tests/mutants.py
 
 format:
 	ruff check --fix .
