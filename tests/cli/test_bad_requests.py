@@ -168,7 +168,7 @@ EARLY |= {
     "compare --tensorboard": ["has the flag '--tensorboard': use --track tensorboard"],
     "compare --algos 'dgc --warmup 4'": [f"'--warmup': {INSTEAD['--warmup']}"],
     "compare --algos dgc --tune switch=1,2": ["'--switch': use --dense-steps"],
-    "aim --target cpu:2 --algo dgc --switch 4": ["'--switch': use --dense-steps"],
+    "aim --target cpu:2 --algos dgc --switch 4": ["'--switch': use --dense-steps"],
     "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],

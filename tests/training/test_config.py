@@ -112,7 +112,9 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
 def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
     record_config(run, ["command"], tmp_path, [])
     written = json.loads((tmp_path / "config.json").read_text())
-    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host"}
+    del written["sha256"]  # 0.3 wrote none
+    gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host", "ema": None}
+    gone |= {"feed": "device", "lanes": 4, "keep_checkpoints": 3, "sync_at_end": False}
     settings = written["settings"] | gone
     (tmp_path / "config.json").write_text(json.dumps({**written, "settings": settings}))
     check_config(tmp_path, run.config)

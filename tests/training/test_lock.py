@@ -82,7 +82,7 @@ def test_processes_are_refused_and_restarted_processes_are_not(start, tmp_path):
     ("main", "words"),
     [
         *((command_line.main, f"{TINY} --steps 4 {x}") for x in ("", "--resume")),
-        *((compare.main, f"{STUDY} {x}") for x in ("", "--overwrite")),
+        (compare.main, STUDY),
     ],
 )
 def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, capsys):
@@ -120,11 +120,6 @@ def test_study_begins_anew_in_the_folder_of_one_that_was_killed(tmp_path, capsys
     out.mkdir()
     (out / lock.NAME).write_text("pid 1 on elsewhere")
     assert compare.main(argv) == 0
-    (out / "runs" / "old" / "seed-0").mkdir(parents=True)
-    (out / "runs" / "old" / "seed-0" / "config.json").touch()
-    (out / lock.NAME).touch()
-    assert compare.main([*argv, "--overwrite"]) == 0
-    assert not (out / "runs" / "old").exists()
     assert not (out / lock.NAME).exists()
 
 
