@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow format bench structure table docs
+.PHONY: check lint fast slow mutants format bench structure table docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -9,10 +9,13 @@ lint:
 	pyright
 
 fast:
-	python -m pytest -x tests/library/combinators/test_combinators.py tests/library/test_communication.py tests/library/combinators/test_masks.py tests/docs/test_docs.py tests/library/test_collectives.py
+	python -m pytest -x tests/library/algorithms/test_recurrences.py tests/library/combinators/test_combinators.py
 
 slow:
 	python -m pytest -n 2 --dist loadfile -m slow
+
+mutants:
+	python tests/mutants.py
 
 format:
 	ruff check --fix .

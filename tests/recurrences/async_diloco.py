@@ -8,9 +8,15 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps
 
 SETTINGS = [
+    {
+        "period": 5,
+        "slowest": 0.25,
+        "dynamic_steps": True,
+        "buffer": 2,
+        "early_momentum": 0.2,
+    },
     {"period": PERIOD},
     {"period": 3, "slowest": 0.3, "outer_lr": 0.5, "outer_momentum": 0.6},
-    {"period": 5, "slowest": 0.25, "dynamic_steps": True, "buffer": 2},
     {"period": 2, "slowest": 1.0, "buffer": 3, "early_momentum": 0.2},
 ]
 

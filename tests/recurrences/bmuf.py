@@ -5,10 +5,10 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
+    {"period": PERIOD, "block_momentum": 0.8, "block_lr": 1.2, "nesterov": True},
     {"period": PERIOD},
     {"period": PERIOD, "block_momentum": 0.6, "block_lr": 0.7},
     {"period": PERIOD, "nesterov": True},
-    {"period": PERIOD, "block_momentum": 0.8, "block_lr": 1.2, "nesterov": True},
 ]
 
 

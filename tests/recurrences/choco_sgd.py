@@ -8,11 +8,11 @@ from recurrences import START, by_leaf, local_steps, mean
 from recurrences.graphs import EDGES, WEIGHTS, mixed
 
 SETTINGS = [
+    {"topology": WEIGHTS, "density": 0.3, "consensus": 0.4},
     {},
     {"density": 0.3, "consensus": 0.4},
     {"density": 1.0, "consensus": 1.0},
     {"topology": "complete", "density": 0.3},
-    {"topology": WEIGHTS, "density": 0.3},
     {"topology": "star", "density": 0.3},
     {"topology": EDGES, "density": 0.3},
 ]

@@ -9,9 +9,9 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
+    {"period": 2, "clip": 0.02, "outer_momentum": 0.2, "outer_lr": 0.6},
     {"period": PERIOD},
     {"period": 2, "outer_momentum": 0.8, "outer_lr": 0.6},
-    {"period": 2, "clip": 0.02, "outer_momentum": 0.2},
     {"period": 3, "penalty": False, "outer_momentum": 0.0},
 ]
 

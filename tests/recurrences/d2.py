@@ -7,11 +7,11 @@ from recurrences import START, local_steps, mean
 from recurrences.graphs import EDGES, WEIGHTS, mixed
 
 SETTINGS = [
+    {"topology": WEIGHTS, "mixing": 0.3},
     {},
     {"mixing": 1.0},
     {"mixing": 0.3},
     {"topology": "complete"},
-    {"topology": WEIGHTS},
     {"topology": "star"},
     {"topology": EDGES},
 ]

@@ -11,11 +11,11 @@ from problems import SHAPES
 from recurrences import PERIOD, START, by_leaf, local_steps
 
 SETTINGS = [
+    {"period": 2, "fragments": 2, "slowest": 0.2, "quorum": 2, "grace": 2},
     {"period": PERIOD},
     {"period": 6, "fragments": 2, "slowest": 0.3, "outer_lr": 0.4, "grace": 0},
     {"period": 4, "fragments": 1, "slowest": 0.25, "quorum": 3, "outer_momentum": 0.5},
     {"period": 6, "fragments": 3, "slowest": 0.2, "quorum": 9, "radial": True},
-    {"period": 2, "fragments": 2, "slowest": 0.2, "quorum": 2, "grace": 2},
     {
         "period": 4,
         "fragments": 2,

@@ -10,8 +10,8 @@ from recurrences import LR, START, falling, local_steps, rate
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
-    {},
     {"decay": 0.9, "chunk": 4, "top_k": 3},
+    {},
     {"decay": 0.8, "chunk": 3, "top_k": 1},
     {"decay": 0.9, "chunk": 2, "top_k": 2, "sign": True},
     {"decay": 0.9, "top_k": 3, "sign": True, "learning_rate": falling},

@@ -5,9 +5,9 @@ import numpy as np
 from recurrences import LR, PERIOD, START, STEPS, local_steps, mean, worker_gradient
 
 SETTINGS = [
+    {"period": 3, "first_period": 2, "second_period": 5},
     {"period": PERIOD},
     {"period": PERIOD, "first_period": 6},
-    {"period": 3, "first_period": 2, "second_period": 5},
 ]
 ADAM_SETTINGS = [
     {"period": 2},

@@ -12,10 +12,10 @@ from recurrences import START, local_steps, mean
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
+    {"density": 0.2, "dense_steps": 8, "local_clip": 0.5, "local_momentum": 0.6},
     {"dense_steps": 0},
     {"density": 0.3, "dense_steps": 0},
     {"density": 0.02, "dense_steps": 9, "local_momentum": 0.6},
-    {"density": 0.2, "dense_steps": 8, "local_clip": 0.5},
 ]
 IS_MATRIX = {name: leaf.ndim >= 2 for name, leaf in unflatten(START).items()}
 

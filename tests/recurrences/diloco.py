@@ -5,8 +5,8 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
-    {"period": PERIOD},
     {"period": PERIOD, "outer_lr": 0.4, "outer_momentum": 0.5},
+    {"period": PERIOD},
 ]
 
 

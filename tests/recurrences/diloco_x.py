@@ -6,7 +6,6 @@ import numpy as np
 from recurrences import PERIOD, START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
-    {"period": PERIOD},
     {
         "period": 3,
         "outer_lr": 0.3,
@@ -15,6 +14,7 @@ SETTINGS = [
         "seed": 4,
         "min_rate": 0.0,
     },
+    {"period": PERIOD},
 ]
 
 

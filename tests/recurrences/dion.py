@@ -12,8 +12,8 @@ import numpy as np
 from recurrences import START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
-    {},
     {"rank_fraction": 0.5, "local_momentum": 0.5},
+    {},
     {"rank_fraction": 1.0, "seed": 5},
     {"rank_fraction": 0.6, "local_momentum": 0.0},
 ]

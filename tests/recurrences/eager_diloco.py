@@ -9,8 +9,8 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
-    {"period": PERIOD},
     {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.5},
+    {"period": PERIOD},
 ]
 
 

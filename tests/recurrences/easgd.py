@@ -3,8 +3,8 @@
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
-    {"period": PERIOD},
     {"period": PERIOD, "beta": 0.4},
+    {"period": PERIOD},
     {"period": 1, "beta": 0.6},
 ]
 

@@ -9,9 +9,16 @@ import numpy as np
 from recurrences import PERIOD, SIZES, START, by_leaf, local_steps
 
 SETTINGS = [
+    {
+        "period": 1,
+        "threshold": 0.8,
+        "trusted": 2,
+        "clip": 0.02,
+        "outer_lr": 0.5,
+        "rate": 0.3,
+    },
     {"period": PERIOD},
     {"period": 2, "threshold": 0.3, "trusted": 1, "rate": 0.3},
-    {"period": 1, "threshold": 0.8, "trusted": 2, "clip": 0.02, "outer_lr": 0.5},
     {"period": 3, "clip": 0.05, "outer_momentum": 0.5},
 ]
 

@@ -11,9 +11,9 @@ def warmed_up(step):
 
 
 SETTINGS = [
+    {"learning_rate": warmed_up, "decay": 0.8},
     {"learning_rate": falling, "decay": 0.9},
     {"learning_rate": LR, "lookahead": 0.9, "decay": 0.5},
-    {"learning_rate": warmed_up, "decay": 0.8},
 ]
 
 

@@ -9,9 +9,9 @@ import jax
 from recurrences import PERIOD, draw_key, local_steps, mean
 
 SETTINGS = [
+    {"period": PERIOD, "fraction": 0.5, "seed": 1},
     {"period": PERIOD},
     {"period": PERIOD, "fraction": 0.1},
-    {"period": PERIOD, "fraction": 0.5, "seed": 1},
     {"period": 3, "fraction": 0.75, "seed": 2},
 ]
 

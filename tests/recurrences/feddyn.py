@@ -4,7 +4,7 @@ import numpy as np
 
 from recurrences import PERIOD, START, local_steps, mean
 
-SETTINGS = [{"period": PERIOD}, {"period": 3, "proximal": 0.6}]
+SETTINGS = [{"period": 3, "proximal": 0.6}, {"period": PERIOD}]
 
 
 def recurrence(workers, period, proximal=0.1):

@@ -2,7 +2,7 @@
 
 from recurrences import PERIOD, START, local_steps, mean
 
-SETTINGS = [{"period": PERIOD}, {"period": PERIOD, "proximal": 0.7}, {"period": 1}]
+SETTINGS = [{"period": PERIOD, "proximal": 0.7}, {"period": PERIOD}, {"period": 1}]
 
 
 def recurrence(workers, period, proximal=0.01):

@@ -6,9 +6,9 @@ from recurrences import PERIOD, START, local_steps, mean
 from recurrences.graphs import EDGES, WEIGHTS, mixed
 
 SETTINGS = [
+    {"period": 3, "topology": WEIGHTS, "consensus": 0.6},
     {"period": PERIOD},
     {"period": PERIOD, "topology": "complete", "outer_lr": 1.0},
-    {"period": 3, "topology": WEIGHTS, "consensus": 0.6},
     {"period": 2, "outer_momentum": 0.0},
     {"period": 2, "topology": np.stack([WEIGHTS, WEIGHTS @ WEIGHTS])},
     {"period": 3, "topology": "star"},

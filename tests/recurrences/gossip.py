@@ -8,11 +8,11 @@ from recurrences import START, local_steps, mean
 from recurrences.graphs import CHANGING, WEIGHTS, mixed, named
 
 SETTINGS = [
+    {"topology": CHANGING, "mix_opt_state": True},
     {},
     {"topology": "ring"},
     {"mix_opt_state": True},
     {"topology": "ring", "mix_opt_state": True},
-    {"topology": CHANGING, "mix_opt_state": True},
     {"topology": "star"},
     {"topology": WEIGHTS},
 ]

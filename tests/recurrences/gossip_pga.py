@@ -4,13 +4,13 @@ from recurrences import PERIOD, local_steps, mean
 from recurrences.graphs import CHANGING, EDGES, mixed
 
 SETTINGS = [
+    {"period": 5, "topology": CHANGING},
     {"period": PERIOD},
     {"period": 3, "topology": "ring"},
     {"period": 1},
     {"period": 3, "topology": "hypercube"},
     {"period": 3, "topology": EDGES},
     {"period": 3, "topology": "static_exponential"},
-    {"period": 5, "topology": CHANGING},
 ]
 
 

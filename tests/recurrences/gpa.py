@@ -2,7 +2,7 @@
 
 from recurrences import START, local_steps, mean
 
-SETTINGS = [{"decay": 0.9}, {"decay": 0.5, "mixing": 1.0}, {"mixing": 0.2}]
+SETTINGS = [{"mixing": 0.2}, {"decay": 0.9}, {"decay": 0.5, "mixing": 1.0}]
 
 
 def recurrence(workers, decay=0.98, mixing=0.7):

@@ -6,9 +6,9 @@ from recurrences import START, local_steps, mean
 from recurrences.graphs import CHANGING, EDGES, mixed
 
 SETTINGS = [
+    {"topology": CHANGING},
     {},
     {"topology": "exponential"},
-    {"topology": CHANGING},
     {"topology": "star"},
     {"topology": EDGES},
 ]

@@ -9,9 +9,6 @@ from recurrences import PERIOD, START, local_steps
 from recurrences.async_diloco import Server
 
 SETTINGS = [
-    {"period": PERIOD, "updates": 2},
-    {"period": 3, "slowest": 0.3, "regions": 1, "updates": 2, "alpha": 1.0},
-    {"period": 2, "slowest": 0.25, "global_momentum": 0.0, "alpha": 0.5},
     {
         "period": 1,
         "regions": 3,
@@ -22,6 +19,9 @@ SETTINGS = [
         "global_momentum": 0.3,
         "alpha": 0.6,
     },
+    {"period": PERIOD, "updates": 2},
+    {"period": 3, "slowest": 0.3, "regions": 1, "updates": 2, "alpha": 1.0},
+    {"period": 2, "slowest": 0.25, "global_momentum": 0.0, "alpha": 0.5},
 ]
 
 

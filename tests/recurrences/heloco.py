@@ -9,8 +9,16 @@ import numpy as np
 from recurrences import PERIOD, START, by_leaf, local_steps
 
 SETTINGS = [
+    {
+        "period": 3,
+        "slowest": 0.3,
+        "outer_lr": 0.7,
+        "outer_momentum": 0.6,
+        "aligned": 0.9,
+        "shrink": 0.8,
+        "turn": 0.4,
+    },
     {"period": PERIOD},
-    {"period": 3, "slowest": 0.3, "outer_lr": 0.7, "outer_momentum": 0.6},
     {"period": 5, "slowest": 0.25, "dynamic_steps": True, "arrival_weight": 1.0},
     {"period": 2, "slowest": 1.0, "aligned": 0.9, "shrink": 0.8, "turn": 0.4},
     {"period": 2, "aligned": 0.6, "shrink": 4.0, "turn": 3.0},

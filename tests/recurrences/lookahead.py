@@ -2,7 +2,7 @@
 
 from recurrences import PERIOD, START, local_steps, mean
 
-SETTINGS = [{"period": PERIOD}, {"period": 3, "slow_lr": 0.8}]
+SETTINGS = [{"period": 3, "slow_lr": 0.8}, {"period": PERIOD}]
 
 
 def recurrence(workers, period, slow_lr=0.5):

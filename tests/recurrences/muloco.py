@@ -17,10 +17,10 @@ from recurrences import (
 from recurrences.quantized_sgd import quantized
 
 SETTINGS = [
+    {"period": PERIOD, "reduce": "int4", "decay": 0.5, "outer_momentum": 0.5},
     {"period": PERIOD},
     {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.6, "decay": 0.9},
     {"period": 3, "reduce": "int4", "seed": 3},
-    {"period": PERIOD, "reduce": "int4", "decay": 0.5, "outer_momentum": 0.5},
 ]
 BITS = 4
 

@@ -6,8 +6,8 @@ import numpy as np
 from recurrences import PERIOD, START, draw_key, local_steps, mean
 
 SETTINGS = [
-    {"period": PERIOD},
     {"period": 3, "outer_lr": 0.5, "outer_momentum": 0.3, "consensus": 0.4, "seed": 1},
+    {"period": PERIOD},
     {"period": PERIOD, "consensus": 0.0, "seed": 2},
 ]
 

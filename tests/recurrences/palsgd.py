@@ -6,8 +6,15 @@ import numpy as np
 from recurrences import LR, PERIOD, START, draw_key, falling, local_steps, mean, rate
 
 SETTINGS = [
+    {
+        "period": PERIOD,
+        "learning_rate": falling,
+        "chance": 0.4,
+        "seed": 5,
+        "proximal": 0.7,
+        "outer_lr": 0.4,
+    },
     {"period": PERIOD, "learning_rate": LR},
-    {"period": PERIOD, "learning_rate": falling, "chance": 0.4, "seed": 5},
     {
         "period": 6,
         "learning_rate": LR,

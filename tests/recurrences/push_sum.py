@@ -7,13 +7,13 @@ from recurrences import START, draw_key, local_steps, mean
 from recurrences.graphs import COLUMNS, matrix
 
 SETTINGS = [
+    {"topology": COLUMNS, "drop": 0.4},
     {},
     {"drop": 0.4},
     {"drop": 0.7, "seed": 5},
     {"topology": "ring"},
     {"topology": COLUMNS},
     {"topology": "ring", "drop": 0.4},
-    {"topology": COLUMNS, "drop": 0.4},
     {"topology": "star", "drop": 0.4},
 ]
 

@@ -6,10 +6,15 @@ from recurrences import LR, START, falling, local_steps, mean, rate
 from recurrences.graphs import CHANGING, EDGES, mixed
 
 SETTINGS = [
+    {
+        "learning_rate": falling,
+        "topology": CHANGING,
+        "local_momentum": 0.5,
+        "decay": 0.3,
+    },
     {"learning_rate": LR},
     {"learning_rate": falling, "topology": "exponential"},
-    {"learning_rate": LR, "topology": CHANGING, "nesterov": False},
-    {"learning_rate": LR, "local_momentum": 0.5, "decay": 0.3},
+    {"learning_rate": LR, "local_momentum": 0.5, "nesterov": False},
     {"learning_rate": falling, "topology": EDGES, "nesterov": False},
 ]
 

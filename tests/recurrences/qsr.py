@@ -14,9 +14,9 @@ def tent(step):
 
 
 SETTINGS = [
+    {"period": 2, "growth": 0.3, "learning_rate": falling},
     {"period": PERIOD, "learning_rate": LR},
     {"period": PERIOD, "growth": 0.45, "learning_rate": LR},
-    {"period": 2, "growth": 0.3, "learning_rate": falling},
     {"period": 2, "growth": 0.3, "learning_rate": tent},
 ]
 

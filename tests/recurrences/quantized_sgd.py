@@ -6,7 +6,7 @@ import numpy as np
 
 from recurrences import SIZES, by_leaf, draw_key, leaf_draws, local_steps, mean
 
-SETTINGS = [{}, {"bits": 4, "seed": 5}, {"bits": 2}]
+SETTINGS = [{"bits": 4, "seed": 5}, {}, {"bits": 2}]
 
 
 def quantized(x, bits, draws):

@@ -7,8 +7,8 @@ import numpy as np
 from recurrences import LR, START, draw_key, falling, local_steps, mean, rate
 
 SETTINGS = [
-    {"period": 3, "learning_rate": LR},
     {"period": 2, "learning_rate": falling, "seed": 5},
+    {"period": 3, "learning_rate": LR},
     {"period": 1, "learning_rate": LR},
 ]
 

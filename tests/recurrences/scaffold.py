@@ -5,8 +5,8 @@ import numpy as np
 from recurrences import LR, PERIOD, START, falling, local_steps, mean, rate
 
 SETTINGS = [
-    {"period": PERIOD, "learning_rate": LR},
     {"period": PERIOD, "learning_rate": falling},
+    {"period": PERIOD, "learning_rate": LR},
     {"period": 1, "learning_rate": falling},
 ]
 

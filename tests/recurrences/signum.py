@@ -5,7 +5,7 @@ import numpy as np
 from recurrences import START, local_steps
 from recurrences.sign_sgd import voted
 
-SETTINGS = [{}, {"local_momentum": 0.5, "seed": 3}]
+SETTINGS = [{"local_momentum": 0.5, "seed": 3}, {}]
 
 
 def recurrence(workers, local_momentum=0.9, seed=0):

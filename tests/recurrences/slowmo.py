@@ -5,9 +5,9 @@ import numpy as np
 from recurrences import LR, PERIOD, START, falling, local_steps, mean, rate
 
 SETTINGS = [
+    {"period": 3, "slow_momentum": 0.7, "slow_lr": 0.8, "learning_rate": falling},
     {"period": PERIOD, "learning_rate": LR},
     {"period": PERIOD, "learning_rate": falling},
-    {"period": 3, "slow_momentum": 0.7, "slow_lr": 0.8, "learning_rate": falling},
 ]
 
 

@@ -11,10 +11,10 @@ from recurrences import PERIOD, START, by_leaf, local_steps, mean
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
+    {"period": PERIOD, "density": 0.4, "chunk": 5, "decay": 0.8, "outer_lr": 0.7},
     {"period": PERIOD},
     {"period": PERIOD, "density": 0.3, "decay": 0.8, "outer_lr": 0.7, "bits": None},
     {"period": PERIOD, "density": 0.5},
-    {"period": PERIOD, "density": 0.4, "chunk": 5},
     {"period": PERIOD, "density": 1.0, "decay": 1.0, "outer_lr": 1.3, "bits": 8},
 ]
 

@@ -8,9 +8,9 @@ import numpy as np
 from recurrences import PERIOD, START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
+    {"density": 0.3, "seed": 5},
     {},
     {"density": 0.3, "period": PERIOD},
-    {"density": 0.3, "seed": 5},
     {"density": 1.0, "period": PERIOD},
 ]
 

@@ -13,9 +13,9 @@ def by_name(params):
 
 
 SETTINGS = [
+    {"period": PERIOD, "fragments": 2, "delay": 1, "alpha": 0.5},
     {"period": PERIOD},
     {"period": PERIOD, "fragments": 1, "outer_lr": 0.4, "outer_momentum": 0.5},
-    {"period": PERIOD, "fragments": 2, "delay": 1, "alpha": 0.5},
     {"period": 6, "fragments": 3, "delay": 1},
     {"period": PERIOD, "fragments": 2, "alpha": 0.25},
     {"period": PERIOD, "fragments": 2, "cut": by_name},

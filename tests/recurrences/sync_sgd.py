@@ -2,7 +2,7 @@
 
 from recurrences import local_steps, mean, quantized_sgd
 
-SETTINGS = [{}, {"reduce": "int4", "seed": 5}]
+SETTINGS = [{"reduce": "int4", "seed": 5}, {}]
 BITS = {"int8": 8, "int4": 4, "int2": 2}
 
 

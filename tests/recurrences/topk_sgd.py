@@ -6,7 +6,7 @@ import numpy as np
 
 from recurrences import START, by_leaf, local_steps, mean
 
-SETTINGS = [{}, {"density": 0.3}, {"density": 1.0}]
+SETTINGS = [{"density": 0.3}, {}, {"density": 1.0}]
 SETTINGS += [{"density": 0.3, "feedback": False}]
 
 
