@@ -1,9 +1,10 @@
 """Each algorithm's recurrence from its paper, in float64 NumPy: a module by its name.
 
 A module knows nothing of the library, nor of JAX but for the draws of random numbers.
-It has the `SETTINGS` to run under, and `recurrence(workers, **settings)`, a generator:
-after each local step it yields the center and the list of the workers' params, vectors
-in the order of `problems.SHAPES`.
+It has the `SETTINGS` to run under. In the first of them every term of an update is
+alive, and no share is 0.5, which would hide two that changed places. Its generator
+`recurrence(workers, **settings)` yields, after each local step, the center and the list
+of the workers' params, vectors in the order of `problems.SHAPES`.
 """
 
 from typing import Any

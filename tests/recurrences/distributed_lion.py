@@ -6,7 +6,7 @@ from recurrences import START, local_steps
 from recurrences.sign_sgd import voted
 
 SETTINGS = [
-    {"b1": 0.5, "b2": 0.8, "seed": 3},
+    {"b1": 0.6, "b2": 0.8, "seed": 3},
     {},
     {"majority": True},
     {"majority": True, "b1": 0.0, "seed": 3},

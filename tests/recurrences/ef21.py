@@ -8,7 +8,7 @@ from recurrences import START, by_leaf, local_steps, mean
 from recurrences.topk_sgd import largest
 
 SETTINGS = [
-    {"density": 0.3, "local_momentum": 0.5},
+    {"density": 0.3, "local_momentum": 0.6},
     {},
     {"density": 0.3, "local_momentum": 0.0},
     {"density": 1.0},

@@ -7,7 +7,7 @@ import numpy as np
 from recurrences import SIZES, START, by_leaf, local_steps, mean
 from recurrences.quantized_sgd import quantized
 
-SETTINGS = [{"bits": 2, "beta": 0.5, "reset_period": 5}, {}, {"bits": 8, "beta": 0.0}]
+SETTINGS = [{"bits": 2, "beta": 0.7, "reset_period": 5}, {}, {"bits": 8, "beta": 0.0}]
 
 
 def recurrence(workers, bits=4, beta=0.8, reset_period=1024):

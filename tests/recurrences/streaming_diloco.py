@@ -13,7 +13,7 @@ def by_name(params):
 
 
 SETTINGS = [
-    {"period": PERIOD, "fragments": 2, "delay": 1, "alpha": 0.5},
+    {"period": PERIOD, "fragments": 2, "delay": 1, "alpha": 0.3},
     {"period": PERIOD},
     {"period": PERIOD, "fragments": 1, "outer_lr": 0.4, "outer_momentum": 0.5},
     {"period": 6, "fragments": 3, "delay": 1},
