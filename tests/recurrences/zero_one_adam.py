@@ -17,7 +17,7 @@ from recurrences import (
 )
 
 SETTINGS = [
-    {"variance_steps": 5, "refreshes": 2, "period": 3, "b1": 0.6, "b2": 0.9},
+    {"variance_steps": 7, "refreshes": 3, "period": 3, "b1": 0.6, "b2": 0.9},
     {"variance_steps": 4, "refreshes": 1, "period": PERIOD, "eps": 1.0},
     {"variance_steps": 20, "refreshes": 3, "eps": 0.5},
     {"eps": 0.5},
