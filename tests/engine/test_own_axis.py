@@ -11,6 +11,7 @@ import tiny_tasks
 from lasting import run
 from mapped import shard_mapped
 from owed import PERIOD, make, owed
+from own_loop import local_steps
 from problems.linear import make_params, plain_loss
 
 import syncalgos
@@ -41,21 +42,9 @@ def own_loop(strategy, optimizer):
             jnp.asarray, (replica, strategy.init(replica.params))
         )
 
-        def local_step(carry, batch):
-            replica, state, step = carry
-            grads = jax.grad(plain_loss)(replica.params, batch)
-            grads, state = strategy.reduce(grads, replica, state, step)
-            updates, opt_state = optimizer.update(
-                grads, replica.opt_state, replica.params
-            )
-            params = optax.apply_updates(replica.params, updates)
-            stepped = Replica(params, opt_state)
-            replica, state = strategy.sync(stepped, state, step)
-            return (replica, state, step + 1), None
-
-        carry = (replica, state, jnp.int32(0))
-        (replica, state, _), _ = jax.lax.scan(local_step, carry, batches)
-        return strategy.center(replica.params, state)
+        gradient, start = jax.grad(plain_loss), (replica, state)
+        _, centers = local_steps(strategy, optimizer, gradient, start, batches)
+        return jax.tree.map(lambda x: x[-1], centers)
 
     return train
 

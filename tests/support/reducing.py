@@ -9,9 +9,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax import lax
 from mapped import on_workers
+from own_loop import local_steps
 
 from syncalgos import Replica, reducers
 from syncalgos.engine.placement.make_layout import Placement, make_layout
@@ -210,20 +210,9 @@ def descend(strategy, optimizer, starts, gradient, inputs):
     """
 
     def worker(params, inputs):
-        def one(carry, now):
-            (replica, state), (step, own) = carry, now
-            grads = gradient(replica.params, own)
-            grads, state = strategy.reduce(grads, replica, state, step)
-            updates, opt_state = optimizer.update(
-                grads, replica.opt_state, replica.params
-            )
-            params = optax.apply_updates(replica.params, updates)
-            replica, state = strategy.sync(Replica(params, opt_state), state, step)
-            return (replica, state), replica.params
-
-        carry = Replica(params, optimizer.init(params)), strategy.init(params)
-        steps = jnp.arange(len(jax.tree.leaves(inputs)[0]))
-        return lax.scan(one, carry, (steps, inputs))[1]
+        start = Replica(params, optimizer.init(params)), strategy.init(params)
+        found, _ = local_steps(strategy, optimizer, gradient, start, inputs)
+        return found.params
 
     lanes = jax.vmap(worker, in_axes=(0, 1), out_axes=1, axis_name="lanes")
     lead = jax.tree.map(lambda x: x[None], (starts, inputs))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from own_loop import local_steps
 from problems import flatten, initial_params, loss, relative_error, train
 from recurrences import LR, MOMENTUM, STEPS, TARGET, X, des_loc, fedavg
 
@@ -129,23 +130,11 @@ def train_together(made, workers):
     """
 
     def trained(strategy, optimizer, batches):
-        def local_step(carry, now):
-            (replica, state), (step, batch) = carry, now
-            grads = jax.grad(loss)(replica.params, batch)
-            grads, state = strategy.reduce(grads, replica, state, step)
-            updates, opt_state = optimizer.update(
-                grads, replica.opt_state, replica.params
-            )
-            params = optax.apply_updates(replica.params, updates)
-            stepped = Replica(params, opt_state)
-            replica, state = strategy.sync(stepped, state, step)
-            center = strategy.center(replica.params, state)
-            return (replica, state), (center, replica.params)
-
         params = jax.tree.map(jnp.asarray, initial_params())
         start = Replica(params, optimizer.init(params)), strategy.init(params)
-        steps = jnp.arange(STEPS, dtype=jnp.int32)
-        return jax.lax.scan(local_step, start, (steps, batches))[1]
+        found = local_steps(strategy, optimizer, jax.grad(loss), start, batches)
+        replica, center = found
+        return center, replica.params
 
     def worker(batches):
         return {name: trained(*both, batches) for name, both in made.items()}

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from own_loop import local_steps
 from reducing import follow
 
 import syncalgos
@@ -31,17 +32,13 @@ def replicas(strategy, steps, a=A, b=B, start=1.0, state=None):
         replica = Replica(x, optimizer.init(x))
         sync = strategy.init(x) if state is None else state(x)
 
-        def local_step(carry, step):
-            replica, sync = carry
-            grads = a * (replica.params - b)
-            grads, sync = strategy.reduce(grads, replica, sync, step)
-            updates, opt_state = optimizer.update(grads, replica.opt_state)
-            params = optax.apply_updates(replica.params, updates)
-            replica, sync = strategy.sync(Replica(params, opt_state), sync, step)
-            seen = replica.params, strategy.center(replica.params, sync)
-            return (replica, sync), seen
+        def gradient(params, _):
+            return a * (params - b)
 
-        return jax.lax.scan(local_step, (replica, sync), jnp.arange(steps))[1]
+        nothing = jnp.zeros(steps)
+        found = local_steps(strategy, optimizer, gradient, (replica, sync), nothing)
+        replica, centers = found
+        return replica.params, centers
 
     mapped = jax.vmap(worker, axis_name="ring", out_axes=1)
     params, centers = jax.jit(mapped)(jnp.asarray(a), jnp.asarray(b))

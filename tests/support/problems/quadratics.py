@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from own_loop import local_steps
 
 from problems import relative_error
 from syncalgos import WORKERS, Replica
@@ -128,27 +129,16 @@ def program(strategy, optimizer=SGD, steps=STEPS, axis: Any = WORKERS):
     def worker(own):
         params, curvature, minimum, noise = own
 
-        def local_step(carry, now):
-            (replica, state), (step, noise) = carry, now
-            grads = jax.tree.map(
-                lambda h, x, b, n: h * (x - b) + n,
-                *(curvature, replica.params, minimum, noise),
-            )
-            grads, state = strategy.reduce(grads, replica, state, step)
-            updates, opt_state = optimizer.update(
-                grads, replica.opt_state, replica.params
-            )
-            params = optax.apply_updates(replica.params, updates)
-            replica = replica._replace(params=params, opt_state=opt_state)
-            replica, state = strategy.sync(replica, state, step)
-            center = strategy.center(replica.params, state)
-            return (replica, state), (replica, center)
+        def gradient(params, noise):
+            def leaf(h, x, b, n):
+                return h * (x - b) + n
+
+            return jax.tree.map(leaf, curvature, params, minimum, noise)
 
         # buffers count, for strategies that mark what they do there.
         replica = Replica(params, optimizer.init(params), jnp.int32(0))
-        carry = replica, strategy.init(params)
-        numbers = jnp.arange(steps, dtype=jnp.int32)
-        return jax.lax.scan(local_step, carry, (numbers, noise))[1]
+        start = replica, strategy.init(params)
+        return local_steps(strategy, optimizer, gradient, start, noise)
 
     mapped = worker
     for name in reversed((axis,) if isinstance(axis, str) else axis):
