@@ -72,8 +72,13 @@ def _header(path: str | Path) -> dict[str, str]:
     with safe_open(path, "np") as file:
         found = file.metadata() or {}
     if seal := found.pop(SEAL, None):
-        blank = _with_seal(Path(path).read_bytes(), seal, BLANK)
-        if hashlib.sha256(blank).hexdigest() != seal:
+        with open(path, "rb") as file:
+            size = file.read(8)
+            head = size + file.read(int.from_bytes(size, "little"))
+            first = hashlib.sha256(_with_seal(head, seal, BLANK))
+            # In pieces: a model may take most of the memory.
+            digest = hashlib.file_digest(file, lambda: first)
+        if digest.hexdigest() != seal:
             raise ValueError(f"{path} was changed since it was written")
     return found
 
