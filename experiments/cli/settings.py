@@ -12,14 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.cli.words import (
-    axes,
-    check_axes,
-    check_choice,
-    indices,
-    number,
-    whole,
-)
+from experiments.cli.words import axes, check_axes, indices, number, whole
 from syncalgos import checks
 
 P = typing.ParamSpec("P")
@@ -122,7 +115,7 @@ class Setting(NamedTuple):
         if value is None:
             return
         if self.choices:
-            check_choice(label, value, self.choices)
+            checks.one_of(label, value, self.choices)
         elif self.read is whole:
             checks.whole(label, value, least=self.least or 0)
             if self.below is not None:

@@ -29,12 +29,6 @@ INSTEAD = {
     "--tune-share": "leave it out: a tenth of the training data is held out",
     "--mfu": "use experiments.aim --step-time, the seconds of a local step",
 }
-# The same for values, by flag.
-INSTEAD_OF_VALUES: dict[str, dict[str, str]] = {
-    "--track": dict.fromkeys(
-        ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
-    ),
-}
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:
@@ -42,11 +36,6 @@ def nearest_flag(flag: str, flags: Iterable[str]) -> str:
     if flag in INSTEAD:
         return f": {INSTEAD[flag]}"
     return checks.nearest(flag, flags)
-
-
-def check_choice(label: str, value: str, choices: Iterable[str]) -> None:
-    """Raises a ValueError unless the value of a flag is one of the choices."""
-    checks.one_of(label, value, choices, INSTEAD_OF_VALUES.get(label))
 
 
 def cleaned(argv: Iterable[str]) -> list[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from experiments.cli.exits import say
-from experiments.cli.words import check_choice
 from experiments.training.records import Line, plain
+from syncalgos import checks
 
 PROJECT = "syncalgos"
 OURS = f".{PROJECT}"  # the suffix of our event files; the folder may hold others
@@ -118,12 +118,16 @@ KINDS = {
     "tensorboard": _Kind(TensorBoard, "tensorboardX"),
     "wandb": _Kind(Wandb, "wandb"),
 }
+# Those of earlier versions, and what to use now.
+GONE: dict[str, str] = dict.fromkeys(
+    ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
+)
 
 
 def check(names: Iterable[str]) -> None:
     """Raises a ValueError for an unknown tracker, or one that is not installed."""
     for name in names:
-        check_choice("--track", name, KINDS)
+        checks.one_of("--track", name, KINDS, GONE)
         if util.find_spec(module := KINDS[name].module) is None:
             raise ValueError(
                 f"--track {name} needs {module}, which is not installed: run "

@@ -9,8 +9,8 @@ import pytest
 
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
-from experiments.cli.words import INSTEAD_OF_VALUES, number, parameter, whole
-from experiments.training import records
+from experiments.cli.words import number, whole
+from experiments.training import records, trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
@@ -141,16 +141,14 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         dataclasses.replace(config, workers=0)
 
 
-@pytest.mark.parametrize("flag", INSTEAD_OF_VALUES)
-def test_a_value_that_is_gone_is_answered_with_what_to_use_now(flag):
+@pytest.mark.parametrize("word", trackers.GONE)
+def test_a_tracker_that_is_gone_is_answered_with_what_to_use_now(word):
     """From Python, too."""
-    for word, now in INSTEAD_OF_VALUES[flag].items():
-        told = re.escape(f"unknown {flag} {word!r}: {now}")
-        with pytest.raises(BadRequest, match=told):
-            parse([flag, word])
-        value = word if flag != "--track" else (word,)
-        with pytest.raises(ValueError, match=told):
-            RunConfig(**{parameter(flag): value})
+    told = re.escape(f"unknown --track {word!r}: {trackers.GONE[word]}")
+    with pytest.raises(BadRequest, match=told):
+        parse(["--track", word])
+    with pytest.raises(ValueError, match=told):
+        RunConfig(track=(word,))
 
 
 def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
