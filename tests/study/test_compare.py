@@ -11,7 +11,7 @@ from statistics import mean, stdev
 from xml.etree import ElementTree
 
 import pytest
-from commands import LINE, ROOT, TIMEOUT, execute
+from commands import LINE, ROOT, TIMEOUT, beneath, execute
 from studies import (
     COMPARE,
     LENGTHS,
@@ -282,7 +282,7 @@ def test_a_signal_stops_a_study_and_no_run_is_half_made(number, code, tmp_path):
     out = tmp_path / "study"
 
     def begun():
-        return any(path.stat().st_size for path in out.rglob("metrics.jsonl"))
+        return any(path.stat().st_size for path in beneath(out, "metrics.jsonl"))
 
     with study_in_background(f"--algos sync_sgd {lengths}", out) as process:
         wait_until(process, begun)

@@ -10,7 +10,15 @@ import sys
 import uuid
 
 import pytest
-from commands import ROOT, TIMEOUT, environment, execute, imported_by, printed_by
+from commands import (
+    ROOT,
+    TIMEOUT,
+    beneath,
+    environment,
+    execute,
+    imported_by,
+    printed_by,
+)
 from dask_cluster import certificates, cluster
 from faults import Command, tagged, until
 from hypothesis import given, settings
@@ -365,7 +373,7 @@ def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
         def is_in_a_run():
             """Stops a worker; it is in a run if both are: each makes one at a time."""
             dask.workers[0].kill(signal.SIGSTOP)
-            if len([*out.rglob(".seed-*")]) == 2:
+            if len(beneath(out, ".seed-*")) == 2:
                 return True
             dask.workers[0].kill(signal.SIGCONT)
             return False
@@ -393,7 +401,7 @@ def test_a_run_that_hangs_is_named(tmp_path):
         command = dask.study(words, tmp_path / "study", program)
 
         def lines():
-            paths = [*tmp_path.rglob(".seed-*/metrics.jsonl")]
+            paths = beneath(tmp_path, "metrics.jsonl")
             return [x for path in paths for x in path.read_text().splitlines()]
 
         until(lambda: len(lines()) > 2, "it takes steps")

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import PROGRAM, ROOT, Run, environment, execute, together
+from commands import PROGRAM, ROOT, Run, beneath, environment, execute, together
 from faults import until
 
 from experiments.launch.addresses import free_port
@@ -108,7 +108,7 @@ def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_pa
     outs = [tmp_path / str(i) / "out" for i in (0, 1)]
     processes = started_on(hosts, command, outs)
     try:
-        until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
+        until(lambda: all(beneath(out, "step-*.npz") for out in outs), "checkpoints")
         # In a network namespace of its own, all that listens is ours.
         shown = [listening(host) for host in hosts]
         processes[0].send_signal(signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_link_that_is_down_ends_both_hosts(hosts, tmp_path):
     outs = [tmp_path / str(i) / "out" for i in (0, 1)]
     processes = started_on(hosts, command, outs)
     try:
-        until(lambda: all([*out.rglob("step-*.npz")] for out in outs), "checkpoints")
+        until(lambda: all(beneath(out, "step-*.npz") for out in outs), "checkpoints")
         subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
     finally:
         heard = said(processes)

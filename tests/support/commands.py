@@ -12,6 +12,8 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +88,15 @@ def until(condition, what, limit=TIMEOUT):
         assert time.monotonic() < deadline, f"{what} in {limit} s"
         time.sleep(0.005)
     return found
+
+
+def beneath(folder, pattern):
+    """The paths of such names beneath a folder that another process may be changing.
+
+    `Path.rglob` raises where a folder goes between its being listed and its being read.
+    """
+    found = ((at, x) for at, *both in os.walk(folder) for x in chain(*both))
+    return [Path(at, name) for at, name in found if fnmatch(name, pattern)]
 
 
 def free_address():
