@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tiers import tiers
 
 from benchmarks.peers import __main__ as peers
 
@@ -63,8 +64,7 @@ def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
     assert attempts == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 2), (1, 1)]
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("name", SMALLEST)
+@pytest.mark.parametrize("name", tiers(SMALLEST, slow=["sync_cost"]))
 def test_a_small_run_reports_records_and_a_table(name):
     words, count = SMALLEST[name]
     ran = subprocess.run(

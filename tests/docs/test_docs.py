@@ -87,8 +87,17 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
     assert page == table.filled(page), "make table"
 
 
-@pytest.mark.sample(1, slow=5)
-@pytest.mark.parametrize("names", [[name] for name in syncalgos.ALGORITHMS])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["diloco"],
+        pytest.param(
+            ["gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
+        ),
+        pytest.param([*syncalgos.ALGORITHMS], marks=pytest.mark.long),
+    ],
+    ids=["one", "kinds", "all"],
+)
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     ran = subprocess.run(
         [sys.executable, "-m", "pages.stacked", *names],

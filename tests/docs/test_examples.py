@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from commands import ROOT, printed_by
 from pages import diffs
+from tiers import tiers
 
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -47,8 +48,9 @@ TRAINED = {  # programs, and how many trained models each of them tests
 PAIRS = "", "nnx_", "linen_", "equinox_", "fsdp_"
 
 
-@pytest.mark.sample(1, slow=2)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(
+    "name", tiers(TRAINED, ["after.py"], ["nnx_after.py", "custom_reducer.py"])
+)
 def test_models_of_an_example_learn_the_digits(name):
     accuracies = numbers("test accuracy", printed(name))
     assert len(accuracies) == TRAINED[name]
@@ -80,8 +82,7 @@ SHORT = {
 }
 
 
-@pytest.mark.sample(2, slow=3)
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("pair", tiers(PAIRS, ["", "nnx_"]))
 def test_one_worker_takes_the_steps_of_the_loop_before(pair, capsys):
     said = []
     for side in "before", "after":
@@ -126,7 +127,7 @@ def test_reducer_of_two_bits_sends_them_and_a_scale_a_leaf_to_each_worker():
     assert ternary == SYNCS * 3 * sum(leaf * 2 / 8 + 4 for leaf in LEAVES)
 
 
-@pytest.mark.sample(0, slow=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one_worker.py", "outer_optimizer.py"])
 def test_best_rate_is_that_of_the_least_validation_loss(name):
     text = printed(name)

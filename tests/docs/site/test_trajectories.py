@@ -8,14 +8,14 @@ import pytest
 from pages.motion import landscape, trajectories
 from pages.motion.drawing import HEIGHT, WIDTH
 from pages.motion.film import FLOOR, film
+from tiers import tiers
 
 from syncalgos.algorithms import ALGORITHMS
 
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.sample(3, slow=9)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", tiers(ALGORITHMS, ["bmuf", "gossip"], slow=[]))
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
     recorded = trajectories.record(name)
     shown = film(recorded)
