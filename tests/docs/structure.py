@@ -11,6 +11,7 @@ import io
 import tokenize
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,7 @@ class File(NamedTuple):
     tree: ast.Module
 
 
+@cache
 def read(path: Path) -> File:
     """Reads one file of the project."""
     text = path.read_text()
@@ -67,6 +69,7 @@ def files(package: str) -> dict[str, File]:
     return {file.path: file for file in map(read, paths)}
 
 
+@cache
 def module_file(dotted: str) -> str | None:
     """The file of a module of the project, or None."""
     base = ROOT / dotted.replace(".", "/")
