@@ -73,13 +73,12 @@ def test_collectives_are_counted_by_the_sizes_of_their_groups(move, kind, share)
     assert found == ({kind: sent.bytes_per_worker} if share else {})
 
 
-@pytest.mark.parametrize(("topology", "peers"), [("exponential", 1), ("ring", 2)])
-def test_gossip_of_opt_state_sends_its_floats_too(topology, peers):
+def test_gossip_of_opt_state_sends_its_floats_too():
     """Adam's moments are twice the params; its count is no float, and stays."""
     replica = syncalgos.Replica(PARAMS, optax.adam(0.1).init(PARAMS))
-    strategy = syncalgos.gossip(topology=topology, mix_opt_state=True)
+    strategy = syncalgos.gossip(topology="ring", mix_opt_state=True)
     sent = syncalgos.communication(strategy, replica, workers=5, steps=3)
-    assert sent.bytes_per_worker == 3 * peers * 3 * BYTES
+    assert sent.bytes_per_worker == 3 * 2 * 3 * BYTES
 
 
 def test_one_worker_sends_nothing():
