@@ -161,7 +161,7 @@ def test_givers_share_their_sums_by_columns(fails):
     np.testing.assert_allclose(found, shares @ values, rtol=1e-6)
 
 
-NAMED = ("static_exponential", "torus", "erdos_renyi", "complete", "exponential")
+NAMED = ("static_exponential", "torus", "exponential")  # shifts, exchanges, by step
 
 
 def test_mixing_is_the_same_on_devices_and_lanes():
@@ -182,7 +182,7 @@ def test_mixing_is_the_same_on_devices_and_lanes():
 
     here, there = on("vmap", 1), on("shard_map", 2)
     np.testing.assert_array_equal(here, there)
-    for name, move, pushed in zip(NAMED, here[:5], here[5:], strict=True):
+    for name, move, pushed in zip(NAMED, here[:3], here[3:], strict=True):
         found = sa.graph(name, 6).weights
         weights = found if found.ndim == 2 else found[1]
         wide = values.astype(np.float64)

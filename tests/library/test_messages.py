@@ -65,7 +65,7 @@ MOVES = {
 def test_joined_and_cut_arrays_arrive_as_they_were(between_processes, move):
     tree = leaves()
     plain = on_workers(move, tree, jax.vmap)
-    for message, bucket in [(50, 16), (10_000, 10_000)]:
+    for message, bucket in [(20, 16), (10_000, 10_000)]:
         between_processes(message, bucket)
         found = on_workers(move, tree)
         for x, expected in zip(*map(jax.tree.leaves, (found, plain)), strict=True):
