@@ -100,11 +100,11 @@ def test_steps_that_are_not_finite_leave_no_trace():
 def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
     few = reducers.random_k(0.05)
     both = side_by_side({"fed": error_feedback(few), "ef21": reducers.ef21(few)})
-    x = normal((64,), steps=6)
-    x[2, 1, :48] = np.nan
+    x = normal((64,), steps=4)
+    x[1, 1, 0] = np.nan
     combined, _, states = run(both, x)
-    for leaf in jax.tree.leaves((combined, states)):
-        assert np.isfinite(leaf[3:]).all()
+    for leaf in jax.tree.leaves((combined, states)):  # at step 1 it was not sent
+        assert np.isfinite(leaf).all()
 
 
 def test_ef21_of_steady_gradients_comes_to_their_mean():
