@@ -45,35 +45,40 @@ def test_the_text_of_a_count_has_its_totals_in_one_line():
     assert "syncs=2" in text and "steps=1000" in text and "array" not in text
 
 
-def test_ring_that_cuts_arrays_unevenly_is_counted_exactly():
-    sent = count(syncalgos.sync_sgd(), workers=3, steps=3)
-    assert sent.bytes_per_worker == 3 * 2 * 2 / 3 * BYTES
-    np.testing.assert_allclose(sent.per_step, np.arange(1, 4) * 4 / 3 * BYTES, 1e-15)
+# What each of six workers sends of its params.
+SENT = {
+    "mean": (collectives.mean, "all_reduce", 2 * 5 / 6),
+    "mean of three": (lambda x: collectives.group_mean(x, 2), "all_reduce", 2 * 2 / 3),
+    "gather": (collectives.gather, "all_gather", 5),
+    "parts": (lambda x: collectives.all_to_all(spread(x)), "all_to_all", 6 * 5 / 6),
+    "shift": (lambda x: collectives.shift(x, 1), "permute", 1),
+    "shift to oneself": (lambda x: collectives.shift(x, 6), "permute", 0),
+}
 
 
-def test_gather_sends_its_part_to_all_others():
-    def first_of_all(params, step):
-        return jax.tree.map(lambda x: x[0], collectives.gather(params))
-
-    sent = count(syncing(first_of_all), workers=5)
-    assert sent.by_collective["all_gather"].bytes_per_worker == 4 * BYTES
-    assert sent.bytes_per_worker == 4 * BYTES
+def spread(params):
+    """The same for each of six workers."""
+    return jax.tree.map(lambda x: jnp.stack([x] * 6), params)
 
 
-@pytest.mark.parametrize(("topology", "peers"), [("exponential", 1), ("ring", 2)])
-def test_gossip_of_opt_state_sends_its_floats_too(topology, peers):
+@pytest.mark.parametrize(("move", "kind", "share"), SENT.values(), ids=SENT)
+def test_collectives_are_counted_by_the_sizes_of_their_groups(move, kind, share):
+    def action(params, step):
+        sums = jax.tree.map(lambda x: x.sum(), move(params))
+        return jax.tree.map(lambda x, total: x + total, params, sums)
+
+    sent = count(syncing(action), workers=6)
+    assert sent.bytes_per_worker == pytest.approx(share * BYTES, rel=1e-15)
+    found = {k: x.bytes_per_worker for k, x in sent.by_collective.items()}
+    assert found == ({kind: sent.bytes_per_worker} if share else {})
+
+
+def test_gossip_of_opt_state_sends_its_floats_too():
     """Adam's moments are twice the params; its count is no float, and stays."""
     replica = syncalgos.Replica(PARAMS, optax.adam(0.1).init(PARAMS))
-    strategy = syncalgos.gossip(topology=topology, mix_opt_state=True)
+    strategy = syncalgos.gossip(topology="ring", mix_opt_state=True)
     sent = syncalgos.communication(strategy, replica, workers=5, steps=3)
-    assert sent.bytes_per_worker == 3 * peers * 3 * BYTES
-
-
-@pytest.mark.parametrize(("by", "times"), [(1, 1), (3, 1), (5, 0)])
-def test_shift_sends_its_part_once_unless_it_comes_back_to_its_worker(by, times):
-    sent = count(syncing(lambda params, step: collectives.shift(params, by)), workers=5)
-    assert sent.bytes_per_worker == times * BYTES
-    assert [*sent.by_collective] == ["permute"] * times
+    assert sent.bytes_per_worker == 3 * 2 * 3 * BYTES
 
 
 def test_one_worker_sends_nothing():

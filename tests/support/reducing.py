@@ -15,21 +15,6 @@ from own_loop import local_steps
 
 from syncalgos import Replica, reducers
 from syncalgos.engine.placement.make_layout import Placement, make_layout
-from syncalgos.reducers import (
-    Reducer,
-    clipped,
-    ef21,
-    low_bit,
-    median,
-    power_sgd,
-    quantized,
-    random_k,
-    row_sparse,
-    sign,
-    tally,
-    top_k,
-    trimmed,
-)
 
 # Float32 rounds at 6e-8; sums of a few dozen products, in whatever order, stay below
 # this share of the largest entry.
@@ -43,20 +28,20 @@ def tables(tree):
 REDUCERS = {
     "mean": reducers.mean(),
     "bf16": reducers.bf16(),
-    "int4": quantized(4),
-    "sign": sign(),
-    "majority": sign(majority=True),
-    "tally": tally(),
-    "top_k": top_k(0.3),
-    "top_k-int4": top_k(0.3, bits=4),
-    "random_k": random_k(0.3),
-    "row_sparse": row_sparse(27, tables),
-    "power_sgd": power_sgd(2, min_rate=0),
-    "median": median(),
-    "trimmed": trimmed(0.2),
-    "clipped": clipped(2.0),
-    "low_bit": low_bit(),
-    "ef21": ef21(top_k(0.3)),
+    "int4": reducers.quantized(4),
+    "sign": reducers.sign(),
+    "majority": reducers.sign(majority=True),
+    "tally": reducers.tally(),
+    "top_k": reducers.top_k(0.3),
+    "top_k-int4": reducers.top_k(0.3, bits=4),
+    "random_k": reducers.random_k(0.3),
+    "row_sparse": reducers.row_sparse(27, tables),
+    "power_sgd": reducers.power_sgd(2, min_rate=0),
+    "median": reducers.median(),
+    "trimmed": reducers.trimmed(0.2),
+    "clipped": reducers.clipped(2.0),
+    "low_bit": reducers.low_bit(),
+    "ef21": reducers.ef21(reducers.top_k(0.3)),
 }
 UNFED = [n for n, reducer in REDUCERS.items() if not reducer.takes_feedback]
 ROBUST = ["median", "trimmed", "clipped"]
@@ -64,13 +49,6 @@ VOTES = ["majority", "tally"]  # which tell no more than signs
 # `combined` is the mean of all `sent`, as Reducer.combine promises, but for those that
 # round that mean once more, a vote, which is no mean, and the robust ones.
 EXACT = [n for n in REDUCERS if n not in ("bf16", "int4", "majority", *UNFED)]
-# Those that round at random; `top_k` sends all entries here.
-ROUNDING = {
-    "int8": quantized(8),
-    "int4": quantized(4),
-    "int2": quantized(2),
-    "top_k-int4": top_k(1, 4),
-}
 
 SHAPES = {"empty": (0, 3), "matrix": (27, 19), "scalar": ()}
 ZEROS, SPOILED = 3, 4  # the steps of `reduced` whose updates are not random
@@ -110,7 +88,7 @@ def of_gradients(strategy):
         combined, state = strategy.reduce(updates, replica, state, step)
         return combined, updates, state
 
-    return Reducer(combine, strategy.init)
+    return reducers.Reducer(combine, strategy.init)
 
 
 def side_by_side(several):
@@ -120,7 +98,10 @@ def side_by_side(several):
         each = {n: r.combine(updates, state[n], step) for n, r in several.items()}
         return tuple({n: parts[i] for n, parts in each.items()} for i in range(3))
 
-    return Reducer(combine, lambda x: {n: r.init(x) for n, r in several.items()})
+    def init(params):
+        return {n: r.init(params) for n, r in several.items()}
+
+    return reducers.Reducer(combine, init)
 
 
 def normal(shape, steps=1, workers=3, seed=0):
@@ -145,7 +126,7 @@ def reduced(name):
     for x in updates.values():
         x[ZEROS] = 0
         x.reshape(6, 3, -1)[SPOILED, 1, :1] = np.nan
-    updates["count"] = np.arange(18, dtype=np.int32).reshape(6, 3)
+    updates["count"] = np.arange(72, dtype=np.int32).reshape(6, 3, 2, 2)
     return updates, *run(REDUCERS[name], updates)
 
 

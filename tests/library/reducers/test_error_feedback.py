@@ -1,19 +1,13 @@
 """Error feedback: a reducer's losses are kept, and sent later."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from reducing import (
     EXACT,
     REDUCERS,
-    UNFED,
-    VOTES,
     assert_close,
-    each_leaf,
     mean_over_workers,
     normal,
     normal_tree,
@@ -21,51 +15,36 @@ from reducing import (
     side_by_side,
 )
 
-from syncalgos.reducers import ef21, error_feedback, power_sgd, random_k, top_k
-
-# Each half of the one left out is there alone.
-FED = [n for n in REDUCERS if n not in ("top_k-int4", *UNFED)]
+from syncalgos import reducers
+from syncalgos.reducers import error_feedback
 
 
-@functools.cache
-def with_feedback(name):
-    """Returns updates, combined, sent and the residual, under error feedback."""
-    updates = normal_tree(5, matrix=(5, 4))
-    combined, sent, state = run(error_feedback(REDUCERS[name]), updates)
-    return updates, combined, sent, state.residual
+def fed(*names):
+    return side_by_side({name: error_feedback(REDUCERS[name]) for name in names})
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", [n for n in FED if n in EXACT])
-def test_error_feedback_conserves_the_sum_of_the_gradients(name):
-    updates, combined, _, residual = with_feedback(name)
-    for x, given, kept in each_leaf(updates, combined, residual):
-        owed = np.cumsum(mean_over_workers(x), axis=0)
+def test_error_feedback_keeps_what_each_worker_did_not_send():
+    """What a reducer has sent is tested with each: these are of three kinds."""
+    x, counts = normal((5, 4), steps=5), np.arange(15, dtype=np.int32).reshape(5, 3)
+    names = "top_k", "power_sgd", "int4"
+    results = run(fed(*names), {"count": counts, "x": x})
+    combined, sent, states = results
+    for name in names:
+        given, parts = combined[name], sent[name]
+        owed = np.float64(x).cumsum(0)
+        kept = np.float64(states[name].residual["x"])
         # Float32 residuals that were added up, against their sum.
-        assert_close(np.cumsum(given, axis=0) + mean_over_workers(kept), owed, 1e-5)
-
-
-@pytest.mark.parametrize(("name", "unit"), [("bf16", 2**-8), ("int4", 1 / 7)])
-def test_error_feedback_misses_the_second_rounding_alone(name, unit):
-    updates, combined, _, residual = with_feedback(name)
-    for x, given, kept in each_leaf(updates, combined, residual):
-        owed = np.cumsum(mean_over_workers(x), axis=0)
-        missed = np.cumsum(given, axis=0) + mean_over_workers(kept) - owed
-        # Each is off by a unit at most, of the largest mean, which keeps its size.
-        most = np.cumsum(unit * np.max(np.abs(given), axis=(1, 2)))
-        assert (np.max(np.abs(missed), axis=(1, 2)) <= most * 1.01).all()
-
-
-@pytest.mark.parametrize("name", FED)
-def test_error_feedback_keeps_what_each_worker_did_not_send(name):
-    updates, _, sent, residual = with_feedback(name)
-    for x, parts, kept in each_leaf(updates, sent, residual):
-        assert_close(np.cumsum(parts, axis=0) + kept, np.cumsum(x, axis=0), 1e-5)
+        assert_close(np.float64(parts["x"]).cumsum(0) + kept, owed, 1e-5)
+        if name in EXACT:
+            assert_close(given["x"], mean_over_workers(parts["x"]))
+        for tree in (given, parts):
+            np.testing.assert_array_equal(tree["count"], counts)
+            assert tree["count"].dtype == np.int32
 
 
 def test_error_feedback_decays_its_residual():
     x = normal((9,), steps=6)
-    combined, _, state = run(error_feedback(top_k(0.3), decay=0.75), x)
+    combined, _, state = run(error_feedback(reducers.top_k(0.3), decay=0.75), x)
     residual, expected = np.zeros((3, 9)), []
     for grads in x.astype(np.float64):
         owed = grads + 0.75 * residual
@@ -95,76 +74,48 @@ def test_error_feedback_of_bfloat16_adds_up_its_residual_in_float32():
     np.testing.assert_array_equal(state.residual[-1], np.ones((2, 1)))
 
 
-@pytest.mark.parametrize("name", ["mean", "top_k"])
-def test_error_feedback_keeps_integers(name):
-    updates = {"count": np.arange(6, dtype=np.int32).reshape(2, 3), "x": normal((4,))}
-    updates["x"] = np.repeat(updates["x"], 2, axis=0)
-    combined, sent, _ = run(error_feedback(REDUCERS[name]), updates)
-    for tree in (combined, sent):
-        np.testing.assert_array_equal(tree["count"], updates["count"])
-        assert tree["count"].dtype == np.int32
-
-
-TELLING = [name for name in FED if name not in VOTES]  # a vote has no third answer
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_step_that_is_not_finite_leaves_no_trace(bad):
-    """It shows in the result on all workers, and in no later step."""
-    reducer = side_by_side({n: error_feedback(REDUCERS[n]) for n in TELLING})
-    updates = normal_tree(6, matrix=(5, 4), vector=(3,))
-    others = [0, 1, 3, 4, 5]  # as many steps, so that it is the same program
-    clean = jax.tree.map(lambda x: x[others], updates)
-    expected, _, state = run(reducer, clean, steps=others)
-    updates["matrix"][2, 1] = bad
-    combined, _, spoiled = run(reducer, jax.tree.map(lambda x: x[:5], updates))
-    for name in TELLING:
-        found = combined[name]["matrix"][2]
-        assert not np.isfinite(found).all(), name
-        assert not (np.isinf(found) & (found == -bad)).any(), name
-    for x, y in zip(*map(jax.tree.leaves, (combined, expected)), strict=True):
-        np.testing.assert_array_equal(x[3:], y[2:4])
-    for x, y in zip(*map(jax.tree.leaves, (spoiled, state)), strict=True):
-        np.testing.assert_array_equal(x[4], y[3])
+def test_steps_that_are_not_finite_leave_no_trace():
+    """They show in the result on all workers, and in no later step."""
+    reducer = fed("int4", "sign", "top_k", "power_sgd")
+    updates = normal_tree(8, matrix=(5, 4), vector=(3,))
+    spoiled = {1: np.nan, 4: np.inf, 6: -np.inf}
+    clean = [step for step in range(8) if step not in spoiled]
+    others = [*clean, *clean[:3]]  # as many steps, so that it is the same program
+    expected, _, states = run(
+        reducer, jax.tree.map(lambda x: x[others], updates), others
+    )
+    for step, bad in spoiled.items():
+        updates["matrix"][step, 1] = bad
+    combined, _, found = run(reducer, updates)
+    for name, tree in combined.items():
+        for step, bad in spoiled.items():
+            shown = tree["matrix"][step]
+            assert not np.isfinite(shown).all(), name
+            assert not (np.isinf(shown) & (shown == -bad)).any(), name
+    results = (combined, found), (expected, states)
+    for x, y in zip(*map(jax.tree.leaves, results), strict=True):
+        np.testing.assert_array_equal(x[clean], y[: len(clean)])
 
 
 def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
-    x = normal((64,), steps=6)
-    x[2, 1, :48] = np.nan
-    combined, _, state = run(error_feedback(random_k(0.05)), x)
-    assert np.isfinite(state.residual).all()
-    assert np.isfinite(combined[3:]).all()
+    few = reducers.random_k(0.05)
+    both = side_by_side({"fed": error_feedback(few), "ef21": reducers.ef21(few)})
+    x = normal((64,), steps=4)
+    x[1, 1, 0] = np.nan
+    combined, _, states = run(both, x)
+    for leaf in jax.tree.leaves((combined, states)):  # at step 1 it was not sent
+        assert np.isfinite(leaf).all()
 
 
-@pytest.mark.parametrize(
-    "reducer", [top_k(0.3), random_k(0.3), power_sgd(2, min_rate=0), top_k(0.3, bits=4)]
-)
-def test_ef21_of_steady_gradients_comes_to_their_mean(reducer):
+def test_ef21_of_steady_gradients_comes_to_their_mean():
     """Messages shrink, and with them what is lost, but for float32's rounding."""
     x = np.broadcast_to(normal((6, 5)), (60, 3, 6, 5))
-    combined, known, _ = run(ef21(reducer, local_momentum=0.0), x)
-    assert_close(combined[-1], mean_over_workers(x[-1:])[0], 1e-5)
-    assert_close(known[-1], x[-1], 1e-5)
-    assert relative(combined[0], mean_over_workers(x[:1])[0]) > 0.1
-
-
-def relative(x, y):
-    return np.linalg.norm(x - y) / np.linalg.norm(y)
-
-
-def test_ef21_keeps_integers():
-    updates = {"count": np.arange(6, dtype=np.int32).reshape(2, 3), "x": normal((4,))}
-    updates["x"] = np.repeat(updates["x"], 2, axis=0)
-    combined, known, _ = run(ef21(top_k(0.3)), updates)
-    for tree in (combined, known):
-        np.testing.assert_array_equal(tree["count"], updates["count"])
-        assert tree["count"].dtype == np.int32
-
-
-def test_a_momentum_of_ef21_that_is_not_finite_and_not_sent_is_not_kept():
-    x = normal((64,), steps=6)
-    x[2, 1, :48] = np.nan
-    combined, _, state = run(ef21(random_k(0.05)), x)
-    assert np.isfinite(state.momentum).all()
-    assert np.isfinite(combined[3:]).all()
+    inner = {n: REDUCERS[n] for n in ("top_k-int4", "power_sgd")}
+    ef21 = {n: reducers.ef21(each, local_momentum=0.0) for n, each in inner.items()}
+    combined, known, _ = run(side_by_side(ef21), x)
+    mean = mean_over_workers(x[-1:])[0]
+    for name in ef21:
+        assert_close(combined[name][-1], mean, 1e-5)
+        assert_close(known[name][-1], x[-1], 1e-5)
+        apart = np.linalg.norm(combined[name][0] - mean) / np.linalg.norm(mean)
+        assert apart > 0.1, name

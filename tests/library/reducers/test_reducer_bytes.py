@@ -25,7 +25,6 @@ from syncalgos.engine.program import Inputs
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]
 ROWS = 20  # of the embedding
-WORKERS = [1, 2, 3, 8]
 
 
 def params(dtype=jnp.float32):
@@ -60,9 +59,9 @@ def in_parts(n, code):
         yield all_gather(n, code(part))
 
 
-def plainly(n, entry=4):
+def plainly(n):
     """Each worker combines a part of each leaf, and sends the result to all."""
-    return in_parts(n, lambda entries: entry * entries)
+    return in_parts(n, lambda entries: 4 * entries)
 
 
 def clipped_bytes(n):
@@ -110,14 +109,10 @@ CASES = {
         lambda n: [all_reduce(n, 2 * s) for s in SIZES],
     ),
     "bf16": (reducers.bf16, lambda n: in_parts(n, lambda entries: 2 * entries)),
-    "fp16": (reducers.fp16, lambda n: in_parts(n, lambda entries: 2 * entries)),
-    **{
-        f"int{bits}": (
-            functools.partial(reducers.quantized, bits),
-            lambda n, bits=bits: in_parts(n, functools.partial(levels, bits)),
-        )
-        for bits in (8, 4, 2)
-    },
+    "int4": (
+        functools.partial(reducers.quantized, 4),
+        lambda n: in_parts(n, functools.partial(levels, 4)),
+    ),
     "sign": (  # and a float32 scale
         reducers.sign,
         lambda n: [all_gather(n, math.ceil(s / 8) + 4) for s in SIZES],
@@ -145,7 +140,6 @@ CASES = {
     ),
     "power_sgd": (functools.partial(reducers.power_sgd, 3), power_sgd_bytes),
     "median": (reducers.median, plainly),
-    "trimmed": (reducers.trimmed, plainly),
     "clipped": (reducers.clipped, clipped_bytes),
     "low_bit": (
         reducers.low_bit,
@@ -156,7 +150,7 @@ CASES = {
         lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
     ),
 }
-UNFED = ("median", "trimmed", "clipped", "low_bit", "ef21")
+UNFED = ("median", "clipped", "low_bit", "ef21")
 
 
 def count(strategy, workers, steps=1, dtype=jnp.float32, **rest):
@@ -169,47 +163,17 @@ def by_kind(sent):
     return {kind: part.bytes_per_worker for kind, part in sent.by_collective.items()}
 
 
-@pytest.mark.sample(20)
-@pytest.mark.parametrize("workers", WORKERS)
 @pytest.mark.parametrize("name", CASES)
-def test_bytes_match_a_hand_count_along_any_axis_and_with_feedback(name, workers):
+def test_bytes_match_a_hand_count_along_an_axis_of_ones_own(name):
     make, expected = CASES[name]
-    a_step = total(expected(workers))
-    ways = [(make(), {}), (make(axis="batch"), {"axis": "batch"})]
+    reducer = make(axis="batch")
     if name not in UNFED:
-        ways.append((reducers.error_feedback(make()), {}))
-    for reducer, axis in ways:
-        sent = count(syncalgos.reduce_with(reducer, **axis), workers, steps=3)
-        assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
-        assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
-        assert sent.syncs == (3 if workers > 1 else 0)
-
-
-@pytest.mark.parametrize(
-    ("make", "per_entry"),
-    [
-        (reducers.mean, lambda n: Fraction(2 * (n - 1), n) * 4),
-        (reducers.bf16, lambda n: Fraction(2 * (n - 1), n) * 2),
-        (
-            reducers.quantized,
-            lambda n: Fraction(2 * (n - 1), n) * (1 + Fraction(4, 512)),
-        ),
-        (functools.partial(reducers.sign, True), lambda n: Fraction(n - 1, 4 * n)),
-        (functools.partial(reducers.top_k, 1), lambda n: Fraction(n - 1) * 6),
-        (
-            functools.partial(reducers.random_k, 1),
-            lambda n: Fraction(2 * (n - 1), n) * 4,
-        ),
-    ],
-    ids=["mean", "bf16", "int8", "majority", "top_k", "random_k"],
-)
-@pytest.mark.parametrize("workers", WORKERS)
-def test_round_sizes_send_what_the_docstring_says(make, per_entry, workers):
-    entries = 512 * 2 * 3 * 8
-    sent = syncalgos.communication(
-        syncalgos.reduce_with(make()), jnp.zeros(entries), workers=workers, steps=1
-    )
-    assert sent.bytes_per_worker == float(per_entry(workers) * entries)
+        reducer = reducers.error_feedback(reducer, axis="batch")
+    a_step = total(expected(3))
+    sent = count(syncalgos.reduce_with(reducer, axis="batch"), 3, steps=3)
+    assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}
+    assert sent.bytes_per_worker == float(3 * sum(a_step.values()))
+    assert sent.syncs == 3
 
 
 # Values in their own dtype, but for those that send float32, or levels and scales.
@@ -240,9 +204,9 @@ def test_outer_step_sends_float32_at_syncs_alone():
     np.testing.assert_allclose(moved, at_a_sync * np.isin(np.arange(9), [3, 7]), 1e-12)
 
 
-def compiled_bytes(reducer, backend):
+def compiled_bytes(reducer):
     """Operand bytes by collective of a step, as XLA compiles it for two CPU devices."""
-    layout = make_layout(2, backend, Placement(range(2)))  # a lane on each
+    layout = make_layout(2, "shard_map", Placement(range(2)))  # a lane on each
 
     def program(own, shared):
         return reducer.update(own, reducer.init(own), step=3)[0]
@@ -261,32 +225,13 @@ def compiled_bytes(reducer, backend):
     return {kind: size for kind, size in sums.items() if size}
 
 
-# As compiled, arrays of one kind may travel in one instruction, but all travel; only
-# bfloat16 sums are widened to float32 on a CPU, so that "mean-bfloat16" is left out.
-COMPILED = ["mean", "bf16", "int4", "top_k-int2", "row_sparse", "clipped"]
-
-
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [
-        *(("pmap", name) for name in COMPILED),
-        *(
-            pytest.param("shard_map", name, marks=pytest.mark.slow)
-            for name in CASES
-            if name != "mean-bfloat16"
-        ),
-    ],
-)
-def test_compiled_collectives_have_the_operands_that_are_counted(backend, name):
+# Each collective and kind of message; arrays of one kind may travel in one instruction,
+# but all travel. On a CPU bfloat16 sums are widened to float32.
+@pytest.mark.parametrize("name", ["mean", "int4", "row_sparse"])
+def test_compiled_collectives_have_the_operands_that_are_counted(name):
     reducer = CASES[name][0]()
     counted = by_kind(count(syncalgos.reduce_with(reducer), 2))
     # Of its operand a worker of two sends all, but in an all-to-all half.
     share = {"all_to_all": 2}
     operands = {kind: size * share.get(kind, 1) for kind, size in counted.items()}
-    assert compiled_bytes(reducer, backend) == operands
-
-
-def test_compiled_mean_in_bfloat16_reduces_as_many_entries():
-    operands = compiled_bytes(reducers.mean(jnp.bfloat16), "pmap")
-    # XLA widens them on a CPU, in its latest versions.
-    assert operands["all_reduce"] in (2 * sum(SIZES), 4 * sum(SIZES))
+    assert compiled_bytes(reducer) == operands

@@ -5,35 +5,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from reducing import (
-    CLOSE,
-    assert_close,
-    each_leaf,
-    mean_over_workers,
-    normal,
-    outcome,
-    run,
-)
+from reducing import assert_close, mean_over_workers, normal, run, side_by_side
 
 from syncalgos import reducers
-from syncalgos.reducers import (
-    error_feedback,
-    power_sgd,
-    quantized,
-    row_sparse,
-    sign,
-    top_k,
-)
-
-
-def test_cast_rounds_the_mean_of_what_was_sent_once_more():
-    for x, combined, sent in each_leaf(*outcome("bf16")):
-        np.testing.assert_array_equal(sent, x.astype(jnp.bfloat16))
-        np.testing.assert_array_equal(combined, combined.astype(jnp.bfloat16))
-        mean = mean_over_workers(sent)
-        # To nearest, of 8 bits, and a float32 sum before it.
-        assert (np.abs(combined - mean) <= (2**-8 + CLOSE) * np.abs(mean)).all()
 
 
 def test_mean_is_taken_in_the_dtype_it_is_told():
@@ -53,44 +27,33 @@ def test_fp16_overflows_and_underflows_where_it_says():
     np.testing.assert_allclose(combined[0, 0, 4], 1e-6, atol=3e-8)
 
 
-@pytest.mark.parametrize(
-    "make", [quantized, functools.partial(top_k, 1)], ids=["quantized", "top_k"]
-)
-def test_rounding_takes_large_entries_of_float16(make):
-    x = np.full((1, 2, 3), 1000, np.float16)  # 127 times that is above 65504
-    combined, sent, _ = run(make(bits=8), x)
-    np.testing.assert_array_equal(combined, x)
-    np.testing.assert_array_equal(sent, x)
-
-
 SUMMED = {
     "mean-float32": reducers.mean(jnp.float32),
     "bf16": reducers.bf16(),
-    "int4": quantized(4),
-    "sign": sign(),
-    "top_k": top_k(1),
-    "row_sparse": row_sparse(3, True),
-    "power_sgd": power_sgd(1, min_rate=0),
-    "error_feedback(mean)": error_feedback("mean"),
+    "sign": reducers.sign(),
+    "top_k": reducers.top_k(1),
+    "row_sparse": reducers.row_sparse(3, True),
+    "power_sgd": reducers.power_sgd(1, min_rate=0),
+    "error_feedback(mean)": reducers.error_feedback("mean"),
 }
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", SUMMED)
-def test_bfloat16_is_summed_in_float32(name):
+def test_bfloat16_is_summed_in_float32():
     values = np.array([256, 1, 1, 1, 1], jnp.bfloat16)
     # Added up in bfloat16 they are 256, not 260: else this test could not fail.
     assert functools.reduce(lambda x, y: x + y, values) == 256
     x = np.broadcast_to(values[:, None, None], (1, 5, 3, 2))
-    combined, sent, _ = run(SUMMED[name], x)
-    assert combined.dtype == sent.dtype == jnp.bfloat16
-    np.testing.assert_array_equal(combined, np.full(x.shape, 52, jnp.bfloat16))
+    combined, sent, _ = run(side_by_side(SUMMED), x)
+    for name, found in combined.items():
+        assert found.dtype == sent[name].dtype == jnp.bfloat16, name
+        exact = np.full(x.shape, 52, jnp.bfloat16)
+        np.testing.assert_array_equal(found, exact, err_msg=name)
 
 
 def test_float64_is_rounded_to_levels_in_float64():
     with jax.enable_x64(True):
         x = np.float64(normal((12,)))
-        combined, sent, _ = run(quantized(8), x)
+        combined, sent, _ = run(reducers.quantized(8), x)
     assert combined.dtype == sent.dtype == np.float64
     level = sent.reshape(1, 3, 3, 4) * 127  # in parts of 4
     level /= np.max(np.abs(x.reshape(1, 3, 3, 4)), axis=-1, keepdims=True)

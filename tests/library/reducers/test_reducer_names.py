@@ -10,7 +10,7 @@ import pytest
 from reducing import assert_close, normal, of_gradients, run, side_by_side
 
 import syncalgos
-from syncalgos import outer_step, reduce_with, reducers
+from syncalgos import outer_step, reduce_with, reducers, sync_sgd
 from syncalgos.reducers import (
     Reducer,
     clipped,
@@ -66,36 +66,26 @@ def test_name_or_factory_is_the_same_program_as_its_reducer(given, reducer):
         axes = [("devices", 3), ("lanes", 1)]
         return str(jax.make_jaxpr(program, axis_env=axes)(np.ones(12, np.float32), 0))
 
-    assert traced(of_gradients(reduce_with(given))) == traced(reducer)
-
-
-@pytest.mark.parametrize(("given", "reducer"), [STANDS_FOR[0], STANDS_FOR[4]])
-def test_outer_step_reduces_what_params_moved(given, reducer):
-    outer = of_outer_deltas(outer_step(optax.sgd(1.0), given))
-    combined, _, _ = run(
-        side_by_side({"outer": outer, "alone": reducer}), normal((12,))
-    )
-    np.testing.assert_array_equal(combined["outer"], combined["alone"])
+    assert traced(of_gradients(sync_sgd(reduce=given))) == traced(reducer)
 
 
 PLAIN = {"period": 1, "outer_lr": 1.0, "outer_momentum": 0.0}  # θ ← anchor - reduce(…)
+OUTER = {
+    "outer_step": outer_step(optax.sgd(1.0), top_k(0.3)),
+    "diloco": syncalgos.diloco(**PLAIN, reduce=top_k(0.3)),
+    "muloco": syncalgos.muloco(**PLAIN, reduce=top_k(0.3), decay=None),
+    "streaming_diloco": syncalgos.streaming_diloco(
+        **PLAIN, reduce=top_k(0.3), fragments=1, delay=0, alpha=0.0
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        syncalgos.diloco(**PLAIN, reduce=top_k(0.3)),
-        syncalgos.muloco(**PLAIN, reduce=top_k(0.3), decay=None),
-        syncalgos.streaming_diloco(
-            **PLAIN, reduce=top_k(0.3), fragments=1, delay=0, alpha=0.0
-        ),
-    ],
-    ids=["diloco", "muloco", "streaming_diloco"],
-)
-def test_algorithms_with_an_outer_step_take_a_reducer_of_ones_own(strategy):
-    several = {"outer": of_outer_deltas(strategy), "alone": top_k(0.3)}
-    combined, _, _ = run(side_by_side(several), normal((12,)))
-    assert_close(combined["outer"], combined["alone"])
+def test_outer_steps_reduce_what_params_moved():
+    several = {name: of_outer_deltas(strategy) for name, strategy in OUTER.items()}
+    alone = {"alone": top_k(0.3)}
+    combined, _, _ = run(side_by_side(several | alone), normal((12,)))
+    for name in OUTER:
+        assert_close(combined[name], combined["alone"])
 
 
 def test_reducer_in_an_optax_chain_is_told_the_step():
@@ -120,6 +110,10 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
         (lambda: power_sgd(0), "power_sgd: rank must be a whole number .*, got 0"),
         (lambda: power_sgd(1.5), "power_sgd: rank must be a whole .*, got 1.5"),
         (lambda: row_sparse(0, True), "row_sparse: rows must be a whole .*, got 0"),
+        (
+            lambda: row_sparse({"w": 2.5}, "w"),
+            r"row_sparse: rows\['w'\] must be a whole",
+        ),
         (lambda: trimmed(0.5), "trimmed: share must be .* below 0.5, got 0.5"),
         (lambda: trimmed(0), "trimmed: share must be above 0 .*, got 0"),
         (lambda: clipped(0), "clipped: radius must be .* above 0, got 0"),

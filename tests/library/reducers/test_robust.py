@@ -2,11 +2,9 @@
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from reducing import CLOSE, assert_close, normal, run, side_by_side
 
-import syncalgos
 from syncalgos.reducers import clipped, median, trimmed
 
 # What the code of Karimireddy et al. (byzantine-robust-optimizer) makes of these.
@@ -23,19 +21,20 @@ AUTHORS = {
 }
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("reducer", "expected"), AUTHORS.values(), ids=AUTHORS)
-def test_authors_figures(reducer, expected):
+def test_authors_figures():
     """Two leaves, so that a norm over one leaf would show."""
-    x = np.broadcast_to(INPUTS, (len(expected), *INPUTS.shape))
-    combined, _, _ = run(reducer, {"a": x[..., :1], "b": x[..., 1]})
-    found = np.stack([combined["a"][:, 0, 0], combined["b"][:, 0]], axis=1)
-    np.testing.assert_allclose(found, expected, rtol=CLOSE)
+    x = np.broadcast_to(INPUTS, (3, *INPUTS.shape))
+    several = side_by_side({name: reducer for name, (reducer, _) in AUTHORS.items()})
+    combined, _, _ = run(several, {"a": x[..., :1], "b": x[..., 1]})
+    for name, (_, expected) in AUTHORS.items():
+        found = np.stack([combined[name]["a"][:, 0, 0], combined[name]["b"][:, 0]], 1)
+        found = found[: len(expected)]
+        np.testing.assert_allclose(found, expected, rtol=CLOSE, err_msg=name)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, 5, 8])
+@pytest.mark.parametrize("workers", [4, 5])
 def test_median_and_trimmed_mean_match_numpy(workers):
+    """A third at each end of four workers would leave none: it is rounded down."""
     x = normal((5, 3), workers=workers)
     several = side_by_side({"median": median(), "trimmed": trimmed(0.3)})
     combined, sent, _ = run(several, x)
@@ -46,25 +45,26 @@ def test_median_and_trimmed_mean_match_numpy(workers):
     np.testing.assert_array_equal(sent["median"], x)
 
 
-WRONG = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf, "large": 1e30, "-large": -3e38}
+WRONG = np.float32([np.nan, np.inf, -np.inf, 1e30, -3e38])  # one at each step
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_two_of_five_workers_may_send_anything(wrong):
+def test_two_of_five_workers_may_send_anything():
     """A sum less its extremes would lose all digits of the others at 1e30."""
-    honest = normal((64,), workers=3)
-    x = np.concatenate([honest, np.full((1, 2, 64), wrong, np.float32)], axis=1)
+    honest = normal((64,), len(WRONG), workers=3)
+    wrong = np.broadcast_to(WRONG[:, None, None], (len(WRONG), 2, 64))
     robust = {"median": median(), "trimmed": trimmed(0.4), "clipped": clipped(4.0)}
-    combined, _, _ = run(side_by_side(robust), x)
-    low, high = honest[0].min(0), honest[0].max(0)
-    for name in ("median", "trimmed"):
-        assert (low <= combined[name][0, 0]).all()
-        assert (combined[name][0, 0] <= high).all()
-    norms = np.linalg.norm(honest[0].astype(np.float64), axis=1, keepdims=True)
-    expected = (honest[0] * np.minimum(1, 4 / norms)).sum(0) / 5
-    pushed = np.abs(combined["clipped"][0, 0] - expected)
-    assert np.linalg.norm(pushed) <= 2 / 5 * 4 * (1 + CLOSE)
+    combined, _, _ = run(side_by_side(robust), np.concatenate([honest, wrong], axis=1))
+    center = np.zeros(64)
+    for step, own in enumerate(np.float64(honest)):
+        for name in ("median", "trimmed"):
+            assert (own.min(0) <= combined[name][step, 0]).all()
+            assert (combined[name][step, 0] <= own.max(0)).all()
+        apart = own - center
+        norms = np.linalg.norm(apart, axis=1, keepdims=True)
+        expected = center + (apart * np.minimum(1, 4 / norms)).sum(0) / 5
+        center = combined["clipped"][step, 0].astype(np.float64)
+        pushed = np.linalg.norm(center - expected)
+        assert pushed <= 2 / 5 * 4 * (1 + CLOSE)
 
 
 def test_nan_of_too_many_workers_shows():
@@ -88,24 +88,3 @@ def test_clipped_of_bfloat16_keeps_its_center_in_float32():
     combined, _, [center] = run(clipped(2.0**-9), x)
     assert combined.dtype == jnp.bfloat16 and center.dtype == np.float32
     assert center[-1].ravel() == pytest.approx([1.0, 0.0])  # the second has no part
-
-
-# Where the pulls on x sum up to 0: of the middle values; and of four workers at 2.5
-# each against one that is clipped at 10.
-REST = {"median": 1.0, "trimmed": (1 + 1 + 1.1) / 3, "clipped": 1.0 + 2.5}
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", REST)
-def test_training_by_name_survives_a_wrong_worker(name):
-    """The fifth worker's data lie far away: the mean would follow them to 200."""
-    batches = np.tile(np.float32([0.9, 1.0, 1.1, 1.0, 1e3]), (400, 1))
-    trainer = syncalgos.DataParallel(
-        syncalgos.stateless(lambda x, batch: jnp.mean((x - batch) ** 2) / 2),
-        optax.sgd(0.1),
-        syncalgos.sync_sgd(reduce=name),
-        workers=5,
-        backend="vmap",
-    )
-    state, _ = trainer.run(trainer.init(np.float32(0.0)), batches)
-    assert trainer.center(state).params == pytest.approx(REST[name], rel=1e-4)

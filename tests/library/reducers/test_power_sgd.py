@@ -1,0 +1,84 @@
+"""Low-rank products, against NumPy, and the matrices that are worth one."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from reducing import assert_close, normal_tree, run, shapes_of
+
+from models import gpt
+from syncalgos import communication, powersgd
+from syncalgos.reducers import power_sgd
+
+STACKED = {"bias": 1, "kernel": 0, "stack": 1}
+MATRICES = {"kernel": (12, 6), "stack": (5, 8)}  # of each layer: rows, columns
+
+
+def test_power_sgd_is_one_power_iteration_a_step_of_each_layer():
+    """From the first Q on, in NumPy; vectors are averaged, stacked or not."""
+    updates = normal_tree(2, bias=(2, 6), kernel=(3, 4, 6), stack=(2, 5, 8))
+    reducer = power_sgd(2, min_rate=0, stacked=STACKED)
+    _, *first = reducer.init(jax.tree.map(lambda x: x[0, 0], updates))
+    combined, sent, _ = run(reducer, updates)
+    for (name, sides), q in zip(MATRICES.items(), first, strict=True):
+        layers = [
+            np.float64(tree[name]).reshape(2, 3, -1, *sides)
+            for tree in (updates, combined, sent)
+        ]
+        q = np.float64(q).reshape(-1, sides[1], 2)
+        for step, layer in np.ndindex(2, len(q)):
+            own, found, parts = (x[step, :, layer] for x in layers)
+            p = np.linalg.qr(np.mean(own @ q[layer], 0)).Q
+            shares = [matrix.T @ p for matrix in own]
+            q[layer] = np.mean(shares, 0)
+            assert_close(found[0], p @ q[layer].T, 1e-5)
+            assert_close(parts[1], p @ shares[1].T, 1e-5)
+    mean = updates["bias"].mean(1, keepdims=True)
+    assert_close(combined["bias"], np.broadcast_to(mean, updates["bias"].shape))
+
+
+def test_power_sgd_recovers_from_a_zero_gradient():
+    # As behind a readout that starts from zeros, of inputs whose first are never lit.
+    x = np.zeros((12, 2, 8, 6), np.float32)
+    rng = np.random.default_rng(0)
+    x[1:, :, 4:] = np.outer(rng.normal(size=4), rng.normal(size=6))
+    combined, _, _ = run(power_sgd(2, min_rate=0), x)
+    assert_close(combined[-1, 0], x[-1, 0], 1e-5)
+
+
+def sent_of(params, **settings):
+    """Bytes of a step of two workers: a ring of two sends all once."""
+    strategy = powersgd(rank=2, **settings)
+    return communication(strategy, params, workers=2, steps=1).bytes_per_worker
+
+
+def test_powersgd_of_rank_2_sends_so_little_of_gpt2_whose_layers_are_stacked():
+    params = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
+    dense = 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+    sent = sent_of(params, stacked=gpt.STACKED)
+    assert sent == pytest.approx(0.00397 * dense, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings", "numbers"),
+    [
+        ((8, 8), {}, 64),  # 2 (8 + 8) is the half
+        ((8, 9), {}, 2 * (8 + 9)),
+        ((8, 8), {"min_rate": 1}, 2 * (8 + 8)),
+        ((2, 3), {"min_rate": 0}, 2 * (2 + 3)),
+    ],
+)
+def test_powersgd_sends_a_matrix_whole_that_its_rank_halves_at_best(
+    shape, settings, numbers
+):
+    params = jax.ShapeDtypeStruct(shape, jnp.float32)
+    assert sent_of(params, **settings) == 4 * numbers
+
+
+def test_powersgd_averages_its_first_steps():
+    sent = communication(
+        powersgd(rank=1, dense_steps=3), jnp.zeros((16, 16)), workers=2, steps=5
+    )
+    assert np.diff(sent.per_step, prepend=0).tolist() == [1024] * 3 + [128] * 2
