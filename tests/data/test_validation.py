@@ -190,48 +190,6 @@ def test_of_a_source_only_what_is_held_out_is_read():
         split.train[900]
 
 
-@pytest.mark.parametrize(
-    ("fields", "share", "words"),
-    [
-        ({}, 0, ["above 0 and below 1", "got 0"]),
-        ({}, 1.0, ["above 0 and below 1", "got 1.0"]),
-        ({}, "a tenth", ["above 0 and below 1", "'a tenth'"]),
-        ({}, float("nan"), ["above 0 and below 1", "nan"]),
-        ({}, 1e-4, ["0.0001 of 1000", "1000 to train on and 0 to validate on"]),
-        ({}, 0.9999, ["0 to train on and 1000 to validate on"]),
-        ({"overlapping": 100}, 0.9, ["0 to train on and 900 to validate on"]),
-    ],
-)
-def test_a_share_that_leaves_nothing_is_refused_in_one_line(fields, share, words):
-    with pytest.raises(ValueError) as error:
-        validation.split(numbered(**fields), share)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"groups": {"label": LABELS[1:]}}, r"groups .* \(1000,\).* got 'label'"),
-        ({"groups": {"label": LABELS[:, None]}}, "got 'label' of int64 .1000, 1."),
-        ({"groups": {"who": LABELS / 2}}, "whole numbers.* got 'who'"),
-        ({"groups": {"who": LABELS.astype(str)}}, "whole numbers.* got 'who'"),
-        ({"overlapping": -1}, "overlapping must be .* at least 0, got -1"),
-        ({"covering": 0}, "covering must be .* at least 1, got 0"),
-    ],
-)
-def test_groups_that_do_not_fit_the_examples_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message) as error:
-        check_data(numbered(**fields))
-    assert "\n" not in str(error.value)
-
-
-def test_groups_of_a_source_are_checked_too():
-    check_data(Data(Numbers(), UNSEEN, {"label": LABELS}))
-    with pytest.raises(ValueError, match="groups must hold"):
-        check_data(Data(Numbers(), UNSEEN, {"label": LABELS[:-1]}))
-
-
 def test_speakers_are_those_of_the_recordings_to_train_on():
     data = on_real_data("spoken_digits").load()
     loaded = speech.recordings(small_tasks.folder_of("spoken_digits"))

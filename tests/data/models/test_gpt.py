@@ -178,21 +178,3 @@ def test_matrices_start_small_and_those_that_end_a_branch_smaller():
     assert all((norm["scale"] == 1).all() for norm in norms)
     biased = [*norms, blocks["out"], blocks["up"], blocks["down"]]
     assert not any(layer["b"].any() for layer in biased)
-
-
-@pytest.mark.parametrize(
-    ("length", "heads", "message"),
-    [
-        (8, HEADS, "^gpt: 8 tokens are longer than the context of 7$"),
-        (6, 3, "^gpt: a width of 8 does not divide into 3 heads$"),
-    ],
-)
-def test_what_does_not_fit_is_refused(length, heads, message):
-    with pytest.raises(ValueError, match=message):
-        gpt.apply(make_params(), np.zeros((1, length), np.int32), heads)
-
-
-def test_rotary_heads_of_an_odd_size_are_refused():
-    params = gpt.Shape(5, 7, 6, 1, 2, 3, rotary=True).init(jax.random.key(0))
-    with pytest.raises(ValueError, match=r"^gpt: rotary heads need .* size, not 3$"):
-        gpt.apply(params, TOKENS, 2)

@@ -257,13 +257,6 @@ def test_a_worker_of_two_devices_trains_as_one(chunk):
     assert_near(actual, one, 1e-6)
 
 
-@pytest.mark.parametrize("remat_chunk", [0, -1])
-def test_a_chunk_without_frames_is_refused(remat_chunk):
-    message = f"lstm: remat_chunk must be at least 1, got {remat_chunk}"
-    with pytest.raises(ValueError, match=message):
-        lstm.apply(make_params(), X, remat_chunk)
-
-
 def test_forget_gates_alone_start_with_a_bias():
     params = lstm.init(jax.random.key(0), INPUTS, HIDDEN, OUTPUTS, layers=2)
     for layer in params["layers"]:

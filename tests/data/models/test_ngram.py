@@ -160,13 +160,6 @@ def test_tables_start_small_and_biases_at_zero():
     assert params["bias"].shape == (500,)
 
 
-@pytest.mark.parametrize("order", [1, 0])
-def test_an_order_without_context_is_refused(order):
-    message = f"^ngram: order must be at least 2, got {order}$"
-    with pytest.raises(ValueError, match=message):
-        ngram.init(jax.random.key(0), VOCABULARY, WIDTH, order)
-
-
 @pytest.mark.slow
 def test_training_on_sampled_loss_finds_the_words_frequencies():
     """One context, words of unequal frequency: the full loss falls to their entropy."""
