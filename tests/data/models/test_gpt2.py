@@ -95,18 +95,16 @@ def test_half_the_bits_give_the_loss_and_the_gradient_of_all():
         assert 0 < error < 0.05
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_remat_gives_the_same_gradient_in_less_memory(dtype):
+def test_remat_gives_the_same_gradient_in_less_memory():
     params, programs = make_params(), {}
     for remat in (False, True):
-        grad = jax.jit(jax.grad(partial(loss, remat=remat, dtype=dtype)))
+        grad = jax.jit(jax.grad(partial(loss, remat=remat)))
         programs[remat] = grad.lower(params).compile()
     # Where a product is computed twice, XLA may add up in another order.
-    rounding = 1e-5 if dtype == jnp.float32 else 2**-7
     kept, again = (jax.tree.leaves(programs[x](params)) for x in (False, True))
     for actual, expected in zip(again, kept, strict=True):
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(actual, expected, atol=rounding * scale, rtol=0)
+        np.testing.assert_allclose(actual, expected, atol=1e-5 * scale, rtol=0)
     less, more = (programs[x].memory_analysis() for x in (True, False))
     assert less.temp_size_in_bytes < 0.8 * more.temp_size_in_bytes
 
@@ -245,7 +243,3 @@ def test_the_task_trains_the_shape_that_it_names():
         params, _ = jax.eval_shape(task.init, jax.random.key(0))
         assert ("positions" in params) == (positions == "learnt")
         assert params["blocks"]["qkv"]["w"].shape == (3, 896, 3 * 16 * 64)
-    with pytest.raises(
-        ValueError, match=r"unknown --model 'gtp2'; did you mean 'gpt2'"
-    ):
-        gpt2_synthetic("gtp2")
