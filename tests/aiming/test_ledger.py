@@ -95,7 +95,9 @@ def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     assert sum(seen["calls"].values()) <= sum(seen["counted_calls"].values())
     steps = 8
     if not owed(name).decided and len(owed(name).sends_at) < steps and sent:
-        assert seen["branched"]
+        assert seen["when"] == ["sync"]
+    # A TPU's slice is one network, and hosts of GPUs are two.
+    assert seen["networks"] == ["between" if "h100" in machine[0] else "inside"]
 
 
 @pytest.mark.parametrize(("machine", "name"), CASES, ids=IDS)
@@ -111,4 +113,5 @@ def test_slices_send_whole_tiles_to_one_another():
         # Each leaf's shard is filled up to 1,024 numbers where it is reduced.
         tiles = 4 * 4096 if kind == "all_reduce" else 0
         assert seen["sent"].keys() == {kind}, name
+        assert seen["networks"] == ["between"], name
         assert counted <= seen["sent"][kind] <= counted + tiles, name
