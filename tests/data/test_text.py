@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -14,10 +13,9 @@ from functools import partial
 import jax
 import numpy as np
 import pytest
-from commands import ROOT, environment, execute, in_background, together, until
+from commands import ROOT, environment, together
 
 from experiments import run
-from experiments.pipeline import sampler
 from experiments.tasks.data import documents, tokens
 from experiments.tasks.text import Windows, text
 from experiments.training.export import load
@@ -396,29 +394,6 @@ def test_two_processes_make_one_file_and_any_number_of_threads_the_same(
     assert len(found) == 3
 
 
-def test_a_process_stopped_in_the_middle_leaves_nothing_that_counts_as_whole(
-    large, tmp_path
-):
-    folder, slow = tmp_path / "kept", "tokens.BATCH = 10"
-
-    def is_partly_there():
-        parts = [*folder.glob(f".{'?' * 32}.json.syncalgos.part")]
-        return bool(parts) and parts[0].stat().st_size > 1000
-
-    for number, code, left in [(signal.SIGTERM, 75, 1), (signal.SIGKILL, -9, 3)]:
-        words = process(large, folder, second=slow)
-        with subprocess.Popen(words, cwd=ROOT, env=environment()) as started:
-            until(is_partly_there, "a part")
-            started.send_signal(number)
-        assert started.returncode == code
-        shown = [x for x in names(folder) if x[0] != "."]
-        assert [x.split(".", 1)[1] for x in shown] == ["tokenizer.json"]
-        assert len(names(folder)) == left  # a part, and its lock
-    _, row = made(found(large), folder)
-    assert row.sha256 == made(found(large), tmp_path / "other")[1].sha256
-    assert contents(folder) == contents(tmp_path / "other")
-
-
 def test_a_full_disk_is_said_in_a_line_and_leaves_no_part(large, tmp_path):
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (999, 999))"
     folders = [tmp_path / "of-tokenizer", tmp_path / "of-tokens"]
@@ -461,18 +436,6 @@ def test_windows_predict_each_token_once(length):
     np.testing.assert_array_equal(predicted, row[1 : 1 + len(windows) * 8])
     assert length - 1 - len(predicted) < 8
     assert all(x["bytes"] == 8 for x in read)
-
-
-@pytest.mark.parametrize("workers", [1, 2, 5])
-def test_workers_share_the_windows_of_an_epoch_out(songs, tmp_path, workers):
-    """Disjoint, and together the text; for any number, as batches are the same."""
-    data = text(f"{songs}/*.txt", tmp_path, vocabulary=300, context=8).load()
-    batch = 10
-    steps = data.examples // batch
-    rows = sampler.rows(3, 0, steps, batch, data.examples)
-    own = rows.reshape(steps, workers, -1).swapaxes(0, 1).reshape(workers, -1)
-    assert len({*own.ravel()}) == own.size
-    assert data.examples - own.size < batch
 
 
 # Runs
@@ -520,35 +483,3 @@ def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     assert summary["test_loss"] == pytest.approx(nats.mean(), rel=1e-5)
     assert summary["test_bits_per_byte"] == pytest.approx(expected, rel=1e-5)
     assert f"test bits per byte    {expected:.4f}" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_to_the_same_bits_and_only_with_its_text(
-    songs, tmp_path, monkeypatch, capsys
-):
-    path, out = songs / "a.txt", tmp_path / "out"
-    words = command(path, tmp_path)
-    whole = execute(words, tmp_path / "whole")
-    assert whole.code == 0, whole.stderr
-    with in_background(words, out) as (killed, wait_for):
-        wait_for("step  4/12")
-        until(lambda: [*(out / "checkpoints").glob("[!.]*")], "a checkpoint")
-        killed.kill()
-        assert killed.wait() == -signal.SIGKILL
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-    again = f"{words} --out {out} --resume".split()
-    content = path.read_bytes()
-    path.write_bytes(content + b"!")
-    assert run.main(again) == 2
-    told = "the checkpoint of step 4 used other data: the files have changed"
-    assert told in capsys.readouterr().err
-    path.write_bytes(content)
-    assert run.main([*again, "--workers", "4"]) == 2
-    line = "step 4 has 2 workers, not 4: --resume-center starts new replicas from"
-    assert line in capsys.readouterr().err
-    ended = execute(f"{words} --resume", out)
-    assert ended.code == 0, ended.stderr
-    assert len(ended.summary["resumed_at"]) == 1
-    assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
-    for mine, others in zip(ended.lines, whole.lines, strict=True):
-        assert {**mine, "seconds": 0} == {**others, "seconds": 0}
