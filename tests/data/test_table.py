@@ -7,8 +7,10 @@ import pytest
 
 from experiments import run
 from experiments.api import RunConfig, train
+from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK, describe
 from experiments.tasks.table import table
+from experiments.training.run import prepare
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (100, 2))
@@ -52,6 +54,15 @@ def test_a_table_trains_by_its_name_alone(flowers):
     name = "experiments.tasks.table:table"
     config = RunConfig(task=name, workers=2, steps=100, task_arguments=own)
     assert train(config).summary["test_accuracy"] > 0.8
+
+
+def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
+    path = tmp_path / "data.csv"
+    name = "experiments.tasks.table:table"
+    with pytest.raises(BadRequest) as raised:
+        prepare(RunConfig(task=name, task_arguments={"file": str(path)}))
+    # Not where Python's own library failed.
+    assert str(raised.value).endswith(f"No such file or directory: '{path}'")
 
 
 def test_an_empty_default_is_told_in_words_alone():

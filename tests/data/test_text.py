@@ -3,17 +3,14 @@
 import gzip
 import json
 import os
-import pty
 import re
-import subprocess
 import sys
-from contextlib import suppress
 from functools import partial
 
 import jax
 import numpy as np
 import pytest
-from commands import ROOT, environment, together
+from commands import together
 
 from experiments import run
 from experiments.tasks.data import documents, tokens
@@ -406,22 +403,6 @@ def test_a_full_disk_is_said_in_a_line_and_leaves_no_part(large, tmp_path):
         assert (code, len(names(folder))) == (1, left)
         told = f"ValueError: {folder} cannot be written: File too large: use another "
         assert told in said.splitlines()[-1]
-
-
-def test_a_terminal_shows_how_far_the_training_of_a_tokenizer_is(large, tmp_path):
-    reader, writer = pty.openpty()
-    with subprocess.Popen(
-        process(large, tmp_path / "kept"), cwd=ROOT, env=environment(), stderr=writer
-    ) as started:
-        os.close(writer)
-        shown = b""
-        with suppress(OSError):  # the other end is closed
-            while read := os.read(reader, 2**16):
-                shown += read
-    os.close(reader)
-    assert started.returncode == 0
-    assert re.search(rb"Compute merges.*\d+ +/ +\d+", shown), shown
-    assert b"\xe2\x94" in shown  # the bar of what is tokenized
 
 
 # Windows and workers

@@ -49,11 +49,22 @@ def load(name):
     return on_files(name).load()
 
 
+def assert_form(part, form):
+    """Asserts that examples are as those that other tests draw."""
+    assert part.keys() == form.keys()
+    for leaf, (dtype, shape, below) in form.items():
+        x = part[leaf]
+        assert (x.dtype, x.shape) == (dtype, (len(x), *shape))
+        assert not below or (x.min() >= 0 and x.max() <= below)
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.usefixtures("small_cifar")
 def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
     data = load(name)
     check_data(data)
+    for part in (prefetch.gather(data.train, np.arange(100)), data.test):
+        assert_form(part, small_tasks.SMALL[name].form)
     split = validation.split(data, 0.1)
     check_data(split)
     held = round(0.1 * data.examples)

@@ -123,22 +123,28 @@ def test_convolution_with_windows_larger_than_the_image_is_empty():
         assert form(x, w, padding="VALID").shape == (2, 0, 5, 4)
 
 
-@pytest.mark.parametrize("size", [2, 3, "overlapping"])
-def test_max_pooling_is_that_of_reduce_window(size, rng, float64):
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        *(
+            (lambda x, n=n: convolution.max_pool(x, n), ((n, n), (n, n), "VALID"))
+            for n in (2, 3)
+        ),
+        (convolution.overlapping_max_pool, ((3, 3), (2, 2), "SAME")),
+    ],
+    ids=["2", "3", "overlapping"],
+)
+def test_max_pooling_is_that_of_reduce_window(ours, theirs, rng, float64):
     # All below zero: padding with zeros would show.
     images = [rng.normal(size=(2, *s, 3)) - 9 for s in [(8, 8), (7, 7), (6, 9), (2, 3)]]
 
-    def ours(images):
-        if size == "overlapping":
-            return [convolution.overlapping_max_pool(x) for x in images]
-        return [convolution.max_pool(x, size) for x in images]
+    def reference(x):
+        return nn.max_pool(x, *theirs)
 
-    def theirs(images):
-        if size == "overlapping":
-            return [nn.max_pool(x, (3, 3), (2, 2), "SAME") for x in images]
-        return [nn.max_pool(x, (size, size), (size, size), "VALID") for x in images]
-
-    actual, expected = (values_and_gradients(f, images) for f in (ours, theirs))
+    actual, expected = (
+        values_and_gradients(lambda images, f=f: [f(x) for x in images], images)
+        for f in (ours, reference)
+    )
     assert_trees_close(actual, expected, rtol=1e-14)
 
 
@@ -272,16 +278,9 @@ def conv_and_norm(kernel, inputs, outputs):
 
 
 def test_resnets_count_their_parameters():
-    by_hand = (
-        conv_and_norm(3, 3, 16)
-        + 6 * conv_and_norm(3, 16, 16)
-        + conv_and_norm(3, 16, 32)
-        + 5 * conv_and_norm(3, 32, 32)
-        + conv_and_norm(3, 32, 64)
-        + 5 * conv_and_norm(3, 64, 64)
-        + 64 * 10
-        + 10
-    )
+    repeated = [(16, 16, 6), (16, 32, 1), (32, 32, 5), (32, 64, 1), (64, 64, 5)]
+    by_hand = conv_and_norm(3, 3, 16) + 64 * 10 + 10
+    by_hand += sum(n * conv_and_norm(3, *sizes) for *sizes, n in repeated)
     assert by_hand == 269_722  # 0.27 M in table 6 of the paper
     assert count_of(resnet.RESNET20, 10) == by_hand
     assert count_of(resnet.RESNET20, 10, channels=1) == by_hand - 2 * 9 * 16
