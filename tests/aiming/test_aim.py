@@ -308,40 +308,31 @@ def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
     assert told.every == pytest.approx(2 * 1 * 0.5 + 1e-3)
 
 
+# A step takes a second, and a sync of all fragments 3 s: a twentieth of 57 steps.
 @pytest.mark.parametrize(
-    ("steps", "period"),
+    ("steps", "delay", "dispatched", "period"),
     [
-        (EACH_ROUND, 57),  # 3 s of a sync each 19 steps of a second: 1/20
-        ("2*4 0*3 2*1", 57),  # only the first phase sends in every step
-        ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 38),  # two fragments of 1 s each round
-        ("1*3 2*1 1*3 2*1", None),  # what every step sends is too much already
-        ("0*8", None),
-        ("1*1 0*3 2*1 0*3", 57),  # rounds differ: the later half counts
+        (EACH_ROUND, 0, 0, 57),
+        ("2*4 0*3 2*1", 0, 0, 57),  # only the first phase sends in every step
+        ("0*1 1*1 0*1 1*1 0*1 1*1 0*1 1*1", 0, 0, 38),  # two of 1 s each round
+        ("1*3 2*1 1*3 2*1", 0, 0, None),  # what every step sends is too much already
+        ("0*8", 0, 0, None),
+        ("1*1 0*3 2*1 0*3", 0, 0, 57),  # rounds differ: the later half counts
+        # A delay hides what is sent meanwhile; one of the whole period grows with it.
+        (EACH_ROUND, 1, 0, 38),
+        (EACH_ROUND, 2, 0, 19),
+        (EACH_ROUND, 3, 0, 1),
+        (EACH_ROUND, 4, 0, 3),
+        # What a dispatch sends stays, in seconds a step, however long the period.
+        (EACH_ROUND, 0, 1 / 57, 86),  # a third of the nineteenth of a step
+        (EACH_ROUND, 0, 1 / 10, None),
+        (EACH_ROUND, 4, 1 / 57, 3),  # 3 s in 60/57 s a step, less what is waited for
+        (EACH_ROUND, 4, 1 / 10, None),
     ],
 )
-def test_the_least_period_follows_from_the_later_rounds(steps, period):
-    assert modelled([row(size=4e9)], 4, **fragments(steps)).period == period
-
-
-@pytest.mark.parametrize(("delay", "period"), [(1, 38), (2, 19), (3, 1), (4, 3)])
-def test_a_delay_hides_what_is_sent_meanwhile(delay, period):
-    """A sync takes 3 s; a delay of the whole period grows with it."""
-    sent = fragments(EACH_ROUND)
-    assert modelled([row(size=4e9)], 4, delay=delay, **sent).period == period
-
-
-@pytest.mark.parametrize(
-    ("delay", "seconds", "period"),
-    [
-        (0, 1 / 57, 86),  # a third of the nineteenth of a step that there is
-        (0, 1 / 10, None),
-        (4, 1 / 57, 3),  # 3 s in 60/57 s a step, less what is waited for
-        (4, 1 / 10, None),
-    ],
-)
-def test_what_a_dispatch_sends_stays_however_long_the_period(delay, seconds, period):
-    rows = [row(size=4e9), row("dispatch", size=8 * seconds * 1e9)]
-    assert modelled(rows, 4, delay=delay, **fragments(EACH_ROUND)).period == period
+def test_the_least_period(steps, delay, dispatched, period):
+    rows = [row(size=4e9), row("dispatch", size=8 * dispatched * 1e9)]
+    assert modelled(rows, 4, delay=delay, **fragments(steps)).period == period
 
 
 def test_a_period_of_one_is_no_constant_cost():
