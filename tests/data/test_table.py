@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from experiments import run
-from experiments.api import RunConfig, train
+from experiments.api import RunConfig
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK, describe
 from experiments.tasks.table import table
@@ -47,13 +47,6 @@ def test_an_npz_file_says_what_is_held_out(tmp_path):
     np.testing.assert_array_equal(data.test["y"], y[90:] - 4)
     scaled = (X - X[:90].mean(0)) / X[:90].std(0)
     np.testing.assert_allclose(data.test["x"], scaled[90:], atol=1e-5)
-
-
-def test_a_table_trains_by_its_name_alone(flowers):
-    own = {"file": flowers, "target": "kind"}
-    name = "experiments.tasks.table:table"
-    config = RunConfig(task=name, workers=2, steps=100, task_arguments=own)
-    assert train(config).summary["test_accuracy"] > 0.8
 
 
 def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
