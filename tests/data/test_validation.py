@@ -82,12 +82,16 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
         assert split.overlapping or "number" in split.test
 
 
-def test_both_parts_together_are_the_training_data():
-    for fields in ({}, {"groups": {"label": LABELS}}):
-        split = validation.split(numbered(**fields), 0.15)
+def test_both_parts_together_are_the_training_data_and_groups_follow():
+    speakers = np.random.default_rng(1).integers(0, 6, N)
+    for groups in ({}, {"label": LABELS, "speaker": speakers}):
+        split = validation.split(numbered(groups=groups), 0.15)
         assert len(split.test["number"]) == 150
         whole = np.concatenate([split.train["number"], split.test["number"]])
         np.testing.assert_array_equal(np.sort(whole), np.arange(N))
+        for name, group in groups.items():
+            kept = group[split.train["number"]]
+            np.testing.assert_array_equal(split.groups[name], kept)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.33, 0.9])
@@ -97,14 +101,6 @@ def test_each_label_is_held_out_in_proportion_to_within_one(share):
         held = (LABELS[split.test["number"]] == label).sum()
         expected = share * np.bincount(LABELS)[label]
         assert abs(held - expected) < 1 + 1e-9
-
-
-def test_groups_follow_their_examples():
-    speakers = np.random.default_rng(1).integers(0, 6, N)
-    groups = {"label": LABELS, "speaker": speakers}
-    split = validation.split(numbered(groups=groups), 0.2)
-    for name, group in groups.items():
-        np.testing.assert_array_equal(split.groups[name], group[split.train["number"]])
 
 
 @pytest.mark.parametrize("groups", [{}, {"label": LABELS}])
