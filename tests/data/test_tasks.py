@@ -311,7 +311,8 @@ def test_remat_of_a_resnet_keeps_the_gradients_and_holds_less(monkeypatch):
         train(task, batches, workers=2) for task in tasks
     )
     assert relative_errors(again, plain).max() < ROUNDING
-    assert keeps_less.temp_bytes < 0.9 * keeps_all.temp_bytes
+    less, more = (trainer.temp_bytes or 0 for trainer in (keeps_less, keeps_all))
+    assert 0 < less < 0.9 * more
 
 
 @pytest.mark.usefixtures("float64")
