@@ -24,7 +24,7 @@ from owed import owed  # noqa: E402
 from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
-from experiments.aiming import hlo  # noqa: E402
+from experiments.aiming import hlo, traffic  # noqa: E402
 from experiments.training.measurements.memory import device_bytes  # noqa: E402
 from syncalgos.engine.ahead import lower  # noqa: E402
 
@@ -61,21 +61,22 @@ def compared(name, workers, devices):
     """Sends of one algorithm by kind: as counted, and as compiled.
 
     Returns:
-        Bytes and calls of a device; whether all is in branches; the state's bytes on a
-        device, and of these those that a step changes in place.
+        Bytes and calls of a device; when and over which networks they go; the state's
+        bytes on a device, and of these those that a step changes in place.
     """
     trainer = trainer_of(name, workers, devices)
     lowered = lower(trainer, *shapes())
     compiled = lowered.program.compile()
     program, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
-    sent, calls, branched = Counter(), Counter(), True
+    sent, calls = Counter(), Counter()
     for one in program.collectives:
         across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
         if not across or not one.is_looped:
             continue
-        branched &= bool(one.choices)
         sent[one.kind] += float(one.bytes * one.times)
         calls[one.kind] += one.times
+    rows = traffic.traffic(program, devices, each)
+    rows = [x for x in rows if x["scope"] == traffic.ACROSS]
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
@@ -83,7 +84,8 @@ def compared(name, workers, devices):
         "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
         "sent": sent,
         "calls": calls,
-        "branched": branched,
+        "when": sorted({x["when"] for x in rows} - {traffic.DISPATCH}),
+        "networks": sorted({x["network"] for x in rows}),
         "aliased": memory.alias_size_in_bytes,
         "state": sum(device_bytes(lowered.state).values()),
     }

@@ -5,6 +5,7 @@ CPUs' programs are read by tests/engine/meshes/test_meshes.py.
 
 import functools
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -20,30 +21,25 @@ from syncalgos import ALGORITHMS
 PATH = [".", "tests", "tests/support", "tests/engine/meshes"]
 # A TPU's compiler makes all-reduces of gathers of a few numbers, such as scales.
 FEW_BYTES = 1024
-FAST = ("bmuf", "gossip", "topk_sgd")
 MACHINES = {  # the target, its slices, workers, and the compiler's module
     "tpu 2x4": ("tpu:v5e:2x4", 1, 2, "libtpu"),
     "tpu 8x1": ("tpu:v5e:2x4", 1, 8, "libtpu"),
     "h100 2x4": ("cuda:h100:2x4", 1, 2, "jax_cuda13_plugin"),
 }
 SLICES = ("tpu:v5e:2x4", 2, 2, "libtpu")
+# Reduced, permuted and gathered; and in the slow tier on one machine, in groups, by
+# all-to-alls, in fragments, as factors, for a vote, and from few workers.
+FAST = ("bmuf", "gossip", "topk_sgd")
+SLOW = ("hierarchical", "quantized_sgd", "streaming_diloco", "powersgd", "signum")
+SLOW += ("fedavg",)
 
 
-def tier(number, machine, name):
-    """Few on every machine, every sixth algorithm on one of them."""
-    if name in FAST:
-        return () if machine == "tpu 2x4" else pytest.mark.slow
-    is_tried = number % 6 == 0 and machine == "tpu 2x4"
-    return pytest.mark.slow if is_tried else pytest.mark.long
-
-
-CASES = [
-    pytest.param(MACHINES[machine], name, marks=tier(i, machine, name))
-    for machine in MACHINES
-    for i, name in enumerate(ALGORITHMS)
-]
-
-IDS = [f"{machine}-{name}" for machine in MACHINES for name in ALGORITHMS]
+def cases():
+    for machine, name in itertools.product(MACHINES, ALGORITHMS):
+        is_first = machine == "tpu 2x4"
+        marks = pytest.mark.slow if name in FAST + SLOW * is_first else pytest.mark.long
+        marks = () if name in FAST and is_first else marks
+        yield pytest.param(MACHINES[machine], name, marks=marks, id=f"{machine}-{name}")
 
 
 @functools.cache
@@ -75,9 +71,11 @@ def asked(request, machine):
     return tuple(dict.fromkeys(given))
 
 
-@pytest.mark.parametrize(("machine", "name"), CASES, ids=IDS)
+@pytest.mark.parametrize(("machine", "name"), list(cases()))
 def test_a_compiled_step_sends_what_is_counted(machine, name, request):
+    """And changes all of its state in place."""
     seen = found(machine, asked(request, machine))[name]
+    assert seen["aliased"] >= seen["state"] > 0
     counted, sent = seen["counted"], seen["sent"]
     if name in ON_A_RING and machine[2] == 2:
         counted = {"permute": counted["permute"] / 2}
@@ -95,13 +93,9 @@ def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     assert sum(seen["calls"].values()) <= sum(seen["counted_calls"].values())
     steps = 8
     if not owed(name).decided and len(owed(name).sends_at) < steps and sent:
-        assert seen["branched"]
-
-
-@pytest.mark.parametrize(("machine", "name"), CASES, ids=IDS)
-def test_a_compiled_step_changes_all_of_its_state_in_place(machine, name, request):
-    seen = found(machine, asked(request, machine))[name]
-    assert seen["aliased"] >= seen["state"] > 0
+        assert seen["when"] == ["sync"]
+    # A TPU's slice is one network, and hosts of GPUs are two.
+    assert seen["networks"] == ["between" if "h100" in machine[0] else "inside"]
 
 
 @pytest.mark.slow
@@ -111,4 +105,5 @@ def test_slices_send_whole_tiles_to_one_another():
         # Each leaf's shard is filled up to 1,024 numbers where it is reduced.
         tiles = 4 * 4096 if kind == "all_reduce" else 0
         assert seen["sent"].keys() == {kind}, name
+        assert seen["networks"] == ["between"], name
         assert counted <= seen["sent"][kind] <= counted + tiles, name

@@ -1,23 +1,12 @@
 """Traffic of compiled programs: when, between whom, over which network."""
 
-import functools
-import importlib.util
-import json
-import subprocess
-import sys
 from fractions import Fraction
 from typing import NamedTuple
 
 import pytest
-from commands import OTHER_MACHINES, ROOT, environment
 
 from experiments.aiming import hlo
-from experiments.aiming.chips import PLATFORMS
 from experiments.aiming.traffic import traffic
-
-PARAMS = 4 * 4 * 256 * 256  # bytes of the model of compiled.py
-PROGRAM = "tests/aiming/compiled.py"
-AVERAGING = {"sync_sgd": "step", "bmuf": "sync"}
 
 
 class FakeDevice(NamedTuple):
@@ -96,6 +85,20 @@ def test_when_is_told_by_loops_and_branches():
     assert (rows[2].get("choice"), rows[2].get("branch")) == ("conditional.2", "region")
 
 
+def test_a_branch_that_sends_nothing_across_workers_is_no_sync():
+    """Compilers cut the products of every step into windows by conditionals."""
+    alone, sync = ((("conditional.1", "a"),), (("conditional.2", "b"),))
+    rows = rows_of(
+        sent(is_looped=True, choices=alone),
+        sent(size=1, is_looped=True, choices=sync),
+        sent(groups=[range(8)], is_looped=True, choices=sync),
+        each=4,
+    )
+    found = [(x["scope"], x["when"]) for x in rows]
+    inside = [("inside a worker", "step"), ("inside a worker", "sync")]
+    assert found == [*inside, ("across workers", "sync")]
+
+
 def test_alike_collectives_are_one_row_and_add_up_with_their_loops():
     rows = rows_of(
         sent(size=100, times=3, overlapped=True),
@@ -119,88 +122,3 @@ def test_permutations_count_the_device_that_sends_most():
 
 def test_a_group_of_one_sends_nothing():
     assert rows_of(sent(groups=[(0,), (1,)])) == []
-
-
-@functools.cache
-def compiled(text, slices=1, each=1, names=(*AVERAGING,)):
-    """Rows by algorithm, from a process of its own."""
-    module = PLATFORMS[text.partition(":")[0]].get("compiler", {}).get("module")
-    if module and importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed: no compiler for {text}")
-    ended = subprocess.run(
-        [sys.executable, PROGRAM, text, str(slices), str(each), *names],
-        cwd=ROOT,
-        env=environment(PYTHONPATH=ROOT, **OTHER_MACHINES),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=300,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return json.loads(ended.stdout)
-
-
-def across(rows, when):
-    """Bytes between workers, by network and kind."""
-    found = {}
-    for row in rows:
-        if row["scope"] == "across workers" and row["when"] == when:
-            key = row["network"], row["kind"], row["group"]
-            found[key] = found.get(key, 0) + row["bytes"]
-    return found
-
-
-def reduced(network, workers, size):
-    return {(network, "all_reduce", workers): 2 * (workers - 1) / workers * size}
-
-
-SCATTERED = {  # over the 4 workers of a slice, reduced by the hosts, gathered
-    ("inside", "reduce_scatter", 4): 3 / 4 * PARAMS / 2,
-    ("between", "all_reduce", 2): 2 * 1 / 2 * PARAMS / 2 / 4,
-    ("inside", "all_gather", 4): 3 / 4 * PARAMS / 2,
-}
-
-
-@pytest.mark.parametrize(("name", "when"), AVERAGING.items())
-@pytest.mark.parametrize(
-    ("text", "slices", "each", "owed"),
-    [
-        ("cpu:8", 1, 1, reduced("inside", 8, PARAMS)),
-        ("cpu:8", 1, 2, reduced("inside", 4, PARAMS / 2)),
-        ("tpu:v5e:2x4", 1, 2, reduced("inside", 4, PARAMS / 2)),
-        ("tpu:v5e:2x4", 2, 2, SCATTERED),
-        ("cuda:h100:2x4", 1, 4, reduced("between", 2, PARAMS / 4)),
-    ],
-)
-def test_workers_average_their_shards_once(name, when, text, slices, each, owed):
-    rows = compiled(text, slices, each)[name]
-    assert across(rows, when) == owed
-    [other] = {"step", "sync"} - {when}
-    assert across(rows, other) == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "owed"),
-    [
-        ("bmuf", reduced("between", 2, PARAMS / 4)),
-        ("gossip", {("between", "permute", 2): PARAMS / 4}),  # to one peer
-    ],
-)
-def test_workers_that_are_slices_send_their_shards_over_the_network(name, owed):
-    rows = compiled("tpu:v5e:2x2", 2, 4, ("bmuf", "gossip"))[name]
-    assert (across(rows, "step") or across(rows, "sync")) == owed
-
-
-def test_layers_of_a_loop_count_as_often_as_they_run():
-    """A worker's devices gather or reduce in each of 4 layers."""
-    rows = compiled("cpu:8", each=2)["sync_sgd"]
-    inside = [
-        x for x in rows if x["scope"] == "inside a worker" and x["when"] == "step"
-    ]
-    assert sum(x["calls"] for x in inside) >= 4
-
-
-def test_gpu_workers_of_a_host_use_as_many_rings_as_they_are():
-    rows = compiled("cuda:h100:2x4")["bmuf"]
-    [row] = [x for x in rows if x["when"] == "sync"]
-    assert (row["group"], row["rings"], row["network"]) == (8, 4, "between")

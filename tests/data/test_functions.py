@@ -2,13 +2,10 @@
 
 import jax
 import numpy as np
-import optax
 import pytest
 
-import syncalgos
 from experiments.tasks.quadratic import quadratic
 from experiments.tasks.rosenbrock import rosenbrock
-from experiments.tasks.task import losses
 from syncalgos.collectives import PyTree
 
 TASKS = {"quadratic": quadratic, "rosenbrock": rosenbrock}
@@ -73,19 +70,3 @@ def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):
     assert np.abs(noise.mean(0)).max() < 4 * deviation / np.sqrt(2000)
     # None in an evaluation.
     assert loss_at(task, params, count, train=False)[0] == pytest.approx(height)
-
-
-def test_each_worker_has_noise_of_its_own():
-    task = quadratic(noise=1.0)
-    trainer = syncalgos.DataParallel(
-        losses(task)[0],
-        optax.sgd(0.1),
-        syncalgos.model_averaging(8),
-        workers=4,
-        backend="vmap",
-    )
-    state = trainer.init(*task.init(jax.random.key(0)))
-    batches = {"number": np.zeros((1, 4), np.int32)}
-    x = trainer.to_host(trainer.run(state, batches)[0]).replica.params["x"]
-    x = np.asarray(x).reshape(4, -1)
-    assert len({row.tobytes() for row in x}) == 4

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import scipy.stats
-from small_tasks import on_real_data
 
 from experiments.pipeline import partition, sampler
 
@@ -67,22 +66,6 @@ def test_groups_are_cut_into_equal_parts_of_few_groups(kind, workers):
     assert held <= workers + len(np.unique(GROUPS[kind])) - 1
 
 
-def test_ten_workers_on_digits_by_label_see_at_most_three_classes():
-    data = on_real_data("digits").load()
-    for seed in range(5):
-        parts = dealt("label", data.groups, data.examples, 10, seed)
-        seen = [len(np.unique(data.train["y"][part])) for part in parts]
-        assert max(seen) <= 3 and np.mean(seen) < 2
-
-
-def test_each_of_six_workers_hears_one_speaker():
-    data = on_real_data("spoken_digits").load()
-    parts = dealt("speaker", data.groups, data.examples, 6, 0)
-    heard = [np.unique(data.groups["speaker"][part]).tolist() for part in parts]
-    assert sorted(heard) == [[speaker] for speaker in range(6)]
-    np.testing.assert_array_equal(counts(parts, data.train["y"]), 45)
-
-
 def test_which_group_comes_first_is_drawn():
     groups = even_labels(4, 5)
     first = [groups["label"][shards("label", 4, s, groups)[0][0]] for s in range(400)]
@@ -95,14 +78,6 @@ def test_a_cut_group_is_dealt_at_random_not_in_its_order():
     part = shards("label", 2, 0, groups)[0]
     early = int((part < 500).sum())
     assert abs(early - 250) < 5 * 8  # hypergeometric: deviation 7.9
-
-
-def test_a_dirichlet_of_small_alpha_gives_each_label_to_one_worker():
-    groups = even_labels(200, 20)
-    found = counts(shards("dirichlet:0.0001", 4, 0, groups), groups["label"])
-    assert (found.max(0) == 20).mean() > 0.98
-    # Which worker: each as likely.
-    assert scipy.stats.chisquare((found == 20).sum(1)).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("workers", [3, 8])
@@ -132,7 +107,7 @@ def test_dirichlet_examples_of_a_label_are_dealt_at_random_not_in_their_order():
         assert abs(part.mean() - 1500) < 5 * 866 / np.sqrt(1000)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
     sizes = [len(part) for part in shards("dirichlet:0.05", 6, seed)]
     assert min(sizes) >= 10 and max(sizes) > 2 * min(sizes)
@@ -141,27 +116,6 @@ def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
 @pytest.mark.parametrize("kind", ["iid", "label", "speaker", "author", *KINDS])
 def test_well_written_kinds_pass_before_data_is_loaded(kind):
     partition.check(kind)
-
-
-@pytest.mark.parametrize(
-    ("kind", "groups", "workers", "words"),
-    [
-        ("", GROUPS, 8, ["unknown --partition ''", "iid", "dirichlet:0.1", "speaker"]),
-        ("lable", GROUPS, 8, ["lable", "mean 'label'", "iid, label, speaker, dirich"]),
-        ("label", {}, 8, ["--partition label", "by label", "(possible here: iid)"]),
-        ("dirichlet:1", {}, 8, ["--partition dirichlet:1", "by label", "here: iid)"]),
-        ("label", GROUPS, 1438, ["1437 examples", "1438 workers", "at most 1437"]),
-        ("dirichlet:1", GROUPS, 144, ["144 workers", "10 each", "at most 143"]),
-        ("dirichlet:0.001", GROUPS, 40, ["1000 draws", "40 workers", "larger ALPHA"]),
-    ],
-)
-def test_what_the_examples_do_not_allow_is_refused_in_one_line(
-    kind, groups, workers, words
-):
-    with pytest.raises(ValueError) as error:
-        partition.shards(kind, groups, 1437, workers, 0)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words)
 
 
 # Unlike sizes: of many epochs in a part, of one, and a single example.
@@ -221,8 +175,3 @@ def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch)
     for dispatch in range(20):
         sampler.rows_of_shards(77, 5 * dispatch, 5, 2 * 256, parts)
     assert len(drawn) == 256
-
-
-def test_a_batch_that_shards_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="batch of 10 does not divide over 3 shards"):
-        sampler.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3)

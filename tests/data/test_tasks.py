@@ -1,7 +1,7 @@
 """The tasks: one result for any number of workers, tables, memory, and their data."""
 
+import functools
 from collections import Counter
-from functools import partial
 
 import jax
 import numpy as np
@@ -9,11 +9,10 @@ import optax
 import pytest
 import scipy.stats
 import small_tasks
-from placed import placed
-from small_tasks import SMALL, folder_of, on_real_data
+from small_tasks import folder_of, on_real_data
 
 import syncalgos
-from experiments.pipeline import prefetch, sampler
+from experiments.pipeline import sampler
 from experiments.tasks import (
     TASKS,
     cifar10,
@@ -22,8 +21,7 @@ from experiments.tasks import (
     imagenet_synthetic,
 )
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
-from experiments.tasks.data import speech, text
-from experiments.tasks.spoken_digits import mean_output
+from experiments.tasks.data import text
 from experiments.tasks.task import held_out, losses
 from experiments.training.config import parse
 from experiments.training.run import prepare
@@ -78,84 +76,56 @@ def start_of(task):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params), buffers
 
 
-def train(task, batches, workers=1, backend="vmap", **options):
+def train(task, batches, workers=1):
     """Returns the center, the metrics and the engine after synchronous steps."""
     trainer = syncalgos.DataParallel(
         *(losses(task)[0], optax.sgd(LR, momentum=0.9), syncalgos.sync_sgd()),
-        **placed({"workers": workers, "backend": backend, **options}),
+        workers=workers,
+        backend="vmap",
     )
     state, metrics = trainer.run(trainer.init(*start_of(task)), batches)
     center, metrics = jax.device_get((trainer.center(state), metrics))
     return center, metrics, trainer
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_small_examples_have_the_form_of_the_real_ones(name):
-    data = on_real_data(name).load()
-    train = prefetch.gather(data.train, np.arange(100))
-    for part in (train, data.test):
-        assert part.keys() == SMALL[name].form.keys()
-        for leaf, (dtype, shape, below) in SMALL[name].form.items():
-            x = part[leaf]
-            assert (x.dtype, x.shape) == (dtype, (len(x), *shape))
-            assert not below or (x.min() >= 0 and x.max() <= below)
-
-
-def global_batch(name, model=None):
-    """Flags that make the result one of the global batch alone."""
-    given = {} if model is None else {"model": model}
-    parameters = small_tasks.parameters(name)
-    if "model" not in parameters:  # a function
-        return {}
-    model = model or SMALL[name].flags.get("model", parameters["model"].default)
-    # With remat, so that collectives are computed again for the gradient.
-    of_all = {"batch_norm": "global", "remat": True}
-    return {**given, **(of_all if model in classify.RESNETS else {})}
-
-
-def layouts():
-    """Names of tasks and (backend, workers); what others cover is marked slow."""
-    alike = ("fashion_mnist", "imagenet_synthetic")  # as mnist and cifar10
-    rest = [("vmap", 2), ("vmap", 8), ("pmap", 4)]
-    for name in TASKS:
-        slow = SLOW if name in alike else ()
-        yield pytest.param(name, [("vmap", 4)], id=name, marks=slow)
-        slow = SLOW if name != "digits" else ()
-        yield pytest.param(name, rest, id=f"{name}-all", marks=slow)
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("name", "layouts"), list(layouts()))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spoken_digits",  # frames, of which some are padding
+        # Statistics that workers share, windows, tokens' bytes, and words before one.
+        *(
+            pytest.param(name, marks=SLOW)
+            for name in ("cifar10", "shakespeare", "text", "embeddings")
+        ),
+    ],
+)
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
-def test_any_number_of_workers_gives_the_result_of_one(name, layouts):
-    task = small_tasks.make(name, **global_batch(name))
+def test_any_number_of_workers_gives_the_result_of_one(name):
+    # With remat, so that collectives are computed again for the gradient.
+    of_all = {"batch_norm": "global", "remat": True} if name in WITH_IMAGES else {}
+    task = small_tasks.make(name, **of_all)
     batches = small_tasks.examples(name, STEPS, BATCH)
     expected = train(task, batches)[:2]
-    for backend, workers in layouts:
-        devices = [0, 1] if backend == "pmap" else None
-        *actual, trainer = train(task, batches, workers, backend, devices=devices)
-        actual = tuple(actual)
-        assert trainer.layout.shape == ((2, 2) if devices else (1, workers))
-        assert relative_errors(actual, expected).max() < ROUNDING
+    actual = train(task, batches, workers=4)[:2]
+    assert relative_errors(actual, expected).max() < ROUNDING
     assert relative_errors(expected[0].params, start_of(task)[0]).min() > CLEARLY
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_IMAGES)
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
-def test_batch_norm_of_each_worker_depends_on_their_number(name):
-    batches = small_tasks.examples(name, STEPS, BATCH)
-    task = small_tasks.make(name, model="resnet20")
+def test_batch_norm_of_each_worker_depends_on_their_number():
+    batches = small_tasks.examples("cifar10", STEPS, BATCH)
+    task = small_tasks.make("cifar10")
     one, four = (train(task, batches, workers)[0].params for workers in (1, 4))
     assert relative_errors(four, one).min() > CLEARLY
-    of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
-    assert of_all.sends and not task.sends
 
 
 @pytest.mark.parametrize("name", WITH_IMAGES)
-def test_stacked_blocks_of_a_resnet_are_declared(name):
+def test_stacked_blocks_of_a_resnet_and_what_it_sends_are_declared(name):
     """ResNet-20 has three stages of three blocks, of which two have equal shapes."""
     task = small_tasks.make(name, model="resnet20")
+    of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
+    assert of_all.sends and not task.sends
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     counts = stacking.counts(task.stacked, params)
     for count, leaf in zip(counts, jax.tree.leaves(params), strict=True):
@@ -182,22 +152,15 @@ def test_augmented_images_are_shifted_and_mirrored_in_all_162_ways():
     ways = {x.tobytes(): way for way, x in shifts_in_numpy(image).items()}
     assert len(ways) == 2 * 81
     draws = 162 * 40
-    images = np.asarray(augmented(jax.random.key(0), np.stack([image] * draws)))
+    images, other = (
+        np.asarray(augmented(jax.random.key(seed), np.stack([image] * draws)))
+        for seed in (0, 1)
+    )
+    assert (images != other).any((1, 2, 3)).mean() > 0.9
     assert (images.shape, images.dtype) == ((draws, *image.shape), np.float32)
     seen = Counter(ways[x.tobytes()] for x in images)
     assert len(seen) == 162
     assert scipy.stats.chisquare(list(seen.values())).pvalue > 1e-3
-
-
-def test_augmentation_follows_its_key_and_each_image():
-    images = small_tasks.examples("cifar10", 20)["x"].astype(np.float32)
-    first, again, other = (
-        np.asarray(augmented(jax.random.key(seed), images)) for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(again, first)
-    assert (other != first).any((1, 2, 3)).sum() > 15
-    for image, made in zip(images, first, strict=True):
-        assert any(np.array_equal(made, x) for x in shifts_in_numpy(image).values())
 
 
 @pytest.mark.usefixtures("small_resnets")
@@ -212,7 +175,9 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
     task, key = small_tasks.make("cifar10"), jax.random.key(0)
     batch = small_tasks.examples("cifar10", 4)
     for train, shapes in [(False, []), (True, [(4, 32, 32, 3)])]:
-        jax.eval_shape(partial(task.apply, train=train), *start_of(task), batch, key)
+        jax.eval_shape(
+            functools.partial(task.apply, train=train), *start_of(task), batch, key
+        )
         assert seen == shapes
 
 
@@ -230,7 +195,7 @@ def planned(task, words):
 
 
 def run_plan(plan, steps=STEPS):
-    """The plan's steps on its data: the center, the losses and the bytes held."""
+    """The plan's steps on its data: the center and the losses."""
     s, trainer = plan.config, plan.trainer
     state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
     rows = sampler.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
@@ -239,42 +204,42 @@ def run_plan(plan, steps=STEPS):
     data, rows = held_out(few, trainer.workers)
     evaluated = trainer.evaluate(state, rows, trainer.place(data))
     center = trainer.center(state).params
-    losses = (metrics["loss"], evaluated["loss"].mean())
-    return *jax.device_get((center, losses)), trainer.temp_bytes
+    return jax.device_get((center, (metrics["loss"], evaluated["loss"].mean())))
 
 
+@functools.cache
+def on_replicated_tables(words):
+    """What a run gives that keeps its tables in the plainest way, and its start."""
+    plan = planned("embeddings", words)
+    center, losses = run_plan(plan)
+    start, _ = plan.task.init(jax.random.key(0))
+    assert center["words"].shape == (embeddings.WORDS, 4)
+    assert relative_errors(center, jax.device_get(start)).min() > CLEARLY
+    return center, losses
+
+
+# Over 4 workers the 12,631 words leave a rest. A full softmax reads tables whole.
 @pytest.mark.parametrize(
-    ("workers", "microbatches"),
-    [*(pytest.param(workers, 1, marks=SLOW) for workers in (1, 2, 3, 4)), (4, 2)],
+    ("kept", "words"),
+    [
+        ("--tables sharded", "--negatives 5 --accumulate 2"),
+        *(
+            pytest.param(kept, words, marks=SLOW)
+            for kept in ("--tables shared", "--reduce row_sparse")
+            for words in ("--negatives 5 --accumulate 2", "--negatives 0")
+        ),
+    ],
 )
 @pytest.mark.usefixtures("float64", "own_devices")
-def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(
-    workers, microbatches
-):
+def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
     """Under synchronous SGD, of one number of workers: each draws its own negatives."""
-    small = "--algo sync_sgd --order 3 --width 4 --negatives 5 --batch-size 24"
-    words = f"{small} --momentum 0.9 --workers {workers} --accumulate {microbatches}"
-    *expected, _ = run_plan(planned("embeddings", words))
-    assert expected[0]["words"].shape == (embeddings.WORDS, 4)
-    for kept in ("--reduce row_sparse", "--tables shared", "--tables sharded"):
-        params, loss, _ = run_plan(planned("embeddings", f"{words} {kept}"))
-        for name in embeddings.TABLES:
-            assert not params[name][embeddings.WORDS :].any()  # padding
-            params[name] = params[name][: embeddings.WORDS]
-        assert relative_errors((params, loss), tuple(expected)).max() < ROUNDING
-    plan = planned("embeddings", words)
-    start, _ = plan.task.init(jax.random.key(0))
-    assert relative_errors(expected[0], jax.device_get(start)).min() > CLEARLY
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("float64", "own_devices")
-def test_tables_that_a_full_softmax_reads_whole_may_be_shared_or_sent_by_rows():
-    small = "--algo sync_sgd --order 3 --width 4 --negatives 0 --batch-size 16"
-    expected = run_plan(planned("embeddings", f"{small} --workers 4"))[:2]
-    for kept in ("--reduce row_sparse", "--tables shared"):
-        found = run_plan(planned("embeddings", f"{small} --workers 4 {kept}"))[:2]
-        assert relative_errors(found, expected).max() < ROUNDING
+    words = f"{words} --algo sync_sgd --order 3 --width 4 --batch-size 24 --workers 4"
+    params, loss = run_plan(planned("embeddings", f"{words} --momentum 0.9 {kept}"))
+    for name in embeddings.TABLES:
+        assert not params[name][embeddings.WORDS :].any()  # padding
+        params[name] = params[name][: embeddings.WORDS]
+    expected = on_replicated_tables(f"{words} --momentum 0.9")
+    assert relative_errors((params, loss), expected).max() < ROUNDING
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
@@ -305,88 +270,60 @@ def test_row_sparse_sends_ten_times_fewer_bytes_by_default(microbatches):
 def test_shared_tables_step_at_once_while_the_rest_waits_for_a_sync():
     words = "--algo bmuf --period 100 --workers 4 --tables shared --order 3"
     plan = planned("embeddings", f"{words} --width 4 --negatives 5 --batch-size 16")
-    params, *_ = run_plan(plan)
+    params, _ = run_plan(plan)
     start = jax.device_get(plan.task.init(jax.random.key(0))[0])
     assert relative_errors(params["hidden"], start["hidden"]).max() == 0
     for name in embeddings.TABLES:
         assert np.abs(params[name] - start[name]).max() > CLEARLY
 
 
-LONG = {  # sizes at which the activations are most of what is held
-    "shakespeare": ({"context": 64, "width": 16, "layers": 4}, {"window": (65,)}),
-    "spoken_digits": (
-        {"hidden": 16, "layers": 1, "frames": 64},
-        {"x": (64, speech.BANDS)},
-    ),
-    "cifar10": ({}, {}),
-}
+def products(task, batch):
+    """The matrix products of a gradient, with those that are computed again."""
+
+    def loss(params, buffers):
+        values, _ = task.apply(params, buffers, batch, jax.random.key(0), train=True)
+        return values["loss"].mean()
+
+    return str(jax.make_jaxpr(jax.grad(loss))(*start_of(task))).count("dot_general")
+
+
+WITH_REMAT = [n for n in TASKS if "remat" in small_tasks.parameters(n)]
+
+
+@pytest.mark.parametrize("name", WITH_REMAT)
+@pytest.mark.usefixtures("small_resnets")
+def test_remat_is_what_the_model_gets(name):
+    model = {"model": "resnet20"} if name in WITH_IMAGES else {}
+    kept, again = (small_tasks.make(name, **model, remat=x) for x in (False, True))
+    batch = small_tasks.examples(name, BATCH)
+    assert products(again, batch) > products(kept, batch)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "share"),
-    [("shakespeare", 0.7), ("spoken_digits", 0.4), ("cifar10", 0.9)],
-)
 @pytest.mark.usefixtures("float64", "unchanged_images")
-def test_remat_keeps_the_gradients_and_holds_less(name, share, monkeypatch):
+def test_remat_of_a_resnet_keeps_the_gradients_and_holds_less(monkeypatch):
     long = {"stem": (3, 8, 1), "stages": ((6, 8, 1),)}
     spec = classify.RESNETS["resnet20"]._replace(**long)
     monkeypatch.setitem(classify.RESNETS, "resnet20", spec)
-    sizes, shapes = LONG[name]
-    form = SMALL[name].form
-    longer = {leaf: form[leaf]._replace(shape=x) for leaf, x in shapes.items()}
-    monkeypatch.setitem(SMALL, name, SMALL[name]._replace(form={**form, **longer}))
-    batches = small_tasks.examples(name, 1, BATCH)
-    found = []
-    for remat in (False, True):
-        task = small_tasks.make(name, **sizes, remat=remat)
-        found.append(train(task, batches, workers=2))
-    (*plain, keeps_all), (*again, keeps_less) = found
+    batches = small_tasks.examples("cifar10", 1, BATCH)
+    tasks = [small_tasks.make("cifar10", remat=x) for x in (False, True)]
+    (*plain, keeps_all), (*again, keeps_less) = (
+        train(task, batches, workers=2) for task in tasks
+    )
     assert relative_errors(again, plain).max() < ROUNDING
-    assert keeps_less.temp_bytes < share * keeps_all.temp_bytes
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "words", "share"),
-    [
-        ("digits", "--batch-size 1024 --momentum 0.9", 0.6),
-        (
-            "shakespeare",
-            "--context 32 --width 16 --layers 2 --schedule constant --warmup-steps 0",
-            0.6,
-        ),
-    ],
-)
-@pytest.mark.usefixtures("float64", "own_devices")
-def test_microbatches_keep_the_result_and_hold_less(name, words, share):
-    words = f"{words} --workers 2 --algo model_averaging --period 2"
-    *whole, holds_all = run_plan(planned(name, words))
-    *cut, holds_less = run_plan(planned(name, f"{words} --accumulate 4"))
-    assert relative_errors(cut, whole).max() < ROUNDING
-    assert holds_less < share * holds_all
+    less, more = (trainer.temp_bytes or 0 for trainer in (keeps_less, keeps_all))
+    assert 0 < less < 0.9 * more
 
 
 @pytest.mark.usefixtures("float64")
-def test_streamed_frames_of_a_recording_give_what_the_evaluation_used():
+def test_frames_of_padding_do_not_count():
     task = on_real_data("spoken_digits", frames=30)
     params, _ = start_of(task)
     test = task.load().test
     number = int(np.flatnonzero((test["length"] > 5) & (test["length"] < 30))[0])
     recording = {name: x[number : number + 1] for name, x in test.items()}
     length = int(recording["length"][0])
-
-    step, carry, outputs = jax.jit(lstm.step), lstm.start(params, 1), []
-    for frame in range(length):  # as they arrive, and none of the padding
-        carry, output = step(params, carry, recording["x"][:, frame])
-        outputs.append(output[0])
-    whole = lstm.apply(params, recording["x"])
-    np.testing.assert_allclose(whole[0, :length], outputs, rtol=ROUNDING)
-
-    logits = np.mean(outputs, axis=0)
-    np.testing.assert_allclose(
-        mean_output(whole, recording["length"])[0], logits, rtol=ROUNDING
-    )
+    logits = lstm.apply(params, recording["x"])[0, :length].mean(0)
     values, _ = task.apply(params, (), recording, None, train=False)
     digit = recording["y"][0]
     loss = np.log(np.exp(logits).sum()) - logits[digit]
@@ -408,23 +345,6 @@ def test_negatives_follow_zipfs_law():
     counts = np.histogram(drawn, edges)[0]
     shares = np.add.reduceat(law, edges[:-1])
     assert scipy.stats.chisquare(counts, len(drawn) * shares).pvalue > 1e-3
-
-
-def test_negatives_of_a_worker_change_with_its_key():
-    first, again, other = (
-        np.asarray(embeddings._draw(jax.random.key(seed), 64)) for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
-
-
-def test_the_words_that_occur_most_are_drawn_most():
-    """Rank correlation of the law with how often words occur in the plays."""
-    data = on_real_data("embeddings").load()
-    counts = np.bincount(data.train["ngram"][:, -1], minlength=embeddings.WORDS)
-    ranks = scipy.stats.rankdata([counts, embeddings.LOG_Q], axis=1)
-    assert np.corrcoef(ranks)[0, 1] > 0.8
-    assert counts[0] > 1000
 
 
 def pictures(seed=0, **kwargs):
@@ -473,14 +393,9 @@ def held_out_text(split):
 @pytest.mark.parametrize("order", [2, 5])
 def test_every_ngram_of_the_held_out_text_counts_once(order):
     codes = held_out_text(text.words)
-    task = on_real_data("embeddings", order=order)
-    data, rows = held_out(task.load().test, 8, task.eval_batch)
-    weight = data["weight"][rows]
-    counted = data["ngram"][rows][weight > 0]
+    ngrams = on_real_data("embeddings", order=order).load().test["ngram"]
     expected = [codes[i : i + order] for i in range(len(codes) - order + 1)]
-    np.testing.assert_array_equal(counted, expected)
-    assert np.ptp(weight[weight > 0]) == 0
-    assert weight.mean() == pytest.approx(1)
+    np.testing.assert_array_equal(ngrams, expected)
 
 
 def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
@@ -503,18 +418,15 @@ def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
 def test_every_held_out_character_is_predicted_once(context):
     """From the second, up to the last window that is whole."""
     codes = held_out_text(text.characters)
-    task = on_real_data("shakespeare", context=context)
-    data, rows = held_out(task.load().test, 8, task.eval_batch)
-    windows = data["window"][rows][data["weight"][rows] > 0]
+    windows = on_real_data("shakespeare", context=context).load().test["window"]
     predicted = windows[:, 1:].ravel()
     np.testing.assert_array_equal(predicted, codes[1 : 1 + len(predicted)])
     assert 0 <= len(codes) - 1 - len(predicted) < context
     np.testing.assert_array_equal(windows[1:, 0], windows[:-1, -1])
 
 
-@pytest.mark.parametrize("context", [7, 128])
-def test_blank_data_has_the_form_of_the_real(context):
-    task = on_real_data("shakespeare", context=context)
+def test_blank_data_has_the_form_of_the_real():
+    task = on_real_data("shakespeare", context=7)
     assert task.blank is not None
     blank, real = task.blank(), task.load()
     for mine, other in ((blank.train, real.train), (blank.test, real.test)):

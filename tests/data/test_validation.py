@@ -37,13 +37,6 @@ class Numbers:
         return {"number": np.asarray(number)}
 
 
-def every_worker_has_its_own(data, kind, workers=4):
-    parts = partition.shards(kind, data.groups, data.examples, workers, 0)
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate(parts)), np.arange(data.examples)
-    )
-
-
 @pytest.fixture
 def small_cifar(monkeypatch):
     """Random pictures: the real ones take a download."""
@@ -56,11 +49,22 @@ def load(name):
     return on_files(name).load()
 
 
+def assert_form(part, form):
+    """Asserts that examples are as those that other tests draw."""
+    assert part.keys() == form.keys()
+    for leaf, (dtype, shape, below) in form.items():
+        x = part[leaf]
+        assert (x.dtype, x.shape) == (dtype, (len(x), *shape))
+        assert not below or (x.min() >= 0 and x.max() <= below)
+
+
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.usefixtures("small_cifar")
 def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
     data = load(name)
     check_data(data)
+    for part in (prefetch.gather(data.train, np.arange(100)), data.test):
+        assert_form(part, small_tasks.SMALL[name].form)
     split = validation.split(data, 0.1)
     check_data(split)
     held = round(0.1 * data.examples)
@@ -69,9 +73,8 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
     assert split.test.keys() == data.test.keys()
     assert split.groups.keys() == data.groups.keys()
     for group in split.groups:
-        every_worker_has_its_own(split, group)
+        assert partition.shards(group, split.groups, split.examples, 4, 0)
     if "y" in split.test:
-        every_worker_has_its_own(split, "dirichlet:1")
         numbers = np.arange(0, split.examples, 7)
         labels = prefetch.gather(split.train, numbers)["y"]
         np.testing.assert_array_equal(split.groups["label"][numbers], labels)
@@ -79,12 +82,16 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
         assert split.overlapping or "number" in split.test
 
 
-def test_both_parts_together_are_the_training_data():
-    for fields in ({}, {"groups": {"label": LABELS}}):
-        split = validation.split(numbered(**fields), 0.15)
+def test_both_parts_together_are_the_training_data_and_groups_follow():
+    speakers = np.random.default_rng(1).integers(0, 6, N)
+    for groups in ({}, {"label": LABELS, "speaker": speakers}):
+        split = validation.split(numbered(groups=groups), 0.15)
         assert len(split.test["number"]) == 150
         whole = np.concatenate([split.train["number"], split.test["number"]])
         np.testing.assert_array_equal(np.sort(whole), np.arange(N))
+        for name, group in groups.items():
+            kept = group[split.train["number"]]
+            np.testing.assert_array_equal(split.groups[name], kept)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.33, 0.9])
@@ -94,14 +101,6 @@ def test_each_label_is_held_out_in_proportion_to_within_one(share):
         held = (LABELS[split.test["number"]] == label).sum()
         expected = share * np.bincount(LABELS)[label]
         assert abs(held - expected) < 1 + 1e-9
-
-
-def test_groups_follow_their_examples():
-    speakers = np.random.default_rng(1).integers(0, 6, N)
-    groups = {"label": LABELS, "speaker": speakers}
-    split = validation.split(numbered(groups=groups), 0.2)
-    for name, group in groups.items():
-        np.testing.assert_array_equal(split.groups[name], group[split.train["number"]])
 
 
 @pytest.mark.parametrize("groups", [{}, {"label": LABELS}])
@@ -143,7 +142,7 @@ def places(monkeypatch):
     monkeypatch.setattr(text, "split", lambda codes: parts)
 
 
-TEXTS = [("shakespeare", {"context": n}) for n in (1, 5, 20, 64, 100)]
+TEXTS = [("shakespeare", {"context": n}) for n in (1, 20, 64)]
 TEXTS += [("embeddings", {"order": n}) for n in (2, 5)]
 
 
@@ -188,48 +187,6 @@ def test_of_a_source_only_what_is_held_out_is_read():
         np.testing.assert_array_equal(batch["number"], arrays.train["number"][rows])
     with pytest.raises(IndexError):
         split.train[900]
-
-
-@pytest.mark.parametrize(
-    ("fields", "share", "words"),
-    [
-        ({}, 0, ["above 0 and below 1", "got 0"]),
-        ({}, 1.0, ["above 0 and below 1", "got 1.0"]),
-        ({}, "a tenth", ["above 0 and below 1", "'a tenth'"]),
-        ({}, float("nan"), ["above 0 and below 1", "nan"]),
-        ({}, 1e-4, ["0.0001 of 1000", "1000 to train on and 0 to validate on"]),
-        ({}, 0.9999, ["0 to train on and 1000 to validate on"]),
-        ({"overlapping": 100}, 0.9, ["0 to train on and 900 to validate on"]),
-    ],
-)
-def test_a_share_that_leaves_nothing_is_refused_in_one_line(fields, share, words):
-    with pytest.raises(ValueError) as error:
-        validation.split(numbered(**fields), share)
-    message = str(error.value)
-    assert "\n" not in message and all(word in message for word in words)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"groups": {"label": LABELS[1:]}}, r"groups .* \(1000,\).* got 'label'"),
-        ({"groups": {"label": LABELS[:, None]}}, "got 'label' of int64 .1000, 1."),
-        ({"groups": {"who": LABELS / 2}}, "whole numbers.* got 'who'"),
-        ({"groups": {"who": LABELS.astype(str)}}, "whole numbers.* got 'who'"),
-        ({"overlapping": -1}, "overlapping must be .* at least 0, got -1"),
-        ({"covering": 0}, "covering must be .* at least 1, got 0"),
-    ],
-)
-def test_groups_that_do_not_fit_the_examples_are_refused(fields, message):
-    with pytest.raises(ValueError, match=message) as error:
-        check_data(numbered(**fields))
-    assert "\n" not in str(error.value)
-
-
-def test_groups_of_a_source_are_checked_too():
-    check_data(Data(Numbers(), UNSEEN, {"label": LABELS}))
-    with pytest.raises(ValueError, match="groups must hold"):
-        check_data(Data(Numbers(), UNSEEN, {"label": LABELS[:-1]}))
 
 
 def test_speakers_are_those_of_the_recordings_to_train_on():

@@ -1,0 +1,316 @@
+"""What data, its readers and the models refuse: each in one line.
+
+A new row is a call, which gets an empty folder, and words that the line must hold.
+What a user's own task may have wrong is in test_task_contract.py.
+"""
+
+import gzip
+import lzma
+import os
+import pickle
+import struct
+import tarfile
+
+import jax
+import numpy as np
+import pytest
+from formats import batch, cifar_archive, put, python2, tar, wav
+
+from experiments.pipeline import partition, sampler, validation
+from experiments.tasks.contract import check_data
+from experiments.tasks.data import archives, cifar, idx, speech, text
+from experiments.tasks.gpt2_synthetic import gpt2_synthetic
+from experiments.tasks.table import table
+from experiments.tasks.task import Data
+from models import gpt, lstm, ngram
+
+ROWS = np.random.default_rng(0).normal(3.0, 2.0, (100, 2))
+KINDS = np.where(ROWS.sum(1) > 6, "high", "low")
+Y = (KINDS == "low").astype(int)
+N = 1000
+LABELS = np.arange(N) % 7
+GROUPS = {"label": LABELS}
+KEY = jax.random.key(0)
+GPT = gpt.init(KEY, vocabulary=5, context=7, width=8, layers=1)
+ROTARY = gpt.Shape(5, 7, 6, 1, 2, 3, rotary=True).init(KEY)
+
+
+def idx_file(content, zipped=True):
+    content = gzip.compress(content) if zipped else content
+    return lambda folder: idx.read(folder / put(folder, "bad.gz", content).path)
+
+
+def images_and_labels(folder):
+    """Two images, and three labels."""
+    x = gzip.compress(b"\0\0\x08\x03" + struct.pack(">III", 2, 28, 28) + bytes(1568))
+    y = gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 3) + bytes(3))
+    with pytest.MonkeyPatch.context() as patch:
+        pair = put(folder, "mnist/x.gz", x), put(folder, "mnist/y.gz", y)
+        patch.setitem(idx.FILES, "mnist", pair * 2)
+        idx.images("mnist", folder)
+
+
+def archive(content):
+    def read(folder):
+        file = put(folder, "inside/archive", content)
+        archives.members(folder / file.path, 1 << 20, "it")
+
+    return read
+
+
+def recording(content, name="recordings/3_theo_14.wav"):
+    def read(folder):
+        pinned = put(folder, speech.TAR_GZ.path, tar({name: content}))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(speech, "TAR_GZ", pinned)
+            speech.recordings(folder)
+
+    return read
+
+
+def batches(content, lacks=(), checksum=None, **others):
+    """Reads an archive of a good batch and of one with this content."""
+
+    def read(folder):
+        contents = {"data_batch_1": batch(2, 1)[0], "test_batch": content(folder)}
+        path, members = cifar_archive(folder / "inside", contents, **others)
+        last = [*members][-1]
+        given = {last: checksum} if checksum else dict.fromkeys(lacks, "")
+        cifar.read(path, {**members, **given})
+
+    return read
+
+
+def held_out(content):
+    return batches(lambda folder: content)
+
+
+class MakesFolder:
+    """Makes a folder when it is unpickled, if it can."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+class CallsNumPy:
+    """Calls another function of a module that may be called."""
+
+    def __reduce__(self):
+        return np.load, ("evil.npy",)
+
+
+def evil(folder):
+    return pickle.dumps(MakesFolder(str(folder / "evil")), protocol=2)
+
+
+def of_numpy(folder):
+    return pickle.dumps({"data": CallsNumPy(), "labels": []}, protocol=2)
+
+
+def csv(content, **flags):
+    content = content.encode(errors="surrogateescape")
+    return lambda folder: table(
+        str(folder / put(folder, "data.CSV", content).path), **flags
+    )
+
+
+def npz(x, y, **others):
+    def read(folder):
+        np.savez(folder / "data.npz", x=x, y=y, **others)
+        table(str(folder / "data.npz"))
+
+    return read
+
+
+def lacking(**arrays):
+    def read(folder):
+        np.savez(folder / "data.npz", **arrays)
+        table(str(folder / "data.npz"))
+
+    return read
+
+
+def no_npz(content):
+    return lambda folder: table(str(folder / put(folder, "data.npz", content).path))
+
+
+def shards(kind, groups=GROUPS, workers=8):
+    return lambda folder: partition.shards(kind, groups, N, workers, 0)
+
+
+def data(train=None, **fields):
+    """Data whose examples are their own numbers."""
+    train = {"number": np.arange(N)} if train is None else train
+    return Data(train, {"number": np.array([-1])}, **fields)
+
+
+def split(share, **fields):
+    return lambda folder: validation.split(data(**fields), share)
+
+
+def checked(**fields):
+    return lambda folder: check_data(data(**fields))
+
+
+SOURCE = [{"number": np.asarray(i)} for i in range(N)]
+GOOD = tar({"a": os.urandom(5000)})
+ZIPPED = gzip.compress(GOOD)
+UNREADABLE = "it is not a readable tar archive"
+OUTSIDE = "leads out of the folder"
+NO_PICKLE = "test_batch cannot be unpickled"
+NO_CLASS = "is neither a whole number nor a word"
+NOT_NUMPY = "data.npz is neither a .csv file nor an .npz file"
+SHARE = "above 0 and below 1"
+
+REFUSED = [
+    # IDX files.
+    (idx_file(b"not zipped", False), "bad.gz is not a complete gzip file"),
+    (idx_file(gzip.compress(bytes(99))[:-9], False), "is not a complete gzip file"),
+    (idx_file(b""), "bad.gz must begin with 00 00 08 | got nothing"),
+    (idx_file(b"\0\0\x0d\x01\0\0\0\x01abcd"), "got 00 00 0d 01"),
+    (idx_file(b"\0\0\x08\x03\0\0\0\x01"), "bad.gz ends inside its header of 3"),
+    (idx_file(b"\0\0\x08\x01\0\0\0\x05abcd"), "hold 5 bytes | (5,), got 4"),
+    (idx_file(b"\0\0\x08\x02" + b"\xff" * 8), "must hold 18446744065119617025"),
+    (images_and_labels, "got (2, 28, 28) and (3,)"),
+    (lambda folder: idx.images("minst", folder), "'minst'; did you mean 'mnist'?"),
+    # Archives: nothing leaves their folder.
+    (archive(tar({"../evil": b"x"})), f"'../evil' {OUTSIDE}"),
+    (archive(tar({"a/../../evil": b"x"})), OUTSIDE),
+    (archive(tar({"/etc/evil": b"x"})), f"'/etc/evil' {OUTSIDE}"),
+    (archive(tar({"a": b""}, type=tarfile.SYMTYPE, linkname="/etc")), "'a' is a link"),
+    (archive(tar({"a": b""}, type=tarfile.FIFOTYPE)), "'a' is a link or a device"),
+    (archive(gzip.compress(bytes(2 << 20))), "it unpacks to more than 1048576 bytes"),
+    (archive(GOOD[:2000]), UNREADABLE),
+    (archive(ZIPPED[:-1000]), UNREADABLE),
+    (archive(ZIPPED[:-8] + bytes(8)), UNREADABLE),  # its checksum
+    (archive(b""), UNREADABLE),
+    (archive(lzma.compress(GOOD)), UNREADABLE),
+    (archive(gzip.compress(ZIPPED)), UNREADABLE),
+    # Recordings.
+    (recording(wav(rate=16000)), "3_theo_14.wav | at 8000 Hz, got (1, 2, 16000)"),
+    (recording(wav(width=1)), f"{speech.TAR_GZ.path} | got (1, 1, 8000)"),
+    (recording(b"RIFX" + bytes(40)), "3_theo_14.wav is not a WAV file"),
+    (recording(wav()[:20]), "is not a WAV file"),
+    (recording(wav(), "recordings/theo.wav"), "is not recordings/DIGIT_SPEAKER_TAKE"),
+    (lambda folder: speech.spoken_digits(folder, 0), "frames | at least 1, got 0"),
+    # Pickles: nothing is called, and what is not pinned is not even unpickled.
+    (batches(evil), "cifar.tar.gz: | test_batch | it asks for "),
+    (batches(of_numpy), "it asks for numpy"),
+    (batches(evil, checksum="ab"), "cifar.tar.gz: | test_batch has SHA-256 | not ab"),
+    (batches(evil, lacks=("data_batch_2",)), "cifar.tar.gz lacks data_batch_2"),
+    (batches(evil, **{"../evil": b"x"}), f"'../evil' {OUTSIDE}"),
+    (held_out(b"not a pickle"), f"cifar.tar.gz: cifar-10-batches-py/{NO_PICKLE}"),
+    (held_out(batch(2, 0)[0][:-100]), NO_PICKLE),
+    (held_out(python2({"data": "x", "labels": ["cat"]})), NO_PICKLE),
+    (held_out(python2({"data": "x", "labels": [1]})), "must hold 1 rows"),
+    (
+        held_out(python2({"data": np.zeros((2, 3072), np.uint8), "labels": [1]})),
+        "must hold 1 rows of 3072 | got uint8 (2, 3072)",
+    ),
+    (
+        held_out(python2({"data": np.zeros((1, 3072), np.int32), "labels": [1]})),
+        "got int32 (1, 3072)",
+    ),
+    # Tables of one's own.
+    (csv("a,b\n1,x\nmuch,y\n"), "data.CSV, line 3: could not convert | 'much'"),
+    (csv("kind,a,b\n1,5,cat\ncat,5\n"), "line 3: 2 columns, and 3 in the header"),
+    (csv("a,kind\n1,0\n\n2,1,\n"), "line 4: 3 columns, and 2 in the header"),
+    (csv("a,kind\n1,0.5\n2,0.25\n"), f"line 3: the class '0.25' {NO_CLASS}"),
+    (csv("a,kind\n1,x\n2,\n"), f"line 3: the class '' {NO_CLASS}"),
+    (csv("a,kind\n1,0\n2,nan\n"), f"line 3: the class 'nan' {NO_CLASS}"),
+    (csv("a,kind\n1,x\n2,x\n"), "data.CSV: all rows have the same class, x"),
+    (csv("a,kind\n1,x\nnan,y\n"), "line 3: a number of x is not finite"),
+    (csv("a,kind\n1,x\n1e39,y\n"), "line 3: a number of x is not finite"),
+    (csv("a,kind\n1,x\n2,y\n"), "data.CSV: 0 of 2 rows are held out"),
+    (csv("a,kind\n"), "data.CSV holds no rows of numbers"),
+    (csv(""), "a header of two columns or more, separated by commas, got ''"),
+    (csv("a;kind\n1;x\n"), "separated by commas, got 'a;kind'"),
+    (csv("a,kind\n1,\udcff\n"), "is not a .csv file: | can't decode byte 0xff"),
+    (csv("a,kind\n1,x\n2,y\n", target="c"), "'c': | data.CSV has a, kind"),
+    (csv("", hidden=0), "--hidden must be a whole number of at least 1"),
+    (lacking(x=ROWS), "data.npz has no y (it has: x)"),
+    (npz(ROWS, np.eye(2)[Y]), "data.npz: y must have shape (100,), a class for each"),
+    (npz(ROWS, np.repeat(Y, 2)), "y must have shape (100,), a class for each row of x"),
+    (npz(ROWS, Y, x_test=ROWS), "has no y_test (it has: x, y, x_test)"),
+    (npz(ROWS, Y, y_test=Y), "has no x_test (it has: x, y, y_test)"),
+    (
+        npz(ROWS, Y, x_test=ROWS[:, :1], y_test=Y),
+        "x_test must be numbers, (examples, 2), got float64 (100, 1)",
+    ),
+    (npz(ROWS, Y, x_test=ROWS[:0], y_test=Y[:0]), "0 of 100 rows are held out"),
+    (npz(KINDS, Y), "x must be numbers, (examples), got <U4 (100,)"),
+    (npz(ROWS, np.where(Y, np.nan, 1)), f"data.npz: the class nan {NO_CLASS}"),
+    (npz(ROWS, Y * 0), "all rows have the same class, 0"),
+    (npz(ROWS, KINDS.astype(object)), NOT_NUMPY),
+    (no_npz(b""), NOT_NUMPY),
+    (no_npz(b"\x93NUMPY"), NOT_NUMPY),
+    (no_npz(b"PK\3\4"), NOT_NUMPY),
+    # Partitions.
+    (shards(""), "unknown --partition '' | iid | dirichlet:0.1 | speaker"),
+    (shards("lable"), "lable | mean 'label' | iid, label, dirich"),
+    (shards("label", {}), "--partition label | by label | (possible here: iid)"),
+    (shards("dirichlet:1", {}), "--partition dirichlet:1 | by label | here: iid)"),
+    (shards("label", workers=1001), "1000 examples | 1001 workers | at most 1000"),
+    (shards("dirichlet:1", workers=101), "101 workers | 10 each | at most 100"),
+    (shards("dirichlet:0.001", workers=40), "1000 draws | 40 workers | larger ALPHA"),
+    (
+        lambda folder: sampler.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3),
+        "batch of 10 does not divide over 3 shards",
+    ),
+    # Parts that are held out.
+    (split(0), f"{SHARE} | got 0"),
+    (split(1.0), f"{SHARE} | got 1.0"),
+    (split(1e-4), "0.0001 of 1000 | 1000 to train on and 0 to validate on"),
+    (split(0.9999), "0 to train on and 1000 to validate on"),
+    (split(0.9, overlapping=100), "0 to train on and 900 to validate on"),
+    (lambda folder: text.split(np.arange(10), 0), f"held_out must be {SHARE}"),
+    (checked(groups={"label": LABELS[1:]}), "groups must hold | (1000,) | 'label'"),
+    (checked(train=SOURCE, groups={"label": LABELS[1:]}), "groups must hold"),
+    (checked(groups={"label": LABELS[:, None]}), "got 'label' of int64 (1000, 1)"),
+    (checked(groups={"who": LABELS / 2}), "whole numbers | got 'who' of float64"),
+    (checked(overlapping=-1), "overlapping must be | at least 0, got -1"),
+    (checked(covering=0), "covering must be | at least 1, got 0"),
+    # Models.
+    (
+        lambda folder: gpt.apply(GPT, np.zeros((1, 8), int), 2),
+        "gpt: 8 tokens are longer than the context of 7",
+    ),
+    (
+        lambda folder: gpt.apply(GPT, np.zeros((1, 6), int), 3),
+        "gpt: a width of 8 does not divide into 3 heads",
+    ),
+    (
+        lambda folder: gpt.apply(ROTARY, np.zeros((1, 6), int), 2),
+        "gpt: rotary heads need | size, not 3",
+    ),
+    (lambda folder: gpt2_synthetic("gtp2"), "--model 'gtp2'; did you mean 'gpt2'"),
+    (
+        lambda folder: lstm.apply(lstm.init(KEY, 3, 4, 2), np.zeros((2, 5, 3)), 0),
+        "lstm: remat_chunk must be at least 1, got 0",
+    ),
+    (
+        lambda folder: ngram.init(KEY, vocabulary=9, width=4, order=1),
+        "ngram: order must be at least 2, got 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"), REFUSED, ids=[words for _, words in REFUSED]
+)
+def test_what_is_refused_is_told_in_a_line(call, words, tmp_path):
+    with pytest.raises(ValueError) as raised:
+        call(tmp_path)
+    said = str(raised.value)
+    assert "\n" not in said
+    for part in words.split(" | "):
+        assert part in said
+    assert not (tmp_path / "evil").exists()
+
+
+def test_the_evil_pickle_would_have_worked(tmp_path):
+    pickle.loads(evil(tmp_path))
+    assert (tmp_path / "evil").is_dir()
