@@ -89,6 +89,11 @@ def commands(folder, **environ):
             command.process.wait(TIMEOUT)
 
 
+def by_hand(at, number, words, count=2):
+    """The flags of one of several processes that are started one by one."""
+    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
+
+
 def listening(pids):
     """The addresses at which processes listen, as /proc has them."""
     links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]

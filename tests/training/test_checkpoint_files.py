@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import ROOT
-from faults import remount, small_disk, until
+from faults import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,11 +158,7 @@ def test_a_part_is_an_ordinary_npz(tmp_path):
         assert found["shared/0"].dtype == np.uint16
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-
-
-def test_the_same_part_makes_the_same_file(tmp_path):
-    first = write(tmp_path, a_part(), 0, 1).read_bytes()
-    assert write(tmp_path, a_part(), 0, 1).read_bytes() == first
+    assert write(tmp_path, part, 0, 1).read_bytes() == path.read_bytes()
 
 
 # Rows that are equal
@@ -181,8 +177,10 @@ def test_rows_that_are_equal_are_stored_once(tmp_path):
     assert found[1].tobytes() == row.tobytes()  # they share no memory
 
 
-@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "complex128"])
-@pytest.mark.parametrize("size", [1, 3, 8, 200_000])
+@pytest.mark.parametrize(
+    ("dtype", "size"),  # rows of 1, 6, 12 and 64 bytes, and of several chunks
+    [("bool", 1), ("bfloat16", 3), ("float32", 3), ("int64", 8), ("int64", 200_000)],
+)
 def test_one_other_bit_makes_rows_different(dtype, size, tmp_path):
     x = bits(dtype, (3, size))
     x[:] = x[0]
@@ -361,7 +359,7 @@ def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
     path, draw = write(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
     sound = path.read_bytes()
     assert len(sound) > 1_000_000
-    for _ in range(200):
+    for _ in range(20):
         torn, bit = bytearray(sound), draw.randrange(8 * len(sound))
         torn[bit // 8] ^= 1 << bit % 8
         path.write_bytes(torn)
@@ -528,28 +526,6 @@ def test_a_part_that_could_not_be_read_is_not_written(changes, tmp_path):
     with pytest.raises(TypeError if "record" in changes else ValueError):
         write(tmp_path, part, place["number"], place["of"])
     assert names(tmp_path) == []
-
-
-@pytest.fixture
-def disk(tmp_path):
-    with small_disk(tmp_path / "disk", "64k") as folder:
-        yield folder
-
-
-def test_a_disk_without_room_or_read_only_raises_and_keeps_what_was_there(disk):
-    write(disk, a_part(1), 0, 1)
-    for _ in range(2):
-        with pytest.raises(OSError) as caught:
-            write(disk, a_part(2, size=10_000), 0, 1)
-        assert caught.value.errno == errno.ENOSPC
-        assert names(disk) == [file_name(1)]
-    write(disk, a_part(2), 0, 1)
-    remount(disk, "ro")
-    with pytest.raises(OSError) as caught:
-        write(disk, a_part(3), 0, 1)
-    assert caught.value.errno == errno.EROFS
-    assert steps(disk) == [2, 1]
-    assert_same(load(disk, 1), a_part(1))
 
 
 def test_wherever_room_ends_nothing_is_left(tmp_path):

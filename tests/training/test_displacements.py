@@ -109,24 +109,18 @@ def literal(module, monkeypatch, settings, syncs):
 
 ALWAYS = range(STEPS)
 CASES = [
-    ("sync_sgd", {}, ALWAYS),
-    ("model_averaging", {"period": 4}, (3, 7, 11)),
-    ("bmuf", {"period": 4, "block_momentum": 0.6, "block_lr": 0.7}, (3, 7, 11)),
     ("bmuf", {"period": 3, "nesterov": True}, (2, 5, 8, 11)),
-    ("easgd", {"period": 4}, (3, 7, 11)),
-    ("gossip", {}, ALWAYS),
-    ("gossip", {"topology": "ring"}, ALWAYS),
-    ("streaming_diloco", {"period": 4, "fragments": 2}, (1, 3, 5, 7, 9, 11, 13)),
     # Sent one step before it arrives, so that it is part of the next round.
     (
         "streaming_diloco",
         {"period": 6, "fragments": 2, "delay": 1},
         (1, 4, 7, 10, 13),
     ),
+    pytest.param("sync_sgd", {}, ALWAYS, marks=pytest.mark.slow),
+    pytest.param("gossip", {"topology": "ring"}, ALWAYS, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(("name", "settings", "syncs"), CASES)
 def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
     name, settings, syncs, monkeypatch
@@ -157,9 +151,8 @@ def same_array(x, y):
     np.testing.assert_allclose(x, y, rtol=within, atol=within, strict=True)
 
 
-@pytest.mark.sample(0, slow=2)
-@pytest.mark.parametrize("workers", [3, 6])
-@pytest.mark.parametrize("strategy", [sync_sgd(), bmuf(4), gossip()])
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "workers"), [(bmuf(4), 3), (gossip(), 6)])
 def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
     sent, at, figures_of = sync_steps(strategy, workers), (6, 12), {}
     for backend in BACKENDS:
@@ -280,8 +273,7 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
         assert 3 * params * rounds <= more <= (3 * params + flags) * rounds
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("own", [model_averaging(4), bmuf(4), masked(bmuf(4), True)])
+@pytest.mark.parametrize("own", [model_averaging(4), masked(bmuf(4), True)])
 def test_the_center_is_that_of_the_plain_strategy(own):
     noting = measured(own, sync_steps(own), AT)
 
@@ -302,8 +294,7 @@ def test_the_center_is_that_of_the_plain_strategy(own):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [bmuf(4), sync_sgd()])
-def test_rows_of_sharded_tables_are_not_measured(strategy):
+def test_rows_of_sharded_tables_are_not_measured():
     """The rest of the model does not use the table: its figures are as without it."""
     table = np.random.default_rng(0).normal(size=(2 * WORKERS, 3))
     params = {"rest": initial_params(), "table": table}
@@ -312,6 +303,7 @@ def test_rows_of_sharded_tables_are_not_measured(strategy):
         rows = syncalgos.lookup(params["table"], jnp.arange(2))
         return loss(params["rest"], batch) + jnp.sum(rows**2)
 
+    strategy = bmuf(4)
     sent = sync_steps(strategy)
     given = {"loss": rest_loss, "params": params, "sharded": {"rest": False}}
     given["sharded"]["table"] = True
