@@ -1,5 +1,6 @@
 """Runs of the command line, as real processes: what they write, show and leave."""
 
+import functools
 import os
 import pty
 import re
@@ -22,7 +23,6 @@ from commands import (
     Run,
     environment,
     execute,
-    two_at_a_time,
 )
 
 from syncalgos import ALGORITHMS
@@ -30,10 +30,11 @@ from syncalgos import ALGORITHMS
 UNEVEN = f"{BASE} --algo model_averaging --period 5 --workers 2"
 
 
-@pytest.fixture(scope="module", autouse=True)  # so that runs begin with the first test
-def run(request, tmp_path_factory):
-    with two_at_a_time(request, tmp_path_factory.mktemp("runs")) as run:
-        yield run
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Makes each run once."""
+    folder = tmp_path_factory.mktemp
+    return functools.cache(lambda command: execute(command, folder("run") / "out"))
 
 
 def test_default_run_learns_digits(tmp_path):

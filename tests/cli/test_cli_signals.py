@@ -30,11 +30,11 @@ def test_signal_stops_a_run_with_complete_files(tmp_path):
     with in_background(LONG, tmp_path / "out") as (process, wait_for):
         wait_for("step      16/1000000")
         process.send_signal(number)
-        pester(process, number, tmp_path / "stderr", "stopped after step")
+        pester(process, number, tmp_path / STDERR, "stopped after step")
         assert process.returncode == 75
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # no process is left
-    ended = Run(75, "", (tmp_path / "stderr").read_text("utf-8"), tmp_path / "out")
+    ended = Run(75, "", (tmp_path / STDERR).read_text("utf-8"), tmp_path / "out")
     assert 16 <= ended.summary["steps"] < 1_000_000
     assert ended.summary["steps"] == ended.lines[-1]["step"]
     assert set(ended.summary) >= SUMMARY
@@ -43,25 +43,18 @@ def test_signal_stops_a_run_with_complete_files(tmp_path):
 
 
 MANY = "--algos sync_sgd --seeds 3 --steps 10000 --eval-every 5000"
-SOON, BEGUN = "--seeds 1 --steps 8", "step      16/"
+STDERR = "err-background"
+BEGUN = "step      16/"
 ENDS = {  # flags, a signal, what is said before a first one, what comes last, the code
     "run": (LONG, signal.SIGINT, BEGUN, "stopped after step", 130),
     "run --processes 2": (LONG, signal.SIGHUP, BEGUN, "stopped after step", 75),
     "compare": (MANY, signal.SIGTERM, "run 1/3", "stopped after", 75),
     "run --steps 16": ("", signal.SIGTERM, "", "  files  ", 0),
-    "compare --algos sync_sgd": (SOON, signal.SIGINT, "", "report.html", 0),
-    "aim": ("--target cpu:2", signal.SIGTERM, "", "error:", 2),  # it has no --out
 }
-DEAR = ("run --processes 2", "compare --algos sync_sgd", "aim")
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        pytest.param(x, marks=pytest.mark.long if x in DEAR else pytest.mark.slow)
-        for x in ENDS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ENDS)
 def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
     """As a scheduler sends them that wants its machine back."""
     module, _, first = end.partition(" ")
@@ -71,7 +64,7 @@ def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
         if begun:
             wait_for(begun)
             process.send_signal(number)
-        pester(process, number, tmp_path / "stderr", last)
+        pester(process, number, tmp_path / STDERR, last)
     assert process.returncode == code
 
 
@@ -112,7 +105,7 @@ def test_signal_ends_a_compilation_at_once(tmp_path):
         wait_for("Compiling jit(", after="learning rate")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
-    stderr = (tmp_path / "stderr").read_text("utf-8")
+    stderr = (tmp_path / STDERR).read_text("utf-8")
     assert stderr.splitlines()[-1] == "stopped while compiling"
     assert not (tmp_path / "out" / "summary.json").exists()
 
@@ -129,7 +122,7 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
         wait_for(indices, after="learning rate")
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
-    stderr = (tmp_path / "stderr").read_text("utf-8")
+    stderr = (tmp_path / STDERR).read_text("utf-8")
     assert "stopping after this dispatch" in stderr
     assert Run(75, "", "", tmp_path / "out").summary["steps"] == 5
 
@@ -152,6 +145,6 @@ def test_signal_ends_a_program_that_has_not_begun(module, task, number, code, tm
         wait_for("waiting in")
         process.send_signal(number)
         assert process.wait(TIMEOUT) == code
-    stderr = (tmp_path / "stderr").read_text("utf-8")
+    stderr = (tmp_path / STDERR).read_text("utf-8")
     assert stderr.splitlines()[-1] == "stopped before training began"
     assert not (tmp_path / "out").exists()

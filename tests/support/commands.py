@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import chain
@@ -118,6 +117,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                start_new_session=True,
             )
         self.pid = self.process.pid
 
@@ -272,53 +272,20 @@ def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
 
 
 @contextmanager
-def two_at_a_time(request, folder, **environ):
-    """Yields run(command), which makes each run once.
-
-    Those of the parameter `command` of the module's chosen tests are made ahead.
-    """
-    specs = [getattr(x, "callspec", None) for x in request.session.items]
-    modules = [getattr(x, "module", None) for x in request.session.items]
-    runs = {}
-    with ThreadPoolExecutor(2) as pool:
-
-        def start(command):
-            if command not in runs:
-                out = folder / str(len(runs)) / "out"
-                runs[command] = pool.submit(execute, command, out, **environ)
-            return runs[command]
-
-        for spec, module in zip(specs, modules, strict=True):
-            if spec and module is request.module and "command" in spec.params:
-                start(spec.params["command"])
-        yield lambda command: start(command).result()
-        pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
 def in_background(command, out, module="experiments.run", **environ):
     """Yields a process and, of the text on its stderr, wait_for(text, after="")."""
-    errors = out.with_name("stderr")
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)],
-            cwd=ROOT,
-            env=environment(**environ),
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            start_new_session=True,
-        )
+    words = [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)]
+    started = Command(words, out.parent, "background", environment(**environ))
 
     def wait_for(text, after=""):
-        deadline = time.monotonic() + TIMEOUT
-        pattern = re.compile(f"{re.escape(after)}.*{re.escape(text)}", re.DOTALL)
-        while not pattern.search(errors.read_text(encoding="utf-8")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        pattern, ended = f"{re.escape(after)}.*{re.escape(text)}", started.process.poll
+        until(
+            lambda: ended() is not None or re.search(pattern, started.said, re.S), text
+        )
+        assert ended() is None, started.said
 
     try:
-        yield process, wait_for
+        yield started.process, wait_for
     finally:
-        process.kill()
-        process.wait()
+        started.process.kill()
+        started.process.wait()

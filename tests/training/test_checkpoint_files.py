@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -16,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT
-from faults import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -367,16 +363,6 @@ def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
             load(tmp_path, 32)
 
 
-@settings(deadline=None)
-@given(st.binary(max_size=300))
-def test_garbage_is_refused_even_with_its_sum(content):
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / file_name(1)
-        for garbage in (content, signed(content)):
-            path.write_bytes(garbage)
-            refused(path)
-
-
 def test_a_folder_in_the_place_of_a_part_is_no_part(tmp_path):
     (tmp_path / file_name(8)).mkdir()
     with pytest.raises(Incomplete):
@@ -544,54 +530,6 @@ def test_wherever_room_ends_nothing_is_left(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert steps(tmp_path) == [64, 32]
-
-
-# Kills
-
-WRITER = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from experiments.checkpoint.folder import prune, steps
-from experiments.checkpoint.shard_file import Shard, write
-
-folder, told = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
-x = np.arange(1 << 20).reshape(2, -1)  # 8 MB
-step = max(steps(folder), default=0)
-while True:
-    step += 1
-    write(folder, Shard(step, 2, 0, {"x": x + step}, {}, {"step": step}), 0, 1)
-    os.write(told, b"%d\\n" % step)
-    prune(folder, 3, 0, 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
-    folder, told = tmp_path / "checkpoints", tmp_path / "told"
-    told.touch()
-    command = [sys.executable, "-c", WRITER, str(folder), str(told)]
-    draw, torn, found = random.Random(0), 0, []
-    x = np.arange(1 << 20).reshape(2, -1)
-    for _ in range(20):
-        before = told.stat().st_size
-        with subprocess.Popen(command, cwd=ROOT) as process:
-            until(lambda size=before: told.stat().st_size > size, "a part")
-            time.sleep(draw.uniform(0, 0.1))
-            process.kill()
-        unfinished = [name for name in names(folder) if name.startswith(".")]
-        assert unfinished in ([], [shard_file.unfinished_name(0, 1)])
-        torn += len(unfinished)
-        found = steps(folder)
-        assert found[0] >= int(told.read_text().split()[-1])  # what was told is there
-        assert len(found) >= min(3, found[0])
-        for step in found:
-            part = load(folder, step)
-            assert part.record == {"step": step}
-            assert np.array_equal(part.own["x"], x + step)
-    assert torn > 2  # kills in the middle of a write, as nearly all of them are
-    prune(folder, 3, 0, 1)
-    assert names(folder) == [file_name(step) for step in sorted(found)[-3:]]
 
 
 # Records

@@ -14,18 +14,13 @@ from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
 import syncalgos
 from experiments.training.measurements.displacements import figures, measured
 from syncalgos import (
-    after,
-    at_syncs,
-    average,
     bmuf,
-    chain,
     communication,
     gossip,
     masked,
     model_averaging,
     reduce_with,
     sync_sgd,
-    until,
 )
 from syncalgos.combinators.introspection import has_center, mean_center
 from syncalgos.engine.placement.make_layout import BACKENDS
@@ -175,28 +170,6 @@ def test_dispatches_of_one_step_are_measured_too():
     assert np.isnan(found[:3]).all()
     np.testing.assert_allclose(found[[3, 7]], in_a_loop, rtol=ROUNDING)
     np.testing.assert_array_equal(found[4:7], found[[3, 3, 3]])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "syncs"),
-    [
-        (chain(until(sync_sgd(), 5), after(bmuf(4), 5)), (0, 1, 2, 3, 4, 7, 11)),
-        (at_syncs(bmuf(4), average("opt_state")), (3, 7, 11)),
-    ],
-)
-def test_phases_and_company_are_measured(strategy, syncs):
-    optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    params = initial_params()
-    replica = syncalgos.Replica(params, optimizer.init(params))
-    sent = sync_steps(strategy, params=replica)
-    assert np.flatnonzero(sent).tolist() == list(syncs)
-
-    found = compared(strategy, sent)
-    ended = [sum(step < done for step in syncs) for done in AT]
-    assert (np.isfinite(found).all(1) == np.greater(ended, 0)).all()
-    changed = np.any(np.diff(found, axis=0) != 0, axis=1) & np.isfinite(found[1:, 0])
-    assert (changed == (np.diff(ended) > 0)).all()
 
 
 def drift(params, batch):
