@@ -520,7 +520,7 @@ def test_wherever_room_ends_nothing_is_left(tmp_path):
     path = write(tmp_path, a_part(size=2000), 0, 1)
     size, before = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        for limit in range(0, size, 37):
+        for limit in range(0, size, 97):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
             with pytest.raises(OSError):
                 write(tmp_path, a_part(64, size=2000), 0, 1)

@@ -58,10 +58,10 @@ def test_every_field_is_a_setting_or_holds_a_factorys_flags():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_is_a_flag(name):
-    config = parsed(name)
-    assert getattr(config, name) != getattr(parse([]), name)
+    config, default = parsed(name), parse([])
+    assert getattr(config, name) != getattr(default, name)
     others = [x for x in SETTINGS if x != name]
-    assert all(getattr(config, x) == getattr(parse([]), x) for x in others)
+    assert all(getattr(config, x) == getattr(default, x) for x in others)
     # Processes must agree on it, unless each may have its own.
     agreed = config.values("run", "start")
     assert (name in agreed) == (SETTINGS[name].scope != "process")

@@ -246,7 +246,10 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
         assert 3 * params * rounds <= more <= (3 * params + flags) * rounds
 
 
-@pytest.mark.parametrize("own", [model_averaging(4), masked(bmuf(4), True)])
+@pytest.mark.parametrize(
+    "own",
+    [model_averaging(4), pytest.param(masked(bmuf(4), True), marks=pytest.mark.slow)],
+)
 def test_the_center_is_that_of_the_plain_strategy(own):
     noting = measured(own, sync_steps(own), AT)
 
