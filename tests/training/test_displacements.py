@@ -195,7 +195,6 @@ def drifting(rows, dtype=float):
 
 
 DRIFTS = {  # and their cosine
-    "the same": ([[3.0, 4.0]] * 3, 1),
     "orthogonal, of other lengths": (np.diag([3.0, 6.0, 12.0]), 0),
     "opposite": ([[1.0, 2.0], [-1.0, -2.0]], -1),
     "one stays": ([[0.0, 0.0], [3.0, 4.0]], np.nan),
@@ -216,10 +215,9 @@ def test_params_that_are_not_finite_give_no_finite_figure():
     assert not np.isfinite(drifting([[np.inf, 1.0], [3.0, 4.0]])).any()
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_short_floats_are_measured_in_float32(dtype):
+def test_short_floats_are_measured_in_float32():
     # Exact in the params, but not as a sum of squares, 2049, that float16 rounds.
-    norm, cosine, _ = drifting(np.full((2, 2049), 1 / 16), dtype)
+    norm, cosine, _ = drifting(np.full((2, 2049), 1 / 16), jnp.float16)
 
     assert norm == pytest.approx(np.sqrt(2049) / 16, rel=ROUNDING)
     assert cosine == pytest.approx(1.0, rel=ROUNDING)

@@ -172,16 +172,15 @@ class Mine:
             raise ConnectionError("no network\nhere")
 
 
-@pytest.mark.parametrize("function", ["start", "log", "finish"])
-def test_a_tracker_that_fails_is_left_out_and_all_else_goes_on(function, capsys):
-    failing, mine = Mine(function), Mine()
+def test_a_tracker_that_fails_is_left_out_and_all_else_goes_on(capsys):
+    failing, mine = Mine("log"), Mine()
     trained = train(TINY, track=[failing, mine])
     names = ["start", "log", "log", "finish"]
     assert [name for name, _ in mine.told] == names
     (_, run), *lines, (_, summary) = mine.told
     assert [line for _, line in lines] == trained.metrics
     assert summary == trained.summary and run.config["workers"] == 4
-    assert [name for name, _ in failing.told] == names[: names.index(function) + 1]
+    assert [name for name, _ in failing.told] == names[:2]
     assert trained.summary["steps"] == TINY.steps
     [told] = [x for x in capsys.readouterr().err.splitlines() if "Mine" in x]
     assert told.startswith("--track Mine failed, and is no longer used")
