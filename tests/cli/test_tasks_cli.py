@@ -18,7 +18,6 @@ from small_tasks import BESIDE, SMALL, folder_of
 
 from experiments import run
 from experiments.cli import factories
-from experiments.tasks.data import text
 from experiments.training import export
 from models import resnet
 from syncalgos import Replica
@@ -146,22 +145,7 @@ def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_pa
 
 
 @pytest.mark.usefixtures("offline")
-def test_a_data_file_that_differs_is_refused_and_left_alone(capfd, tmp_path):
-    whole = (staged("shakespeare") / PLAYS).read_bytes()
-    altered = b"?" + whole[1:]
-    path = tmp_path / "data" / PLAYS
-    path.parent.mkdir(parents=True)
-    path.write_bytes(altered)
-    words = ["--task", "shakespeare", "--data-dir", str(tmp_path / "data")]
-    line = refused(capfd, words, tmp_path / "out")
-    for content in (whole, altered):
-        assert hashlib.sha256(content).hexdigest() in line
-    assert str(path) in line and path.read_bytes() == altered
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-
-
-@pytest.mark.usefixtures("offline")
-def test_missing_data_ends_a_process_with_one_error_line(capfd, tmp_path):
+def test_missing_data_ends_a_run_with_one_error_line(capfd, tmp_path):
     """SYNCALGOS_DATA names the folder where --data-dir does not."""
     assert run.main(["--task", "shakespeare", "--out", str(tmp_path / "out")]) == 2
     shown = capfd.readouterr()
@@ -169,25 +153,8 @@ def test_missing_data_ends_a_process_with_one_error_line(capfd, tmp_path):
     *attempts, last = shown.err.splitlines()
     assert attempts and not any(x.startswith(("error", "Trace")) for x in attempts)
     assert last.startswith("error: ")
-    digest = text.SHAKESPEARE.sha256
-    for each in (PLAYS, str((tmp_path / "empty" / PLAYS).parent), digest):
-        assert each in last
+    assert PLAYS in last and str((tmp_path / "empty" / PLAYS).parent) in last
     assert not [x for x in tmp_path.rglob("*") if x.is_file()]
-
-
-@pytest.mark.usefixtures("offline")
-def test_data_dir_wins_over_the_environment(capfd, tmp_path, monkeypatch):
-    """Told by what is refused once the data is read: a batch that is too large."""
-    full = staged("mnist")
-    large = "--task mnist --batch-size 60008"
-    words = [*large.split(), "--data-dir", str(full)]
-    assert "60000 examples" in refused(capfd, words, tmp_path / "out")
-    monkeypatch.setenv("SYNCALGOS_DATA", str(full))
-    assert "60000 examples" in refused(capfd, large.split(), tmp_path / "out")
-    empty = tmp_path / "chosen"
-    words = [*large.split(), "--data-dir", str(empty), "--out", str(tmp_path / "out")]
-    assert run.main(words) == 2
-    assert str(empty / "mnist") in capfd.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.slow
