@@ -23,6 +23,7 @@ from commands import (
     Run,
     environment,
     execute,
+    ran,
 )
 
 from syncalgos import ALGORITHMS
@@ -33,22 +34,17 @@ UNEVEN = f"{BASE} --algo model_averaging --period 5 --workers 2"
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """Makes each run once."""
-    folder = tmp_path_factory.mktemp
-    return functools.cache(lambda command: execute(command, folder("run") / "out"))
+
+    @functools.cache
+    def made(command):
+        return execute(command, tmp_path_factory.mktemp("run") / "out")
+
+    return made
 
 
 def test_default_run_learns_digits(tmp_path):
-    environ = environment(PYTHONPATH=ROOT)
-    del environ["JAX_NUM_CPU_DEVICES"]
-    ended = subprocess.run(
-        [*PROGRAM, "--algo", "bmuf"],
-        cwd=tmp_path,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    words = [*PROGRAM, "--algo", "bmuf"]
+    ended = ran(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
     assert ended.returncode == 0
     (out,) = (tmp_path / "runs").iterdir()
     summary = Run(0, "", "", out).summary

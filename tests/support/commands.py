@@ -230,44 +230,38 @@ def take_part(work):
         os._exit(1)
 
 
-def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
-    """Runs a program, which must end with 0; returns its stdout and stderr."""
-    ended = subprocess.run(
-        [sys.executable, program],
+def ran(words, cwd=ROOT, timeout=TIMEOUT, **environ):
+    """A program that has ended, with its output as text."""
+    return subprocess.run(
+        words,
         cwd=cwd,
-        env=environment(PYTHONPATH=ROOT, **environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=timeout,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout, ended.stderr
-
-
-def imported_by(code):
-    """Names of the modules that a fresh process has after some code."""
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-        check=True,
-    )
-    return set(ended.stdout.split())
-
-
-def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
-    ended = subprocess.run(
-        [*program, *shlex.split(command), "--out", str(out)],
-        cwd=ROOT,
         env=environment(**environ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
     )
+
+
+def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
+    """Runs a program, which must end with 0; returns its stdout and stderr."""
+    ended = ran([sys.executable, program], cwd, timeout, PYTHONPATH=ROOT, **environ)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, ended.stderr
+
+
+def imported_by(code):
+    """Names of the modules that a fresh process has after some code."""
+    program = f"{code}\nimport sys\nprint(*sys.modules)"
+    ended = ran([sys.executable, "-c", program])
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
+def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
+    """Runs a command to its end."""
+    words = [*program, *shlex.split(command), "--out", str(out)]
+    ended = ran(words, timeout=timeout, **environ)
     return Run(ended.returncode, ended.stdout, ended.stderr, out)
 
 

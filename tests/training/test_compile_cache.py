@@ -1,12 +1,11 @@
 """Programs that are kept between processes: found again, the same, and in silence."""
 
 import json
-import subprocess
 import sys
 
 import jax
 import pytest
-from commands import BASE, CACHE, ROOT, SHARED, TIMEOUT, environment, execute
+from commands import BASE, CACHE, ROOT, SHARED, execute, ran
 
 from experiments.training import compile_cache
 from experiments.training.compile_cache import ENABLED, FOLDER, LARGEST, SHORTEST
@@ -33,13 +32,7 @@ OWN: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
 
 def probed(**variables):
     """What a process with these variables tells of the cache."""
-    ended = subprocess.run(
-        [sys.executable, "-c", PROBE],
-        env=environment(PYTHONPATH=ROOT, **variables),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-    )
+    ended = ran([sys.executable, "-c", PROBE], PYTHONPATH=ROOT, **variables)
     assert (ended.returncode, ended.stderr) == (0, "")
     return json.loads(ended.stdout)
 
