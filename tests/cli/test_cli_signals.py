@@ -12,15 +12,16 @@ from experiments.exit_codes import handling
 
 LONG = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
 BEGUN = "step      16/"
-STDERR = "err-background"
+STDERR, STDOUT = "err-background", "out-background"
 
 # A program that is found among those that were kept is not compiled.
 COMPILES = {"JAX_LOG_COMPILES": "1", CACHE: "false"}
 
 
-def pester(process, number, said, last):
+def pester(process, number, folder, last):
     """Sends a signal all the time from a process's last line to its end."""
-    until(lambda: last in said.read_text("utf-8"), last)
+    said = folder / STDERR, folder / STDOUT
+    until(lambda: any(last in x.read_text("utf-8") for x in said), last)
     while process.poll() is None:
         process.send_signal(number)
         time.sleep(0.001)
@@ -31,7 +32,7 @@ def test_signal_stops_a_run_with_complete_files(tmp_path):
     with in_background(LONG, tmp_path / "out") as (process, wait_for):
         wait_for(BEGUN)
         process.send_signal(number)
-        pester(process, number, tmp_path / STDERR, "stopped after step")
+        pester(process, number, tmp_path, "stopped after step")
         assert process.returncode == 75
         with pytest.raises(ProcessLookupError):
             os.killpg(process.pid, 0)  # no process is left
@@ -62,7 +63,7 @@ def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
         if begun:
             wait_for(begun)
             process.send_signal(number)
-        pester(process, number, tmp_path / STDERR, last)
+        pester(process, number, tmp_path, last)
     assert process.returncode == code
 
 
