@@ -1,5 +1,6 @@
 """Runs of the command line, as real processes: what they write, show and leave."""
 
+import functools
 import os
 import pty
 import re
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+import lasting
 import numpy as np
 import pytest
 from commands import (
@@ -21,36 +23,28 @@ from commands import (
     Run,
     environment,
     execute,
-    two_at_a_time,
+    ran,
 )
 
 from syncalgos import ALGORITHMS
 
-
-@pytest.fixture(scope="module", autouse=True)  # so that runs begin with the first test
-def run(request, tmp_path_factory):
-    with two_at_a_time(request, tmp_path_factory.mktemp("runs")) as run:
-        yield run
+UNEVEN = f"{BASE} --algo model_averaging --period 5 --workers 2"
 
 
-def commands(*ends, slow=()):
-    """Parametrises over BASE with each of the ends."""
-    long_tail = [pytest.param(f"{BASE} {x}", marks=pytest.mark.slow) for x in slow]
-    return pytest.mark.parametrize("command", [f"{BASE} {x}" for x in ends] + long_tail)
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Makes each run once."""
+
+    @functools.cache
+    def made(command):
+        return execute(command, tmp_path_factory.mktemp("run") / "out")
+
+    return made
 
 
 def test_default_run_learns_digits(tmp_path):
-    environ = environment(PYTHONPATH=ROOT)
-    del environ["JAX_NUM_CPU_DEVICES"]
-    ended = subprocess.run(
-        [*PROGRAM, "--algo", "bmuf"],
-        cwd=tmp_path,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    words = [*PROGRAM, "--algo", "bmuf"]
+    ended = ran(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
     assert ended.returncode == 0
     (out,) = (tmp_path / "runs").iterdir()
     summary = Run(0, "", "", out).summary
@@ -81,15 +75,9 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
     assert first.startswith("step 16/32") and second.startswith("step 32/32")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command, workers, syncs",  # syncs after step 16 and after step 32
-    [
-        (BASE, 8, [1, 2]),
-        (f"{BASE} --algo model_averaging --period 5 --workers 2", 2, [3, 6]),
-        (f"{BASE} --algo sync_sgd --workers 4", 4, [16, 32]),
-        (f"{BASE} --algo sync_sgd --workers 1", 1, [0, 0]),
-    ],
+    [(BASE, 8, [1, 2]), (UNEVEN, 2, [3, 6])],
 )
 def test_files_agree_with_each_other_and_with_theory(run, command, workers, syncs):
     ended = run(command)
@@ -119,7 +107,6 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
     assert (summary["diverged"], summary["diverged_at"]) == (False, None)
 
 
-@pytest.mark.slow
 def test_train_loss_is_the_mean_since_the_last_line(run):
     fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
     pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))
@@ -174,118 +161,54 @@ def test_same_command_gives_the_same_params(run, tmp_path):
     assert again.stdout.splitlines()[:5] == run(BASE).stdout.splitlines()[:5]
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "command",
-    [
-        f"{BASE} --dispatch-steps 1",
-        "--steps 32 --eval-every 32 --dispatch-steps 32",
-        "--steps 32 --eval-every 8",
-        pytest.param(f"{BASE} --dispatch-steps 5", marks=pytest.mark.slow),
-        pytest.param(f"{BASE} --data-dir .", marks=pytest.mark.slow),
-    ],
+    "command", [f"{BASE} --dispatch-steps 5", "--steps 32 --eval-every 8"]
 )
 def test_any_split_into_dispatches_gives_the_same_params(run, command):
     split, whole = run(command).summary, run(BASE).summary
     assert split["params_sha256"] == whole["params_sha256"]
 
 
-@pytest.mark.slow
-def test_longer_run_begins_like_the_shorter_one(run):
-    longer = run("--steps 64 --eval-every 16")
-    assert longer.code == 0
-    for long, short in zip(longer.lines, run(BASE).lines, strict=False):
-        del long["seconds"], short["seconds"]
-        assert long == short
-
-
-@pytest.mark.parametrize(
-    "command, layout",  # backend, devices, lanes
-    [
-        (f"{BASE} --backend shard_map", ("shard_map", 2, 4)),
-        pytest.param(f"{BASE} --backend vmap", ("vmap", 1, 8), marks=pytest.mark.slow),
-        pytest.param(f"{BASE} --devices 1,0", ("pmap", 2, 4), marks=pytest.mark.slow),
-        pytest.param(f"{BASE} --devices 1", ("pmap", 1, 8), marks=pytest.mark.slow),
-    ],
-)
-def test_backend_and_devices_change_the_layout_alone(run, command, layout):
+@pytest.mark.parametrize("command", [f"{BASE} --backend shard_map --devices 1"])
+def test_backend_and_devices_change_the_layout_alone(run, command):
     summary, base = run(command).summary, run(BASE).summary
-    assert tuple(summary[key] for key in ("backend", "devices", "lanes")) == layout
+    assert [summary[key] for key in ("backend", "devices", "lanes")] == [
+        *("shard_map", 1, 8)
+    ]
     for name in ("train_loss", "test_loss"):
         assert abs(summary[name] - base[name]) < 1e-5  # sums in another order
 
 
-@pytest.mark.slow
-@commands(*(f"--algo sync_sgd --workers {x}" for x in (1, 2, 8)))
-def test_sync_sgd_gives_the_same_for_any_number_of_workers(run, command):
-    loss = run(command).summary["test_loss"]
-    four = run(f"{BASE} --algo sync_sgd --workers 4").summary["test_loss"]
-    assert abs(loss - four) < 1e-4  # a float32 mean over other groups
+def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
+    ended = lasting.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
+    for shown in (
+        "batch 63 (9 per worker), the multiple of 7 nearest to the task's 64",
+        "7 workers on 1 cpu device × 7 lanes",
+        "1 of 3 devices",
+    ):
+        assert shown in ended.stderr
 
 
-@pytest.mark.slow
+TINY = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 8 --period 4"
+FLAGS = ["", "--seed 1", "--momentum 0.9"]
+FLAGS += ["--momentum 0.9 --opt-state-at-sync average"]
+MORE = ["--lr 0.2", "--schedule cosine", "--warmup-steps 4", "--sync-until 4"]
+MORE += ["--weight-decay 0.1", "--clip-norm 0.01", "--batch-size 4", "--workers 4"]
+MORE += ["--period 8", "--nesterov", "--block-momentum 0.2", "--block-lr 0.5"]
+MORE += ["--optimizer adam", "--algo diloco --reduce int4"]
+MORE += ["--momentum 0.9 --opt-state-at-sync reset"]
+
+
 @pytest.mark.parametrize(
-    "command, shown",
-    [
-        (
-            f"{BASE} --workers 7",
-            [
-                "batch 63 (9 per worker), the multiple of 7 nearest to the task's 64",
-                "7 workers on 1 cpu device × 7 lanes",
-                "1 of 2 devices",
-            ],
-        ),
-        pytest.param(
-            f"{BASE} --workers 64",
-            ["batch 64 (1 per worker),", "64 workers on 2 cpu devices × 32 lanes"],
-            marks=pytest.mark.slow,
-        ),
-    ],
+    "flags", [FLAGS, pytest.param(FLAGS + MORE, marks=pytest.mark.slow)], ids=len
 )
-def test_header_says_how_workers_and_batch_are_laid_out(run, command, shown):
-    ended = run(command)
-    assert ended.code == 0
-    for text in shown:
-        assert text in ended.stderr
-
-
-@pytest.mark.sample(1, slow=6)
-@commands(
-    "--seed 1",
-    "--momentum 0.9",
-    "--schedule cosine",
-    "--optimizer adam",
-    "--optimizer adamw",
-    "--optimizer muon",
-    "--weight-decay 0.1",
-    "--clip-norm 0.01",
-    "--schedule step",
-    "--warmup-steps 8",
-    "--batch-size 32",
-    "--workers 4",
-    "--nesterov",
-    "--sync-until 8",
-    "--lr 0.2",
-    "--period 8",
-    "--block-momentum 0.5",
-    "--block-lr 0.5",
-    "--algo diloco --reduce int4",
-)
-def test_flag_changes_the_params(run, command):
-    assert run(command).code == 0
-    changed, base = run(command).summary, run(BASE).summary
-    assert changed["params_sha256"] != base["params_sha256"]
-
-
-@commands(slow=["--opt-state-at-sync average", "--opt-state-at-sync reset"])
-def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
-    with_momentum = f"{BASE} --momentum 0.9"
-    changed = run(f"{command} --momentum 0.9").summary
-    assert changed["params_sha256"] != run(with_momentum).summary["params_sha256"]
-    # Sent along with params: the momentum, of as many bytes.
-    times = 2 if "average" in command else 1
-    sent = run(with_momentum).summary["bytes_per_worker"]
-    assert changed["bytes_per_worker"] == times * sent
+def test_each_flag_changes_the_params(flags, tmp_path):
+    made = {}
+    for number, each in enumerate(flags):
+        ended = lasting.run(f"{TINY} {each}", tmp_path / str(number))
+        assert ended.code == 0, ended.stderr
+        alike = made.setdefault(ended.summary["params_sha256"], each)
+        assert alike == each
 
 
 @pytest.mark.sample(0, slow=3)
@@ -297,28 +220,19 @@ def test_every_algorithm_learns_digits_bare(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "command, missed",
-    [
-        ("--steps 20 --period 16", 4),
-        (BASE, None),
-        (f"{BASE} --algo model_averaging --period 5 --workers 2", None),
-    ],
+    "command, missed", [("--steps 20 --period 16", 4), (BASE, None), (UNEVEN, None)]
 )
 def test_note_says_that_the_last_steps_are_not_in_the_global_model(
     run, command, missed
 ):
-    ended = run(command)
-    assert ended.code == 0
-    notes = [line for line in ended.stderr.splitlines() if "last sync" in line]
+    notes = [line for line in run(command).stderr.splitlines() if "last sync" in line]
     assert len(notes) == (missed is not None)
     assert all(f"last {missed} local steps" in note for note in notes)
 
 
-@pytest.mark.parametrize(
-    "command", ["--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"]
-)
-def test_diverged_run_ends_after_its_dispatch_with_complete_files(run, command):
-    ended = run(command)
+def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
+    command = "--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"
+    ended = lasting.run(command, tmp_path / "out")
     assert ended.code == 3
     summary, at = ended.summary, ended.summary["diverged_at"]
     assert set(summary) >= SUMMARY

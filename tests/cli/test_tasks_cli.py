@@ -1,7 +1,6 @@
 """Every task from the command line: its flags, its figures, its data and its model.
 
-Runs are real processes, compiled as quickly as the suite's own programs. Requests that
-are refused go through the same `main` inside this process: a second less each.
+Runs and requests that are refused are made in this process: seconds less each.
 """
 
 import hashlib
@@ -12,17 +11,15 @@ import re
 import sys
 
 import jax
+import lasting
 import numpy as np
 import pytest
-from commands import execute, two_at_a_time
-from safetensors import safe_open
 from small_tasks import BESIDE, SMALL, folder_of
 
 from experiments import run
 from experiments.cli import factories
-from experiments.tasks.digits import digits
 from experiments.training import export
-from models import mlp, resnet
+from models import resnet
 from syncalgos import Replica
 
 # No test downloads anything: port 9 of this machine discards, or is closed.
@@ -34,8 +31,6 @@ OFFLINE = {
 NO_EXCEPTION = {"no_proxy": "", "NO_PROXY": ""}
 DATA = str(os.environ.get("SYNCALGOS_DATA") or BESIDE)
 PLAYS = SMALL["shakespeare"].files[0]
-SHA256_OF_PLAYS = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-
 SHORT = "--steps 4 --eval-every 2 --workers 2 --algo sync_sgd"
 TINY = {
     "digits": "",
@@ -50,24 +45,11 @@ TINY = {
     "quadratic": "--dimensions 4",
     "rosenbrock": "--noise 0.5",
 }
-FAST = ("embeddings",)
 FUNCTIONS = ("quadratic", "rosenbrock")
 FIGURES = {  # of a loss in nats
     "shakespeare": ("bits_per_character", lambda nats: nats / math.log(2)),
     "embeddings": ("perplexity", math.exp),
 }
-
-
-def command_of(task):
-    return f"{SHORT} --task {task} {TINY[task]}".strip()
-
-
-@pytest.fixture(scope="module")
-def run_once(request, tmp_path_factory):
-    """Returns run(command), which makes each run once; the chosen tests' ahead."""
-    environ = {**OFFLINE, **NO_EXCEPTION, "SYNCALGOS_DATA": DATA}
-    with two_at_a_time(request, tmp_path_factory.mktemp("runs"), **environ) as run:
-        yield run
 
 
 def staged(task):
@@ -87,16 +69,14 @@ def offline(monkeypatch, tmp_path):
     monkeypatch.setenv("COLUMNS", "1000")
 
 
-def commands():
-    for task in TINY:
-        marks = () if task in FAST else pytest.mark.slow
-        yield pytest.param(command_of(task), task, id=task, marks=marks)
-
-
-@pytest.mark.parametrize(("command", "task"), list(commands()))
-def test_every_task_runs_and_tells_its_figures(run_once, command, task):
-    staged(task)
-    ended = run_once(command)
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize(
+    "task",
+    [x if x == "embeddings" else pytest.param(x, marks=pytest.mark.slow) for x in TINY],
+)
+def test_every_task_runs_and_tells_its_figures(task, tmp_path):
+    command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
+    ended = lasting.run(command, tmp_path / "out")
     assert ended.code == 0, ended.stderr
     assert [line["step"] for line in ended.lines] == [2, 4]
     for line in (*ended.lines, ended.summary):
@@ -125,18 +105,6 @@ def test_every_task_runs_and_tells_its_figures(run_once, command, task):
     assert {x for x in given if x != "--batch-size"} <= own
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("command", [f"{command_of('embeddings')} --seed 1"])
-def test_one_command_gives_one_model_though_negatives_are_drawn(
-    run_once, command, tmp_path
-):
-    environ = {"SYNCALGOS_DATA": staged("embeddings")}
-    again = execute(command, tmp_path / "again", **environ).summary
-    first, other = run_once(command).summary, run_once(command_of("embeddings")).summary
-    for name in ("params_sha256", "test_loss"):
-        assert first[name] == again[name] != other[name]
-
-
 # Requests that are refused once the task's data is read, and what the line must name.
 BAD_FOR_DATA = {
     "--task shakespeare --context 111540": ["--context 111540", "111540 characters"],
@@ -162,16 +130,8 @@ def test_request_that_does_not_fit_the_data_is_refused(asked, named, capfd, tmp_
     folder = staged(asked.split()[1])
     words = [*asked.split(), "--data-dir", str(folder)]
     line = refused(capfd, words, tmp_path / "out")
-    for text in named:
-        assert text in line
-
-
-def test_refused_task_is_so_as_a_process_too(tmp_path):
-    ended = execute("--task shakespeare --model resnet20", tmp_path / "out")
-    assert (ended.code, ended.stdout) == (2, "")
-    [line] = ended.stderr.splitlines()
-    assert line == "error: argument --model: unknown value 'resnet20' (one of: gpt)"
-    assert not (tmp_path / "out").exists()
+    for each in named:
+        assert each in line
 
 
 @pytest.mark.slow
@@ -184,99 +144,47 @@ def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_pa
     assert batch in capfd.readouterr().err
 
 
-def test_a_data_file_that_differs_is_refused_and_left_alone(tmp_path):
-    whole = (staged("shakespeare") / PLAYS).read_bytes()
-    altered = b"?" + whole[1:]
-    path = tmp_path / "data" / PLAYS
-    path.parent.mkdir(parents=True)
-    path.write_bytes(altered)
-    words = f"--task shakespeare --data-dir {tmp_path / 'data'}"
-    ended = execute(words, tmp_path / "out", **OFFLINE)
-    assert (ended.code, ended.stdout) == (2, "")
-    [line] = ended.stderr.splitlines()
-    for content in (whole, altered):
-        assert hashlib.sha256(content).hexdigest() in line
-    assert str(path) in line and path.read_bytes() == altered
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    assert not (tmp_path / "out").exists()
-
-
-def test_missing_data_ends_a_process_with_one_error_line(tmp_path):
+@pytest.mark.usefixtures("offline")
+def test_missing_data_ends_a_run_with_one_error_line(capfd, tmp_path):
     """SYNCALGOS_DATA names the folder where --data-dir does not."""
-    folder = tmp_path / "data"
-    environ = {**OFFLINE, **NO_EXCEPTION, "SYNCALGOS_DATA": folder}
-    ended = execute("--task shakespeare", tmp_path / "out", **environ)
-    assert (ended.code, ended.stdout) == (2, "")
-    *attempts, last = ended.stderr.splitlines()
+    assert run.main(["--task", "shakespeare", "--out", str(tmp_path / "out")]) == 2
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    *attempts, last = shown.err.splitlines()
     assert attempts and not any(x.startswith(("error", "Trace")) for x in attempts)
     assert last.startswith("error: ")
-    for text in (PLAYS, str((folder / PLAYS).parent), SHA256_OF_PLAYS):
-        assert text in last
+    assert PLAYS in last and str((tmp_path / "empty" / PLAYS).parent) in last
     assert not [x for x in tmp_path.rglob("*") if x.is_file()]
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.usefixtures("offline")
-def test_data_dir_wins_over_the_environment(capfd, tmp_path, monkeypatch):
-    """Told by what is refused once the data is read: a batch that is too large."""
-    full = staged("mnist")
-    large = "--task mnist --batch-size 60008"
-    words = [*large.split(), "--data-dir", str(full)]
-    assert "60000 examples" in refused(capfd, words, tmp_path / "out")
-    monkeypatch.setenv("SYNCALGOS_DATA", str(full))
-    assert "60000 examples" in refused(capfd, large.split(), tmp_path / "out")
-    empty = tmp_path / "chosen"
-    words = [*large.split(), "--data-dir", str(empty), "--out", str(tmp_path / "out")]
-    assert run.main(words) == 2
-    assert str(empty / "mnist") in capfd.readouterr().err.splitlines()[-1]
-
-
-def exported(words, tmp_path, name="deep/er/model.safetensors"):
-    path = tmp_path / name
-    ended = execute(f"{words} --export {path}", tmp_path / "out")
-    assert ended.code == 0, ended.stderr
-    assert ended.summary["export"] == str(path)
-    assert re.search(rf"model +{path}", ended.stdout)
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
-    return ended.summary, path
 
 
 @pytest.mark.slow
-def test_exported_digits_model_has_the_accuracy_of_the_summary(tmp_path):
-    words = "--steps 32 --eval-every 32 --algo model_averaging --workers 4"
-    summary, path = exported(words, tmp_path)
-    replica = export.load(path)
-    test = digits().load().test
-    logits = np.asarray(mlp.apply(replica.params, test["x"]))
-    accuracy = np.mean(logits.argmax(1) == test["y"])
-    assert 0.2 < accuracy < 1
-    assert summary["test_accuracy"] == pytest.approx(accuracy, abs=1e-6)
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(replica.params):
-        digest.update(np.asarray(leaf).tobytes())
-    assert digest.hexdigest() == summary["params_sha256"]
-    with safe_open(path, "np") as file:
-        assert "params.0.w" in file.keys()  # noqa: SIM118, no mapping
-    header = {name: json.loads(x) for name, x in export.facts(path).items()}
-    assert header["task"] == "digits" and header["steps"] == 32
-    assert header["arguments"] == summary["arguments"]
-
-
-@pytest.mark.long
-def test_exported_resnet_keeps_its_running_statistics(tmp_path):
-    """With them the exported model gives the summary's held-out loss."""
-    summary, path = exported(command_of("imagenet_synthetic"), tmp_path)
+@pytest.mark.usefixtures("offline")
+def test_exported_model_has_the_figures_of_the_summary(tmp_path):
+    """With the running statistics of its batch norms, and not without."""
+    path = tmp_path / "deep" / "er" / "model.safetensors"
+    words = f"{SHORT} --task imagenet_synthetic {TINY['imagenet_synthetic']}"
+    ended = lasting.run(f"{words} --export {path}", tmp_path / "out")
+    summary = ended.summary
+    assert summary["export"] == str(path)
+    assert re.search(rf"model +{path}", ended.stdout)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
     task = factories.named(factories.TASK, "imagenet_synthetic")(
         model="resnet20", image_size=32
     )
     params, buffers = resnet.init(jax.random.key(5), resnet.RESNET20, 1000)
     replica = export.load(path, like=Replica(params, (), buffers))
-    values, _ = task.apply(
-        replica.params, replica.buffers, task.load().test, None, train=False
-    )
+    test = task.load().test
+    values, _ = task.apply(replica.params, replica.buffers, test, None, train=False)
     assert float(values["loss"].mean()) == pytest.approx(summary["test_loss"], 1e-4)
-    fresh, _ = task.apply(replica.params, buffers, task.load().test, None, train=False)
+    fresh, _ = task.apply(replica.params, buffers, test, None, train=False)
     assert float(fresh["loss"].mean()) != pytest.approx(summary["test_loss"], 1e-3)
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(replica.params):
+        digest.update(np.asarray(leaf).tobytes())
+    assert digest.hexdigest() == summary["params_sha256"]
+    header = {name: json.loads(x) for name, x in export.facts(path).items()}
+    assert header["task"] == "imagenet_synthetic" and header["steps"] == 4
+    assert header["arguments"] == summary["arguments"]
 
 
 @pytest.mark.usefixtures("offline")

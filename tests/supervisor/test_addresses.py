@@ -1,13 +1,12 @@
 """Processes listen only where the user asks for."""
 
 import ipaddress
-import os
 import signal
 import socket
 
 import pytest
 from commands import free_address
-from faults import commands, listening, tagged, until
+from faults import by_hand, listening, tagged, until
 
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
@@ -56,30 +55,24 @@ def test_address_that_is_none_is_told(text):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_hand", [False, True])
-def test_processes_of_one_machine_listen_to_it_alone(by_hand, tmp_path):
-    joined = f"{LONG} --coordinator {free_address()} --num-processes 2 --process-id"
-    words = [f"{joined} {i}" for i in (0, 1)] if by_hand else [f"{LONG} --processes 2"]
-    with commands(tmp_path) as start:
-        started = [start(each) for each in words]
-        until(lambda: steps(tmp_path / "out" / FOLDER), "a checkpoint")
-        found = listening(tagged(started[0].tag))
-        started[0].kill(signal.SIGTERM)
-        assert [command.ended().code for command in started] == [75] * len(started)
+def test_processes_of_one_machine_listen_to_it_alone(start):
+    command = start(f"{LONG} --processes 2")
+    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
+    found = listening(tagged(command.tag))
+    command.kill(signal.SIGTERM)
+    assert command.ended().code == 75
     assert len(found) >= 3  # jax's service, and gloo in both
     assert {*found} == {HERE}
 
 
 @pytest.mark.slow
-def test_name_that_means_nothing_here_serves_all_the_same(tmp_path):
+def test_name_that_means_nothing_here_serves_all_the_same(start):
     """Processes of one machine that has its own name in /etc/hosts."""
     name = socket.gethostname()
     if own_address(name) is not None:
         pytest.skip("this machine's name means an address of it")
-    at = free_address().replace(HERE, name)
-    joined = f"{LONG} --steps 16 --coordinator {at} --num-processes 2 --process-id"
-    with commands(tmp_path) as start:
-        ended = [x.ended() for x in [start(f"{joined} {i}") for i in (0, 1)]]
+    at, words = free_address().replace(HERE, name), f"{LONG} --steps 16"
+    ended = [x.ended() for x in [start(by_hand(at, i, words)) for i in (0, 1)]]
     assert [x.code for x in ended] == [0, 0], ended
     assert f"{name} is not an address of this machine" in ended[0].stderr
-    assert os.path.exists(tmp_path / "out" / "summary.json")
+    assert ended[0].summary["steps"] == 16

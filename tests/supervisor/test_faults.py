@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from commands import free_address
-from faults import commands, fill, remount, small_disk, until
+from faults import by_hand, fill, remount, small_disk, until
 from kills import newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
@@ -28,12 +28,6 @@ HASH = "params_sha256"
 def _in_turn(monkeypatch):
     """Ends each write before the next fault: no disk changes in the middle of one."""
     monkeypatch.setattr(Background, "start", lambda self, work: work())
-
-
-@pytest.fixture
-def start(tmp_path):
-    with commands(tmp_path) as start:
-        yield start
 
 
 # Disks
@@ -75,29 +69,19 @@ def not_saved(ended):
     return re.findall(rf"^the {UNSAVED} in .*: (.*);", ended.stderr, re.M)
 
 
-def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
-    faults = AtLooks({5: lambda: fill(disk, but=ROOM)})
-    ended = run(WIDE, disk / "out", faults)
-    assert faults.done == [5]
-    why = os.strerror(errno.ENOSPC)
-    assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
-    assert ended.code == 0, ended.stderr
-    assert lines_of(ended) == lines_of(wide)
-    assert ended.summary[HASH] == wide.summary[HASH]
-    assert steps(ended.out / FOLDER) == [3]
-
-
 def room_for(disk, count, wide):
     """Leaves room on a disk for so many checkpoints, and half of one."""
     size = (wide.out / FOLDER / ShardName(11, 0, 1).file_name).stat().st_size
     return lambda: fill(disk, but=ROOM + size * count + size // 2)
 
 
-def test_disk_with_room_for_two_checkpoints_keeps_them_and_says_which(disk, wide):
+def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 2, wide)}))
     assert ended.code == 0, ended.stderr
-    assert [step for step, _ in not_saved(ended)] == ["9", "11"]
+    assert not_saved(ended) == [(x, os.strerror(errno.ENOSPC)) for x in ("9", "11")]
     assert steps(ended.out / FOLDER) == [6, 3]
+    assert lines_of(ended) == lines_of(wide)
+    assert ended.summary[HASH] == wide.summary[HASH]
     told = "the newest checkpoint is of step 6: --resume continues from there"
     assert told in ended.stderr.splitlines()
     (disk / "ballast").unlink()
@@ -108,13 +92,9 @@ def test_disk_with_room_for_two_checkpoints_keeps_them_and_says_which(disk, wide
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS], ids=["full", "ro"])
-def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(number, disk, wide):
-    is_full = number == errno.ENOSPC
-    faults = AtLooks({4: lambda: fill(disk) if is_full else remount(disk, "ro")})
-    ended = run(WIDE, disk / "out", faults)
-    assert faults.done == [4]
-    why = os.strerror(number)
+def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, wide):
+    ended = run(WIDE, disk / "out", AtLooks({4: lambda: fill(disk)}))
+    why = os.strerror(errno.ENOSPC)
     assert ended.code == 1
     assert not_saved(ended) == [(x, why) for x in ("6", "9", "11")]
     told = [x for x in ended.stderr.splitlines() if "incomplete" in x]
@@ -124,7 +104,7 @@ def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(number, disk, 
     assert re.search(r"^bmuf on tiny_tasks:drawing: 11 steps", ended.stdout)
     assert re.search(r"^  test loss +\d", ended.stdout, re.M)
     assert not (ended.out / "summary.json").exists()
-    (disk / "ballast").unlink() if is_full else remount(disk, "rw")
+    (disk / "ballast").unlink()
     assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
 
 
@@ -139,23 +119,6 @@ def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
 
 
 @pytest.mark.slow
-def test_full_disk_costs_several_processes_no_more(start, disk, wide):
-    fill(disk, but=ROOM)
-    ended = start(f"{WIDE} --processes 2", disk / "out").ended()
-    assert ended.code == 0, ended.stderr
-    for whose in ("", "process 1: "):
-        for step in (3, 6, 9, 11):
-            assert f"\n{whose}the checkpoint of step {step} was not sav" in ended.stderr
-    assert ended.stderr.count(os.strerror(errno.ENOSPC)) == 8
-    assert lines_of(ended) == lines_of(wide)
-    assert ended.summary[HASH] == wide.summary[HASH]
-    assert not any((ended.out / FOLDER).iterdir())
-    assert (
-        "no checkpoint could be saved: --resume would start from the " in ended.stderr
-    )
-
-
-@pytest.mark.slow
 def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
     start, tmp_path, wide
 ):
@@ -165,6 +128,8 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
     assert ended.code == 0, ended.stderr
     told = re.findall(rf"^(.*)the {UNSAVED} in ", ended.stderr, re.M)
     assert told == [("process 1: ", x) for x in ("3", "6", "9", "11")]
+    assert "no checkpoint could be saved: --resume would start from" in ended.stderr
+    assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     assert [x.name for x in folder.iterdir()] == [unfinished_name(1, 2)]
 
@@ -173,25 +138,6 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
 
 LONG = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
 LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
-TWO, FOUR = f"{LONG} --processes 2", f"{LONG} --processes 4"
-
-
-def unharmed(words, folder):
-    """A run of which no process is lost."""
-    with commands(folder) as start:
-        ended = start(words).ended()
-    assert ended.code == 0, ended.stderr
-    return ended
-
-
-@pytest.fixture(scope="module")
-def of_two(tmp_path_factory):
-    return unharmed(TWO, tmp_path_factory.mktemp("of_two"))
-
-
-@pytest.fixture(scope="module")
-def of_four(tmp_path_factory):
-    return unharmed(FOUR, tmp_path_factory.mktemp("of_four"))
 
 
 def in_training(command, step=40):
@@ -200,122 +146,70 @@ def in_training(command, step=40):
 
 
 def lose(command, number):
-    """Kills a process; returns its pid and when it was."""
-    pid = command.member(number)
+    """Kills a process, which must be named in time."""
+    pid, since = command.member(number), time.monotonic()
     os.kill(pid, signal.SIGKILL)
-    return pid, time.monotonic()
-
-
-def assert_named(command, number, pid, since):
-    """A killed process is named in time."""
     command.wait_for(rf"process {number} \(pid {pid}\) was killed by SIGKILL", NOTICED)
     assert time.monotonic() - since < NOTICED
 
 
-def assert_lost(ended, number):
-    """The run ended by a loss, which one line reports."""
+@pytest.mark.slow
+def test_four_survive_a_kill_and_end_by_a_second(start):
+    command = start(f"{LONG} --processes 4 --max-restarts 1 --steps 40000")
+    in_training(command)
+    lose(command, 2)
+    command.wait_for("restart 1 of 1")
+    in_training(command, newest(command.run_out) + 40)
+    lose(command, 0)
+    ended = command.ended(NOTICED)
     assert ended.code == 75, ended.stderr
-    assert len(re.findall(rf"^process {number} .*", ended.stderr, re.M)) == 1
+    assert len(re.findall(r"^process . .*", ended.stderr, re.M)) == 2
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("number", [0, 2])
-def test_one_of_four_that_is_killed_is_named_and_ends_all(number, start):
-    command = start(FOUR)
-    in_training(command)
-    assert_named(command, number, *lose(command, number))
-    assert_lost(command.ended(NOTICED), number)
-
-
 @pytest.mark.slow
-def test_four_survive_two_kills(start, of_four):
-    command = start(f"{FOUR} --max-restarts 2")
-    for number, step, told in ((2, 40, "restart 1 of 2"), (0, 200, "restart 2 of 2")):
-        in_training(command, step)
-        assert_named(command, number, *lose(command, number))
-        command.wait_for(told)
-    ended = command.ended()
-    assert len(ended.summary["resumed_at"]) == 2
-    assert_same_end(ended, of_four)
-
-
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize(
-    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
-)
-def test_signal_to_the_command_saves_everywhere(number, code, start, of_two):
-    command = start(TWO.replace("--checkpoint-every 20", ""))
+def test_signal_to_the_command_saves_everywhere(start, tmp_path):
+    words = f"{LONG} --workers 2"
+    command = start(f"{words} --processes 2".replace("--checkpoint-every 20", ""))
     command.wait_for("step 100/400")
     os.kill(command.member(1), signal.SIGTERM)  # a scheduler may tell all of them
-    command.kill(number)
+    command.kill(signal.SIGTERM)
     ended = command.ended()
-    assert ended.code == code, ended.stderr
+    assert ended.code == 75, ended.stderr
     step = ended.summary["steps"]
     assert 100 <= step < 400
     assert ended.summary["stopped"] is True
     assert steps(ended.out / FOLDER) == [step]
     assert len([*(ended.out / FOLDER).iterdir()]) == 2
-    again = start(f"{TWO} --resume").ended()
+    again = start(f"{words} --processes 2 --resume").ended()
     assert again.summary["resumed_at"] == [step]
-    assert_same_end(again, of_two)
+    assert_same_end(again, run(words, tmp_path / "alone"))
 
 
-# Commands that join by hand
-
-
-def by_hand(at, number, words=LONG, count=2):
-    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
-
-
-@pytest.mark.long
-def test_commands_joined_by_hand_make_the_run_of_one_command(start, of_two):
-    at = free_address()
-    first, second = (start(by_hand(at, number)) for number in (0, 1))
-    ended, other = first.ended(), second.ended()
-    assert other.code == 0, other.stderr
-    assert other.stdout == ""
-    assert_same_end(ended, of_two)
-
-
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("number", [0, 1])
-def test_lost_process_is_named_by_the_other_command(number, start):
-    at = free_address()
-    both = [start(by_hand(at, i)) for i in (0, 1)]
-    in_training(both[0])
-    both[number].kill()
-    ended = both[1 - number].ended(2 * NOTICED)
-    assert "Traceback" not in ended.stderr
-    if not number and ended.code == -signal.SIGABRT:  # jax's service is gone, too
-        assert "JAX distributed service detected fatal errors" in ended.stderr
-        return
-    assert ended.code == 75
-    who = f"process {number}{'' if number else f' at {at}'}"
-    assert ended.stderr.splitlines()[-1].startswith(f"{who} is gone")
-
-
-@pytest.mark.long
-def test_loss_of_one_of_four_ends_the_others(start):
+@pytest.mark.parametrize(
+    "count, number, who",
+    [
+        pytest.param(2, 1, "process 1", marks=pytest.mark.slow),
+        pytest.param(2, 0, "process 0 at {at}", marks=pytest.mark.long),
+        pytest.param(4, 2, "another process", marks=pytest.mark.long),
+    ],
+)
+def test_loss_is_told_by_all_commands_that_are_left(count, number, who, start):
     at, words = free_address(), f"{LONG} --steps 40000"
-    all_four = [start(by_hand(at, i, words, 4)) for i in range(4)]
-    in_training(all_four[0])
-    all_four[2].kill()
-    ended = [all_four[i].ended(2 * NOTICED) for i in (0, 1, 3)]
-    assert [x.code for x in ended] == [75] * 3
-    for told in (x.stderr.splitlines()[-1] for x in ended):
-        assert told.startswith("another process is gone (")
-
-
-def test_commands_that_disagree_end_with_one_line_each(start):
-    at = free_address()
-    both = start(by_hand(at, 0)), start(f"{by_hand(at, 1)} --seed 1")
-    for command in both:
-        ended = command.ended()
-        assert ended.code == 4
-        assert ended.stderr == "process 1 has --seed 1, but process 0 has --seed 0\n"
-        assert ended.stdout == ""
+    left = [start(by_hand(at, i, words, count)) for i in range(count)]
+    in_training(left[0])
+    left.pop(number).kill()
+    for command in left:
+        ended = command.ended(2 * NOTICED)
+        assert "Traceback" not in ended.stderr
+        if not number and ended.code == -signal.SIGABRT:  # jax's service is gone, too
+            assert "JAX distributed service detected fatal errors" in ended.stderr
+            continue
+        assert ended.code == 75
+        assert ended.stderr.splitlines()[-1].startswith(
+            f"{who.format(at=at)} is gone ("
+        )
 
 
 # Losses that are not finite
@@ -346,13 +240,13 @@ def assert_names_the_worker(ended):
     assert f"the loss of step {AT} was not finite on worker {worker}" in told[0]
 
 
-@pytest.mark.parametrize(
-    "backend",
-    ["pmap", *(pytest.param(x, marks=pytest.mark.slow) for x in ("shard_map", "vmap"))],
-)
-def test_worker_whose_loss_is_not_finite_is_named(backend, tmp_path):
-    ended = run(f"{POISONED} --backend {backend}", tmp_path / "out")
-    assert_names_the_worker(ended)
+def test_worker_whose_loss_is_not_finite_is_named_and_nothing_of_it_saved(tmp_path):
+    out = tmp_path / "out"
+    assert_names_the_worker(run(f"{POISONED} --checkpoint-every 4", out))
+    assert steps(out / FOLDER) == [4]
+    again = run(f"{POISONED} --resume", out)
+    assert "resuming from the checkpoint of step 4" in again.stderr
+    assert_names_the_worker(again)
 
 
 @pytest.mark.slow
@@ -361,28 +255,14 @@ def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
 
 
 @pytest.mark.slow
-def test_run_that_diverged_is_resumed_from_before(tmp_path):
-    """Values that are not finite are not saved."""
-    out = tmp_path / "out"
-    ended = run(f"{POISONED} --checkpoint-every 4", out)
-    assert ended.code == 3
-    assert steps(out / FOLDER) == [4]
-    again = run(f"{POISONED} --resume", out)
-    assert "resuming from the checkpoint of step 4" in again.stderr
-    assert_names_the_worker(again)
-
-
-# Tasks that fail on one process alone
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("when", ["make", "load", "init", "read"])
-def test_task_that_fails_on_one_process_ends_all_with_one_line(when, start):
-    words = TWO.replace("drawing", f"failing --when {when}")
-    ended = start(words).ended(60)
-    assert ended.code == (75 if when == "read" else 2), ended.stderr
-    told = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
-    assert len(told) == 1, ended.stderr
-    what = "the disk is on fire" if when == "read" else f"no {when} here"
-    assert what in told[0]
+@pytest.mark.parametrize(
+    "when, code, what",
+    [("init", 2, "no init here"), ("read", 75, "the disk is on fire")],
+)
+def test_task_that_fails_on_one_process_ends_all_alike(when, code, what, start):
+    words = LONG.replace("drawing", f"failing --when {when}")
+    ended = start(f"{words} --processes 2").ended(60)
+    assert ended.code == code, ended.stderr
+    [told] = [x for x in ended.stderr.splitlines() if x.startswith("process 1: ")]
+    assert what in told
     assert ended.stdout == ""

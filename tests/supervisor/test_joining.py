@@ -2,17 +2,18 @@
 
 import inspect
 import os
-import re
 import shutil
+import socket
 
 import jax
 import pytest
-from commands import PROGRAM, ROOT, Run, execute, together
+from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
 
 from experiments.cli.errors import BadRequest
 from experiments.launch import gloo
 from experiments.launch.addresses import free_port
+from experiments.launch.joining.join import Unconnected, join
 from experiments.launch.membership import Membership, requested
 from experiments.training.config import parse
 
@@ -51,6 +52,7 @@ def test_flags_say_which_processes_there_are(command, expected):
         (f"{BY_HAND} --process-id 4", "must be 0 to 3 with --num-processes 4, got 4"),
         (f"{BY_HAND} --coordinator a", "--coordinator must be"),
         (f"{BY_HAND} --coordinator a:99999", "--coordinator must be"),
+        (f"{BY_HAND} --max-restarts 1", "their scheduler may restart them"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused(command, words):
@@ -60,76 +62,61 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
     assert "\n" not in str(refused.value)
 
 
-def test_command_reaches_all_that_starts_processes_by_one_call():
-    source = (ROOT / "experiments" / "run.py").read_text()
-    found = re.findall(r"experiments\.launch.*", source)
-    assert found == ["experiments.launch import processes"]
+@pytest.mark.parametrize(
+    "number, at, words",
+    [
+        (1, "127.0.0.1:1", r"process 1 could not reach .* at 127.0.0.1:1 in 0.01 s \("),
+        (1, "no-such-host.invalid:1", "process 1 could not reach process 0 at no-such"),
+        (1, "a..b:1", "process 1 could not reach process 0 at a..b:1 in "),
+        (0, "127.0.0.1:{taken}", "cannot listen on port {taken}: Address already in "),
+        (
+            0,
+            "203.0.113.7:1",
+            "cannot listen at 203.0.113.7, which is not an address of",
+        ),
+    ],
+)
+def test_process_that_finds_no_other_says_why(number, at, words):
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        taken = sock.getsockname()[1]
+        membership = Membership(2, number, at.format(taken=taken))
+        with pytest.raises(Unconnected, match=words.format(taken=taken)):
+            join(parse(["--init-timeout", "0.01"]), membership, print)
 
 
 FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
 HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
+UNUSED = "/nowhere.pem: No such file" if HAS_TLS else "does not support TLS: install"
 
 
 @pytest.mark.parametrize(
     "given, words",
     [
-        ({}, None),
-        (
-            {FILES[0]: __file__, FILES[1]: __file__},
-            "JAX_MTLS_CERT_FILE is set, but not JAX_MTLS_CA_FILE: TLS needs both",
-        ),
-        (
-            {"JAX_MTLS_PEER_URI_PREFIX": "spiffe://a/"},
-            "JAX_MTLS_PEER_URI_PREFIX is set, but not JAX_MTLS_CERT_FILE: "
-            "TLS needs both",
-        ),
-        (
-            dict.fromkeys(FILES, "/nowhere.pem"),
-            "JAX_MTLS_CERT_FILE /nowhere.pem: No such file or directory"
-            if HAS_TLS
-            else f"JAX_MTLS_CERT_FILE is set, but jax {jax.__version__} does not "
-            "support TLS: install jax 0.12, or unset the variable",
-        ),
+        ((), None),
+        (FILES[:2], f"{FILES[0]} is set, but not {FILES[2]}: TLS needs both"),
+        ([PREFIX], f"{PREFIX} is set, but not {FILES[0]}: TLS needs both"),
+        (FILES, UNUSED),
     ],
 )
 def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypatch):
     for name in [name for name in os.environ if name.startswith("JAX_MTLS")]:
         monkeypatch.delenv(name)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
+    for name in given:
+        monkeypatch.setenv(name, "/nowhere.pem")
     said = []
     assert gloo.hinted(4, said.append) == 4
     assert [line.startswith("TLS is on") for line in said] == [True] * bool(given)
     if words is None:
         return gloo.check_tls()
-    with pytest.raises(BadRequest) as refused:
-        gloo.check_tls()
-    assert str(refused.value) == words
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [
-        "--coordinator 127.0.0.1:1 --process-id 1 --num-processes 2",
-        pytest.param("--processes 2", marks=pytest.mark.slow),
-    ],
-)
-def test_no_run_is_open_where_certificates_are_given(flags, tmp_path):
-    given = dict.fromkeys(FILES, "/nowhere.pem")
-    ended = execute(flags, tmp_path / "out", **given)
-    assert ended.code == 2
-    [line] = ended.stderr.splitlines()
-    assert line.startswith("error: JAX_MTLS_CERT_FILE ")
-    assert not (tmp_path / "out").exists()
-
-
-def test_auto_without_a_scheduler_says_what_to_do(monkeypatch):
-    for name in list(os.environ):
-        if name.startswith(("SLURM", "OMPI", "KUBERNETES")):
-            monkeypatch.delenv(name)
-    words = r"RANK, .* SKYPILOT_.*: set --coordinator.* Slurm, Open MPI, Kubernetes"
     with pytest.raises(BadRequest, match=words):
-        requested(parse(["--distributed", "auto"]))
+        gloo.check_tls()
+
+
+def test_no_process_joins_where_certificates_would_not_be_used(monkeypatch):
+    monkeypatch.setenv(FILES[0], "/nowhere.pem")
+    with pytest.raises(BadRequest, match=f"{FILES[0]} is set"):
+        join(parse([]), Membership(2, 1, "127.0.0.1:1"), print)
 
 
 def slurm(process):
@@ -226,7 +213,7 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
             torch(0) | {"MASTER_PORT": "65535", "TORCHELASTIC_RUN_ID": "none"},
             "HOST:PORT, .* got '127.0.0.1:65536'",
         ),
-        (skypilot(0) | {"SKYPILOT_NODE_IPS": " "}, "found no scheduler"),
+        (skypilot(0) | {"SKYPILOT_NODE_IPS": " "}, r"RANK, .* SKYPILOT_.*: set --coo"),
         (slurm(1) | {"SLURM_STEP_NODELIST": "::1"}, "HOST:PORT, .* got '::1:6"),
     ],
 )
@@ -240,27 +227,35 @@ def test_variables_that_make_no_sense_are_refused(variables, words, monkeypatch)
 def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
-    found = requested(parse(["--distributed", "auto"]))
+    found = requested(parse(AUTO))
     assert found is not None
     assert (found.processes, found.process) == (2, 1)
     assert str(found.coordinator).startswith("127.0.0.1:")
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("scheduler", ["slurm", "mpirun", "torch", "skypilot"])
+# Bound to one core, XLA would round otherwise than on two.
+MPIRUN = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        pytest.param("slurm", marks=pytest.mark.slow),
+        pytest.param("mpirun", marks=pytest.mark.long),
+    ],
+)
 def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path):
     if scheduler == "mpirun" and not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
     command = "--steps 32 --eval-every 16"
     words = [*PROGRAM, *command.split(), "--distributed", "auto"]
     words += ["--out", str(tmp_path / "out")]
-    # Bound to one core, XLA would round otherwise than on two.
-    mpirun = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
-    starts = {"slurm": slurm, "torch": torch, "skypilot": skypilot}
-    if scheduler == "mpirun":
-        started = [([*mpirun.split(), *words], {})]
+    if (
+        scheduler == "mpirun"
+    ):  # bound to one core, XLA would round otherwise than on two
+        started = [([*MPIRUN.split(), *words], {})]
     else:
-        started = [(words, starts[scheduler](process)) for process in (0, 1)]
+        started = [(words, slurm(process)) for process in (0, 1)]
     ended = together([(x, {"JAX_NUM_CPU_DEVICES": 1, **y}) for x, y in started])
     assert [code for code, *_ in ended] == [0] * len(started), ended
     # The first speaks.

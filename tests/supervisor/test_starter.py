@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT, imported_by, until
-from faults import commands, is_halted, tagged
+from faults import is_halted, tagged
 from kills import newest
 from lasting import run
 
@@ -181,12 +181,6 @@ RUN += "--steps 200 --eval-every 100 --checkpoint-every 20"
 LONG = f"{RUN} --steps 400000 --eval-every 400000 --processes 2"
 
 
-@pytest.fixture
-def start(tmp_path):
-    with commands(tmp_path) as start:
-        yield start
-
-
 def in_training(command, step=40):
     until(lambda: newest(command.run_out) >= step, f"step {step}")
 
@@ -208,26 +202,22 @@ def test_two_processes_of_which_one_is_lost_end_as_one_process_does(start, tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("when", ["starting", "training"])
-def test_processes_end_when_their_command_is_killed(when, start):
+def test_processes_end_when_their_command_is_killed(start):
     command = start(LONG)
-    command.member(1)
-    if when == "training":
-        in_training(command)
+    in_training(command)
     command.kill()
     until(lambda: not tagged(command.tag), "no process is left", limit=10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [0, 1])
-def test_stopped_process_ends_the_run_and_is_named(number, start):
+def test_stopped_process_ends_the_run_and_is_named(start):
     command = start(LONG)
     in_training(command)
-    pid = command.member(number)
+    pid = command.member(0)
     os.kill(pid, signal.SIGSTOP)
     ended = command.ended(60)
     assert ended.code == 75
-    assert ended.stderr.splitlines()[-1] == f"process {number} (pid {pid}) {FROZEN}"
+    assert ended.stderr.splitlines()[-1] == f"process 0 (pid {pid}) {FROZEN}"
 
 
 @pytest.mark.slow

@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from commands import PROGRAM, ROOT, Run, beneath, environment, execute, together
-from faults import until
+from commands import PROGRAM, ROOT, beneath, execute, together
+from faults import by_hand, until
 
 from experiments.launch.addresses import free_port
 from experiments.launch.gloo import _address_towards
@@ -50,31 +50,13 @@ def hosts():
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
-def started_on(hosts, command, outs):
-    """The command on each of two hosts, joined by hand."""
-    joined = f"--coordinator {ADDRESSES[0]}:{PORT} --num-processes 2"
-    words = f"{command} {joined}".split()
+def started_on(hosts, command, start, tmp_path):
+    """The command on each of two hosts, joined by hand; they share no folder."""
+    at = f"{ADDRESSES[0]}:{PORT}"
     return [
-        subprocess.Popen(
-            [*host, *PROGRAM, *words, "--process-id", str(i), "--out", str(out)],
-            cwd=ROOT,
-            env=environment(JAX_NUM_CPU_DEVICES=1),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
-        for i, (host, out) in enumerate(zip(hosts, outs, strict=True))
+        start(by_hand(at, i, command), tmp_path / f"out-of-{i}", program=[*x, *PROGRAM])
+        for i, x in enumerate(hosts)
     ]
-
-
-def said(processes):
-    """The output of commands, once they have ended."""
-    try:
-        return [process.communicate(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
 
 
 def listening(host):
@@ -86,53 +68,34 @@ def listening(host):
 
 
 @pytest.mark.slow
-def test_two_hosts_joined_by_hand_train_as_one_does(hosts, tmp_path):
+def test_two_hosts_joined_by_hand_train_as_one_does(hosts, start, tmp_path):
     command = "--algo hierarchical --steps 32 --eval-every 16 --checkpoint-every 16"
-    outs = [tmp_path / str(i) / "out" for i in (0, 1)]  # they share no folder
-    processes = started_on(hosts, command, outs)
-    heard = said(processes)
-    assert [process.returncode for process in processes] == [0, 0], heard
-    ended = Run(0, *heard[0], outs[0])
+    first, second = (x.ended() for x in started_on(hosts, command, start, tmp_path))
+    assert (first.code, second.code) == (0, 0), (first, second)
     alone = execute(command, tmp_path / "alone")
-    assert ended.summary["params_sha256"] == alone.summary["params_sha256"]
-    assert ended.summary["processes"] == 2
-    parts = [sorted(x.name for x in (out / "checkpoints").iterdir()) for out in outs]
-    for number, names in enumerate(parts):
-        steps = (16, 32)
-        assert names == [f"step-{step:08}.{number}-of-2.npz" for step in steps]
+    assert first.summary["params_sha256"] == alone.summary["params_sha256"]
+    assert first.summary["processes"] == 2
+    for number, ended in enumerate((first, second)):
+        names = sorted(x.name for x in (ended.out / "checkpoints").iterdir())
+        assert names == [f"step-{step:08}.{number}-of-2.npz" for step in (16, 32)]
 
 
 @pytest.mark.slow
-def test_each_of_two_hosts_listens_at_its_address_in_their_network(hosts, tmp_path):
+def test_each_host_listens_in_their_network_and_ends_with_the_link(
+    hosts, start, tmp_path
+):
     command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
-    outs = [tmp_path / str(i) / "out" for i in (0, 1)]
-    processes = started_on(hosts, command, outs)
-    try:
-        until(lambda: all(beneath(out, "step-*.npz") for out in outs), "checkpoints")
-        # In a network namespace of its own, all that listens is ours.
-        shown = [listening(host) for host in hosts]
-        processes[0].send_signal(signal.SIGTERM)
-    finally:
-        heard = said(processes)
-    assert [process.returncode for process in processes] == [75, 75], heard
+    both = started_on(hosts, command, start, tmp_path)
+    until(lambda: all(beneath(x.run_out, "step-*.npz") for x in both), "checkpoints")
+    # In a network namespace of its own, all that listens is ours.
+    shown = [listening(host) for host in hosts]
+    subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
+    for ended in (x.ended() for x in both):
+        assert ended.code in (75, -signal.SIGABRT), ended.stderr
+        assert "is gone" in ended.stderr or "JAX distributed service" in ended.stderr
     for places, address, least in zip(shown, ADDRESSES, (2, 1), strict=True):
         assert len(places) >= least  # process 0 has one more: jax's service
         assert {*places} == {address}
-
-
-@pytest.mark.slow
-def test_link_that_is_down_ends_both_hosts(hosts, tmp_path):
-    command = "--steps 100000 --eval-every 100000 --checkpoint-every 16"
-    outs = [tmp_path / str(i) / "out" for i in (0, 1)]
-    processes = started_on(hosts, command, outs)
-    try:
-        until(lambda: all(beneath(out, "step-*.npz") for out in outs), "checkpoints")
-        subprocess.run([*hosts[0], *["ip", "link", "set", "wire", "down"]], check=True)
-    finally:
-        heard = said(processes)
-    for process, (_, errors) in zip(processes, heard, strict=True):
-        assert process.returncode in (75, -signal.SIGABRT), heard
-        assert "is gone" in errors or "JAX distributed service" in errors
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from itertools import chain
@@ -118,6 +117,7 @@ class Command:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
+                start_new_session=True,
             )
         self.pid = self.process.pid
 
@@ -230,95 +230,56 @@ def take_part(work):
         os._exit(1)
 
 
-def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
-    """Runs a program, which must end with 0; returns its stdout and stderr."""
-    ended = subprocess.run(
-        [sys.executable, program],
+def ran(words, cwd=ROOT, timeout=TIMEOUT, **environ):
+    """A program that has ended, with its output as text."""
+    return subprocess.run(
+        words,
         cwd=cwd,
-        env=environment(PYTHONPATH=ROOT, **environ),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=timeout,
-    )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout, ended.stderr
-
-
-def imported_by(code):
-    """Names of the modules that a fresh process has after some code."""
-    ended = subprocess.run(
-        [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-        check=True,
-    )
-    return set(ended.stdout.split())
-
-
-def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
-    ended = subprocess.run(
-        [*program, *shlex.split(command), "--out", str(out)],
-        cwd=ROOT,
         env=environment(**environ),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
     )
+
+
+def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
+    """Runs a program, which must end with 0; returns its stdout and stderr."""
+    ended = ran([sys.executable, program], cwd, timeout, PYTHONPATH=ROOT, **environ)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, ended.stderr
+
+
+def imported_by(code):
+    """Names of the modules that a fresh process has after some code."""
+    program = f"{code}\nimport sys\nprint(*sys.modules)"
+    ended = ran([sys.executable, "-c", program])
+    assert ended.returncode == 0, ended.stderr
+    return set(ended.stdout.split())
+
+
+def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):
+    """Runs a command to its end."""
+    words = [*program, *shlex.split(command), "--out", str(out)]
+    ended = ran(words, timeout=timeout, **environ)
     return Run(ended.returncode, ended.stdout, ended.stderr, out)
-
-
-@contextmanager
-def two_at_a_time(request, folder, **environ):
-    """Yields run(command), which makes each run once.
-
-    Those of the parameter `command` of the module's chosen tests are made ahead.
-    """
-    specs = [getattr(x, "callspec", None) for x in request.session.items]
-    modules = [getattr(x, "module", None) for x in request.session.items]
-    runs = {}
-    with ThreadPoolExecutor(2) as pool:
-
-        def start(command):
-            if command not in runs:
-                out = folder / str(len(runs)) / "out"
-                runs[command] = pool.submit(execute, command, out, **environ)
-            return runs[command]
-
-        for spec, module in zip(specs, modules, strict=True):
-            if spec and module is request.module and "command" in spec.params:
-                start(spec.params["command"])
-        yield lambda command: start(command).result()
-        pool.shutdown(cancel_futures=True)
 
 
 @contextmanager
 def in_background(command, out, module="experiments.run", **environ):
     """Yields a process and, of the text on its stderr, wait_for(text, after="")."""
-    errors = out.with_name("stderr")
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)],
-            cwd=ROOT,
-            env=environment(**environ),
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-            start_new_session=True,
-        )
+    words = [sys.executable, "-m", module, *shlex.split(command), "--out", str(out)]
+    started = Command(words, out.parent, "background", environment(**environ))
 
     def wait_for(text, after=""):
-        deadline = time.monotonic() + TIMEOUT
-        pattern = re.compile(f"{re.escape(after)}.*{re.escape(text)}", re.DOTALL)
-        while not pattern.search(errors.read_text(encoding="utf-8")):
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.05)
+        pattern, ended = f"{re.escape(after)}.*{re.escape(text)}", started.process.poll
+        until(
+            lambda: ended() is not None or re.search(pattern, started.said, re.S), text
+        )
+        assert ended() is None, started.said
 
     try:
-        yield process, wait_for
+        yield started.process, wait_for
     finally:
-        process.kill()
-        process.wait()
+        started.process.kill()
+        started.process.wait()

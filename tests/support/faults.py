@@ -1,16 +1,15 @@
 """Commands that are made to fail, and what is left of them, by their environment."""
 
-import ipaddress
 import os
 import shlex
 import shutil
 import signal
-import struct
 import subprocess
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from commands import PROGRAM, TIMEOUT, Run, environment, until
 from commands import Command as Started
@@ -75,8 +74,9 @@ def commands(folder, **environ):
         pytest.skip("what is left is looked for in /proc")
     tag, started = uuid.uuid4().hex, []
 
-    def start(words, out=folder / "out", devices=1):
-        started.append(Command(words, out, tag, len(started), devices, environ))
+    def start(words, out=folder / "out", devices=1, program=PROGRAM):
+        number = len(started)
+        started.append(Command(words, out, tag, number, devices, environ, program))
         return started[-1]
 
     try:
@@ -89,28 +89,16 @@ def commands(folder, **environ):
             command.process.wait(TIMEOUT)
 
 
+def by_hand(at, number, words, count=2):
+    """The flags of one of several processes that are started one by one."""
+    return f"{words} --coordinator {at} --num-processes {count} --process-id {number}"
+
+
 def listening(pids):
-    """The addresses at which processes listen, as /proc has them."""
-    links = [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]
-    held = {os.readlink(link) for link in links if link.is_symlink()}
-    found = []
-    for name in ("tcp", "tcp6"):
-        lines = Path("/proc/net", name).read_text().splitlines()
-        rows = [line.split() for line in lines[1:]]
-        found += [
-            row[1].partition(":")[0]
-            for row in rows
-            if row[3] == "0A" and f"socket:[{row[9]}]" in held
-        ]
-    return [named(x) for x in found]
-
-
-def named(words):
-    """An address that /proc writes as words of the machine's order of bytes."""
-    size = len(words) // 8
-    packed = struct.pack(f"={size}I", *struct.unpack(f">{size}I", bytes.fromhex(words)))
-    address = ipaddress.ip_address(packed)
-    return str(getattr(address, "ipv4_mapped", None) or address)
+    """The addresses at which processes listen."""
+    sockets = [x for pid in pids for x in psutil.Process(pid).net_connections("tcp")]
+    found = [x.laddr.ip for x in sockets if x.status == psutil.CONN_LISTEN]
+    return [x.removeprefix("::ffff:") for x in found]
 
 
 def is_halted(pid):

@@ -1,33 +1,24 @@
-"""Kills runs of every algorithm, which must end as if nothing had been.
+"""Kills runs, which must end as if nothing had been.
 
-    PYTHONPATH=. python tests/support/kills.py --kills 100 --seed 0
-
-Prints a line for each algorithm and, at the end, the counts. After a kill the same
-command goes on by --resume; every fifth kill hits one of two processes, which their
-command starts again by itself.
+After a kill the same command goes on by --resume, or the command of two processes
+starts them again by itself.
 """
 
-import argparse
 import os
-import random
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from itertools import count
-from pathlib import Path
 from typing import NamedTuple
 
 from commands import TIMEOUT
-from faults import Command, commands, is_halted, until
+from faults import Command, is_halted, until
 from lasting import assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import parse_name, unfinished_name
-from syncalgos import ALGORITHMS
 
 TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
 TASK += "--eval-every 7 --checkpoint-every 1"
@@ -90,13 +81,6 @@ def kill_in_a_save(victim):
     return False
 
 
-def kill_after(victim, step, seconds):
-    """Kills a process some time after a step was saved; returns whether it could."""
-    out = victim.command.run_out
-    until(lambda: victim.is_over or newest(out) >= step, f"step {step}")
-    return kill_at(victim, seconds)
-
-
 def kill_at(victim, seconds):
     """Kills a process after some time; returns whether it was there."""
     try:
@@ -118,9 +102,9 @@ def strike(victim, kind, draw, seconds):
     if kind == "at any moment":
         return kill_at(victim, draw.uniform(0, seconds))
     step = newest(victim.command.run_out) + draw.randint(1, FEW)
-    if kind == "after a step":
-        return kill_after(victim, step, draw.uniform(0, DELAY))
     until(lambda: victim.is_over or newest(victim.command.run_out) >= step, "a step")
+    if kind == "after a step":
+        return kill_at(victim, draw.uniform(0, DELAY))
     return kill_in_a_save(victim)
 
 
@@ -190,36 +174,3 @@ def kept_programs(folder):
         "JAX_COMPILATION_CACHE_DIR": folder,
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": -1,
     }
-
-
-def main():
-    """Attacks all algorithms; returns 1 if one of them does not end as it should."""
-    parser = argparse.ArgumentParser(description="Kills runs of every algorithm.")
-    parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    flags = parser.parse_args()
-    print(f"seed {flags.seed}", flush=True)
-    names, failed, done = list(ALGORITHMS), [], Counter()
-    plan = {name: ([], []) for name in names}  # kinds of kills: of one process, of two
-    for i in range(flags.kills):
-        kinds = plan[names[i % len(names)]][i % 5 == 4]
-        kinds.append(KINDS[(i + i // len(names)) % len(KINDS)])
-    for name, (alone, together) in plan.items():
-        draw = random.Random(f"{flags.seed} {name}")
-        with tempfile.TemporaryDirectory() as top:
-            folder = Path(top)
-            try:
-                with commands(folder, **kept_programs(folder / "programs")) as start:
-                    attack(start, name, folder, alone, together, draw)
-            except AssertionError as error:
-                failed.append(name)
-                print(f"{name}: FAILED: {error}", flush=True)
-                continue
-        print(f"{name}: the same end after {alone}, of two {together}", flush=True)
-        done.update([*alone, *(f"{kind}, of two processes" for kind in together)])
-    print(f"{done.total()} kills: {dict(done)}; failed: {failed or 'none'}")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

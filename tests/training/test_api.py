@@ -74,6 +74,7 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
     [
         ({"resume": True}, {}, "set out"),
         ({"export": Path("model.safetensors")}, {}, "set out"),
+        ({"track": ("tensorboard",)}, {}, "set out|not installed"),
         ({"processes": 2}, {}, "train uses only this process"),
         ({"algo": "nothing"}, {}, "unknown algorithm 'nothing'"),
         ({}, {"strategy": syncalgos.bmuf}, r"call it: bmuf\(\)"),

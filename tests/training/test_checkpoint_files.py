@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import random
-import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -16,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import ROOT
-from faults import remount, small_disk, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -158,11 +154,7 @@ def test_a_part_is_an_ordinary_npz(tmp_path):
         assert found["shared/0"].dtype == np.uint16
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-
-
-def test_the_same_part_makes_the_same_file(tmp_path):
-    first = write(tmp_path, a_part(), 0, 1).read_bytes()
-    assert write(tmp_path, a_part(), 0, 1).read_bytes() == first
+    assert write(tmp_path, part, 0, 1).read_bytes() == path.read_bytes()
 
 
 # Rows that are equal
@@ -181,8 +173,10 @@ def test_rows_that_are_equal_are_stored_once(tmp_path):
     assert found[1].tobytes() == row.tobytes()  # they share no memory
 
 
-@pytest.mark.parametrize("dtype", ["bool", "bfloat16", "float32", "complex128"])
-@pytest.mark.parametrize("size", [1, 3, 8, 200_000])
+@pytest.mark.parametrize(
+    ("dtype", "size"),  # rows of 1, 6, 12 and 64 bytes, and of several chunks
+    [("bool", 1), ("bfloat16", 3), ("float32", 3), ("int64", 8), ("int64", 200_000)],
+)
 def test_one_other_bit_makes_rows_different(dtype, size, tmp_path):
     x = bits(dtype, (3, size))
     x[:] = x[0]
@@ -361,22 +355,12 @@ def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
     path, draw = write(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
     sound = path.read_bytes()
     assert len(sound) > 1_000_000
-    for _ in range(200):
+    for _ in range(20):
         torn, bit = bytearray(sound), draw.randrange(8 * len(sound))
         torn[bit // 8] ^= 1 << bit % 8
         path.write_bytes(torn)
         with pytest.raises(Damaged, match=r"^step-00000032\.0-of-1\.npz is damaged"):
             load(tmp_path, 32)
-
-
-@settings(deadline=None)
-@given(st.binary(max_size=300))
-def test_garbage_is_refused_even_with_its_sum(content):
-    with tempfile.TemporaryDirectory() as name:
-        path = Path(name) / file_name(1)
-        for garbage in (content, signed(content)):
-            path.write_bytes(garbage)
-            refused(path)
 
 
 def test_a_folder_in_the_place_of_a_part_is_no_part(tmp_path):
@@ -530,35 +514,13 @@ def test_a_part_that_could_not_be_read_is_not_written(changes, tmp_path):
     assert names(tmp_path) == []
 
 
-@pytest.fixture
-def disk(tmp_path):
-    with small_disk(tmp_path / "disk", "64k") as folder:
-        yield folder
-
-
-def test_a_disk_without_room_or_read_only_raises_and_keeps_what_was_there(disk):
-    write(disk, a_part(1), 0, 1)
-    for _ in range(2):
-        with pytest.raises(OSError) as caught:
-            write(disk, a_part(2, size=10_000), 0, 1)
-        assert caught.value.errno == errno.ENOSPC
-        assert names(disk) == [file_name(1)]
-    write(disk, a_part(2), 0, 1)
-    remount(disk, "ro")
-    with pytest.raises(OSError) as caught:
-        write(disk, a_part(3), 0, 1)
-    assert caught.value.errno == errno.EROFS
-    assert steps(disk) == [2, 1]
-    assert_same(load(disk, 1), a_part(1))
-
-
 def test_wherever_room_ends_nothing_is_left(tmp_path):
     """A file's largest size stands for a disk that is full after so many bytes."""
     resource = pytest.importorskip("resource")
     path = write(tmp_path, a_part(size=2000), 0, 1)
     size, before = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
-        for limit in range(0, size, 37):
+        for limit in range(0, size, 97):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
             with pytest.raises(OSError):
                 write(tmp_path, a_part(64, size=2000), 0, 1)
@@ -568,54 +530,6 @@ def test_wherever_room_ends_nothing_is_left(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert steps(tmp_path) == [64, 32]
-
-
-# Kills
-
-WRITER = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from experiments.checkpoint.folder import prune, steps
-from experiments.checkpoint.shard_file import Shard, write
-
-folder, told = Path(sys.argv[1]), os.open(sys.argv[2], os.O_WRONLY | os.O_APPEND)
-x = np.arange(1 << 20).reshape(2, -1)  # 8 MB
-step = max(steps(folder), default=0)
-while True:
-    step += 1
-    write(folder, Shard(step, 2, 0, {"x": x + step}, {}, {"step": step}), 0, 1)
-    os.write(told, b"%d\\n" % step)
-    prune(folder, 3, 0, 1)
-"""
-
-
-@pytest.mark.slow
-def test_a_process_killed_at_any_moment_leaves_sound_parts(tmp_path):
-    folder, told = tmp_path / "checkpoints", tmp_path / "told"
-    told.touch()
-    command = [sys.executable, "-c", WRITER, str(folder), str(told)]
-    draw, torn, found = random.Random(0), 0, []
-    x = np.arange(1 << 20).reshape(2, -1)
-    for _ in range(20):
-        before = told.stat().st_size
-        with subprocess.Popen(command, cwd=ROOT) as process:
-            until(lambda size=before: told.stat().st_size > size, "a part")
-            time.sleep(draw.uniform(0, 0.1))
-            process.kill()
-        unfinished = [name for name in names(folder) if name.startswith(".")]
-        assert unfinished in ([], [shard_file.unfinished_name(0, 1)])
-        torn += len(unfinished)
-        found = steps(folder)
-        assert found[0] >= int(told.read_text().split()[-1])  # what was told is there
-        assert len(found) >= min(3, found[0])
-        for step in found:
-            part = load(folder, step)
-            assert part.record == {"step": step}
-            assert np.array_equal(part.own["x"], x + step)
-    assert torn > 2  # kills in the middle of a write, as nearly all of them are
-    prune(folder, 3, 0, 1)
-    assert names(folder) == [file_name(step) for step in sorted(found)[-3:]]
 
 
 # Records

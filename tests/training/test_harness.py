@@ -233,15 +233,19 @@ def test_an_optimizer_that_cannot_be_used_so_says_why(name, rate, given, message
         optimizers.make(name, rate, **given)
 
 
-@pytest.mark.sample(10)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # optax retires some
 @pytest.mark.parametrize("name", sorted(optimizers.known()))
 def test_every_offered_optimizer_takes_a_step(name):
+    """Its shapes alone, as of a traced one: a step itself is optax's business."""
     params = {"w": jnp.ones((4, 3)), "b": jnp.zeros(3)}
     optimizer = optax.with_extra_args_support(optimizers.make(name, 0.1))
-    grads = jax.tree.map(jnp.ones_like, params)
-    updates, _ = optimizer.update(grads, optimizer.init(params), params, value=1.0)
-    assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+    def step(params):
+        state = optimizer.init(params)
+        return optimizer.update(params, state, params, value=1.0)[0]
+
+    updates = jax.eval_shape(step, params)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
 
 
 def fixed_kinds():
@@ -264,34 +268,26 @@ def rate_of(strategy, workers, params=PARAMS):
     return effective_lr(lambda numbers: made, params, workers)((), 0.02)
 
 
-@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("strategy", "workers", "times"),
     [
-        (syncalgos.sync_sgd(), 8, 1),
-        (syncalgos.model_averaging(16), 8, 1),
-        (syncalgos.bmuf(16), 8, 8),
-        (syncalgos.bmuf(16), 1, 1),
         (syncalgos.bmuf(16), 256, 256),
-        (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5), 4, 5),
         (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
-        (syncalgos.diloco(), 8, 7),
-        (syncalgos.diloco(period=500), 2, 7),
         (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
-        (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
-        (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
-        (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
-        (every(outer_step(optax.sgd(0.3)), 5), 2, 0.3),
-        (syncalgos.lookahead(8), 2, 0.5),
-        (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
-        (syncalgos.overlap_local_sgd(8, anchor_momentum=0), 2, 0.4),
-        (syncalgos.co2(8, outer_momentum=0.5), 2, 1),  # Λ settles at 2
         (syncalgos.co2(8), 2, (5**0.5 - 1) / 2),  # Λ = 1 + 1 / Λ
-        (syncalgos.co2(8, outer_lr=0.6, outer_momentum=0.4, penalty=False), 2, 1),
-        (syncalgos.muloco(8), 2, 4.5),
-        (syncalgos.edit(8), 2, 0.8 / 0.15),
         (fixed_kinds(), 4, 1),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                (syncalgos.sync_sgd(), 8, 1),
+                (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
+                (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
+                (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
+                (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
+                (syncalgos.edit(8), 2, 0.8 / 0.15),
+            ]
+        ),
     ],
 )
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):

@@ -28,17 +28,6 @@ LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
 STUDY = "--task tiny_tasks:drawing --workers 2 --steps 4 --algos bmuf --seeds 1"
 
 
-@pytest.fixture
-def start(tmp_path):
-    with commands(tmp_path) as start:
-        yield start
-
-
-def saved(command):
-    """Waits for a checkpoint."""
-    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
-
-
 def assert_refused(stderr, out, pid):
     [line] = stderr.splitlines()
     told = f"error: --out {out}: another command writes there (pid {pid} on "
@@ -47,35 +36,20 @@ def assert_refused(stderr, out, pid):
 
 
 @pytest.mark.slow
-def test_second_run_in_a_folder_is_refused_until_the_first_is_gone(start, tmp_path):
+def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
     out = tmp_path / "out"
-    first = start(LONG)
-    saved(first)
-    second = start(f"{LONG} --overwrite").ended()
-    assert (second.code, second.stdout) == (2, "")
-    assert_refused(second.stderr, out, first.pid)
-    first.kill()
-    first.process.wait(TIMEOUT)
-    assert (out / lock.NAME).exists()
-    third = start(f"{LONG} --resume")
-    third.wait_for("resuming from the checkpoint of step")
-    third.kill(signal.SIGTERM)
-    assert third.ended().code == 75
+    with commands(tmp_path) as start:
+        first = start(f"{LONG} --processes 2 --max-restarts 1")
+        until(lambda: steps(out / FOLDER), "a checkpoint")
+        second = start(f"{LONG} --processes 2 --resume").ended()
+        assert (second.code, second.stdout) == (2, "")
+        assert_refused(second.stderr, out, first.member(0))
+        os.kill(first.member(0), signal.SIGKILL)
+        first.wait_for("restart 1 of 1")
+        first.wait_for("resuming from the checkpoint of step")
+        first.kill(signal.SIGTERM)
+        assert first.ended().code == 75
     assert not (out / lock.NAME).exists()
-
-
-@pytest.mark.slow
-def test_processes_are_refused_and_restarted_processes_are_not(start, tmp_path):
-    first = start(f"{LONG} --processes 2 --max-restarts 1")
-    saved(first)
-    second = start(f"{LONG} --processes 2 --resume").ended()
-    assert second.code == 2
-    assert_refused(second.stderr, tmp_path / "out", first.member(0))
-    os.kill(first.member(0), signal.SIGKILL)
-    first.wait_for("restart 1 of 1")
-    first.wait_for("resuming from the checkpoint of step")
-    first.kill(signal.SIGTERM)
-    assert first.ended().code == 75
 
 
 @pytest.mark.parametrize(
@@ -111,16 +85,6 @@ def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     assert ended.code == 2
     assert ended.stderr.startswith(f"error: --out {out} already holds a run (summary.")
     assert files(out) == {"summary.json": b"{}"}
-
-
-@pytest.mark.slow
-def test_study_begins_anew_in_the_folder_of_one_that_was_killed(tmp_path, capsys):
-    out = tmp_path / "out"
-    argv = [*shlex.split(STUDY), "--out", str(out)]
-    out.mkdir()
-    (out / lock.NAME).write_text("pid 1 on elsewhere")
-    assert compare.main(argv) == 0
-    assert not (out / lock.NAME).exists()
 
 
 def test_nothing_is_left_of_what_was_refused(tmp_path):

@@ -8,9 +8,8 @@ import numpy as np
 import optax.contrib
 import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
-from reducing import assert_close, wave
+from reducing import assert_close
 
-import syncalgos
 from experiments.tasks import muon
 from experiments.training import optimizers
 from experiments.training.config import parse
@@ -89,34 +88,3 @@ def test_the_command_line_gives_muon_the_tasks_own_matrices():
     moments = state.inner_states["muon"].inner_state[0].mu
     shapes = [x.shape for x in jax.tree.leaves(moments)]
     assert shapes == [(64, 128), (128, 128)]
-
-
-def test_one_worker_with_muon_is_optax_alone():
-    """On plain matrices, several steps, so that its momentum counts."""
-    params = {"up": wave(4, 6), "down": wave(6, 3, phase=1.0)}
-    grads = {"up": wave(3, 4, 6, phase=2.0), "down": wave(3, 6, 3, phase=3.0)}
-    optimizer = optax.contrib.muon(0.1)
-
-    def loss(params, batch):
-        return sum(jnp.vdot(params[name], batch[name]) for name in params)
-
-    trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss),
-        optimizer,
-        syncalgos.sync_sgd(),
-        workers=1,
-        backend="vmap",
-    )
-    batches = jax.tree.map(lambda x: x[:, None], grads)
-    state, _ = trainer.run(trainer.init(params), batches)
-
-    def alone(carry, grads):
-        params, opt_state = carry
-        updates, opt_state = optimizer.update(grads, opt_state, params)
-        return (optax.apply_updates(params, updates), opt_state), None
-
-    @jax.jit
-    def train(params, grads):
-        return jax.lax.scan(alone, (params, optimizer.init(params)), grads)[0][0]
-
-    assert_close(trainer.center(state).params, train(params, grads), ROUNDING)

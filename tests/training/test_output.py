@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
 
-import experiments.compare as compare
 from experiments import exit_codes
 from experiments import run as command_line
 from experiments.cli import exits, terminal
@@ -46,18 +45,6 @@ def full():
         yield file.fileno()
 
 
-@contextmanager
-def hung_up():
-    """A terminal whose window was closed."""
-    window, end = pty.openpty()
-    os.close(window)
-    yield end
-    os.close(end)
-
-
-WAYS = [left, full, hung_up]
-
-
 def environ():
     return environment(PYTHONPATH=OURS, TERM="xterm")
 
@@ -87,16 +74,17 @@ def assert_complete(ended, whole):
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 
-BROKEN = [
-    *((way, {stream}, 1) for way in WAYS for stream in ("stdout", "stderr")),
-    *((way, {"stdout", "stderr"}, 2) for way in WAYS[:2]),
-]
-
-
-@pytest.mark.sample(0, slow=4)
-@pytest.mark.parametrize(("broken", "streams", "processes"), BROKEN)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("broken", "streams", "processes"),
+    [
+        (left, {"stdout"}, 1),
+        (full, {"stderr"}, 1),
+        (full, {"stdout", "stderr"}, 2),
+    ],
+)
 def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
-    words = TINY if processes == 1 else f"{TINY} --processes {processes}"
+    words = f"{TINY} --processes {processes}"
     with broken() as end:
         ended = started(words, tmp_path / "out", **dict.fromkeys(streams, end))
     assert_complete(ended, whole)
@@ -126,18 +114,19 @@ def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_pa
     assert_complete(Run(process.wait(TIMEOUT), "", "", tmp_path / "out"), whole)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    "processes",
+    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)],
+)
 def test_closed_streams_stop_no_run(processes, whole, tmp_path):
     words = f"{TINY} --processes {processes}"
     ended = started(words, tmp_path / "out", shell="exec <&- >&- 2>&-; exec")
     assert_complete(ended, whole)
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("broken", WAYS)
-def test_broken_output_stops_no_study(broken, tmp_path):
-    with broken() as end:
+@pytest.mark.slow
+def test_broken_output_stops_no_study(tmp_path):
+    with left() as end:
         ended = started(STUDY, tmp_path / "out", COMPARE, stdout=end, stderr=end)
     assert ended.code == 0
     assert (ended.out / "report.html").exists()
@@ -152,13 +141,9 @@ def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
 # Threads
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(
-    "main, words", [(command_line.main, TINY), (compare.main, STUDY)]
-)
-def test_commands_run_in_a_thread(main, words, tmp_path):
+def test_commands_run_in_a_thread(tmp_path, words=TINY):
     codes, argv = [], [*words.split(), "--out", str(tmp_path / "out")]
-    thread = threading.Thread(target=lambda: codes.append(main(argv)))
+    thread = threading.Thread(target=lambda: codes.append(command_line.main(argv)))
     thread.start()
     thread.join(TIMEOUT)
     assert codes == [0]
@@ -169,8 +154,7 @@ def test_processes_are_started_from_a_thread(tmp_path, monkeypatch):
     for name, value in environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS).items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(ROOT)
-    words = f"{TINY} --processes 2"
-    test_commands_run_in_a_thread(command_line.main, words, tmp_path)
+    test_commands_run_in_a_thread(tmp_path, f"{TINY} --processes 2")
 
 
 # Text

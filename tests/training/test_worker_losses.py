@@ -19,13 +19,8 @@ COMMAND = (
 LOSSES = [[0, (1 + 1 / 4) / 2], [(9 / 64 + 9 / 256) / 2, (25 / 64 + 25 / 256) / 2]]
 
 
-@pytest.mark.parametrize(
-    "more",
-    ["", pytest.param("--processes 2", marks=pytest.mark.slow)],
-    ids=["one", "two"],
-)
-def test_a_line_has_the_mean_loss_of_each_worker(more, tmp_path):
-    ended = run(f"{COMMAND} {more}", tmp_path / "out")
+def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
+    ended = run(COMMAND, tmp_path / "out")
     assert ended.code == 0, ended.stderr
     found = [line["worker_losses"] for line in ended.lines]
     assert found == pytest.approx(np.array(LOSSES), rel=1e-5)
