@@ -59,6 +59,15 @@ def failing():
     raise RuntimeError("out of ideas")
 
 
+def refusing(hidden: int = 3):
+    """A task of even numbers.
+
+    Args:
+        hidden: an even number.
+    """
+    raise ValueError(f"hidden must be even, got {hidden}")
+
+
 def taken(workers=3):
     return Strategy()
 
