@@ -83,21 +83,15 @@ def strategies(kind):
     return {"local": sa.every(sa.average(), 3), "synchronous": sa.sync_sgd()}[kind]
 
 
-CASES = [
-    ("local", {"lane_form": "vectorized"}),
-    ("local", {"lane_form": "sequential"}),
-    ("local", {"backend": "pmap", "lane_form": "sequential", "accumulate": 3}),
-    ("local", {"backend": "shard_map", "each_worker": True}),
-    ("synchronous", {"lane_form": "vectorized", "accumulate": 2}),
-    ("synchronous", {"lane_form": "merged"}),
-    ("synchronous", {"backend": "pmap", "lane_form": "merged", "accumulate": 2}),
-    ("synchronous", {"backend": "pmap", "each_worker": True}),
-    ("synchronous", {"backend": "shard_map", "loss": sa.per_example(values)}),
-]
-
-
-@pytest.mark.sample(2)
-@pytest.mark.parametrize(("kind", "options"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("local", {"backend": "shard_map", "each_worker": True}),
+        ("local", {"backend": "pmap", "lane_form": "sequential", "accumulate": 3}),
+        ("synchronous", {"lane_form": "vectorized", "accumulate": 2}),
+        ("synchronous", {"backend": "pmap", "lane_form": "merged", "accumulate": 2}),
+    ],
+)
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):
     *_, params = trained(strategies(kind), **options)
     np.testing.assert_allclose(params, EXPECTED[kind], ROUNDING, ROUNDING)
@@ -158,16 +152,6 @@ FOLLOWING = optax.chain(
 )
 
 
-def test_a_plateau_is_refused_where_each_worker_would_follow_its_own_loss():
-    """One of unlike data would lower its rate for good while others keep theirs."""
-    for strategy in (sa.bmuf(4), sa.every(sa.average(), 3)):
-        trainer = sa.DataParallel(
-            sa.stateless(plain_loss), FOLLOWING, strategy, workers=WORKERS
-        )
-        with pytest.raises(ValueError, match=r"reduce_on_plateau .* each worker's own"):
-            trainer.init(wide(make_params()))
-
-
 @pytest.mark.parametrize(
     ("strategy", "workers"), [(sa.sync_sgd(), WORKERS), (sa.bmuf(4), 1)]
 )
@@ -219,16 +203,3 @@ def test_an_optimizer_that_needs_the_loss_is_offered(tmp_path):
         ended = run(f"{words} --optimizer momo --algo bmuf", tmp_path / "out")
     assert ended.code == 0, ended.stderr
     assert ended.lines[-1]["train_loss"] < ended.lines[0]["train_loss"]
-
-
-@pytest.mark.parametrize(
-    ("algo", "why"),
-    [
-        ("slowmo", "slowmo needs each step's learning rate"),
-        ("bmuf", "workers of bmuf share no loss"),
-    ],
-)
-def test_a_plateau_is_refused_where_an_algorithm_cannot_have_it(algo, why, tmp_path):
-    ended = run(f"{PLATEAU} --schedule plateau --algo {algo}", tmp_path / "out")
-    assert ended.code == 2
-    assert f"--schedule plateau: {why}" in ended.stderr
