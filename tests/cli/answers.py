@@ -60,11 +60,6 @@ def failing():
 
 
 def refusing(hidden: int = 3):
-    """A task of even numbers.
-
-    Args:
-        hidden: an even number.
-    """
     raise ValueError(f"hidden must be even, got {hidden}")
 
 

@@ -46,26 +46,13 @@ def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tm
     assert ended.summary["algo"] == "mine:pull"
 
 
-@pytest.mark.parametrize(
-    ("factory", "told"),
-    [
-        (
-            "--algo mine:pull",
-            [
-                "Pulls replicas to their mean.",
-                "--period N steps between pulls. (default: 4)",
-                "how far replicas go, where 1 is 100% of the way.",
-            ],
-        ),
-        ("--task mine:refusing", ["A task of even", "--hidden N an even number."]),
-    ],
-)
-def test_help_explains_the_parameters_of_the_users_own(factory, told, modules, capsys):
+def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
-        main([*factory.split(), "--help"])
-    shown = capsys.readouterr()
-    words = " ".join(shown.out.split())
-    assert shown.err == "" and all(text in words for text in told)
+        main(["--algo", "mine:pull", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Pulls replicas to their mean." in shown
+    assert "--period N steps between pulls. (default: 4)" in shown
+    assert "how far replicas go, where 1 is 100% of the way." in shown
 
 
 def test_overwrite_replaces_the_runs_files_alone(tmp_path):

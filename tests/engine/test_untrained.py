@@ -5,11 +5,9 @@ import re
 import pytest
 from lasting import run
 
-from experiments.cli.errors import BadRequest
 from experiments.training.config import parse
 from experiments.training.plan import make_plan
 from experiments.training.run import prepare
-from syncalgos import ALGORITHMS
 
 TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
 WITHOUT_SYNC = (
@@ -48,7 +46,6 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     assert ended.summary["syncs"] == 0
 
 
-@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -67,36 +64,26 @@ def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
     assert never(words) == told
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ALGORITHMS)
+# A first sync after a period, by fragments, after dense steps, by clocks and by a law.
+@pytest.mark.parametrize(
+    "name",
+    [
+        "bmuf",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("streaming_diloco", "zero_one_adam", "async_diloco", "qsr")
+        ),
+    ],
+)
 def test_the_way_out_of_any_algorithm_leads_out(name):
     """The period of a sync is found by counting what is sent."""
     told = never(f"--steps 1 --algo {name}")
-    if not told:
-        return
     [steps] = re.findall(r"--steps (\d+) or more", told)
     assert int(steps) > 1
     assert never(f"--steps {int(steps) - 1} --algo {name}")
     assert not never(f"--steps {steps} --algo {name}")
     if "--period" in told:  # 4 is what fragments divide
         assert not never(f"--steps 4 --algo {name} --period 4")
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--steps 11 --sync-until 11", "--sync-until 11 is not below --steps 11"),
-        ("--sync-until 99", "--sync-until 99 is not below --steps 11"),  # the task's
-        (
-            "--algo post_local_sgd --dense-steps 20 --steps 20",
-            "--dense-steps 20 is not below --steps 20",
-        ),
-        ("--warmup-steps 12", "--warmup-steps 12 is above --steps 11"),
-    ],
-)
-def test_a_phase_that_the_run_does_not_hold_is_refused_with_both_numbers(words, told):
-    with pytest.raises(BadRequest, match=told):
-        prepare(parse([*TINY.split(), *words.split()]))
 
 
 @pytest.mark.parametrize(
@@ -138,7 +125,6 @@ def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
-@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("words", "told"),
     [
