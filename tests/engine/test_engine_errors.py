@@ -77,22 +77,22 @@ def usual(use):
     return lambda: use(plain_trainer(), plain_state())
 
 
-def other(use, strategy=None, optimizer=None):
+SGD = optax.sgd(0.05, momentum=0.9)
+
+
+def trainer_by(optimizer, strategy):
+    return sa.DataParallel(plain_loss, optimizer, strategy, workers=4)
+
+
+def other(use, strategy, optimizer=SGD):
     """Uses another trainer, with the state of the usual one."""
-    optimizer = optimizer or optax.sgd(0.05, momentum=0.9)
-    strategy = strategy or sa.bmuf(3)
-    loss = sa.stateless(plain_loss)
-    return lambda: use(
-        sa.DataParallel(loss, optimizer, strategy, workers=4), plain_state()
-    )
+    return lambda: use(trainer_by(optimizer, strategy), plain_state())
 
 
-def with_optimizer(optimizer, strategy=None, **options):
-    def make():
-        given = plain_loss, optimizer, strategy or sa.sync_sgd()
-        return sa.DataParallel(*given, **({"workers": 2} | options))
-
-    return started(make=make)
+def inner(optimizer, strategy=None):
+    """Starts with another inner optimizer."""
+    strategy = strategy or sa.sync_sgd()
+    return started(make=lambda: trainer_by(optimizer, strategy))
 
 
 OF_LAYOUTS = [
@@ -128,7 +128,9 @@ class Normed(nnx.Module):
 RNGS = nnx.Rngs(0)
 LINEAR = nnx.Linear(6, 1, rngs=RNGS)
 NORMED = nnx.state(Normed(RNGS), nnx.Any(nnx.Param, nnx.BatchStat))
-STATISTICS = {"norm": {"mean": np.zeros(1, np.float32)}}
+SEQUENTIAL = nnx.Sequential(LINEAR, nnx.BatchNorm(1, rngs=RNGS))
+OF_LINEN = {"params": PARAMS, "batch_stats": {"norm": np.zeros(1, np.float32)}}
+MLP = eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(0))
 STEP = r"^params\['layers'\]\[1\]\['step'\] is.* {}.*belongs in buffers"
 UNTYPED = r"buffers\['rng'\] is uint32\[2\].*jax\.random\.wrap_key_data"
 
@@ -150,69 +152,37 @@ OF_PARAMS = [
     (started(buffers={"rng": np.asarray(jax.random.PRNGKey(0))}), UNTYPED),
     (started(NORMED), r"params\['norm'\]\['mean'\] is a BatchStat, .* trained: split"),
     (
-        started(nnx.Sequential(LINEAR, nnx.BatchNorm(1, rngs=RNGS))),
-        r"is a BatchStat, which is not trained: .* by nnx.split\(model, nnx.Param",
+        started(SEQUENTIAL),
+        r"is a BatchStat, .* trained: .* by nnx.split\(model, nnx.Par",
     ),
-    (
-        started({"params": PARAMS, "batch_stats": STATISTICS}),
-        r"batch_stats'\] is not trained: pass variables.pop\('params'\) as",
-    ),
-    (
-        started(eqx.nn.MLP(2, 2, 8, 1, key=jax.random.key(0))),
-        r"params\.activation is .* eqx\.partition\(",
-    ),
+    (started(OF_LINEN), r"'\] is not trained: pass variables.pop\('params'\) as"),
+    (started(MLP), r"params\.activation is .* eqx\.partition\("),
     (started(nnx.Dropout(0.5, rngs=RNGS)), r"\.count.* nnx\.split\(model, nnx\.Param"),
 ]
 
 
+SAM = optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))
+SCHEDULE_FREE = optax.contrib.schedule_free_sgd(0.1)
+BACKTRACKING = optax.scale_by_backtracking_linesearch(9)
+PLATEAU = optax.chain(SGD, optax.contrib.reduce_on_plateau())
+SEARCHES = "^optimizer: a line search needs the loss at other params"
 OF_OPTIMIZERS = [
     (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
     (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
-    (made(optax.sgd(0.1)), "an optimizer. check the order of the"),
-    (
-        with_optimizer(optax.sgd),
-        r"must be an optax optimizer, .*\(call it: sgd\(…\)\)$",
-    ),
-    (
-        with_optimizer(optax.linear_schedule(1, 0, 9)),
-        r"got .{,60} \(a schedule is .*sgd\(schedule\)\)$",
-    ),
-    (with_optimizer("sgd"), r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
-    (
-        with_optimizer(nnx.Optimizer(LINEAR, optax.sgd(1.0), wrt=nnx.Param)),
-        r"got .{,60} \(pass its .tx\)$",
-    ),
-    (
-        with_optimizer(optax.contrib.schedule_free_sgd(0.1)),
-        "^optimizer: schedule_free evaluates another model",
-    ),
-    (
-        with_optimizer(optax.lookahead(optax.sgd(0.1), 5, 0.5)),
-        r"^optimizer: .*with .* syncalgos.lookahead\(\)",
-    ),
-    (with_optimizer(optax.lbfgs()), "a line search needs the loss at other params"),
-    (
-        with_optimizer(
-            optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(9))
-        ),
-        "a line search needs the loss",
-    ),
-    (
-        with_optimizer(optax.apply_if_finite(optax.contrib.schedule_free_adamw(), 3)),
-        "docs/own-loop.md",
-    ),
-    (
-        with_optimizer(optax.contrib.sam(optax.sgd(0.1), optax.sgd(0.1))),
-        "sam moves params to",
-    ),
-    (with_optimizer(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
+    (made(SGD), "an optimizer. check the order of the"),
+    (inner(optax.sgd), r"must be an optax optimizer, got .*\(call it: sgd\(…\)\)$"),
+    (inner(optax.linear_schedule(1, 0, 9)), r"\(a schedule is .*sgd\(schedule\)\)$"),
+    (inner("sgd"), r"\(an optimizer is an object: optax.sgd\(…\)\)$"),
+    (inner(nnx.Optimizer(LINEAR, SGD, wrt=nnx.Param)), r".{,60} \(pass its .tx\)$"),
+    (inner(SCHEDULE_FREE), "^optimizer: schedule_free evaluates another model"),
+    (inner(optax.apply_if_finite(SCHEDULE_FREE, 3)), "docs/own-loop.md"),
+    (inner(optax.lookahead(SGD, 5, 0.5)), r"with .* syncalgos.lookahead\(\)"),
+    (inner(optax.lbfgs()), SEARCHES),
+    (inner(optax.chain(SGD, BACKTRACKING)), SEARCHES),
+    (inner(SAM), "sam moves params to"),
+    (inner(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
     # One of unlike data would lower its rate for good while others keep theirs.
-    (
-        with_optimizer(
-            optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau()), sa.bmuf(4)
-        ),
-        "reduce_on_plateau .* each worker's own",
-    ),
+    (inner(PLATEAU, sa.bmuf(4)), "reduce_on_plateau .* each worker's own"),
 ]
 
 TEN = {"x": X[ROWS[0, :10]]}
@@ -229,6 +199,9 @@ def stepped(batch):
 
 def evaluated(batches, eval_loss=None):
     return lambda: make_trainer(eval_loss=eval_loss).evaluate(plain_state(), batches)
+
+
+WEIGHT = "microbatch_weight"
 
 
 def counting(name):
@@ -264,8 +237,8 @@ OF_BATCHES = [
     (evaluated(X[ROWS].tolist()), r"batches\[0\].* is float: convert lists to"),
     (evaluated(ELEVEN, counting("hits")), r"shape \(2,\) depends on the .* size: drop"),
     (
-        evaluated(ELEVEN, counting("microbatch_weight")),
-        "batches of 11 do not divide into 4 parts, and microbatch_weight",
+        evaluated(ELEVEN, counting(WEIGHT)),
+        f"batches of 11 .* into 4 parts, and {WEIGHT}",
     ),
     (
         stepped(TEN),
@@ -277,18 +250,22 @@ OF_BATCHES = [
     (by_rows(ROWS[..., None]), "must be integer row numbers"),
     (by_rows(ROWS - 1), "rows must be 0 to 199, got -1"),
     (by_rows(jnp.asarray(ROWS) + 100), "rows must be 0 to 199"),
-    (
-        lambda: plain_trainer().place({"x": X, "y": Y[:10]}),
-        r"data\['y'\] has leading axes \(10,\)",
-    ),
+    (lambda: plain_trainer().place({"x": X, "y": Y[:10]}), r"'y'\] .* axes \(10,\)"),
 ]
 
 
-def syncs(sync, period=1, init=None, **fields):
-    """Starts by a strategy that is made of these functions, with a period."""
-    fields |= {"init": init} if init else {}
-    strategy = sa.Strategy(sync=sync, **fields)
+def syncs(sync, period=1, init=None):
+    """Starts by a sync with a period."""
+    strategy = sa.Strategy(init or sa.Strategy().init, sync=sync)
     return started(strategy=sa.every(strategy, period))
+
+
+def by(strategy):
+    return started(strategy=strategy)
+
+
+def fields(**functions):
+    return lambda: sa.every(sa.Strategy(**functions), 2)
 
 
 def cut(tree):
@@ -303,22 +280,23 @@ def count(params):
     return {"n": jnp.int32(0)}
 
 
-def short(mask):
-    return started(strategy=sa.masked(sa.bmuf(2), mask))
+def scalar(replica):
+    return replica._replace(params={**replica.params, "w": 0.0})
+
+
+def masked(**mask):
+    return by(sa.masked(sa.bmuf(2), mask))
 
 
 PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` needs .*use every\(…, schedule"
 OF_STRATEGIES = [
-    (
-        syncs(lambda r, s, t: (r._replace(params={**r.params, "w": 0.0}), s)),
-        r"sync changes replica.params\['w'\] from float32\[6,1\] to float32\[\]",
-    ),
+    (syncs(lambda r, s, t: (scalar(r), s)), r"params\['w'\] from float32\[6,1\] to fl"),
     (
         syncs(lambda r, s, t: (whole(r), s), 4),
-        r"sync changes replica.params\['b'\] from float32\[1\] to int32\[1\]",
+        r"params\['b'\] from float32\[1\] to int3",
     ),
     (
-        started(strategy=sa.Strategy(reduce=lambda g, r, s, t: (cut(g), s))),
+        by(sa.Strategy(reduce=lambda g, r, s, t: (cut(g), s))),
         r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
     ),
     (
@@ -331,45 +309,29 @@ OF_STRATEGIES = [
     ),
     (syncs(lambda r, s, t: r, 4), r"sync must return \(replica, state\), got Replica"),
     (
-        started(strategy=sa.Strategy(center=lambda p, s: p["w"])),
-        "center changes the structure of params: params is array, not dict",
+        by(sa.Strategy(center=lambda p, s: p["w"])),
+        "center changes .* is array, not dict",
     ),
     (syncs(lambda r, s, step: (r if step % 4 else None, s)), PYTHON_IF),
-    (started(strategy=sa.when(sa.average(), lambda step: step in (4, 8))), PYTHON_IF),
+    (by(sa.when(sa.average(), lambda step: step in (4, 8))), PYTHON_IF),
     (
-        short({"w": True}),
-        r"mask must be .* params: masked: mask\['b'\] is missing",
+        masked(w=True),
+        r"mask must be a tree like params: masked: mask\['b'\] is missing",
     ),
-    (short({"w": 1, "b": 1, "c": 1}), r"masked: mask\['c'\] is unexpected"),
-    (short({"w": {"x": 1}, "b": 1}), r"masked: mask\['w'\] is dict, not array"),
-    (started(strategy=sa.bmuf(axis="batch")), r"strategy is syncalgos\.WORKERS"),
-    (
-        started(strategy=sa.every(sa.reset(optax.adam(0.1)), 2)),
-        "the same inner optimizer",
-    ),
-    (
-        lambda: sa.every(sa.Strategy(sync=lambda replica, state: 0), 2),
-        r"sync .*with \(replica, state, step\)",
-    ),
-    (
-        lambda: sa.every(sa.Strategy(init=lambda replica, state, step: 0), 2),
-        r"init .*called with \(params\), but",
-    ),
-    (
-        lambda: sa.every(sa.Strategy(center=lambda params: params), 2),
-        r"takes \(params\): too many positional",
-    ),
-    (
-        lambda: sa.every(sa.Strategy(reduce=None), 2),
-        r"reduce .*function of \(grads, replica, state, step\), got",
-    ),
+    (masked(w=1, b=1, c=1), r"masked: mask\['c'\] is unexpected"),
+    (masked(w={"x": 1}, b=1), r"masked: mask\['w'\] is dict, not array"),
+    (by(sa.bmuf(axis="batch")), r"strategy is syncalgos\.WORKERS"),
+    (by(sa.every(sa.reset(optax.adam(0.1)), 2)), "the same inner optimizer"),
+    (fields(sync=lambda r, s: 0), r"sync .*with \(replica, state, step\)"),
+    (fields(init=lambda r, s, t: 0), r"init .*called with \(params\), but"),
+    (fields(center=lambda p: p), r"takes \(p\): too many positional"),
+    (fields(reduce=None), r"reduce .*function of \(grads, replica, state, step\), got"),
     (lambda: sa.average("loss"), "field of Replica"),
 ]
 
 
 def weighed(params, buffers, batch, key):
-    metrics = {"microbatch_weight": len(batch["x"])}
-    return plain_loss(params, batch), (buffers, metrics)
+    return plain_loss(params, batch), (buffers, {WEIGHT: len(batch["x"])})
 
 
 def drawn(params, buffers, batch, key):
@@ -405,110 +367,100 @@ def normed(buffers):
     return trainer.run(trainer.init(OF_NNX, buffers), BATCHES)
 
 
+def examples(values):
+    return losing(sa.per_example(lambda p, b, batch, key: values(batch["x"], b)))
+
+
+ALL_GATHER = over_workers(lambda x: jax.lax.all_gather(x, sa.WORKERS))
+PSUM_SCATTER = over_workers(lambda x: jax.lax.psum_scatter(x, sa.WORKERS))
+PPERMUTE = over_workers(lambda x: jax.lax.ppermute(x, sa.WORKERS, [(0, 1)]))
+ONE = {"n": np.zeros(1, np.float32)}
 OF_LOSSES = [
     (made(loss=lambda p, b, batch: 0.0), r"of \(params, batch\), of \(params, batch, "),
     (made(loss=3), r"function of \(params, batch\), of .* or of .*, got 3"),
     (made(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
     (
-        losing(lambda p, b, x, key: (0.0, (b, {"microbatch_weight": x["y"]}))),
-        r"microbatch_weight' must be a scalar, got shape \(6, 1\)",
+        losing(lambda p, b, batch, key: (0.0, (b, {WEIGHT: batch["y"]}))),
+        rf"{WEIGHT}' must be a scalar, got shape \(6, 1\)",
     ),
-    (losing(lambda p, b, x, key: plain_loss(p, x)), "loss must return"),
+    (losing(lambda p, b, batch, key: 0.0), "loss must return"),
+    (losing(lambda p, b, batch, key: (0.0, (b, 3.0))), "return .* dict of metrics"),
     (
-        losing(lambda p, b, x, key: (plain_loss(p, x), (b, 3.0))),
-        "loss must return .* dict of metrics",
-    ),
-    (
-        losing(lambda p, b, x, key: (x["x"] @ p["w"], (b, {}))),
+        losing(lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {}))),
         r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
     ),
+    (losing(lambda p, batch: (0.0, {})), "must return a scalar, got 2 values: to retu"),
     (
-        losing(lambda p, x: (plain_loss(p, x), {})),
-        "must return a scalar, got 2 values: to return metrics, write",
+        examples(lambda x, b: x),
+        r"per_example: .* must return \(values, buffers\), got ",
+    ),
+    (examples(lambda x, b: (x, b)), r"per_example: .* a dict, such as \{'loss': "),
+    (
+        examples(lambda x, b: ({"hit": x[:, 0]}, b)),
+        r"must hold 'loss', .*\{'hit': \(6,",
     ),
     (
-        losing(sa.per_example(lambda p, b, x, key: plain_loss(p, x))),
-        r"per_example: the function must return \(values, buffers\), got ",
+        examples(lambda x, b: ({"loss": x}, b)),
+        r"must hold 'loss', .*\{'loss': \(6, 6\)",
     ),
     (
-        losing(sa.per_example(lambda p, b, x, key: (plain_loss(p, x), b))),
-        r"per_example: values must be a dict, such as \{'loss': ",
+        examples(lambda x, b: ({"loss": x[:, 0], WEIGHT: x[:, 0]}, b)),
+        f"values cannot hold '{WEIGHT}'",
     ),
     (
-        losing(lambda p, b, x, key: (plain_loss(p, x), ({"new": 0.0}, {}))),
+        losing(lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {}))),
         r"the loss changes the structure of buffers: buffers is dict, not \(\)",
     ),
     (
-        losing(growing, buffers={"n": np.zeros(1, np.float32)}, accumulate=2),
-        r"the loss changes buffers\['n'\] from float32\[1\] to float32\[2\]",
+        losing(growing, buffers=ONE, accumulate=2),
+        r"buffers\['n'\] from float32\[1\] to f",
     ),
     (lambda: normed(NNX_BUFFERS), r"of buffers: buffers\['dropout'\] is missing"),
-    (
-        over_workers(lambda x: jax.lax.all_gather(x, sa.WORKERS)),
-        r"^jax\.lax\.all_gather .*collectives\.gather$",
-    ),
-    (
-        over_workers(lambda x: jax.lax.psum_scatter(x, sa.WORKERS)),
-        r"^jax\.lax\.psum_scatter .*collectives\.mean$",
-    ),
-    (
-        over_workers(lambda x: jax.lax.ppermute(x, sa.WORKERS, [(0, 1)])),
-        r"^jax\.lax\.ppermute .*collectives\.shift$",
-    ),
+    (ALL_GATHER, r"^jax\.lax\.all_gather .*collectives\.gather$"),
+    (PSUM_SCATTER, r"^jax\.lax\.psum_scatter .*collectives\.mean$"),
+    (PPERMUTE, r"^jax\.lax\.ppermute .*collectives\.shift$"),
 ]
+
+
+BMUF, SYNC_SGD = sa.bmuf(), sa.sync_sgd()
 
 
 def talking(params, batch):
     return plain_loss(params, batch) + sa.collectives.mean(params["w"][0, 0])
 
 
-def in_form(form, loss=None, strategy=None, buffers=()):
-    strategy = strategy or sa.sync_sgd()
-    return losing(loss, BATCHES, buffers, strategy=strategy, lane_form=form)
+def talking_by_jax(params, batch):
+    return jax.lax.pmean(plain_loss(params, batch), "lanes")
 
 
-def seeing_loss(reduce):
-    return sa.average()._replace(sees_loss=True, reduce=reduce)
+def in_turn(loss=None, strategy=BMUF):
+    return losing(loss, strategy=strategy, lane_form="sequential")
 
 
-IN_TURN = "lane_form cannot be 'sequential': .*"
-MERGED = "lane_form cannot be 'merged': .*"
+def merged(loss=None, strategy=SYNC_SGD, buffers=()):
+    return losing(loss, BATCHES, buffers, strategy=strategy, lane_form="merged")
+
+
 OF_FORMS = [
-    (in_form("sequential"), IN_TURN + "the strategy reduces gradients"),
+    (in_turn(strategy=SYNC_SGD), "'sequential': the strategy reduces gradients"),
+    (in_turn(talking), "'sequential': .* communicates with other workers"),
+    (in_turn(talking_by_jax), "'sequential': .* communicates with other workers"),
+    (merged(strategy=BMUF), "'merged': .*does not take the mean of all gradients"),
+    (merged(growing, buffers={"n": np.zeros(2, np.float32)}), "has buffers of its own"),
+    (merged(drawn), "lane_form cannot be 'merged': .*draws from each worker's own key"),
     (
-        in_form("merged", strategy=sa.bmuf()),
-        MERGED + "does not take the mean of all gradients",
+        merged(weighed),
+        f"lane_form cannot be 'merged': .*weighs its batches by '{WEIGHT}'",
     ),
     (
-        in_form("merged", growing, buffers={"n": np.zeros(2, np.float32)}),
-        MERGED + "each worker has buffers of its own",
+        merged(talking),
+        "lane_form cannot be 'merged': .*communicates with other workers",
     ),
-    (in_form("merged", drawn), MERGED + "draws from each worker's own key"),
-    (in_form("merged", weighed), MERGED + "weighs its batches by 'microbatch_weight'"),
     (
-        in_form("merged", strategy=seeing_loss(sa.sync_sgd().reduce)),
-        MERGED + "the strategy sees each worker's own loss",
-    ),
-    (in_form("sequential", talking, sa.bmuf()), IN_TURN + "communicates with other"),
-    (
-        in_form(
-            "sequential",
-            lambda p, b: jax.lax.pmean(plain_loss(p, b), "lanes"),
-            sa.bmuf(),
-        ),
-        IN_TURN + "communicates with other workers",
+        merged(strategy=sa.sync_sgd()._replace(sees_loss=True)),
+        "the strategy sees each worker's own loss",
     ),
 ]
-
-
-def uses_with(given):
-    return [
-        usual(lambda trainer, _: trainer.run(given, BATCHES)),
-        usual(lambda trainer, _: trainer.center(given)),
-        usual(lambda trainer, _: trainer.divergence(given)),
-        usual(lambda trainer, _: trainer.to_host(given)),
-        usual(lambda trainer, _: trainer.communication(given, steps=1)),
-    ]
 
 
 def donated(use):
@@ -526,90 +478,65 @@ def from_host(trainer, state):
     return trainer.from_host(plain_trainer().to_host(state))
 
 
-MUST_BE = r"state must be a TrainState, got \{'w'"
+NO_STATE = r"state must be a TrainState, got \{'w'"
 GIVEN_UP = "donated to an earlier run"
 SLOWMO = sa.slowmo(3, learning_rate=0.1)
+NOT_SLOWMO = "another strategy: {}.sync is BMUFState, not SlowMoState$"
+NOT_ADAM = r"optimizer: held.replica.opt_state\[0\] is TraceState, not Scale"
+IN_JIT = "call it outside jax"
 OF_STATES = [
-    *((use, MUST_BE) for use in uses_with(PARAMS)),
+    (usual(lambda trainer, _: trainer.run(PARAMS, BATCHES)), NO_STATE),
+    (usual(lambda trainer, _: trainer.center(PARAMS)), NO_STATE),
+    (usual(lambda trainer, _: trainer.divergence(PARAMS)), NO_STATE),
+    (usual(lambda trainer, _: trainer.to_host(PARAMS)), NO_STATE),
+    (usual(lambda trainer, _: trainer.communication(PARAMS, steps=1)), NO_STATE),
     (
-        usual(lambda trainer, state: trainer.run((state, {}), BATCHES)),
-        "got a tuple; unpack the result of run: state, me",
+        usual(lambda trainer, x: trainer.center((x, {}))),
+        "a tuple; unpack the .* of run",
     ),
-    (usual(lambda t, state: jax.jit(t.run)(state, BATCHES)), "call it outside jax"),
-    (
-        usual(lambda t, state: jax.jit(lambda x: t.run(state, x))(BATCHES)),
-        "call it outside jax",
-    ),
-    (
-        other(lambda trainer, state: trainer.run(state, BATCHES), SLOWMO),
-        "another strategy: state.sync is BMUFState, not SlowMoState$",
-    ),
-    (
-        other(lambda trainer, state: trainer.center(state), sa.sync_sgd()),
-        "another strategy: state.sync is BMUFState, not EmptyState$",
-    ),
-    (
-        other(from_host, SLOWMO),
-        "another strategy: held.sync is BMUFState, not SlowMoState$",
-    ),
-    (
-        other(from_host, optimizer=optax.adam(0.1)),
-        r"optimizer: held.replica.opt_state\[0\] is TraceState, not Scale",
-    ),
+    (usual(lambda trainer, x: jax.jit(trainer.run)(x, BATCHES)), IN_JIT),
+    (usual(lambda t, x: jax.jit(lambda y: t.run(x, y))(BATCHES)), IN_JIT),
+    (other(lambda t, x: t.run(x, BATCHES), SLOWMO), NOT_SLOWMO.format("state")),
+    (other(lambda t, x: t.center(x), SYNC_SGD), "BMUFState, not EmptyState$"),
+    (other(from_host, SLOWMO), NOT_SLOWMO.format("held")),
+    (other(from_host, sa.bmuf(3), optax.adam(0.1)), NOT_ADAM),
     (
         lambda: make_trainer(workers=6).run(plain_state(), BATCHES),
         r"axes \(2, 2\), but .* = \(3, 2\)",
     ),
-    (donated(lambda trainer, state: trainer.run(state, BATCHES)), GIVEN_UP),
-    (donated(lambda trainer, state: trainer.evaluate(state, BATCHES)), GIVEN_UP),
-    (donated(lambda trainer, state: trainer.center(state)), GIVEN_UP),
-    (donated(lambda trainer, state: trainer.divergence(state)), GIVEN_UP),
+    (donated(lambda trainer, x: trainer.run(x, BATCHES)), GIVEN_UP),
+    (donated(lambda trainer, x: trainer.evaluate(x, BATCHES)), GIVEN_UP),
+    (donated(lambda trainer, x: trainer.center(x)), GIVEN_UP),
+    (donated(lambda trainer, x: trainer.divergence(x)), GIVEN_UP),
 ]
 
 
-def tabled(tables, workers=4, strategy=None):
-    strategy = strategy or sa.sync_sgd()
-    return started(
-        two_tables.START,
-        make=lambda: two_tables.make(strategy, workers, tables=tables),
-    )
+def tabled(tables=two_tables.TABLES, workers=4, strategy=SYNC_SGD):
+    def make():
+        return two_tables.make(strategy, workers, tables=tables)
+
+    return started(two_tables.START, make=make)
 
 
 def by_size(params):
     return jax.tree.map(lambda x: x.size > 11, params)
 
 
+WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
+FLOATS, WHOLE = np.zeros((3, 2)), np.zeros(2, int)
 OF_TABLES = [
     (
-        tabled(two_tables.TABLES, workers=8),
-        r"tables: params\['scale'\] has 12 rows, .* over 8 workers: pad it to 16 rows$",
+        tabled(workers=8),
+        r"\['scale'\] has 12 rows, .* over 8 workers: pad it to 16 rows$",
     ),
-    (
-        tabled({**two_tables.TABLES, "rest": True}),
-        r"params\['rest'\]\['bias'\] is a scalar",
-    ),
+    (tabled({**two_tables.TABLES, "rest": True}), r"\['rest'\]\['bias'\] is a scalar"),
     (tabled({**two_tables.TABLES, "rest": 1}), "tables must hold booleans, got 1"),
     (tabled({"words": True}), "tables must be a tree like params"),
     (tabled(by_size), "tables must not depend on the number of rows"),
-    (
-        tabled(
-            two_tables.TABLES,
-            strategy=sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s)),
-        ),
-        "sync changes the structure of replica",
-    ),
-    (
-        lambda: sa.lookup(np.zeros((3, 2)), np.zeros(2)),
-        r"ids must be integers, got float32\[2\]",
-    ),
-    (
-        lambda: sa.lookup(np.zeros((3, 2), int), np.zeros(2, int)),
-        "part must be float rows of a table",
-    ),
-    (
-        lambda: sa.lookup(np.zeros(()), np.zeros(2, int)),
-        r"part must be .* table, got float32\[\]",
-    ),
+    (tabled(strategy=WITHOUT), "sync changes the structure of replica"),
+    (lambda: sa.lookup(FLOATS, FLOATS), r"ids must be integers, got float32\[3,2\]"),
+    (lambda: sa.lookup(WHOLE, WHOLE), "part must be float rows of a table"),
+    (lambda: sa.lookup(np.zeros(()), WHOLE), r"part must be .* table, got float32\[\]"),
 ]
 NUMBERS = {"lr": 0.1, "mu": 0.5}
 
@@ -625,14 +552,15 @@ def numbered(numbers, strategy=None):
     )
 
 
+def of_period(numbers):
+    return sa.bmuf(numbers["mu"])
+
+
 def other_numbers(numbers):
     return started(hyperparams=numbers, make=lambda: numbered(NUMBERS))
 
 
-VECTOR = (
-    r"hyperparams\['mu'\] must be a number, got .*; train the settings in turn: "
-    "numbers are data, so the program is compiled once$"
-)
+VECTOR = r"\['mu'\] must be a number, got .*; train .* in turn: .* is compiled once$"
 OF_NUMBERS = [
     (lambda: numbered({"lr": "0.1"}), r"hyperparams\['lr'\] must be a number"),
     (lambda: numbered({**NUMBERS, "mu": True}), r"params\['mu'\] must be a number"),
@@ -643,10 +571,7 @@ OF_NUMBERS = [
     (other_numbers({**NUMBERS, "mu": -0.5}), "block_momentum must be .* got -0.5"),
     (other_numbers({**NUMBERS, "mu": np.ones(2)}), VECTOR),
     (other_numbers({**NUMBERS, "mu": jnp.ones((2, 2))}), VECTOR),
-    (
-        started(make=lambda: numbered(NUMBERS, lambda numbers: sa.bmuf(numbers["mu"]))),
-        "period must be .* number",
-    ),
+    (started(make=lambda: numbered(NUMBERS, of_period)), "period must be .* number"),
 ]
 
 
@@ -698,19 +623,19 @@ def normalizing_if(asks):
     return loss
 
 
-def lone(strategy, backend="vmap"):
-    return started(strategy=strategy, backend=backend)
+def lone(asks, backend="vmap"):
+    return started(strategy=averaging_if(asks), backend=backend)
 
 
 LARGE = averaging_if(lambda total, state, step: total > 1)
 BRANCH = "a branch that depends on one worker's data contains .* .psum.*decided"
 OF_LONE_BRANCHES = [
-    (lone(LARGE), BRANCH),
-    (lone(averaging_if(lambda total, state, step: state["sum"] > 1)), BRANCH),
-    (lone(averaging_if(lambda *_: sa.collectives.index() == 0), "auto"), BRANCH),
-    (lone(sa.every(LARGE, 4), "auto"), BRANCH),
-    (lone(sa.Strategy(sync=looping_mean)), BRANCH.replace("branch", "loop")),
-    (lone(sa.Strategy(sync=by_own_loss, sees_loss=True)), BRANCH),
+    (lone(lambda total, state, step: total > 1), BRANCH),
+    (lone(lambda total, state, step: state["sum"] > 1), BRANCH),
+    (lone(lambda *_: sa.collectives.index() == 0, "auto"), BRANCH),
+    (by(sa.every(LARGE, 4)), BRANCH),
+    (by(sa.Strategy(sync=looping_mean)), BRANCH.replace("branch", "loop")),
+    (by(sa.Strategy(sync=by_own_loss, sees_loss=True)), BRANCH),
     (losing(normalizing_if(lambda x: x.sum() > 1)), BRANCH),
 ]
 REFUSED = [
