@@ -60,13 +60,16 @@ def values(params, buffers, batch, key):
     return {"loss": error[:, 0] ** 2, "error": jnp.abs(error[:, 0])}, buffers
 
 
-def train(strategy, ends=(12,), loss=None, buffers=(), batches=WIDE, **options):
+def train(
+    strategy, ends=(12,), loss=None, buffers=(), batches=WIDE, data=None, **options
+):
     """Returns the trainer, the last state and the metrics of all steps."""
     trainer = make_trainer(strategy, loss=loss, **options)
     state, reported = trainer.init(PARAMS, buffers), []
+    data = data and trainer.place(data)
     for first, end in zip((0, *ends), ends, strict=False):
         part = jax.tree.map(lambda x, a=first, b=end: x[a:b], batches)
-        state, metrics = trainer.run(state, part)
+        state, metrics = trainer.run(state, part, data)
         reported.append(metrics)
     return trainer, state, jax.tree.map(lambda *x: np.concatenate(x), *reported)
 
@@ -116,11 +119,11 @@ def test_any_split_of_sequential_lanes_gives_the_same_bits():
 def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
     (_, expected, reported), (trainer, *whole), (_, *each) = (
-        train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options)
-        for loss, form in (
-            (per_example(values), "vectorized"),
-            (stateless(plain_loss), "merged"),
-            (per_example(values), "merged"),
+        train(syncalgos.sync_sgd(), loss=loss, lane_form=form, **options, **more)
+        for loss, form, more in (
+            (per_example(values), "vectorized", {}),
+            (stateless(plain_loss), "merged", {}),
+            (per_example(values), "merged", {"batches": ROWS, "data": wide(DATA)}),
         )
     )
 
@@ -182,20 +185,14 @@ def test_groups_fill_the_caches_and_outweigh_the_weights(width, examples, expect
     assert groups.size(*passes, 12, w) == expected
 
 
-def test_resident_data_is_merged_too():
-    trainer = make_trainer(syncalgos.sync_sgd(), loss=per_example(values))
-    state = trainer.init(PARAMS)
-    state, _ = trainer.run(state, ROWS, trainer.place(wide(DATA)))
-
-    assert trainer.lane_form == "merged"
-    assert_same(state, train(syncalgos.sync_sgd(), lane_form="vectorized")[1])
-
-
 def talking(params, batch):
     return plain_loss(params, batch) + syncalgos.collectives.mean(params["w"][0, 0])
 
 
 BUFFERS = {"seen": np.zeros((), int), "last": np.zeros(())}
+
+
+SEEING = syncalgos.sync_sgd()._replace(sees_loss=True)
 
 
 def talking_values(params, buffers, batch, key):
@@ -218,15 +215,16 @@ def drawn_values(params, buffers, batch, key):
         ({"loss": per_example(drawn_values)}, "vectorized"),
         ({"loss": per_example(talking_values)}, "vectorized"),
         ({"loss": per_example(talking_values), "workers": 1}, "vectorized"),
+        ({"loss": per_example(values), "strategy": SEEING}, "vectorized"),
         ({}, "vectorized"),
     ],
     ids=[
         *("per example", "each worker", "own buffers", "own key", "talking"),
-        *("one that talks", "not said to be a mean"),
+        *("one that talks", "own loss", "not said to be a mean"),
     ],
 )
 def test_gradients_are_merged_where_nothing_depends_on_it(given, form):
-    assert form_of(syncalgos.sync_sgd(), **given) == form
+    assert form_of(**{"strategy": syncalgos.sync_sgd()} | given) == form
 
 
 def error(params, batch):

@@ -125,9 +125,9 @@ MODELS = {
 }
 
 
-def train(model, strategy, workers=4):
+def train(model, strategy):
     """Returns the center and each step's loss."""
-    trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers=workers)
+    trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers=4)
     state = trainer.init(model.params, model.buffers)
     state, metrics = trainer.run(state, BATCHES)
     return trainer.center(state), np.asarray(metrics["loss"])
@@ -223,21 +223,17 @@ TREES = Replica(
 )
 
 
-def test_nested_dicts_and_lists_are_loaded_as_they_were(tmp_path):
+@pytest.mark.parametrize(
+    "replica",
+    [TREES, *map(Replica, (jnp.arange(3.0), [jnp.ones(2)], {"w": jnp.ones(1)}))],
+    ids=["nested", "array", "list", "without buffers"],
+)
+def test_models_are_loaded_as_they_were(replica, tmp_path):
     path = tmp_path / "new" / "model.safetensors"
-    export.save(path, TREES, {})
-    assert_same_bits(export.load(path), TREES)
-    assert_same_bits(export.load(str(path), like=TREES), TREES)
+    export.save(path, replica, {})
+    assert_same_bits(export.load(path), replica)
+    assert_same_bits(export.load(str(path), like=replica), replica)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_models_without_buffers_or_of_one_array_are_loaded_as_they_were(tmp_path):
-    for number, params in enumerate(
-        [jnp.arange(3.0), [jnp.ones(2)], {"w": jnp.ones(1)}]
-    ):
-        path = tmp_path / f"{number}.safetensors"
-        export.save(path, Replica(params), {})
-        assert_same_bits(export.load(path), Replica(params))
 
 
 def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
@@ -258,14 +254,8 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
     ("params", "message"),
     [
         ({"a": 1, "a.b": 2}, r"--export: params\.a\.b would lie inside params\.a$"),
-        (
-            {"x": {"a.b": 1, "a": 2}},
-            r"params\.x\.a\.b would lie inside params\.x\.a$",
-        ),
-        (
-            {"a.b": {"c": 1}, "a": {"b": 2}},
-            r"a\.b\.c would lie inside params\.a\.b$",
-        ),
+        ({"x": {"a.b": 1, "a": 2}}, r"\.x\.a\.b would lie inside params\.x\.a$"),
+        ({"a.b": {"c": 1}, "a": {"b": 2}}, r"a\.b\.c would lie inside params\.a\.b$"),
         ({"a": {"b": 1}, "a.b": 2}, "two arrays have the name"),
     ],
 )
@@ -273,15 +263,6 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
     replica = Replica(jax.tree.map(jnp.float32, params))
     with pytest.raises(ValueError, match=message):
         export.named(replica)
-
-
-def test_loading_what_the_file_lacks_is_refused_by_name(tmp_path):
-    path = tmp_path / "model.safetensors"
-    export.save(path, Replica({"w": jnp.ones(2)}), {})
-    wanted = Replica({"w": jnp.ones(2), "b": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"has no params\.b .*params\.w") as refused:
-        export.load(path, like=wanted)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_run_starts_from_an_exported_model(tmp_path):
@@ -294,7 +275,7 @@ def test_a_run_starts_from_an_exported_model(tmp_path):
     first = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
     for other, said in [
         ([*params, first], "has params.3.b, which this model does not have"),
-        (params[:2], "has no params.2.b"),
+        (params[:2], r"has no params.2.b \(it has: params.0.b, "),
         ([first, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
     ]:
         export.save(path, Replica(other), {})
@@ -369,20 +350,8 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
     assert summary["export"] == str(path)
     assert summary["test_accuracy"] > 0.9
-
-    # The exported model in NumPy, on the task's held-out points.
-    first, last = (
-        jax.tree.map(np.asarray, export.load(path).params[f"layers_{i}"])
-        for i in (0, 2)
-    )
-    assert first["kernel"].shape == (2, 64)
-    names: dict[str, Any] = {}
-    exec((modules / "mytask.py").read_text(), names)
-    test = names["rings"](noise=0.2).load().test
-    hidden = np.maximum(test["x"] @ first["kernel"] + first["bias"], 0)
-    hits = (hidden @ last["kernel"] + last["bias"]).argmax(-1) == test["y"]
-    # But for points on a border, where rounding decides.
-    assert hits.mean() == pytest.approx(summary["test_accuracy"], abs=0.0021)
+    layers = export.load(path).params
+    assert layers["layers_0"]["kernel"].shape == (2, 64)
 
 
 def test_help_explains_the_parameters_of_the_users_own_task(

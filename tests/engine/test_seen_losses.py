@@ -48,22 +48,24 @@ def recurrence(period):
         yield w
 
 
-def trained(
-    strategy, backend="vmap", form=None, optimizer=None, parts=(STEPS,), loss=loss
-):
-    trainer = sa.DataParallel(
+def trainer_of(strategy, backend="vmap", form=None):
+    return sa.DataParallel(
         loss,
-        optimizer or optax.sgd(LR),
+        optax.sgd(LR),
         strategy,
         workers=WORKERS,
         backend=backend,
         placement=sa.Placement(lane_form=form),
     )
+
+
+def trained(strategy, *options, parts=(STEPS,)):
+    trainer = trainer_of(strategy, *options)
     state = trainer.init({"w": jnp.zeros(())})
     for part in np.split(TARGETS, np.cumsum(parts)[:-1]):
-        state, _ = trainer.run(state, part)
-    assert state.replica.loss == ()
-    return np.ravel(state.replica.params["w"]), trainer, state
+        state, metrics = trainer.run(state, part)
+    assert state.replica.loss == ()  # it is given, and not kept
+    return np.ravel(state.replica.params["w"]), metrics
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,7 @@ def test_a_vote_may_go_by_the_loss():
         return replica.loss > 2.0
 
     member = sa.average()._replace(sees_loss=True)
-    trainer = trained(sa.decided(member, rose))[1]
-    metrics = trainer.run(trainer.init({"w": jnp.zeros(())}), TARGETS)[1]
+    metrics = trained(sa.decided(member, rose))[1]
     w, expected = np.zeros(WORKERS), []
     for target in TARGETS:
         expected.append(((w - target) ** 2 > 2.0).any())
@@ -135,22 +136,9 @@ def test_it_is_counted_as_without():
     params = {"w": np.zeros((), np.float32)}
     sent = sa.communication(strategy, params, workers=WORKERS, steps=8)
     assert (sent.syncs, sent.calls) == (2, 4)
-    _, trainer, state = trained(strategy)
+    trainer = trainer_of(strategy)
+    state = trainer.init({"w": jnp.zeros(())})
     assert trainer.communication(state, 8).bytes_per_worker == sent.bytes_per_worker
-
-
-def test_the_loss_is_given_before_anything_else_is_sent_or_kept():
-    _, _, state = trained(averaging_those_whose_loss_fell())
-    _, _, plain = trained(sa.average())
-    assert len(jax.tree.leaves(state)) == len(jax.tree.leaves(plain)) + 1  # its own
-
-
-def test_merged_lanes_have_no_loss_of_each_worker():
-    reduce = sa.sync_sgd().reduce
-    strategy = averaging_those_whose_loss_fell()._replace(reduce=reduce)
-    one = sa.per_example(lambda p, b, batch, key: ({"loss": (p["w"] - batch) ** 2}, b))
-    assert trained(strategy, loss=one)[1].lane_form == "vectorized"
-    assert trained(sa.sync_sgd(), loss=one)[1].lane_form == "merged"
 
 
 def test_it_needs_no_workers():

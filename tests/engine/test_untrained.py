@@ -10,6 +10,7 @@ from experiments.training.plan import make_plan
 from experiments.training.run import prepare
 
 TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
+ROLLING = "--task tiny_tasks:rolling"  # whose optimizer has momentum
 WITHOUT_SYNC = (
     "bmuf first syncs after step 16, beyond these 10 steps: use --steps 16 or more, or "
     "--period 10 or less"
@@ -50,7 +51,6 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     ("words", "told"),
     [
         ("--steps 16", ""),
-        ("--steps 10 --period 10", ""),
         ("--steps 10 --sync-until 2", ""),
         ("--steps 10 --workers 1", WITHOUT_SYNC),
         ("--steps 10 --algo model_averaging", ""),  # the mean is no center of its own
@@ -87,34 +87,25 @@ def test_the_way_out_of_any_algorithm_leads_out(name):
 
 
 @pytest.mark.parametrize(
-    ("words", "lr"),
+    ("words", "expected"),
     [
-        ("--algo sign_sgd", 0.05),
-        ("--algo signum", 1e-3),
-        ("--algo one_bit_adam --dense-steps 3", 1e-3),
-        ("--algo signum --optimizer adam", 1e-3),
-        ("--algo signum --lr 0.2", 0.2),
+        # Steps of one size take the rate of adam.
+        ("--algo sign_sgd", {"lr": 0.05}),
+        ("--algo signum", {"lr": 1e-3}),
+        ("--algo one_bit_adam --dense-steps 3", {"lr": 1e-3}),
+        ("--algo signum --optimizer adam", {"lr": 1e-3}),
+        ("--algo signum --lr 0.2", {"lr": 0.2}),
+        # Algorithms with a momentum do not take the task's as well.
+        (f"{ROLLING} --algo demo", {"momentum": 0.9}),
+        (f"{ROLLING} --algo demo --sign", {"momentum": None}),
+        (f"{ROLLING} --algo signum", {"momentum": None}),
+        (f"{ROLLING} --algo dgc", {"momentum": None}),
+        (f"{ROLLING} --algo dgc --momentum 0.5", {"momentum": 0.5}),
     ],
 )
-def test_algorithms_of_unit_steps_take_the_rate_of_adam(words, lr):
-    parts = make_plan(parse(["--task", "digits", *words.split()]))
-    assert parts.config.lr == lr
-
-
-@pytest.mark.parametrize(
-    ("words", "momentum"),
-    [
-        ("--algo sync_sgd", 0.9),
-        ("--algo demo", 0.9),
-        ("--algo demo --sign", None),
-        ("--algo signum", None),
-        ("--algo dgc", None),
-        ("--algo dgc --momentum 0.5", 0.5),
-    ],
-)
-def test_algorithms_with_momentum_do_not_take_the_tasks_as_well(words, momentum):
-    parts = make_plan(parse(["--task", "tiny_tasks:rolling", *words.split()]))
-    assert parts.config.momentum == momentum
+def test_an_algorithm_takes_the_rate_and_the_momentum_that_suit_it(words, expected):
+    config = make_plan(parse(words.split())).config
+    assert {name: getattr(config, name) for name in expected} == expected
 
 
 @pytest.mark.slow
