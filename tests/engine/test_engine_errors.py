@@ -27,6 +27,7 @@ from problems.linear import (
 
 import syncalgos as sa
 from syncalgos import checks
+from syncalgos.engine.state import waits_untrained
 
 PARAMS = make_params()
 
@@ -736,16 +737,20 @@ PHASES = sa.chain(sa.until(sa.sync_sgd(), 9), sa.after(sa.bmuf(3), 9))
 
 
 @pytest.mark.parametrize(
-    ("strategy", "untrained"),
+    ("strategy", "waits"),
     [
-        (sa.bmuf(6), [3]),
-        (sa.model_averaging(8), []),  # the mean has all steps in it
-        (PHASES, []),
+        (sa.bmuf(6), {0: True, 3: True, 6: False}),
+        (sa.model_averaging(8), {3: False}),  # the mean has all steps in it
+        (PHASES, {3: False}),
     ],
     ids=["bmuf", "mean", "phases"],
 )
-def test_an_untrained_center_is_warned_of_once(strategy, untrained):
-    trainer = make_trainer(strategy, backend="vmap")
+def test_a_center_waits_untrained_for_the_first_sync(strategy, waits):
+    assert {steps: waits_untrained(strategy, steps) for steps in waits} == waits
+
+
+def test_an_untrained_center_is_warned_of_once():
+    trainer = make_trainer(sa.bmuf(6), backend="vmap")
     state, three = trainer.init(PARAMS), jax.tree.map(lambda x: x[:3], BATCHES)
     for steps in (0, 3, 6):
         if steps:
@@ -756,7 +761,7 @@ def test_an_untrained_center_is_warned_of_once(strategy, untrained):
             trainer.evaluate(state, three)
         told = f"no sync came in these {steps} local steps: the center, the model to"
         texts = [str(x.message)[: len(told)] for x in caught]
-        assert texts == [told] * (steps in untrained)
+        assert texts == [told] * (steps == 3)
         assert all(x.filename == __file__ for x in caught)
 
 
