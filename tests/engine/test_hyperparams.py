@@ -108,16 +108,6 @@ def test_bfloat16_params_keep_their_dtype():
     }
 
 
-def test_what_is_sent_follows_them():
-    def from_there(numbers):
-        return sa.when(sa.average(), lambda step: step > numbers["from"])
-
-    trainer = trainer_of(strategy=from_there, numbers={"lr": 0.1, "from": 3.0})
-    for first in (3.0, 7.0):
-        state = trainer.init(make_params(), hyperparams={"lr": 0.1, "from": first})
-        assert trainer.communication(state, 12).syncs == 11 - first
-
-
 def test_rounds_that_follow_the_learning_rate_are_counted_at_each():
     def qsr(numbers):
         return sa.qsr(2, growth=0.2, learning_rate=numbers["lr"])

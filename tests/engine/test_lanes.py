@@ -1,5 +1,7 @@
 """The forms in which a device runs its lanes: all give the same numbers."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -347,35 +349,26 @@ def test_large_steps_are_sequential_and_small_ones_vectorized(lanes, expected):
     assert form_of(syncalgos.bmuf(2), workers=lanes, **LARGE) == expected
 
 
-def plain_functions(period):
+def plain_functions():
     """Model averaging by functions that no combinator made."""
-
-    def reduce(grads, replica, state, step):
-        return grads, state
-
-    def acts(step):
-        return (step + 1) % period == 0
-
-    def sync(replica, state, step):
-        def averaged():
-            return replica._replace(params=syncalgos.collectives.mean(replica.params))
-
-        return jax.lax.cond(acts(step), averaged, lambda: replica), state
-
-    def center(params, state):
-        return syncalgos.collectives.mean(params)
-
-    return syncalgos.Strategy(lambda params: (), reduce, sync, center, acts)
+    made = syncalgos.model_averaging(2)
+    return syncalgos.Strategy(
+        partial(made.init),
+        lambda grads, replica, state, step: (grads, state),
+        partial(made.sync),
+        partial(made.center),
+        lambda step: (step + 1) % 2 == 0,
+    )
 
 
 def test_plain_functions_that_say_when_they_act_run_as_the_librarys():
     (_, state, _), (_, expected, _) = (
         train(strategy, lane_form="sequential")
-        for strategy in (plain_functions(2), syncalgos.model_averaging(2))
+        for strategy in (plain_functions(), syncalgos.model_averaging(2))
     )
     assert_same(state._replace(sync=()), expected._replace(sync=()), 0)
-    silent = plain_functions(2)._replace(acts=None)
-    for strategy, form in ((silent, "vectorized"), (plain_functions(2), "sequential")):
+    silent = plain_functions()._replace(acts=None)
+    for strategy, form in ((silent, "vectorized"), (plain_functions(), "sequential")):
         assert form_of(strategy, workers=8, **LARGE) == form
 
 
