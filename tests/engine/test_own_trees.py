@@ -1,6 +1,5 @@
 """Params, buffers and strategy states that are classes of the user's own."""
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -76,39 +75,3 @@ def test_params_and_state_may_be_classes_that_cannot_be_compared(
     found = trained(strategy, backend, Held, lambda held: held.tree)
     np.testing.assert_array_equal(found["w"], expected["w"])
     assert np.abs(found["w"]).max() > 0.1
-
-
-class Normed(eqx.Module):
-    first: eqx.nn.Linear
-    norm: eqx.nn.BatchNorm
-    second: eqx.nn.Linear
-
-    def __init__(self, key):
-        keys = jax.random.split(key)
-        self.first = eqx.nn.Linear(3, 4, key=keys[0])
-        self.norm = eqx.nn.BatchNorm(4, axis_name="batch", mode="batch")
-        self.second = eqx.nn.Linear(4, 1, key=keys[1])
-
-    def __call__(self, x, state):
-        x, state = self.norm(self.first(x), state)
-        return self.second(jax.nn.relu(x))[0], state
-
-
-def test_an_equinox_model_with_batch_norm_trains():
-    model, buffers = eqx.nn.make_with_state(Normed)(jax.random.key(0))
-    params, static = eqx.partition(model, eqx.is_inexact_array)
-
-    def loss(params, buffers, batch, key):
-        model = eqx.combine(params, static)
-        forward = jax.vmap(model, (0, None), (0, None), axis_name="batch")
-        predicted, buffers = forward(batch["x"], buffers)
-        return jnp.mean((predicted - batch["y"]) ** 2), (buffers, {})
-
-    trainer = sa.DataParallel(loss, optax.sgd(0.1), sa.model_averaging(2), workers=3)
-    state = trainer.init(params, buffers)
-    rows = jax.tree.map(lambda x: np.tile(x, (9, *[1] * (x.ndim - 1))), BATCHES)
-    state, metrics = trainer.run(state, rows)
-    assert metrics["loss"][-8:].mean() < metrics["loss"][:8].mean() / 2
-    statistics = jax.tree.leaves(trainer.center(state).buffers)
-    moved = zip(statistics, jax.tree.leaves(buffers), strict=True)
-    assert any(np.abs(np.float32(x) - np.float32(y)).max() > 1e-3 for x, y in moved)
