@@ -152,10 +152,7 @@ OF_PARAMS = [
     (started(buffers={"rng": jax.random.PRNGKey(0)}), UNTYPED),
     (started(buffers={"rng": np.asarray(jax.random.PRNGKey(0))}), UNTYPED),
     (started(NORMED), r"params\['norm'\]\['mean'\] is a BatchStat, .* trained: split"),
-    (
-        started(SEQUENTIAL),
-        r"is a BatchStat, .* trained: .* by nnx.split\(model, nnx.Par",
-    ),
+    (started(SEQUENTIAL), r"BatchStat, .* trained: .* by nnx.split\(model, nnx.Par"),
     (started(OF_LINEN), r"'\] is not trained: pass variables.pop\('params'\) as"),
     (started(MLP), r"params\.activation is .* eqx\.partition\("),
     (started(nnx.Dropout(0.5, rngs=RNGS)), r"\.count.* nnx\.split\(model, nnx\.Param"),
@@ -224,10 +221,7 @@ OF_BATCHES = [
     (ran({"x": X[ROWS[:, :0]]}), "global batch of 0"),
     (ran({"x": X[ROWS[:0]]}), "batches hold no steps"),
     (ran({}), "batches hold no arrays"),
-    (
-        ran({"y": np.zeros(12)}),
-        r"got shape \(12,\); for a single step, pass x\[N",
-    ),
+    (ran({"y": np.zeros(12)}), r"got shape \(12,\); for a single step, pass x\[N"),
     (ran(iter(X)), r"batches is .*iterator, not an array: stack the batches"),
     (ran(X[ROWS].tolist()), r"batches\[0\].* is float: convert lists to"),
     (ran({"x": X[ROWS[:, :10]]}), r"divide over 4 workers: .* step, pass x\["),
@@ -237,14 +231,8 @@ OF_BATCHES = [
     (evaluated({"x": X[ROWS], "y": Y[ROWS[:6]]}), rf"{Y_LEADS} \(6, 24\), but"),
     (evaluated(X[ROWS].tolist()), r"batches\[0\].* is float: convert lists to"),
     (evaluated(ELEVEN, counting("hits")), r"shape \(2,\) depends on the .* size: drop"),
-    (
-        evaluated(ELEVEN, counting(WEIGHT)),
-        f"batches of 11 .* into 4 parts, and {WEIGHT}",
-    ),
-    (
-        stepped(TEN),
-        r"10 does not divide .* such as 8 or 12; .* steps, call run$",
-    ),
+    (evaluated(ELEVEN, counting(WEIGHT)), f"of 11 .* into 4 parts, and {WEIGHT}"),
+    (stepped(TEN), r"10 does not divide .* such as 8 or 12; .* steps, call run$"),
     (stepped(X[0].tolist()), r"^batch\[0\] is float: convert lists to"),
     (stepped({"x": np.float32(0)}), r"batches\['x'\] must have axes \(steps, global_b"),
     (by_rows(ROWS.astype(float)), "must be integer row numbers"),
@@ -277,6 +265,13 @@ def whole(tree):
     return jax.tree.map(lambda x: x.astype(jnp.int32), tree)
 
 
+CUTTING = sa.Strategy(reduce=lambda g, r, s, t: (cut(g), s))
+
+
+def halving(replica, state, step):
+    return replica, {"n": state["n"] * 0.5}
+
+
 def count(params):
     return {"n": jnp.int32(0)}
 
@@ -292,33 +287,18 @@ def masked(**mask):
 PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` needs .*use every\(…, schedule"
 OF_STRATEGIES = [
     (syncs(lambda r, s, t: (scalar(r), s)), r"params\['w'\] from float32\[6,1\] to fl"),
+    (syncs(lambda r, s, t: (whole(r), s), 4), r"\['b'\] from float32\[1\] to int32"),
+    (by(CUTTING), r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]"),
+    (syncs(lambda r, s, t: (r, ()), 4, count), r"of state: state is \(\), not dict"),
     (
-        syncs(lambda r, s, t: (whole(r), s), 4),
-        r"params\['b'\] from float32\[1\] to int3",
-    ),
-    (
-        by(sa.Strategy(reduce=lambda g, r, s, t: (cut(g), s))),
-        r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]",
-    ),
-    (
-        syncs(lambda r, s, t: (r, ()), 4, count),
-        r"sync changes the structure of state: state is \(\), not dict",
-    ),
-    (
-        syncs(lambda r, s, t: (r, {"n": s["n"] * 0.5}), 1, count),
+        syncs(halving, 1, count),
         r"sync changes state\['n'\] from int32\[\] to float32\[\]",
     ),
     (syncs(lambda r, s, t: r, 4), r"sync must return \(replica, state\), got Replica"),
-    (
-        by(sa.Strategy(center=lambda p, s: p["w"])),
-        "center changes .* is array, not dict",
-    ),
+    (by(sa.Strategy(center=lambda p, s: p["w"])), "center .* is array, not dict"),
     (syncs(lambda r, s, step: (r if step % 4 else None, s)), PYTHON_IF),
     (by(sa.when(sa.average(), lambda step: step in (4, 8))), PYTHON_IF),
-    (
-        masked(w=True),
-        r"mask must be a tree like params: masked: mask\['b'\] is missing",
-    ),
+    (masked(w=True), r"mask must be a tree like params: .*\['b'\] is missing"),
     (masked(w=1, b=1, c=1), r"masked: mask\['c'\] is unexpected"),
     (masked(w={"x": 1}, b=1), r"masked: mask\['w'\] is dict, not array"),
     (by(sa.bmuf(axis="batch")), r"strategy is syncalgos\.WORKERS"),
@@ -380,41 +360,26 @@ OF_LOSSES = [
     (made(loss=lambda p, b, batch: 0.0), r"of \(params, batch\), of \(params, batch, "),
     (made(loss=3), r"function of \(params, batch\), of .* or of .*, got 3"),
     (made(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
-    (
-        losing(lambda p, b, batch, key: (0.0, (b, {WEIGHT: batch["y"]}))),
-        rf"{WEIGHT}' must be a scalar, got shape \(6, 1\)",
-    ),
+    (losing(lambda p, b, x, key: (0.0, (b, {WEIGHT: x["y"]}))), f"{WEIGHT}' must be"),
     (losing(lambda p, b, batch, key: 0.0), "loss must return"),
     (losing(lambda p, b, batch, key: (0.0, (b, 3.0))), "return .* dict of metrics"),
     (
-        losing(lambda p, b, batch, key: (batch["x"] @ p["w"], (b, {}))),
-        r"loss must be a scalar, the mean over its batch, got shape \(6, 1\)",
+        losing(lambda p, b, x, key: (x["y"], (b, {}))),
+        r"loss must be a scalar, .* got .*\(6, 1\)",
     ),
     (losing(lambda p, batch: (0.0, {})), "must return a scalar, got 2 values: to retu"),
-    (
-        examples(lambda x, b: x),
-        r"per_example: .* must return \(values, buffers\), got ",
-    ),
+    (examples(lambda x, b: x), r"per_example: .* return \(values, buffers\), got "),
     (examples(lambda x, b: (x, b)), r"per_example: .* a dict, such as \{'loss': "),
+    (examples(lambda x, b: ({"hit": x[:, 0]}, b)), r"must hold 'loss', .*'hit': \(6,"),
+    (examples(lambda x, b: ({"loss": x}, b)), r"must hold 'loss', .*'loss': \(6, 6\)"),
     (
-        examples(lambda x, b: ({"hit": x[:, 0]}, b)),
-        r"must hold 'loss', .*\{'hit': \(6,",
+        examples(lambda x, b: ({"loss": x[0], WEIGHT: x[0]}, b)),
+        f"cannot hold '{WEIGHT}'",
     ),
-    (
-        examples(lambda x, b: ({"loss": x}, b)),
-        r"must hold 'loss', .*\{'loss': \(6, 6\)",
-    ),
-    (
-        examples(lambda x, b: ({"loss": x[:, 0], WEIGHT: x[:, 0]}, b)),
-        f"values cannot hold '{WEIGHT}'",
-    ),
-    (
-        losing(lambda p, b, batch, key: (plain_loss(p, batch), ({"new": 0.0}, {}))),
-        r"the loss changes the structure of buffers: buffers is dict, not \(\)",
-    ),
+    (losing(growing), r"the loss changes .* of buffers: buffers is dict, not \(\)"),
     (
         losing(growing, buffers=ONE, accumulate=2),
-        r"buffers\['n'\] from float32\[1\] to f",
+        r"\['n'\] from float32\[1\] to float32\[2",
     ),
     (lambda: normed(NNX_BUFFERS), r"of buffers: buffers\['dropout'\] is missing"),
     (ALL_GATHER, r"^jax\.lax\.all_gather .*collectives\.gather$"),
@@ -449,18 +414,9 @@ OF_FORMS = [
     (merged(strategy=BMUF), "'merged': .*does not take the mean of all gradients"),
     (merged(growing, buffers={"n": np.zeros(2, np.float32)}), "has buffers of its own"),
     (merged(drawn), "lane_form cannot be 'merged': .*draws from each worker's own key"),
-    (
-        merged(weighed),
-        f"lane_form cannot be 'merged': .*weighs its batches by '{WEIGHT}'",
-    ),
-    (
-        merged(talking),
-        "lane_form cannot be 'merged': .*communicates with other workers",
-    ),
-    (
-        merged(strategy=sa.sync_sgd()._replace(sees_loss=True)),
-        "the strategy sees each worker's own loss",
-    ),
+    (merged(weighed), f"'merged': .*weighs its batches by '{WEIGHT}'"),
+    (merged(talking), "'merged': .*communicates with other workers"),
+    (merged(strategy=SYNC_SGD._replace(sees_loss=True)), "each worker's own loss"),
 ]
 
 
@@ -491,10 +447,7 @@ OF_STATES = [
     (usual(lambda trainer, _: trainer.divergence(PARAMS)), NO_STATE),
     (usual(lambda trainer, _: trainer.to_host(PARAMS)), NO_STATE),
     (usual(lambda trainer, _: trainer.communication(PARAMS, steps=1)), NO_STATE),
-    (
-        usual(lambda trainer, x: trainer.center((x, {}))),
-        "a tuple; unpack the .* of run",
-    ),
+    (usual(lambda trainer, x: trainer.center((x, {}))), "tuple; unpack the .* of run"),
     (usual(lambda trainer, x: jax.jit(trainer.run)(x, BATCHES)), IN_JIT),
     (usual(lambda t, x: jax.jit(lambda y: t.run(x, y))(BATCHES)), IN_JIT),
     (other(lambda t, x: t.run(x, BATCHES), SLOWMO), NOT_SLOWMO.format("state")),
@@ -502,8 +455,8 @@ OF_STATES = [
     (other(from_host, SLOWMO), NOT_SLOWMO.format("held")),
     (other(from_host, sa.bmuf(3), optax.adam(0.1)), NOT_ADAM),
     (
-        lambda: make_trainer(workers=6).run(plain_state(), BATCHES),
-        r"axes \(2, 2\), but .* = \(3, 2\)",
+        lambda: make_trainer(None, 6).center(plain_state()),
+        r"\(2, 2\), but .* = \(3, 2\)",
     ),
     (donated(lambda trainer, x: trainer.run(x, BATCHES)), GIVEN_UP),
     (donated(lambda trainer, x: trainer.evaluate(x, BATCHES)), GIVEN_UP),
@@ -526,10 +479,7 @@ def by_size(params):
 WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
 FLOATS, WHOLE = np.zeros((3, 2)), np.zeros(2, int)
 OF_TABLES = [
-    (
-        tabled(workers=8),
-        r"\['scale'\] has 12 rows, .* over 8 workers: pad it to 16 rows$",
-    ),
+    (tabled(workers=8), r"'scale'\] has 12 rows, .* over 8 workers: pad it to 16 r"),
     (tabled({**two_tables.TABLES, "rest": True}), r"\['rest'\]\['bias'\] is a scalar"),
     (tabled({**two_tables.TABLES, "rest": 1}), "tables must hold booleans, got 1"),
     (tabled({"words": True}), "tables must be a tree like params"),
