@@ -59,6 +59,10 @@ def failing():
     raise RuntimeError("out of ideas")
 
 
+def refusing(hidden: int = 3):
+    raise ValueError(f"hidden must be even, got {hidden}")
+
+
 def taken(workers=3):
     return Strategy()
 

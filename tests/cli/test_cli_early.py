@@ -109,24 +109,16 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
 
 
 def test_choices_of_flags_are_those_of_the_library():
-    known = {
-        "backend": (AUTO, *BACKENDS),
-        "opt_state_at_sync": [*AT_SYNC],
-    }
-    for name, choices in known.items():
-        assert [*SETTINGS[name].choices] == [*choices]
+    assert [*SETTINGS["backend"].choices] == [AUTO, *BACKENDS]
+    assert [*SETTINGS["opt_state_at_sync"].choices] == [*AT_SYNC]
 
 
 @pytest.mark.parametrize(
     ("written", "names", "meant"),
     [
-        ("bmfu", ["bmuf", "diloco"], "bmuf"),
         ("BMUF", ["bmuf", "diloco"], "bmuf"),
         ("cifar", ["cifar10", "mnist"], "cifar10"),
-        ("imagenet", ["imagenet_synthetic", "mnist"], "imagenet_synthetic"),
-        ("--batch", ["--batch-size", "--steps"], "--batch-size"),
         ("--foo", ["--out", "--workers"], None),  # alike by their dashes alone
-        ("--gpu", ["--out", "--opt-state-at-sync"], None),
         ("list", ["list", "tuple"], None),
     ],
 )

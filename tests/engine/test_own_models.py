@@ -23,8 +23,7 @@ from experiments.run import main
 from experiments.training import export
 from experiments.training.config import RunConfig
 from experiments.training.run import prepare
-from syncalgos import WORKERS, DataParallel, Replica, bmuf, stateless, sync_sgd
-from syncalgos.engine.placement.make_layout import BACKENDS
+from syncalgos import WORKERS, DataParallel, Replica, bmuf, sync_sgd
 
 ROUNDING = 1e-9  # of float64: means over workers in another order, after 30 steps
 CLEARLY = 1e-3
@@ -105,17 +104,38 @@ def of_nnx(dropout, axis_name):
     return Model(params, buffers, loss, predict)
 
 
+class Normed(eqx.Module):
+    first: eqx.nn.Linear
+    norm: eqx.nn.BatchNorm
+    second: eqx.nn.Linear
+
+    def __init__(self, key):
+        keys = jax.random.split(key)
+        self.first = eqx.nn.Linear(2, 8, key=keys[0])
+        self.norm = eqx.nn.BatchNorm(8, axis_name="batch", mode="batch")
+        self.second = eqx.nn.Linear(8, 2, key=keys[1])
+
+    def __call__(self, x, state):
+        x, state = self.norm(self.first(x), state)
+        return self.second(jax.nn.relu(x)), state
+
+
 def of_equinox():
-    model = eqx.nn.MLP(2, 2, width_size=8, depth=1, key=jax.random.key(0))
+    model, buffers = eqx.nn.make_with_state(Normed)(jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_inexact_array)
 
+    def forward(model, buffers, x):
+        return jax.vmap(model, (0, None), (0, None), axis_name="batch")(x, buffers)
+
+    def loss(params, buffers, batch, key):
+        logits, buffers = forward(eqx.combine(params, static), buffers, batch["x"])
+        return cross_entropy(logits, batch), (buffers, {})
+
     def predict(params, buffers, x):
-        return jax.vmap(eqx.combine(params, static))(x)
+        model = eqx.nn.inference_mode(eqx.combine(params, static))
+        return forward(model, buffers, x)[0]
 
-    def loss(params, batch):
-        return cross_entropy(predict(params, (), batch["x"]), batch)
-
-    return Model(params, (), stateless(loss), predict)
+    return Model(params, buffers, loss, predict)
 
 
 FLAX = {"linen": of_linen, "nnx": of_nnx}
@@ -126,11 +146,9 @@ MODELS = {
 }
 
 
-def train(model, strategy, workers=4, backend="pmap"):
+def train(model, strategy):
     """Returns the center and each step's loss."""
-    trainer = DataParallel(
-        model.loss, optax.sgd(LR), strategy, workers=workers, backend=backend
-    )
+    trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers=4)
     state = trainer.init(model.params, model.buffers)
     state, metrics = trainer.run(state, BATCHES)
     return trainer.center(state), np.asarray(metrics["loss"])
@@ -142,31 +160,34 @@ def apart(tree, other):
     return max(jax.tree.leaves(differences))
 
 
-@pytest.mark.slow
+def assert_same_bits(tree, other):
+    assert jax.tree.structure(tree) == jax.tree.structure(other)
+    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+        assert (x.dtype, x.shape) == (y.dtype, y.shape)
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
 @pytest.mark.parametrize(
     ("name", "strategy"),
     [
-        ("linen", bmuf(5, block_momentum=0.5)),
+        pytest.param("linen", bmuf(5, block_momentum=0.5), marks=pytest.mark.slow),
         ("nnx", sync_sgd()),
         ("equinox", bmuf(5, block_momentum=0.5)),
     ],
-    ids=["linen", "nnx", "equinox"],
+    ids=MODELS,
 )
-def test_models_of_other_libraries_learn_and_all_backends_agree(
-    name, strategy, float64
+def test_models_of_other_libraries_learn_and_are_loaded_as_they_were(
+    name, strategy, tmp_path
 ):
-    model = MODELS[name]()
-    model = model._replace(params=doubled(model.params), buffers=doubled(model.buffers))
-    centers = []
-    for backend in BACKENDS:
-        center, losses = train(model, strategy, backend=backend)
-        assert losses[-5:].mean() < 0.8 * losses[:5].mean()
-        assert jax.tree.structure(center.params) == jax.tree.structure(model.params)
-        centers.append((center.params, center.buffers))
-    assert apart(centers[0], centers[1]) < ROUNDING
-    assert apart(centers[0], centers[2]) < ROUNDING
-    hits = model.predict(*centers[0], POINTS[0]).argmax(-1) == BATCHES["y"][0]
-    assert hits.mean() > 0.8
+    model, path = MODELS[name](), tmp_path / "model.safetensors"
+    center, losses = train(model, strategy)
+    assert losses[-5:].mean() < 0.8 * losses[:5].mean()
+    assert jax.tree.structure(center.params) == jax.tree.structure(model.params)
+    export.save(path, center, {})
+    loaded = export.load(path, like=Replica(model.params, (), model.buffers))
+    assert_same_bits(loaded, center)
+    logits = model.predict(loaded.params, loaded.buffers, np.float32(POINTS[0]))
+    assert (logits.argmax(-1) == BATCHES["y"][0]).mean() > 0.8
 
 
 @pytest.mark.slow
@@ -191,9 +212,9 @@ def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
     expected = start
     for step in range(STEPS):
         expected = alone(*expected, {name: x[step] for name, x in BATCHES.items()})
-    for model, workers in ((joint, 1), (joint, 2), (joint, 4), (local, 4)):
+    for model in (joint, local):
         model = model._replace(params=start[0], buffers=start[1])
-        center, _ = train(model, sync_sgd(), workers)
+        center, _ = train(model, sync_sgd())
         difference = apart((center.params, center.buffers), expected)
         if model.loss is local.loss:
             assert difference > CLEARLY
@@ -211,28 +232,6 @@ def test_bytes_leave_out_what_batch_statistics_send():
     assert sent[0] == sent[1] and sent[0][0] > 0
 
 
-def assert_same_bits(tree, other):
-    assert jax.tree.structure(tree) == jax.tree.structure(other)
-    for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
-        assert (x.dtype, x.shape) == (y.dtype, y.shape)
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
-
-
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", MODELS)
-def test_loaded_model_predicts_what_the_center_does_bit_for_bit(name, tmp_path):
-    model, path = MODELS[name](), tmp_path / "model.safetensors"
-    center, _ = train(model, sync_sgd(), workers=2)
-    export.save(path, center, {})
-    loaded = export.load(path, like=Replica(model.params, (), model.buffers))
-    assert_same_bits(loaded, center)
-    predict = jax.jit(model.predict)
-    x = np.float32(POINTS[0])
-    logits = predict(loaded.params, loaded.buffers, x)
-    assert_same_bits(logits, predict(center.params, center.buffers, x))
-    assert apart(logits, predict(model.params, model.buffers, x)) > CLEARLY
-
-
 # Every kind of float, no dimensions and many, and more than ten in a list.
 TREES = Replica(
     {
@@ -245,21 +244,17 @@ TREES = Replica(
 )
 
 
-def test_nested_dicts_and_lists_are_loaded_as_they_were(tmp_path):
+@pytest.mark.parametrize(
+    "replica",
+    [TREES, *map(Replica, (jnp.arange(3.0), [jnp.ones(2)], {"w": jnp.ones(1)}))],
+    ids=["nested", "array", "list", "without buffers"],
+)
+def test_models_are_loaded_as_they_were(replica, tmp_path):
     path = tmp_path / "new" / "model.safetensors"
-    export.save(path, TREES, {})
-    assert_same_bits(export.load(path), TREES)
-    assert_same_bits(export.load(str(path), like=TREES), TREES)
+    export.save(path, replica, {})
+    assert_same_bits(export.load(path), replica)
+    assert_same_bits(export.load(str(path), like=replica), replica)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_models_without_buffers_or_of_one_array_are_loaded_as_they_were(tmp_path):
-    for number, params in enumerate(
-        [jnp.arange(3.0), [jnp.ones(2)], {"w": jnp.ones(1)}]
-    ):
-        path = tmp_path / f"{number}.safetensors"
-        export.save(path, Replica(params), {})
-        assert_same_bits(export.load(path), Replica(params))
 
 
 def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
@@ -280,14 +275,8 @@ def test_tensors_are_named_by_their_place_beside_the_facts(tmp_path):
     ("params", "message"),
     [
         ({"a": 1, "a.b": 2}, r"--export: params\.a\.b would lie inside params\.a$"),
-        (
-            {"x": {"a.b": 1, "a": 2}},
-            r"params\.x\.a\.b would lie inside params\.x\.a$",
-        ),
-        (
-            {"a.b": {"c": 1}, "a": {"b": 2}},
-            r"a\.b\.c would lie inside params\.a\.b$",
-        ),
+        ({"x": {"a.b": 1, "a": 2}}, r"\.x\.a\.b would lie inside params\.x\.a$"),
+        ({"a.b": {"c": 1}, "a": {"b": 2}}, r"a\.b\.c would lie inside params\.a\.b$"),
         ({"a": {"b": 1}, "a.b": 2}, "two arrays have the name"),
     ],
 )
@@ -295,15 +284,6 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
     replica = Replica(jax.tree.map(jnp.float32, params))
     with pytest.raises(ValueError, match=message):
         export.named(replica)
-
-
-def test_loading_what_the_file_lacks_is_refused_by_name(tmp_path):
-    path = tmp_path / "model.safetensors"
-    export.save(path, Replica({"w": jnp.ones(2)}), {})
-    wanted = Replica({"w": jnp.ones(2), "b": jnp.ones(2)})
-    with pytest.raises(ValueError, match=r"has no params\.b .*params\.w") as refused:
-        export.load(path, like=wanted)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_run_starts_from_an_exported_model(tmp_path):
@@ -316,7 +296,7 @@ def test_a_run_starts_from_an_exported_model(tmp_path):
     first = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
     for other, said in [
         ([*params, first], "has params.3.b, which this model does not have"),
-        (params[:2], "has no params.2.b"),
+        (params[:2], r"has no params.2.b \(it has: params.0.b, "),
         ([first, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
     ]:
         export.save(path, Replica(other), {})
@@ -348,29 +328,6 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
 
 
 PAGE = (ROOT / "docs" / "models-and-tasks.md").read_text()
-BROKEN = """
-def failing():
-    raise RuntimeError("out of ideas")
-
-
-def refusing(hidden: int = 3):
-    raise ValueError(f"hidden must be even, got {hidden}")
-"""
-
-# Flags, and what the line must name.
-BAD = {
-    "--task broken_tasks:failing": [
-        "RuntimeError: out of ideas (broken_tasks.py:",
-        " in failing)",
-    ],
-    "--task broken_tasks:refusing --hidden 5": [
-        "broken_tasks:refusing",
-        "must be even, got 5",
-    ],
-    "--task mytask:ring": ["'mytask'", "'ring'", "'rings'"],
-    "--task mytask:rings --hiden 3": ["'--hiden'", "'--hidden'"],
-    "--task mytask:rings --model mlp": ["mytask:rings has no", "--model", "digits"],
-}
 
 
 def blocks(language):
@@ -395,25 +352,11 @@ def commands():
 
 @pytest.fixture(scope="module")
 def modules(tmp_path_factory):
-    """A folder with the page's mytask.py, and with a module of broken tasks."""
+    """A folder with the page's mytask.py."""
     folder = tmp_path_factory.mktemp("modules")
     (own,) = (text for text, _ in blocks("python") if text.startswith("# mytask.py"))
     (folder / "mytask.py").write_text(own)
-    (folder / "broken_tasks.py").write_text(BROKEN)
     return folder
-
-
-@pytest.mark.parametrize("command, named", BAD.items(), ids=BAD)
-def test_bad_task_is_refused_in_one_line(
-    command, named, modules, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.syspath_prepend(modules)
-    assert main([*command.split(), "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    for text in named:
-        assert text in said.err
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
@@ -428,32 +371,24 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
     assert summary["export"] == str(path)
     assert summary["test_accuracy"] > 0.9
-
-    # The exported model in NumPy, on the task's held-out points.
-    first, last = (
-        jax.tree.map(np.asarray, export.load(path).params[f"layers_{i}"])
-        for i in (0, 2)
-    )
-    assert first["kernel"].shape == (2, 64)
-    names: dict[str, Any] = {}
-    exec((modules / "mytask.py").read_text(), names)
-    test = names["rings"](noise=0.2).load().test
-    hidden = np.maximum(test["x"] @ first["kernel"] + first["bias"], 0)
-    hits = (hidden @ last["kernel"] + last["bias"]).argmax(-1) == test["y"]
-    # But for points on a border, where rounding decides.
-    assert hits.mean() == pytest.approx(summary["test_accuracy"], abs=0.0021)
+    layers = export.load(path).params
+    assert layers["layers_0"]["kernel"].shape == (2, 64)
 
 
-def test_help_explains_the_parameters_of_the_users_own_task(modules, tmp_path):
+def test_help_explains_the_parameters_of_the_users_own_task(
+    modules, monkeypatch, capsys
+):
+    monkeypatch.syspath_prepend(modules)
     (command,) = (line for line in commands() if line.endswith("--help"))
-    shown = execute(command, tmp_path, PYTHONPATH=modules)
-    assert (shown.code, shown.stderr) == (0, "")
-    assert "flags of mytask:rings:\n  Points on three rings.\n" in shown.stdout
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(command.split())
+    shown = capsys.readouterr().out
+    assert "flags of mytask:rings:\n  Points on three rings.\n" in shown
     for text in (
         "--hidden N units of the hidden layer. (default: 32)",
         "--noise X the deviation of a point from its ring. (default: 0.1)",
     ):
-        assert text in " ".join(shown.stdout.split())
+        assert text in " ".join(shown.split())
 
 
 @pytest.mark.slow
@@ -474,9 +409,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     assert (predicted.stdout, predicted.stderr) == (shown, "")
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
+def test_a_modules_own_random_state_draws_apart_on_each_worker():
     """One that is equal on all workers would drop the same units on all of them."""
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
     graph, buffers = nnx.split(dropout)
@@ -489,9 +422,7 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker(backend):
         return params.sum(), (nnx.state(dropout), {"masks": masks})
 
     def masks(workers, steps=3):
-        trainer = DataParallel(
-            loss, optax.sgd(LR), bmuf(2), workers=workers, backend=backend
-        )
+        trainer = DataParallel(loss, optax.sgd(LR), bmuf(2), workers=workers)
         state = trainer.init(np.ones(1, np.float32), buffers)
         batches = np.tile(np.arange(workers), (steps, 1))
         state, metrics = trainer.run(state, batches)
