@@ -9,11 +9,10 @@ import optax
 import pytest
 from jax.extend import core
 from lasting import lines_of, run, signal_at
-from owed import PERIOD, make
+from owed import PERIOD
 from problems.linear import BATCHES, make_params, make_trainer
 
 import syncalgos as sa
-from syncalgos.engine.placement.make_layout import BACKENDS
 
 PARAMS = 4 * 7  # bytes of the linear model
 STEPS = len(BATCHES["x"])
@@ -68,15 +67,13 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
 
 
 @pytest.mark.slow
-def test_all_backends_and_forms_and_dispatches_decide_alike():
+def test_lanes_in_turn_and_two_dispatches_decide_alike():
     strategy = sa.every(sa.decided(sa.average(), far), 2)
-    *_, expected = trained(strategy, backend="vmap", lane_form="vectorized")
+    *_, expected = trained(strategy)
     assert 1 < expected.sum() < STEPS // 2  # the data have a say
     assert not expected[::2].any()
-    for backend in BACKENDS:
-        for form, parts in (("vectorized", (STEPS,)), ("sequential", (5, STEPS - 5))):
-            *_, told = trained(strategy, parts, backend=backend, lane_form=form)
-            np.testing.assert_array_equal(told, expected)
+    *_, told = trained(strategy, (5, STEPS - 5), lane_form="sequential")
+    np.testing.assert_array_equal(told, expected)
 
 
 def test_merged_lanes_report_what_is_decided():
@@ -174,36 +171,6 @@ def test_what_is_decided_cannot_be_counted_without_the_decisions():
         sa.communication(strategy, make_params(), workers=4, steps=STEPS, taken=taken)
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: sa.decided(sa.average(), 3), "vote must be a function, got 3"),
-        (
-            lambda: sa.decided(sa.average, far),
-            r"expected a Strategy, .*call it: average\(\)",
-        ),
-        (lambda: sa.decided(sa.sync_sgd(), far), "replicas and not reduce gradients"),
-        (lambda: sa.decided(sa.Strategy(), far), "decided: strategy must sync"),
-        (
-            lambda: sa.decided(sa.delayed(sa.every(sa.average(), 4), 2), far),
-            "must not act at every step",
-        ),
-        (
-            lambda: sa.delayed(sa.every(sa.decided(sa.average(), far), 4), 2),
-            "the workers' data decide",
-        ),
-        (
-            lambda: sa.participating(sa.decided(sa.average(), far), sa.sampled(0.5)),
-            "participating: .* this strategy syncs .* workers' data decide on them",
-        ),
-    ],
-)
-def test_what_cannot_be_decided_on_is_refused(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_a_model_that_is_not_finite_asks_for_an_average():
     strategy = sa.dynamic_averaging(1, bound=1e3, axis="workers")
 
@@ -217,29 +184,13 @@ def test_a_model_that_is_not_finite_asks_for_an_average():
     np.testing.assert_array_equal(second, [np.nan, 2.0])
 
 
-@pytest.mark.slow
-def test_dynamic_averaging_is_model_averaging_or_none_at_the_ends_of_its_bound():
-    never, always = (
-        trained(make("dynamic_averaging", bound=bound)) for bound in (1e9, 1e-9)
-    )
-    assert not never[2].any()
-    np.testing.assert_array_equal(np.flatnonzero(always[2]), [3, 7, 11])
-    trainer = make_trainer(make("model_averaging"))
-    plain, _ = trainer.run(trainer.init(make_params()), BATCHES)
-    assert never[0].divergence(never[1]) > 1e-3
-    for x, y in zip(
-        *map(jax.tree.leaves, (always[1].replica, plain.replica)), strict=True
-    ):
-        np.testing.assert_array_equal(x, y)
-
-
 DYNAMIC = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4"
 DYNAMIC += f" --algo dynamic_averaging --period {PERIOD // 2} --bound 0.05"
 
 
-@pytest.fixture
-def whole(tmp_path):
-    return run(DYNAMIC, tmp_path / "whole")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(DYNAMIC, tmp_path_factory.mktemp("whole"))
 
 
 @pytest.mark.slow
