@@ -113,6 +113,17 @@ ALONE = {
         {"delay": 6, "add": True, "steps": 16},
     ),
     "phase, delayed": (delayed(sa.after(AVERAGED, 4), 2), {"ends": late, "delay": 2}),
+    # Nothing arrives in it that was sent before.
+    "phase with a center, delayed": (
+        chain(sa.until(sa.sync_sgd(), 4), delayed(sa.after(sa.bmuf(4, **BMUF), 4), 2)),
+        {
+            "ends": late,
+            "block": Filtered,
+            "begins": 4,
+            "delay": 2,
+            "combine": at_first(reduced()),
+        },
+    ),
     "gradients, delayed": (
         delayed(sa.sync_sgd(), 3),
         {"ends": never, "combine": reduced(delay=3)},
@@ -278,8 +289,9 @@ def crossed(draw):
     }
     chosen = draw(st.sets(st.sampled_from([*around][1:]), min_size=2))
     order = draw(st.permutations([x for x in around if x in chosen or x == gate]))
-    # A mask around paced or ema would be for their work at every step, too.
-    order = sorted(order, key=lambda x: x.startswith(("paced", "sa.ema")))
+    if any(x.startswith("masked") for x in order):
+        # Around paced or ema it would be for their work at every step, too.
+        order.sort(key=lambda x: x.startswith(("paced", "sa.ema")))
     text, hooks = inside.format(block), {"block": by_hand, **own}
     for each_around in order:
         text, hooks = each_around.format(text), hooks | around[each_around]

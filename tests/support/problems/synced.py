@@ -13,6 +13,9 @@ class Mean:
 
     center = None  # the mean of the replicas, at any time
 
+    def __init__(self, start):
+        pass
+
     def __call__(self, mean):
         return mean
 
@@ -20,8 +23,8 @@ class Mean:
 class Filtered(Mean):
     """BMUF of block momentum 0.8 and block rate 0.7."""
 
-    def __init__(self):
-        self.center, self.velocity = START, np.zeros(SIZE)
+    def __init__(self, start):
+        self.center, self.velocity = start, np.zeros(SIZE)
 
     def __call__(self, mean):
         self.velocity = 0.8 * self.velocity + 0.7 * (mean - self.center)
@@ -72,7 +75,8 @@ class Synced:
 
     Args:
         ends: step -> whether a sync is sent.
-        block: makes a function, mean of the models -> the next start, with a `center`.
+        block: start -> a function, mean of the models -> the next start, and `center`.
+        begins: the step from whose start the block begins.
         mask: the entries that take part, (SIZE,).
         weights: step -> the workers' weights; 0 skips.
         stale: whether those who skip keep their model, and hand in all later.
@@ -97,6 +101,7 @@ class Synced:
         ends=ROUNDS_OF_4,
         block=Mean,
         *,
+        begins=0,
         mask=ALL,
         weights=alike,
         stale=False,
@@ -111,7 +116,7 @@ class Synced:
         decay=None,
         steps=STEPS,
     ):
-        self.ends, self.block, self.mask = ends, block(), mask
+        self.ends, self.block, self.mask = ends, block(START), mask
         self.weights, self.stale = weights, stale
         self.delay, self.alpha, self.add = delay, alpha, add
         self.moments, self.behind = moments, behind
@@ -125,6 +130,9 @@ class Synced:
             # What arrives does so before the next is sent.
             for act in self._acts(step):
                 act(step, theta, momenta)
+            if step < begins:
+                self.block, self.start = block(theta.mean(0)), theta.copy()
+                self.common, self.center = theta.mean(0), self.block.center
             held, done = theta.copy(), 0 if self._lands(step) else done + 1
             center = theta.mean(0)
             if self.center is not None:
