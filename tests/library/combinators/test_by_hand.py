@@ -88,7 +88,6 @@ def at_first(combine):
 
 # A combination, and its hooks in the oracle.
 ALONE = {
-    "delayed": (delayed(AVERAGED, 3), {"delay": 3}),
     "delayed, mixed": (delayed(AVERAGED, 1, alpha=0.5), {"delay": 1, "alpha": 0.5}),
     # As in torchft, which mixes on arrival whatever the delay is.
     "mixed at once": (
@@ -142,10 +141,6 @@ ALONE = {
         delayed(every(RESET, 4), 2),
         {"mask": NONE, "moments": zeroed, "momentum": 0.9},
     ),
-    "in gates apart, delayed": (
-        delayed(chain(AVERAGED, every(OF_STATE, 4)), 2),
-        {"delay": 2, "moments": averaged, "momentum": 0.9},
-    ),
     "part in one gate with another, delayed": (
         delayed(every(chain(masked(sa.average(), PART), sa.average("buffers")), 4), 2),
         {"mask": BODY, "delay": 2},
@@ -167,10 +162,6 @@ ALONE = {
             "combine": at_first(reduced(of_round)),
         },
     ),
-    "in vain": (
-        in_vain(sa.bmuf(4, **BMUF)),
-        {"block": Filtered, "weights": nobody_in_the_second_round},
-    ),
     "in vain, stale": (
         in_vain(AVERAGED, stale=True),
         {"weights": nobody_in_the_second_round, "stale": True},
@@ -187,7 +178,6 @@ ALONE = {
             "momentum": 0.9,
         },
     ),
-    "fedavg": (sa.fedavg(4, fraction=0.5, seed=7), {"weights": drawn(0.5, seed=7)}),
     # At the paper's fraction of 0.1, which of 4 workers is 0.
     "fedavg never copies one of several models to all": (
         sa.fedavg(4, fraction=0.1),
@@ -208,28 +198,17 @@ ALONE = {
         masked(every(OF_STATE, 4), PART),
         {"mask": NONE, "moments": averaged, "momentum": 0.9},
     ),
-    **{
-        f"bmuf of one part and gradients of another, {name}": (
-            combined(
-                masked(sa.bmuf(4, **BMUF), PART),
-                masked(sa.sync_sgd(), {"body": False, "head": True}),
-            ),
-            {"block": Filtered, "mask": BODY, "combine": reduced(mask=~BODY)},
-        )
-        for name, combined in {
-            "chained": chain,
-            "behind a chain": lambda bmuf, sync: chain(
-                chain(sync, sa.average("buffers")), chain(chain(bmuf))
-            ),
-        }.items()
-    },
+    "bmuf of one part and gradients of another": (
+        chain(
+            chain(masked(sa.sync_sgd(), {"body": False, "head": True})),
+            sa.average("buffers"),
+            chain(chain(masked(sa.bmuf(4, **BMUF), PART))),
+        ),
+        {"block": Filtered, "mask": BODY, "combine": reduced(mask=~BODY)},
+    ),
     "at syncs that arrive later": (
         sa.at_syncs(delayed(AVERAGED, 2), RESET),
         {"delay": 2, "moments": zeroed, "behind": True, "momentum": 0.9},
-    ),
-    "ema": (
-        sa.ema(sa.sync_sgd(), 0.9),
-        {"ends": never, "combine": reduced(), "decay": 0.9},
     ),
 }
 

@@ -1,5 +1,6 @@
 """Syncs that the workers' data decide on: together, noted, and counted afterwards."""
 
+import itertools
 import signal
 
 import jax
@@ -47,17 +48,22 @@ def trained(strategy, parts=(STEPS,), **options):
 
 
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
-    strategy = sa.decided(sa.average(), at([2, 3, 7]))
+    """And the center is that of the last sync."""
+    strategy = sa.decided(sa.outer_step(optax.sgd(1.0)), at([2, 3, 7]))
     trainer = make_trainer(strategy)
     state, apart, told = trainer.init(make_params()), [], []
+    centers = [trainer.center(state).params["w"]]
     for step in range(STEPS):
         batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)
         state, metrics = trainer.run(state, batch)
         apart.append(trainer.divergence(state) > 1e-6)
         told.append(metrics["decided"][0])
+        centers.append(trainer.center(state).params["w"])
     asked = np.isin(np.arange(STEPS), [2, 3, 7])
     np.testing.assert_array_equal(np.array(told)[:, 0], asked)
     np.testing.assert_array_equal(apart, ~asked)
+    moved = [(x != y).any() for x, y in itertools.pairwise(centers)]
+    np.testing.assert_array_equal(moved, asked)
     sent = trainer.communication(state, STEPS, taken=np.array(told))
     moved = np.diff(sent.per_step, prepend=0)
     np.testing.assert_allclose(moved, np.where(asked, ring(4 + PARAMS), ring(4)))
@@ -138,28 +144,16 @@ def test_decisions_in_phases_chains_and_masks_are_counted():
 def test_at_syncs_acts_where_it_is_decided_to_sync():
     optimizer = optax.sgd(0.05, momentum=0.9)
     trace = []
-    strategy = sa.at_syncs(
-        sa.every(sa.decided(sa.average(), at([3, 4, 9])), 2), sa.reset(optimizer)
-    )
-    trainer = make_trainer(strategy)
+    sometimes = sa.every(sa.decided(sa.average(), at([3, 4, 9])), 2)
+    strategy = sa.at_syncs(sometimes, sa.reset(optimizer))
+    # What is behind it already stays there.
+    trainer = make_trainer(sa.at_syncs(strategy, sa.average("buffers")))
     state = trainer.init(make_params())
     for step in range(STEPS):
         batch = jax.tree.map(lambda x, a=step: x[a : a + 1], BATCHES)
         state, _ = trainer.run(state, batch)
         trace.append(not any(map(np.any, jax.tree.leaves(state.replica.opt_state))))
     np.testing.assert_array_equal(np.flatnonzero(trace), [3, 9])
-
-
-def test_center_of_what_is_decided_is_the_strategys_own():
-    outer = sa.outer_step(optax.sgd(1.0))
-    trainer, state, told = trained(sa.decided(outer, at([5])))
-    _, whole, _ = trained(sa.decided(outer, at([5])), (6,))
-    assert told.sum() == 1
-    for x, y in zip(
-        *(jax.tree.leaves(trainer.center(s).params) for s in (state, whole)),
-        strict=True,
-    ):
-        np.testing.assert_array_equal(x, y)
 
 
 def test_what_is_decided_cannot_be_counted_without_the_decisions():
