@@ -145,7 +145,10 @@ ALONE = {
         delayed(every(chain(masked(sa.average(), PART), sa.average("buffers")), 4), 2),
         {"mask": BODY, "delay": 2},
     ),
-    "weighted": (participating(AVERAGED, by_round), {"weights": of_round}),
+    "weighted, in gates apart": (
+        participating(chain(AVERAGED, every(OF_STATE, 4)), by_round),
+        {"weights": of_round, "moments": averaged, "momentum": 0.9},
+    ),
     "weighted, stale": (
         participating(AVERAGED, by_round, stale=True),
         {"weights": of_round, "stale": True},
@@ -183,7 +186,10 @@ ALONE = {
         sa.fedavg(4, fraction=0.1),
         {"weights": drawn(0.5)},
     ),
-    "paced": (paced(AVERAGED, [4, 2, 1, 0]), {"quotas": [4, 2, 1, 0]}),
+    "paced to where results arrive": (
+        paced(delayed(AVERAGED, 2), [4, 2, 1, 0]),
+        {"delay": 2, "quotas": [4, 2, 1, 0]},
+    ),
     # Rounds of 2 and 4 steps, then one that does not end.
     "schedule, paced": (
         paced(every(sa.average(), lambda step: 2 + step), [9, 9, 3, 3]),
@@ -210,6 +216,13 @@ ALONE = {
         sa.at_syncs(delayed(AVERAGED, 2), RESET),
         {"delay": 2, "moments": zeroed, "behind": True, "momentum": 0.9},
     ),
+    # It works at every local step, whatever is around it; so does a delay.
+    "moving average inside": (
+        participating(every(delayed(sa.ema(sa.average(), 0.9), 2), 4), by_round),
+        {"delay": 2, "weights": of_round, "decay": 0.9},
+    ),
+    # Gradients are no worker's share of a mean that nobody makes.
+    "nothing, weighted": (participating(sa.Strategy(), by_round), {"ends": never}),
 }
 
 
