@@ -184,7 +184,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     gated = introspection.combination(when(Strategy(sync=sync), landing)).call
     return strategy._replace(
         init=init,
-        reduce=keep_grads if syncs else reduce,
+        reduce=reduce if introspection.reduces(strategy) else keep_grads,
         sync=introspection.Combination(
             gated if syncs else keep_replica,
             rounds=(

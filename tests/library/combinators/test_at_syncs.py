@@ -1,33 +1,24 @@
-"""Tests of `at_syncs`: another strategy wherever the syncs of one take effect."""
+"""Where the syncs of a strategy take effect, as `at_syncs` asks."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-import optax
-import pytest
-from problems import relative_error
-from problems.quadratics import LR, ByHand, assert_replicas, assert_same, train
 
 import syncalgos as sa
-
-pytestmark = pytest.mark.usefixtures("float64")
-
-PERIOD = 4
-HEAVY_BALL = optax.sgd(LR, momentum=0.9)
-CLEARLY = 1e-2
-
-MARK = sa.Strategy(
-    sync=lambda replica, state, step: (
-        replica._replace(buffers=replica.buffers + 1),
-        state,
-    )
-)
+from syncalgos.combinators import introspection
 
 # The strategy, and after which of 16 local steps, counted from 1, its syncs show.
 SYNCS = {
     "every": (sa.bmuf(4), [4, 8, 12, 16]),
     "gossip": (sa.gossip(), list(range(1, 17))),
     "easgd": (sa.easgd(4), [4, 8, 12, 16]),
-    "scaffold": (sa.scaffold(4, learning_rate=LR), [4, 8, 12, 16]),
-    "palsgd": (sa.palsgd(4, learning_rate=LR), [4, 8, 12, 16]),
+    "scaffold": (sa.scaffold(4, learning_rate=0.1), [4, 8, 12, 16]),
+    "palsgd": (sa.palsgd(4, learning_rate=0.1), [4, 8, 12, 16]),
+    "palsgd, to its end": (
+        sa.at_end(sa.palsgd(4, learning_rate=0.1), 14),
+        [4, 8, 12, 14, 16],
+    ),
+    "palsgd, delayed": (sa.delayed(sa.palsgd(4, learning_rate=0.1), 2), [6, 10, 14]),
     "fedavg": (sa.fedavg(4, fraction=0.5), [4, 8, 12, 16]),
     "paced": (sa.paced(sa.model_averaging(4), [4, 1]), [4, 8, 12, 16]),
     "schedule": (sa.every(sa.average(), lambda step: 2 + step), [2, 6, 14]),
@@ -46,59 +37,10 @@ SYNCS = {
 }
 
 
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("name", SYNCS)
-def test_at_syncs_acts_where_syncs_take_effect(name):
-    strategy, expected = SYNCS[name]
-    marked = train(sa.at_syncs(strategy, MARK), workers=2, steps=16)
-    counts = marked.replica.buffers[:, 0]
-    ends = 1 + np.flatnonzero(np.diff(counts, prepend=0))
-    assert ends.tolist() == expected
+def test_syncs_land_where_results_take_effect():
+    def landing(step):
+        return {name: introspection.lands(x, step) for name, (x, _) in SYNCS.items()}
 
-
-@pytest.mark.parametrize(
-    "extra", [sa.reset(HEAVY_BALL), sa.average("opt_state")], ids=["reset", "average"]
-)
-def test_at_syncs_of_a_period_is_a_chain_of_that_period(extra):
-    apart = train(sa.at_syncs(sa.model_averaging(PERIOD), extra), HEAVY_BALL)
-    assert_same(
-        apart, train(sa.every(sa.chain(sa.average(), extra), PERIOD), HEAVY_BALL)
-    )
-    plain = train(sa.model_averaging(PERIOD), HEAVY_BALL)
-    assert relative_error(apart.centers[-1], plain.centers[-1]) > CLEARLY
-
-
-def test_at_syncs_of_a_delayed_strategy_restarts_momentum_when_results_arrive():
-    under_way, own = {}, ByHand(momentum=0.9)
-    for step, theta, momentum in own:
-        if step in under_way:
-            theta[:] = under_way[step]
-            momentum[:] = 0
-        if (step + 1) % PERIOD == 0:
-            under_way[step + 2] = theta.mean(0)
-    strategy = sa.at_syncs(
-        sa.delayed(sa.model_averaging(PERIOD), 2), sa.reset(HEAVY_BALL)
-    )
-    assert_replicas(train(strategy, HEAVY_BALL), own.replicas)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        sa.sync_sgd(),
-        sa.every(sa.sync_sgd(), 4),
-        sa.until(sa.masked(sa.sync_sgd(), True), 4),
-        sa.chain(sa.sync_sgd(), sa.topk_sgd()),
-        sa.delayed(sa.sync_sgd(), 2),
-    ],
-    ids=["sync_sgd", "every", "until masked", "chain", "delayed"],
-)
-def test_at_syncs_refuses_strategies_that_never_sync(strategy):
-    with pytest.raises(ValueError, match="never syncs"):
-        sa.at_syncs(strategy, sa.reset(HEAVY_BALL))
-
-
-def test_at_syncs_refuses_what_is_no_strategy():
-    for pair in ((sa.bmuf, sa.reset(HEAVY_BALL)), (sa.bmuf(), sa.reset)):
-        with pytest.raises(ValueError, match="at_syncs: expected a Strategy"):
-            sa.at_syncs(*pair)
+    landed = jax.jit(jax.vmap(landing))(jnp.arange(16))
+    found = {name: (1 + np.flatnonzero(x)).tolist() for name, x in landed.items()}
+    assert found == {name: expected for name, (_, expected) in SYNCS.items()}

@@ -1,0 +1,188 @@
+"""Syncs of the quadratics' workers in NumPy: the one oracle of all combinators."""
+
+import numpy as np
+
+from problems.quadratics import SIZE, START, STEPS, ByHand
+
+ALL = np.ones(SIZE, bool)
+BODY = np.arange(SIZE) < 16  # the entries of the body's leaves, bias and kernel
+
+
+class Mean:
+    """Model averaging: what it makes of the mean of the models is the mean."""
+
+    center = None  # the mean of the replicas, at any time
+
+    def __init__(self, start):
+        pass
+
+    def __call__(self, mean):
+        return mean
+
+
+class Filtered(Mean):
+    """BMUF of block momentum 0.8 and block rate 0.7."""
+
+    def __init__(self, start):
+        self.center, self.velocity = start, np.zeros(SIZE)
+
+    def __call__(self, mean):
+        self.velocity = 0.8 * self.velocity + 0.7 * (mean - self.center)
+        self.center = self.center + self.velocity
+        return self.center
+
+
+class Nesterov(Filtered):
+    """DiLoCo of outer momentum 0.8 and outer rate 0.7."""
+
+    def __call__(self, mean):
+        outer_grad = self.center - mean
+        self.velocity = 0.8 * self.velocity + outer_grad
+        self.center = self.center - 0.7 * (outer_grad + 0.8 * self.velocity)
+        return self.center
+
+
+def each(period, offset=0):
+    """step -> whether it ends a round of so many steps."""
+    return lambda step: (step + 1 - offset) % period == 0
+
+
+ROUNDS_OF_4 = each(4)
+
+
+def alike(step):
+    """All workers' weights are 1."""
+    return np.ones(4)
+
+
+def kept(momenta, shares):
+    """The momenta as they are."""
+    return momenta
+
+
+def zeroed(momenta, shares):
+    """A reset of the momenta."""
+    return 0 * momenta
+
+
+def averaged(momenta, shares):
+    """A mean of the momenta."""
+    return np.broadcast_to(shares @ momenta, momenta.shape)
+
+
+class Synced:
+    """Four workers that train and sync; each combinator has its hook.
+
+    Args:
+        ends: step -> whether a sync is sent.
+        block: start -> a function, mean of the models -> the next start, and `center`.
+        begins: the step from whose start the block begins.
+        mask: the entries that take part, (SIZE,).
+        weights: step -> the workers' weights; 0 skips.
+        stale: whether those who skip keep their model, and hand in all later.
+        delay: steps from sending to arrival.
+        alpha: the share of the local value at an arrival.
+        add: whether a result's difference is added, and does not replace.
+        quotas: the local steps of each worker in a round, or one number.
+        momentum: of the inner optimizer.
+        moments: (momenta, shares of the workers) -> the momenta behind a sync.
+        behind: whether that happens where results arrive, else where they are sent.
+        combine: (grads, step) -> those that workers step along.
+        decay: of the moving average that is the center, if there is one.
+        steps: local steps.
+
+    Attributes:
+        replicas: all models after each step, (steps, workers, SIZE).
+        centers: their centers, (steps, SIZE).
+    """
+
+    def __init__(
+        self,
+        ends=ROUNDS_OF_4,
+        block=Mean,
+        *,
+        begins=0,
+        mask=ALL,
+        weights=alike,
+        stale=False,
+        delay=0,
+        alpha=0.0,
+        add=False,
+        quotas=np.inf,
+        momentum=0.0,
+        moments=kept,
+        behind=False,
+        combine=lambda grads, step: grads,
+        decay=None,
+        steps=STEPS,
+    ):
+        self.ends, self.block, self.mask = ends, block(START), mask
+        self.weights, self.stale = weights, stale
+        self.delay, self.alpha, self.add = delay, alpha, add
+        self.moments, self.behind = moments, behind
+        self.start, self.common = np.tile(START, (4, 1)), START
+        self.center, self.on_the_way = self.block.center, {}
+        own = ByHand(steps=steps, momentum=momentum, combine=combine)
+        held, done, average, self.centers = self.start.copy(), 0, START, []
+        for step, theta, momenta in own:
+            rests = np.broadcast_to(done >= np.asarray(quotas), 4)
+            theta[rests] = held[rests]
+            # What arrives does so before the next is sent.
+            for act in self._acts(step):
+                act(step, theta, momenta)
+            if step < begins:
+                self.block, self.start = block(theta.mean(0)), theta.copy()
+                self.common, self.center = theta.mean(0), self.block.center
+            held, done = theta.copy(), 0 if self._lands(step) else done + 1
+            center = theta.mean(0)
+            if self.center is not None:
+                center = np.where(mask, self.center, center)
+            if decay is not None:
+                center = average = average + (1 - decay) * (theta.mean(0) - average)
+            self.centers.append(center)
+        self.replicas, self.centers = own.replicas, np.array(self.centers)
+
+    def _lands(self, step):
+        return step >= self.delay and self.ends(step - self.delay)
+
+    def _acts(self, step):
+        arrives = [self._receive] if self._lands(step) else []
+        sends = [self._send] if self.ends(step) else []
+        return arrives + sends if self.delay else sends + arrives
+
+    def _send(self, step, theta, momenta):
+        weights, result = self.weights(step), theta.copy()
+        if weights.any():
+            shares = weights / weights.sum()
+            moved = shares @ (theta - self.start)
+            self.common = self.block(self.common + moved)
+            here = weights > 0 if self.stale else np.ones(4, bool)
+            result[here] = self.start[here] = self.common
+            if not self.behind:
+                momenta[:] = self.moments(momenta, shares)
+        self.on_the_way[step] = result, theta.copy(), self.block.center
+
+    def _receive(self, step, theta, momenta):
+        result, before, self.center = self.on_the_way.pop(step - self.delay)
+        kept = self.alpha
+        if self.add:
+            arrived = theta + (1 - kept) * (result - before)
+        else:
+            arrived = (1 - kept) * result + kept * theta
+        theta[:, self.mask] = arrived[:, self.mask]
+        if self.behind:
+            momenta[:] = self.moments(momenta, np.ones(4) / 4)
+
+
+def reduced(weights=alike, mask=ALL, delay=0, ends=lambda step: True):
+    """Makes a `combine`: gradients are averaged, and used so many steps later."""
+    sent = []
+
+    def combine(grads, step):
+        total = weights(step).sum()
+        mean = weights(step) @ grads / total if total else np.zeros(SIZE)
+        sent.append(mean if ends(step) else grads)
+        late = sent[step - delay] if step >= delay else np.zeros(SIZE)
+        return np.where(mask, late, grads)
+
+    return combine
