@@ -414,6 +414,15 @@ def test_where_all_runs_diverged_nothing_is_compared(diverging):
     assert row.comparison.kind == "few"
 
 
+def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
+    """The losses were finite, what is measured afterwards is not: null in the files."""
+    study = make_study(seeds=2)
+    runs = made(study, {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2})
+    runs[1].summaries[1]["test_loss"] = None
+    row = analysis.report(study, runs, "").rows[1]
+    assert (row.diverged, known(row.loss)) == (1, (pytest.approx(0.3), None, 1))
+
+
 # What was tuned.
 
 
