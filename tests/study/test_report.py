@@ -91,13 +91,14 @@ def plotted(report: Report):
     return {plot.name: plot for plot in figures.plots(report)}
 
 
-def drawn(report: Report):
-    """The figures of a report as they are drawn, by name."""
+def drawn(report: Report, *names):
+    """The figures of a report as they are drawn, by name: these, or all."""
     from experiments.study.report import figures
 
     look = styles({row.label: row.algo for row in report.rows})
+    plots = plotted(report)
     with figures.style():
-        return {name: figures.draw(x, look) for name, x in plotted(report).items()}
+        return {x: figures.draw(plots[x], look) for x in names or plots}
 
 
 def lines_of(axes, label):
@@ -216,7 +217,7 @@ def test_figures_show_the_numbers_of_the_table(usual):
 @pytest.mark.parametrize("sweep", ["", "workers"])
 def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
     report = made_up(sweep)._replace(networks=[])
-    figure = drawn(report)["tuning-lr"]
+    (figure,) = drawn(report, "tuning-lr").values()
     figure.draw_without_rendering()
     panels = {axes.get_title("left").replace(" ", "="): axes for axes in figure.axes}
     assert len(panels) == (3 if sweep else 1)
@@ -249,7 +250,7 @@ def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():
     unsure = report._replace(rows=rows)
     assert plotted(report)["differences"].note == ""
     assert plotted(unsure)["differences"].note.endswith("to each side: diloco.")
-    (axes,) = drawn(unsure)["differences"].axes
+    (axes,) = drawn(unsure, "differences")["differences"].axes
     assert bars_of(axes, 0, "diloco") == [pytest.approx((-100, 300))]
 
 
@@ -338,13 +339,12 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path):
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
 
 
-@pytest.mark.slow
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
     report = made_up(sweep="workers")._replace(networks=[])
-    figures = drawn(report)
-    assert {"differences", "test-accuracy-by-workers"} <= figures.keys()
-    assert len(figures["test-accuracy-by-bytes"].axes) == 3
-    (axes,) = figures["test-accuracy-by-workers"].axes
+    by_bytes, by_workers = "test-accuracy-by-bytes", "test-accuracy-by-workers"
+    figures = drawn(report, "differences", by_bytes, by_workers)
+    assert len(figures[by_bytes].axes) == 3
+    (axes,) = figures[by_workers].axes
     assert ticks_of(axes) == ["2", "4", "8"]
     groups = [x for x in page_of(report).named("th") if x.get("scope") == "rowgroup"]
     assert len(groups) == 3
@@ -356,7 +356,7 @@ def test_a_law_is_the_best_value_and_its_interval_at_every_swept_value():
     report = made_up(sweep="workers")._replace(networks=[])
     found = [x._replace(low=x.chosen / 2, high=x.chosen * 2) for x in report.tuning]
     report, name = report._replace(tuning=found), "best-lr-by-workers"
-    (axes,) = drawn(report)[name].axes
+    (axes,) = drawn(report, name)[name].axes
     assert ticks_of(axes) == ["2", "4", "8"]
     assert axes.get_yscale() == "log"
     for label in ("sync_sgd", "diloco"):
@@ -372,10 +372,11 @@ def test_what_is_not_swept_is_drawn_beside_every_value():
         [first, *(x for x in all_ if x.label != "sync_sgd")]
         for first, all_ in zip(bare, (report.rows, report.curves), strict=True)
     )
-    figures = drawn(report._replace(rows=rows, curves=curves))
-    panels = figures["test-accuracy-by-steps"].axes
-    assert [len(lines_of(axes, "sync_sgd")) for axes in panels] == [1, 1, 1]
-    (axes,) = figures["test-accuracy-by-period"].axes
+    report = report._replace(rows=rows, curves=curves)
+    names = "test-accuracy-by-steps", "test-accuracy-by-period"
+    by_steps, by_period = drawn(report, *names).values()
+    assert [len(lines_of(x, "sync_sgd")) for x in by_steps.axes] == [1, 1, 1]
+    (axes,) = by_period.axes
     assert ticks_of(axes) == ["2", "4", "8"]
     (across,) = lines_of(axes, "sync_sgd")
     assert across[:, 1] == pytest.approx([97.24] * 3)
@@ -393,8 +394,9 @@ def test_a_run_that_diverges_leaves_the_axes_as_they_were(usual):
     steps = np.arange(len(made_up().curves[1].steps))
     wild = [*(2.0 * 10.0 ** steps[:-2]), float("inf"), float("nan")]
     wilder = replaced(made_up(), "test_loss", wild, 1)
-    after, notes = drawn(wilder), plotted(wilder)
-    for name in ("test-loss-by-steps", "test-loss-by-time-10-gbe"):
+    names = "test-loss-by-steps", "test-loss-by-time-10-gbe"
+    after, notes = drawn(wilder, *names), plotted(wilder)
+    for name in names:
         top = usual[name].axes[0].get_ylim()[1]
         assert after[name].axes[0].get_ylim()[1] < 2 * top
         told = "Not in the picture, at least at the end: bmuf --nesterov."
@@ -411,14 +413,14 @@ def test_gaps_stay_gaps_and_what_was_never_measured_is_not_drawn():
     report = made_up()._replace(networks=[])
     gaps = [None if i % 3 else 0.5 for i in range(len(report.curves[1].steps))]
     report = replaced(report, "test_accuracy", gaps, 1)
-    figures = drawn(replaced(report, "displacement_cosine", [float("nan")] * 20, 1))
-    (axes,) = figures["test-accuracy-by-steps"].axes
-    (line,) = lines_of(axes, "bmuf --nesterov")
+    report = replaced(report, "displacement_cosine", [float("nan")] * 20, 1)
+    names = "test-accuracy-by-steps", "displacement-cosine-by-steps"
+    accuracy, cosine = (x.axes[0] for x in drawn(report, *names).values())
+    (line,) = lines_of(accuracy, "bmuf --nesterov")
     y = line[:, 1]
     assert np.array_equal(np.isnan(y), [x is None for x in gaps])
     assert set(y[~np.isnan(y)]) == {50.0}
-    (axes,) = figures["displacement-cosine-by-steps"].axes
-    assert lines_of(axes, "bmuf --nesterov") == []
+    assert lines_of(cosine, "bmuf --nesterov") == []
 
 
 def test_what_a_figure_leaves_out_is_named_below_it():

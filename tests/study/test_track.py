@@ -50,30 +50,28 @@ ALL_REDUCE = 2 * 3 / 4 * PARAMS
 verify = partial(track.verify, first_seed=10, stopped=lambda: 0)
 
 
-@pytest.fixture(autouse=True)
-def small(tmp_path_factory, monkeypatch):
+@pytest.fixture(scope="module", autouse=True)
+def small(tmp_path_factory):
     """A track of so few steps that it proves nothing."""
     path = tmp_path_factory.mktemp("preset") / "small.toml"
     path.write_text(FIXED)
-    monkeypatch.setitem(presets.FILES, track.PRESET, path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(presets.FILES, track.PRESET, path)
+        yield
 
 
 @pytest.fixture(scope="module")
-def logged(tmp_path_factory):
+def logged(tmp_path_factory, small):
     """An entry that has run; its folder is not to be changed."""
     path = tmp_path_factory.mktemp("entry") / "mine.py"
     path.write_text(ENTRY)
-    preset = path.with_name("small.toml")
-    preset.write_text(FIXED)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(presets.FILES, track.PRESET, preset)
-        assert track.run(path, None, lambda: 0) == 0
+    assert track.run(path, None, lambda: 0) == 0
     return path
 
 
 @pytest.fixture
-def copied(logged, tmp_path):
-    """A copy of the entry and a function that changes its log."""
+def changed(logged, tmp_path):
+    """Makes a copy of the entry with a log that a function has changed."""
     path = tmp_path / "mine.py"
     path.write_text(ENTRY)
     log = json.loads(logged.with_suffix(".json").read_text())
@@ -83,8 +81,7 @@ def copied(logged, tmp_path):
         records.write_json(path.with_suffix(".json"), log, seal=track.SEAL)
         return path
 
-    change(lambda log: None)
-    return path, change
+    return change
 
 
 def test_a_log_has_the_code_the_seeds_and_what_was_sent(logged):
@@ -113,7 +110,7 @@ def test_a_claim_that_holds_is_repeated_to_the_bit(logged, capsys):
 
 
 def test_falsified_figures_that_agree_with_each_other_are_told(
-    copied, logged, capsys, monkeypatch
+    changed, logged, capsys, monkeypatch
 ):
     rows = json.loads(logged.with_suffix(".json").read_text())["runs"]
     monkeypatch.setattr(track, "runs", lambda *_: [*rows, *rows])  # as they are made
@@ -125,7 +122,7 @@ def test_falsified_figures_that_agree_with_each_other_are_told(
         log["found"] = track.figures(log["runs"], 0.01)
         log["versions"]["jax"] = "0.1"
 
-    assert verify(copied[1](falsify)) == 1
+    assert verify(changed(falsify)) == 1
     told = capsys.readouterr().out
     assert "doubt  seed 1: test_accuracy is " in told
     half = 2.5 * ALL_REDUCE
@@ -160,9 +157,9 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("named", CONTRADICTIONS)
 def test_a_log_that_contradicts_its_entry_or_itself_is_told_at_once(
-    named, copied, capsys
+    named, changed, capsys
 ):
-    assert verify(copied[1](CONTRADICTIONS[named])) == 1
+    assert verify(changed(CONTRADICTIONS[named])) == 1
     doubt, ending = capsys.readouterr().out.splitlines()[1:]
     assert doubt.startswith("doubt  ") and named in doubt
     assert ending == "does not hold"
