@@ -125,7 +125,7 @@ def reduced(name):
     updates = normal_tree(6, **SHAPES)
     for x in updates.values():
         x[ZEROS] = 0
-        x.reshape(6, 3, -1)[SPOILED, 1, :1] = np.nan
+    updates["matrix"][SPOILED, 1, 0, 0] = np.nan
     updates["count"] = np.arange(72, dtype=np.int32).reshape(6, 3, 2, 2)
     return updates, *run(REDUCERS[name], updates)
 
