@@ -29,7 +29,7 @@ def is_usual(norm, earlier, threshold, rate, trusted):
     weights = (1 - rate) ** np.arange(len(earlier))[::-1]
     mean = np.average(earlier, weights=weights)
     variance = np.average((np.array(earlier) - mean) ** 2, weights=weights)
-    return norm <= mean + threshold * max(np.sqrt(variance), 1e-3 * mean)
+    return norm <= mean + threshold * np.sqrt(variance)
 
 
 def recurrence(
@@ -41,7 +41,9 @@ def recurrence(
     clip=10.0,
     rate=0.02,
     trusted=10,
+    epsilon=1e-6,
 ):
+    """`epsilon` is the paper's, in the factor that clips; it has no value there."""
     anchor, velocity = START, np.zeros_like(START)
     seen = [[[] for _ in SIZES] for _ in range(workers)]
 
@@ -56,7 +58,7 @@ def recurrence(
         if not taken:
             return np.full_like(moves[0], np.nan)
         g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
-        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + 1e-6))
+        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + epsilon))
 
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
