@@ -21,7 +21,7 @@ def longest_step(b1, b2):
 
 
 def scaled_sign(x):
-    return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0) if x.size else x
+    return np.mean(np.abs(x)) * np.sign(x) if x.size else x
 
 
 def compressed(x, workers):

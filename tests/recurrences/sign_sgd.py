@@ -16,7 +16,7 @@ SETTINGS = [
 
 
 def scaled_sign(number, x):
-    return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0)  # of 0: +
+    return np.mean(np.abs(x)) * np.sign(x)
 
 
 def drawn_sign(x, draws):

@@ -62,13 +62,13 @@ def recurrence(
 ):
     """`bounded`: an entry's step is at most Adam's longest."""
     m, u, e = (np.zeros((workers, START.size)) for _ in range(3))
-    v, server = np.zeros_like(START), np.zeros_like(START)
+    v, used, server = (np.zeros_like(START) for _ in range(3))
     anchor, gone, begun = START, 0.0, 0
     most = one_bit_adam.longest_step(b1, b2) if bounded else np.inf
     refreshed = refreshes_of(refreshes, variance_steps)
 
     def direction(m):
-        return np.clip(m / (np.sqrt(v) + eps), -most, most)
+        return np.clip(m / (np.sqrt(used) + eps), -most, most)
 
     def take_in(grads, step):
         if step in refreshed:
@@ -79,6 +79,7 @@ def recurrence(
         if after_gradient:
             take_in(grads, step)
         u[:] += rate(learning_rate, step) * m
+        used[:] = v
         steps = [direction(own) for own in m]
         if not after_gradient:
             take_in(grads, step)
