@@ -42,7 +42,7 @@ AXIS = "worker"
 workers_of = attrgetter("workers")
 # A graph that mixes after the step, and a matrix too small to be worth compression.
 MORE = {"gossip-2-4", "powersgd-2-4"}
-TOGETHER = 64  # the compiler needs more than twice as long for twice as many
+TOGETHER = 8  # the compiler needs more than twice as long for twice as many
 
 
 class Case(NamedTuple):
