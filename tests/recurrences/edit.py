@@ -8,18 +8,22 @@ import numpy as np
 
 from recurrences import PERIOD, SIZES, START, by_leaf, local_steps
 
+AS_THE_AUTHORS = {"epsilon": 1e-6}
 SETTINGS = [
-    {
-        "period": 1,
-        "threshold": 0.8,
-        "trusted": 2,
-        "clip": 0.02,
-        "outer_lr": 0.5,
-        "rate": 0.3,
-    },
+    (
+        {
+            "period": 1,
+            "threshold": 0.8,
+            "trusted": 2,
+            "clip": 0.02,
+            "outer_lr": 0.6,
+            "rate": 0.3,
+        },
+        AS_THE_AUTHORS,
+    ),
     {"period": PERIOD},
     {"period": 2, "threshold": 0.3, "trusted": 1, "rate": 0.3},
-    {"period": 3, "clip": 0.05, "outer_momentum": 0.5},
+    ({"period": 3, "clip": 0.05, "outer_momentum": 0.5}, AS_THE_AUTHORS),
 ]
 
 
@@ -41,9 +45,9 @@ def recurrence(
     clip=10.0,
     rate=0.02,
     trusted=10,
-    epsilon=1e-6,
+    epsilon=0.0,
 ):
-    """`epsilon` is the paper's, in the factor that clips; it has no value there."""
+    """`epsilon` is added to the norm in the factor that clips."""
     anchor, velocity = START, np.zeros_like(START)
     seen = [[[] for _ in SIZES] for _ in range(workers)]
 

@@ -1,7 +1,7 @@
 """Each algorithm against its paper's recurrence, written out in float64 NumPy.
 
-All cases with the same number of workers are trained by one compiled program, so that
-an algorithm costs a second. `-k bmuf` trains only those of bmuf.
+Cases with the same number of workers share compiled programs, so that an algorithm
+costs a second. `-k bmuf` trains only those of bmuf.
 """
 
 import importlib
@@ -42,7 +42,7 @@ AXIS = "worker"
 workers_of = attrgetter("workers")
 # A graph that mixes after the step, and a matrix too small to be worth compression.
 MORE = {"gossip-2-4", "powersgd-2-4"}
-TOGETHER = 8  # the compiler needs more than twice as long for twice as many
+TOGETHER = 8  # by 64 at a time the compiler makes all take half as long again
 
 
 class Case(NamedTuple):
