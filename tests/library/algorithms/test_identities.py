@@ -1,4 +1,4 @@
-"""What a recurrence of 14 steps does not reach: phases, hosts, limits and roundings.
+"""Phases, hosts, limits and roundings, which a recurrence of 14 steps does not reach.
 
 In float64, on quadratic losses. The oracle is theory, another strategy, or a few lines
 of NumPy; what theory keeps apart differs by CLEARLY.
