@@ -252,7 +252,7 @@ def test_easgd_rests_at_a_point_of_its_own():
 
 @pytest.mark.parametrize(("consensus", "holds"), [(None, True), (1.0, False)])
 def test_choco_sgd_stays_together_at_its_default_step(consensus, holds):
-    """Of little that is sent, whole steps towards the peers lead away from them."""
+    """Whole steps towards peers of whom little is known lead away from them."""
     noise = np.random.default_rng(0).normal(size=(600, 8, SIZE))
     strategy = sa.choco_sgd(density=0.1, consensus=consensus)
     params = train(strategy, workers=8, steps=600, noise=noise).replicas
