@@ -34,7 +34,7 @@ def growth(curvature, period, momentum, nesterov, resets=False, rate=1.0, late=0
 
 def limit(*args, **kwargs):
     """The largest lr times curvature up to which nothing grows."""
-    grid = np.geomspace(1e-4, 10, 3001)
+    grid = np.geomspace(1e-4, 10, 1001)
     return next(h for h in grid if growth(h, *args, **kwargs) > 1 + 1e-9)
 
 

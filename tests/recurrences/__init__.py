@@ -1,10 +1,14 @@
 """Each algorithm's recurrence from its paper, in float64 NumPy: a module by its name.
 
 A module knows nothing of the library, nor of JAX but for the draws of random numbers.
+Its generator `recurrence(workers, **settings)` yields, after each local step, the
+center and the list of the workers' params, vectors in the order of `problems.SHAPES`.
+
 It has the `SETTINGS` to run under. In the first of them every term of an update is
-alive, and no share is 0.5, which would hide two that changed places. Its generator
-`recurrence(workers, **settings)` yields, after each local step, the center and the list
-of the workers' params, vectors in the order of `problems.SHAPES`.
+alive, and no share is 0.5, which would hide two that changed places. An entry is the
+arguments of the algorithm and its recurrence; or a pair of these and of arguments of
+the recurrence alone: in what the library departs from the paper, or another number of
+workers. Without such arguments a recurrence is the paper's.
 """
 
 from typing import Any

@@ -9,13 +9,17 @@ from problems import SHAPES
 from recurrences import LR, START, falling, local_steps, rate
 from recurrences.topk_sgd import largest
 
+AS_THE_AUTHORS = {"over_senders": True}
 SETTINGS = [
-    {"decay": 0.9, "chunk": 4, "top_k": 3},
-    {},
-    {"decay": 0.8, "chunk": 3, "top_k": 1},
-    {"decay": 0.9, "chunk": 2, "top_k": 2, "sign": True},
-    {"decay": 0.9, "top_k": 3, "sign": True, "learning_rate": falling},
-    {"decay": 0.9, "top_k": 3, "learning_rate": LR},
+    ({"decay": 0.9, "chunk": 4, "top_k": 3}, AS_THE_AUTHORS),
+    {},  # all components are sent by all
+    ({"decay": 0.8, "chunk": 3, "top_k": 1}, AS_THE_AUTHORS),
+    ({"decay": 0.9, "chunk": 2, "top_k": 2, "sign": True}, AS_THE_AUTHORS),
+    (
+        {"decay": 0.9, "top_k": 3, "sign": True, "learning_rate": falling},
+        AS_THE_AUTHORS,
+    ),
+    ({"decay": 0.9, "top_k": 3, "learning_rate": LR}, AS_THE_AUTHORS),
 ]
 
 
@@ -46,8 +50,15 @@ def chunks(longest):
 
 
 def recurrence(
-    workers, decay=0.999, chunk=64, top_k=32, sign=False, learning_rate=None
+    workers,
+    decay=0.999,
+    chunk=64,
+    top_k=32,
+    sign=False,
+    learning_rate=None,
+    over_senders=False,
 ):
+    """`over_senders`: a component's mean is over the workers that sent it."""
     momentum = np.zeros((workers, START.size))
 
     def combine(grads, theta, step):
@@ -63,7 +74,8 @@ def recurrence(
                 total[fast] += components[fast]
                 senders[fast] += 1
                 m[places] -= dct[fast].T @ components[fast]
-            g[places] = dct.T @ (total / np.maximum(senders, 1))
+            count = np.maximum(senders, 1) if over_senders else workers
+            g[places] = dct.T @ (total / count)
         return [np.sign(g) if sign else g] * workers
 
     steps = LR if learning_rate is None else learning_rate

@@ -11,15 +11,17 @@ import numpy as np
 
 from recurrences import START, by_leaf, draw_key, local_steps, mean
 
+AS_THE_AUTHORS = {"epsilon": 1e-8}
 SETTINGS = [
-    {"rank_fraction": 0.5, "local_momentum": 0.5},
-    {},
-    {"rank_fraction": 1.0, "seed": 5},
-    {"rank_fraction": 0.6, "local_momentum": 0.0},
+    ({"rank_fraction": 0.6, "local_momentum": 0.7}, AS_THE_AUTHORS),
+    ({}, AS_THE_AUTHORS),
+    ({"rank_fraction": 1.0, "seed": 5}, AS_THE_AUTHORS),
+    ({"rank_fraction": 0.6, "local_momentum": 0.0}, AS_THE_AUTHORS),
 ]
 
 
-def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0):
+def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon=0.0):
+    """`epsilon` is added to the norms by which the columns of Q are divided."""
     momentum = np.zeros((workers, START.size))
     q, reconstructed = {}, {}  # by the number of the leaf
 
@@ -36,7 +38,7 @@ def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0):
         p = np.linalg.qr(mean([b @ q[number] for b in owed])).Q
         r = mean([b.T @ p for b in owed])
         reconstructed[number] = p @ r.T
-        q[number] = r / (np.linalg.norm(r, axis=0) + 1e-8)
+        q[number] = r / (np.linalg.norm(r, axis=0) + epsilon)
         fan_in, fan_out = grad.shape
         return np.sqrt(fan_out / fan_in) * p @ q[number].T
 

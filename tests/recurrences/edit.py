@@ -8,18 +8,22 @@ import numpy as np
 
 from recurrences import PERIOD, SIZES, START, by_leaf, local_steps
 
+AS_THE_AUTHORS = {"epsilon": 1e-6}
 SETTINGS = [
-    {
-        "period": 1,
-        "threshold": 0.8,
-        "trusted": 2,
-        "clip": 0.02,
-        "outer_lr": 0.5,
-        "rate": 0.3,
-    },
+    (
+        {
+            "period": 1,
+            "threshold": 0.8,
+            "trusted": 2,
+            "clip": 0.02,
+            "outer_lr": 0.6,
+            "rate": 0.3,
+        },
+        AS_THE_AUTHORS,
+    ),
     {"period": PERIOD},
     {"period": 2, "threshold": 0.3, "trusted": 1, "rate": 0.3},
-    {"period": 3, "clip": 0.05, "outer_momentum": 0.5},
+    ({"period": 3, "clip": 0.05, "outer_momentum": 0.5}, AS_THE_AUTHORS),
 ]
 
 
@@ -29,7 +33,7 @@ def is_usual(norm, earlier, threshold, rate, trusted):
     weights = (1 - rate) ** np.arange(len(earlier))[::-1]
     mean = np.average(earlier, weights=weights)
     variance = np.average((np.array(earlier) - mean) ** 2, weights=weights)
-    return norm <= mean + threshold * max(np.sqrt(variance), 1e-3 * mean)
+    return norm <= mean + threshold * np.sqrt(variance)
 
 
 def recurrence(
@@ -41,7 +45,9 @@ def recurrence(
     clip=10.0,
     rate=0.02,
     trusted=10,
+    epsilon=0.0,
 ):
+    """`epsilon` is added to the norm in the factor that clips."""
     anchor, velocity = START, np.zeros_like(START)
     seen = [[[] for _ in SIZES] for _ in range(workers)]
 
@@ -56,7 +62,7 @@ def recurrence(
         if not taken:
             return np.full_like(moves[0], np.nan)
         g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
-        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + 1e-6))
+        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + epsilon))
 
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:

@@ -5,7 +5,7 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
-    {"period": 3, "outer_lr": 0.04, "b1": 0.5, "b2": 0.999, "tau": 1e-2},
+    {"period": 3, "outer_lr": 0.04, "b1": 0.6, "b2": 0.999, "tau": 1e-2},
     {"period": PERIOD},
     {"period": PERIOD, "method": "yogi", "outer_lr": 0.05, "b2": 0.9},
     {"period": 3, "method": "adagrad", "b1": 0.0, "tau": 0.1},

@@ -9,9 +9,9 @@ from recurrences.graphs import CHANGING, WEIGHTS, mixed, named
 
 SETTINGS = [
     {"topology": CHANGING, "mix_opt_state": True},
+    {"mix_opt_state": True},
     {},
     {"topology": "ring"},
-    {"mix_opt_state": True},
     {"topology": "ring", "mix_opt_state": True},
     {"topology": "star"},
     {"topology": WEIGHTS},

@@ -25,22 +25,22 @@ SETTINGS = [
 ]
 
 
-def corrected(delta, m, aligned, shrink, turn):
-    """The update's block after algorithm 2, with weight 1."""
+def corrected(delta, m, aligned, shrink, turn, kappa=3, cap=0.5, epsilon=1e-8):
+    """The update's block after algorithm 2, with weight 1, and table 3's κ and cap."""
     size, along = np.linalg.norm(delta), np.linalg.norm(m)
-    if size < 1e-8 or along < 1e-8:
+    if size < epsilon or along < epsilon:
         return delta
     u, v = delta / size, m / along
     cosine = np.sum(u * v)
-    conf = size / (size + 3 * along + 1e-8)
+    conf = size / (size + kappa * along + epsilon)
     if cosine >= aligned:
         return delta
     if cosine < 0:
-        beta = min(shrink * -cosine * conf, 0.5)
+        beta = min(shrink * -cosine * conf, cap)
         return delta - beta * cosine * size * v
     part = min(turn * (1 - cosine) * conf, 1)
     mixed = (1 - part) * u + part * v
-    return size * mixed / max(np.linalg.norm(mixed), 1e-8)
+    return size * mixed / max(np.linalg.norm(mixed), epsilon)
 
 
 def recurrence(

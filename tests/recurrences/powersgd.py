@@ -7,8 +7,8 @@ from recurrences import START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
     {"rank": 1, "min_rate": 0.0, "dense_steps": 5},
-    {},
     {"min_rate": 0.0},
+    {},
     {"rank": 1, "seed": 5, "min_rate": 1.0},
 ]
 

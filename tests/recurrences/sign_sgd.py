@@ -6,19 +6,31 @@ import numpy as np
 
 from recurrences import SIZES, START, by_leaf, draw_key, leaf_draws, local_steps, mean
 
-SETTINGS = [{}, {"majority": True}, {"majority": True, "seed": 3}]
+DRAWN = {"zeros_drawn": True}
+NO_TIES = {"workers": 3}
+SETTINGS = [
+    {},
+    ({"majority": True}, NO_TIES),
+    ({"majority": True, "seed": 3}, DRAWN),
+]
 
 
 def scaled_sign(number, x):
-    return np.mean(np.abs(x)) * np.where(x >= 0, 1.0, -1.0)  # of 0: +
+    return np.mean(np.abs(x)) * np.sign(x)
 
 
 def drawn_sign(x, draws):
     return np.where(x == 0, np.where(draws[: x.size] < 0.5, 1.0, -1.0), np.sign(x))
 
 
-def voted(vectors, step, seed, majority=True):
-    """The sign of most of the workers' vectors; or their mean sign."""
+def voted(vectors, step, seed, zeros_drawn, majority=True):
+    """The sign of most of the workers' vectors; or their mean sign.
+
+    `zeros_drawn`: the sign of 0, and that of a tie, is drawn, + or -.
+    """
+    if not zeros_drawn:
+        votes = mean(np.sign(vectors))
+        return np.sign(votes) if majority else votes
     workers = len(vectors)
     parts = [ceil(size / workers) for size in SIZES]  # whose votes a worker counts
     counts = [(workers + 1) * part for part in parts]
@@ -37,11 +49,11 @@ def voted(vectors, step, seed, majority=True):
     return by_leaf(counted, *vectors)
 
 
-def recurrence(workers, majority=False, seed=0):
+def recurrence(workers, majority=False, seed=0, zeros_drawn=False):
     residual = [np.zeros_like(START)] * workers
 
     def vote(grads, theta, step):
-        return [voted(grads, step, seed)] * workers
+        return [voted(grads, step, seed, zeros_drawn)] * workers
 
     def scaled(grads, theta, step):
         x = [grads[i] + residual[i] for i in range(workers)]

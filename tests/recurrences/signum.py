@@ -3,17 +3,17 @@
 import numpy as np
 
 from recurrences import START, local_steps
-from recurrences.sign_sgd import voted
+from recurrences.sign_sgd import DRAWN, NO_TIES, voted
 
-SETTINGS = [{"local_momentum": 0.5, "seed": 3}, {}]
+SETTINGS = [({"local_momentum": 0.6, "seed": 3}, DRAWN), ({}, NO_TIES)]
 
 
-def recurrence(workers, local_momentum=0.9, seed=0):
+def recurrence(workers, local_momentum=0.9, seed=0, zeros_drawn=False):
     m = np.zeros((workers, START.size))
 
     def combine(grads, theta, step):
         m[:] = local_momentum * m + (1 - local_momentum) * np.array(grads)
-        return [voted(m, step, seed)] * workers
+        return [voted(m, step, seed, zeros_drawn)] * workers
 
     for _, theta in local_steps(workers, combine=combine):
         yield theta[0], theta

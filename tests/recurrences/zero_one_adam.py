@@ -1,6 +1,8 @@
-"""Lu et al. 2023, algorithm 1, with m after the gradient, as in its authors' code.
+"""Lu et al. 2023, algorithm 1, with the signs of `one_bit_adam`.
 
-The scale of signs is the mean magnitude of each part of a leaf, as in `one_bit_adam`.
+The paper's step and u are of the m and v from before the gradient. A round of one step
+then sends that m in the place of the new one: from 0, nothing moves before the variance
+is frozen. DeepSpeed, and this library, take those with the gradient: `after_gradient`.
 """
 
 import numpy as np
@@ -16,15 +18,22 @@ from recurrences import (
     rate,
 )
 
+FAST = {"variance_steps": 7, "refreshes": 3, "period": 3, "b1": 0.6, "b2": 0.9}
+AS_DEEPSPEED = {"after_gradient": True}
 SETTINGS = [
-    {"variance_steps": 7, "refreshes": 3, "period": 3, "b1": 0.6, "b2": 0.9},
-    {"variance_steps": 4, "refreshes": 1, "period": PERIOD, "eps": 1.0},
-    {"variance_steps": 20, "refreshes": 3, "eps": 0.5},
-    {"eps": 0.5},
-]
-SETTINGS = [
-    {**each, "learning_rate": (LR / 4, falling)[number % 2]}
-    for number, each in enumerate(SETTINGS)
+    ({**FAST, "learning_rate": LR / 4, "eps": 0.4}, AS_DEEPSPEED),
+    ({"refreshes": 1, "learning_rate": falling, "eps": 1.0}, AS_DEEPSPEED),
+    ({**FAST, "learning_rate": LR / 4}, {**AS_DEEPSPEED, "bounded": True}),
+    (
+        {
+            "variance_steps": 4,
+            "refreshes": 1,
+            "period": PERIOD,
+            "learning_rate": falling,
+            "eps": 1.0,
+        },
+        AS_DEEPSPEED,
+    ),
 ]
 
 
@@ -48,22 +57,33 @@ def recurrence(
     b1=0.9,
     b2=0.999,
     eps=1e-8,
+    after_gradient=False,
+    bounded=False,
 ):
+    """`bounded`: an entry's step is at most Adam's longest."""
     m, u, e = (np.zeros((workers, START.size)) for _ in range(3))
-    v, server = np.zeros_like(START), np.zeros_like(START)
+    v, used, server = (np.zeros_like(START) for _ in range(3))
     anchor, gone, begun = START, 0.0, 0
-    most = (1 - b1) / np.sqrt((1 - b2) * (1 - b1**2 / b2))
+    most = one_bit_adam.longest_step(b1, b2) if bounded else np.inf
     refreshed = refreshes_of(refreshes, variance_steps)
 
     def direction(m):
-        return np.clip(m / (np.sqrt(v) + eps), -most, most)
+        return np.clip(m / (np.sqrt(used) + eps), -most, most)
 
-    def combine(grads, theta, step):
+    def take_in(grads, step):
         if step in refreshed:
             v[:] = b2 * v + (1 - b2) * mean(grads) ** 2
         m[:] = b1 * m + (1 - b1) * np.array(grads)
+
+    def combine(grads, theta, step):
+        if after_gradient:
+            take_in(grads, step)
         u[:] += rate(learning_rate, step) * m
-        return [direction(own) for own in m]
+        used[:] = v
+        steps = [direction(own) for own in m]
+        if not after_gradient:
+            take_in(grads, step)
+        return steps
 
     for step, theta in local_steps(workers, learning_rate, combine):
         gone += rate(learning_rate, step)

@@ -20,6 +20,18 @@ def reduced(strategy, grads, first=0):
     return combined, state
 
 
+@pytest.mark.parametrize("majority", [True, False])
+def test_first_step_of_distributed_lion_is_the_papers(majority):
+    """Signs of 0 and ties are drawn, and differ."""
+    strategy = syncalgos.distributed_lion(majority=majority)
+    combined, momentum = reduced(strategy, GRADS[None])
+    expected = [1, -1] if majority else [1 / 3, -1 / 3]
+    np.testing.assert_allclose(combined[0, 0, :2], expected, rtol=1e-6)
+    levels = [1] if majority else [1 / 3, 1]
+    assert np.isclose(np.abs(combined[0, 0, 2:, None]), levels).any(1).all()
+    np.testing.assert_allclose(momentum[0], 0.01 * GRADS, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["signum", "distributed_lion"])
 def test_a_sign_of_nan_shows_on_all_workers_and_leaves_no_momentum(name):
     grads = np.tile(GRADS, (4, 1, 1))
