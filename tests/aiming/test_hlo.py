@@ -153,41 +153,6 @@ def test_gpu_start_overlaps_unless_its_stream_waits(is_sync):
     assert found.overlapped != is_sync
 
 
-def test_gpu_gather_in_the_background_counts_its_operands_alone():
-    found = only(
-        program("""
-        %p = f32[2,64]{1,0} parameter(0)
-        %q = s32[2]{0} parameter(1)
-        %start = ((f32[2,64]{1,0}, s32[2]{0}), (f32[16,64]{1,0}, s32[16]{0})) \
-all-gather-start(%p, %q), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
-        %done = (f32[16,64]{1,0}, s32[16]{0}) all-gather-done(%start)
-        """)
-    )
-    assert found.bytes == 7 * (2 * 64 * 4 + 2 * 4)
-    assert not found.overlapped
-
-
-def test_any_operation_may_be_wrapped_in_the_background():
-    text = program(
-        """
-        %p = f32[8]{0} parameter(0)
-        %start = ((f32[8]{0}), f32[8]{0}) async-start(%p), calls=%wrapped
-        %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%nothing
-        %done = f32[8]{0} async-done(%start)
-        """,
-        more="""
-        %wrapped (w: f32[8]) -> f32[8] {
-          %w = f32[8]{0} parameter(0)
-          ROOT %a = f32[8]{0} all-to-all(%w), channel_id=1, replica_groups={{0,1}}
-        }
-        """,
-    )
-    found = only(text)
-    assert found.kind == "all_to_all"
-    assert found.bytes == 16
-    assert found.overlapped
-
-
 # Of a TPU: the gather begins in one fusion, goes on in a second, which multiplies
 # matrices, and ends in a third; each holds it.
 FUSED = """
@@ -219,23 +184,6 @@ custom_call_target="AsyncCollectiveDone"
 """
 
 
-def test_tpu_collective_that_is_spread_over_fusions_counts_once():
-    found = only(
-        program(
-            """
-            %p = bf16[8,64]{1,0} parameter(0)
-            %start = (bf16[8,64]{1,0}, bf16[8,256]{1,0}) fusion(%p), calls=%begin
-            %f = f32[4]{0} fusion(%p), calls=%async_collective_fusion.1
-            %done = bf16[8,256]{1,0} fusion(%p), kind=kCustom, calls=%end
-            """,
-            more=FUSED,
-        )
-    )
-    assert found.kind == "all_gather"
-    assert found.bytes == 3 * 8 * 64 * 2
-    assert found.overlapped
-
-
 # Of a TPU: it reduces, and each chip keeps its quarter.
 SCATTERED = """
 %all-reduce-scatter.3 (p: f32[256,64]) -> f32[64,64] {
@@ -248,18 +196,51 @@ dynamic_slice_sizes={64,64}
 """
 
 
-def test_tpu_fusion_that_reduces_and_slices_is_a_reduce_scatter():
-    found = only(
-        program(
-            """
-            %p = f32[256,64]{1,0} parameter(0)
-            %x = f32[64,64]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.3
-            """,
-            more=SCATTERED,
-        )
-    )
-    assert found.kind == "reduce_scatter"
-    assert found.bytes == Fraction(3, 4) * 256 * 64 * 4
+WRAPPED = """
+%wrapped (w: f32[8]) -> f32[8] {
+  %w = f32[8]{0} parameter(0)
+  ROOT %a = f32[8]{0} all-to-all(%w), channel_id=1, replica_groups={{0,1}}
+}
+"""
+# Its operands alone count.
+GATHERED = """
+    %p = f32[2,64]{1,0} parameter(0)
+    %q = s32[2]{0} parameter(1)
+    %start = ((f32[2,64]{1,0}, s32[2]{0}), (f32[16,64]{1,0}, s32[16]{0})) \
+all-gather-start(%p, %q), channel_id=1, replica_groups=[1,8]<=[8], dimensions={0}
+    %done = (f32[16,64]{1,0}, s32[16]{0}) all-gather-done(%start)
+"""
+IN_THE_BACKGROUND = """
+    %p = f32[8]{0} parameter(0)
+    %start = ((f32[8]{0}), f32[8]{0}) async-start(%p), calls=%wrapped
+    %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%nothing
+    %done = f32[8]{0} async-done(%start)
+"""
+OVER_FUSIONS = """
+    %p = bf16[8,64]{1,0} parameter(0)
+    %start = (bf16[8,64]{1,0}, bf16[8,256]{1,0}) fusion(%p), calls=%begin
+    %f = f32[4]{0} fusion(%p), calls=%async_collective_fusion.1
+    %done = bf16[8,256]{1,0} fusion(%p), kind=kCustom, calls=%end
+"""
+AND_SLICED = """
+    %p = f32[256,64]{1,0} parameter(0)
+    %x = f32[64,64]{1,0} fusion(%p), kind=kCustom, calls=%all-reduce-scatter.3
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "more", "kind", "size", "overlapped"),
+    [
+        (GATHERED, "", "all_gather", 7 * (2 * 64 * 4 + 2 * 4), False),
+        (IN_THE_BACKGROUND, WRAPPED, "all_to_all", 16, True),
+        (OVER_FUSIONS, FUSED, "all_gather", 3 * 8 * 64 * 2, True),
+        (AND_SLICED, SCATTERED, "reduce_scatter", 3 / 4 * 256 * 64 * 4, False),
+    ],
+    ids=["gathered", "in the background", "over fusions", "reduced and sliced"],
+)
+def test_a_collective_is_one_however_it_is_written(body, more, kind, size, overlapped):
+    found = only(program(body, more=more))
+    assert (found.kind, found.bytes, found.overlapped) == (kind, size, overlapped)
 
 
 # Of TPU slices: what a program of one slice hands to its host for the others.
