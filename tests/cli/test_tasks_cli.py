@@ -72,7 +72,7 @@ def offline(monkeypatch, tmp_path):
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(
     "task",
-    [x if x == "embeddings" else pytest.param(x, marks=pytest.mark.slow) for x in TINY],
+    [x if x == "quadratic" else pytest.param(x, marks=pytest.mark.slow) for x in TINY],
 )
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"

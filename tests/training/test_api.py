@@ -94,6 +94,7 @@ def test_a_preset_gives_an_algorithm_its_papers_flags():
     assert summary["arguments"] != parse(["--algo", "slowmo"]).arguments
 
 
+@pytest.mark.slow
 def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     flags = {"task": "tiny_tasks:drawing", "workers": 2, "steps": 16, "lr": 0.1}
     flags |= {"out": tmp_path / "study", "measure": "test_loss"}

@@ -132,6 +132,11 @@ def test_broken_output_stops_no_study(tmp_path):
     assert (ended.out / "report.html").exists()
 
 
+def test_text_that_cannot_be_written_is_dropped():
+    with full() as end:
+        print("lost", file=exits.unfailing(end), flush=True)
+
+
 def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
     with full() as end:
         ended = started("--algo bmfu", tmp_path / "out", stdout=end, stderr=end)

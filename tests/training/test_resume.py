@@ -204,7 +204,7 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
     assert_resumed_is_whole(command, tmp_path, look)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
     command = f"--task embeddings --batch-size 16 --data-dir {folder_of('embeddings')}"
     command += " --order 3 --width 4 --tables sharded --negatives 4 --workers 2"
