@@ -225,8 +225,8 @@ def agree(draw):
 # In many parts: pytest-xdist begins with the files of most tests, and this takes long.
 @pytest.mark.parametrize(
     "part",
-    [*(pytest.param(n, marks=pytest.mark.slow) for n in range(3))]
-    + [pytest.param(n, marks=pytest.mark.long) for n in range(3, 40)],
+    [*(pytest.param(n, marks=pytest.mark.slow) for n in range(2))]
+    + [pytest.param(n, marks=pytest.mark.long) for n in range(2, 40)],
 )
 @settings(max_examples=8, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(seed=st.integers(0, 2**64))
