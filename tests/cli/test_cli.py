@@ -288,7 +288,7 @@ def test_optimizer_state_at_a_sync_changes_what_momentum_does(run, command):
     assert changed["bytes_per_worker"] == times * sent
 
 
-@pytest.mark.sample(0, slow=3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_digits_bare(name, tmp_path):
     ended = execute(f"--algo {name}", tmp_path)

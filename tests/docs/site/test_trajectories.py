@@ -14,8 +14,13 @@ from syncalgos.algorithms import ALGORITHMS
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.sample(3, slow=9)
-@pytest.mark.parametrize("name", ALGORITHMS)
+FEW = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if x in FEW else pytest.mark.slow) for x in ALGORITHMS],
+)
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
     recorded = trajectories.record(name)
     shown = film(recorded)

@@ -34,20 +34,23 @@ from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
 AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
 MESH = {"fsdp": 3}
-FEW = ("bmuf", "gossip", "topk_sgd")
-
-
-def tier(number, layout, name):
-    """Few algorithms on four layouts, every sixth on workers of two devices."""
-    is_tried = number % 6 == 0 and layout == "4x2"
-    is_tried |= name in FEW and layout != "1x8"
-    return pytest.mark.slow if is_tried else pytest.mark.long
-
-
+# Norms, moments, peers; reducers that act on shards, on factors of whole matrices, on
+# draws and votes, and in two hops. Everything else is elementwise.
+TRIED = {
+    "4x2": ("bmuf", "edit", "des_loc", "powersgd", "quantized_sgd", "demo", "topk_sgd"),
+    "2x(2x2)": ("sparta", "dion", "signum"),
+    "2x2x2": ("bmuf", "topk_sgd"),
+}
+FEW = ("bmuf", "gossip")  # on workers of four devices, where the others are long
 CASES = [
-    pytest.param(layout, name, marks=tier(i, layout, name))
-    for layout in ("4x2", "2x4", "2x(2x2)", "1x8", "2x2x2")
-    for i, name in enumerate(ALGORITHMS)
+    pytest.param("2x4", x, marks=pytest.mark.slow if x in FEW else pytest.mark.long)
+    for x in ALGORITHMS
+]
+CASES += [pytest.param("1x8", "powersgd", marks=pytest.mark.long)]
+CASES += [
+    pytest.param(layout, name, marks=pytest.mark.slow)
+    for layout, names in TRIED.items()
+    for name in names
 ]
 
 
@@ -201,7 +204,7 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
     assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts(workers):
     params, batches = small_model()
     trainer = trainer_of(workers=workers)
@@ -237,8 +240,9 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["quantized_sgd", "sparta"])
+@pytest.mark.parametrize(
+    "name", ["sparta", pytest.param("quantized_sgd", marks=pytest.mark.slow)]
+)
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
     trainer = trainer_of(
