@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from kills import newest
 from lasting import OURS, assert_same_end, run, signal_at
 from small_tasks import SMALL, folder_of, make
+from tiers import tiers
 from tiny_tasks import shared
 
 from experiments.checkpoint import shard_file
@@ -306,13 +307,7 @@ GPTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param("shakespeare", marks=pytest.mark.slow),
-        pytest.param("gpt2_synthetic", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("task", tiers(GPTS, slow=["shakespeare"]))
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 6 --eval-every 3"
     words += f" --data-dir {folder_of(task)} --algo diloco --period 2"
@@ -431,13 +426,7 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
     assert_same_end(ended, whole)
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        pytest.param("", marks=pytest.mark.slow),
-        pytest.param("--jobs 2", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("more", tiers(["", "--jobs 2"], slow=[""]))
 def test_variants_of_a_study_may_have_meshes(more, tmp_path):
     words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"
     words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {more}"

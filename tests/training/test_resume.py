@@ -21,6 +21,7 @@ from lasting import (
 )
 from owed import parameters
 from small_tasks import SMALL, folder_of
+from tiers import tiers
 
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
@@ -154,13 +155,7 @@ TASKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "task",
-    [
-        pytest.param("embeddings", marks=pytest.mark.slow),
-        pytest.param("imagenet_synthetic", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("task", tiers(TASKS, slow=["embeddings"]))
 def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
     words, more = TASKS[task]
     if SMALL[task].files:

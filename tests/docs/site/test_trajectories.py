@@ -8,6 +8,7 @@ import pytest
 from pages.motion import landscape, trajectories
 from pages.motion.drawing import HEIGHT, WIDTH
 from pages.motion.film import FLOOR, film
+from tiers import tiers
 
 from syncalgos.algorithms import ALGORITHMS
 
@@ -17,10 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 FEW = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[] if x in FEW else pytest.mark.slow) for x in ALGORITHMS],
-)
+@pytest.mark.parametrize("name", tiers(ALGORITHMS, FEW))
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
     recorded = trajectories.record(name)
     shown = film(recorded)

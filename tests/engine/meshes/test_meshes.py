@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 from lasting import OURS
 from owed import ON_A_RING, owed
 from placed import placed
+from tiers import tiers
 
 import syncalgos
 from syncalgos import ALGORITHMS
@@ -204,7 +205,7 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
     assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("workers", tiers([1, 2], [2]))
 def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts(workers):
     params, batches = small_model()
     trainer = trainer_of(workers=workers)
@@ -240,9 +241,7 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
-@pytest.mark.parametrize(
-    "name", ["sparta", pytest.param("quantized_sgd", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], ["sparta"]))
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
     trainer = trainer_of(

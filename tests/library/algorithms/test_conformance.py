@@ -17,6 +17,7 @@ import side_by_side
 from commands import ROOT
 from owed import PERIOD, WITH, make, other_value, owed, parameters
 from problems import conformance
+from tiers import tiers
 
 import syncalgos
 from experiments.checkpoint import shard_file, state_arrays
@@ -154,10 +155,7 @@ def trained(request, tmp_path_factory):
     return of
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[] if x in KINDS else pytest.mark.slow) for x in NAMES],
-)
+@pytest.mark.parametrize("name", tiers(NAMES, KINDS))
 def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
     workers, *_ = layout = LAYOUT[name]
     on_devices, on_one = trained(name, layout), trained(name, (workers, "vmap", 1))
@@ -212,9 +210,7 @@ def test_workers_talk_by_the_collectives_alone():
 # The bytes
 
 
-@pytest.mark.parametrize(
-    "workers", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 3))]
-)
+@pytest.mark.parametrize("workers", tiers([2, 3, 8], [8]))
 @pytest.mark.parametrize("name", NAMES)
 def test_communication_is_what_the_algorithm_owes(name, workers):
     params, taken = conformance.problem()[0], owed(name).taken(2 * PERIOD)

@@ -11,6 +11,7 @@ import optax
 import pytest
 from owed import PERIOD, WITH, make, other_value, parameters
 from problems import quadratics, relative_error
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers
@@ -219,9 +220,7 @@ def program_of(request):
     return of
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=[] if x in FEW else pytest.mark.slow) for x in CASES]
-)
+@pytest.mark.parametrize("name", tiers(CASES, FEW))
 def test_one_program_serves_all_values_and_has_their_gradients(name, program_of):
     program = program_of(name)
     centers = program.centers[name]
