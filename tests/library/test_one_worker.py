@@ -50,23 +50,28 @@ def trained(optimizer, params, batches, loss=loss):
 
 # Rounds, decisions, a peer that is oneself, anchors, gradients, a server, votes.
 KINDS = ("fedavg", "dynamic_averaging", "gossip", "diloco", "powersgd", "async_diloco")
-KINDS += ("scaffold", "zero_one_adam")
+KINDS += ("scaffold", "zero_one_adam", "gpa", "easgd")
 
 
 def test_it_trains_as_the_engine_does_with_one_worker():
     inner = side_by_side.optimizers({name: owed(name).optimizer for name in KINDS})
     strategy = side_by_side.strategies({name: make(name) for name in KINDS})
     of_all, start = side_by_side.loss_of_all(loss), dict.fromkeys(KINDS, PARAMS)
-    optimizer = syncalgos.as_optimizer(strategy, inner)
-    own, _ = trained(optimizer, start, data(), of_all)
+    optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
+    own, state = trained(optimizer, start, data(), of_all)
     trainer = syncalgos.DataParallel(
         syncalgos.stateless(of_all), inner, strategy, workers=1
     )
-    state, _ = trainer.run(trainer.init(start), data())
-    theirs = jax.tree.map(lambda x: np.asarray(x)[0, 0], state.replica.params)
+    theirs, _ = trainer.run(trainer.init(start), data())
+    params = jax.tree.map(lambda x: np.asarray(x)[0, 0], theirs.replica.params)
+    center = syncalgos.center_of(strategy, state, own)
     for name in KINDS:
-        for x, y in zip(*map(jax.tree.leaves, (own[name], theirs[name])), strict=True):
+        mine, others = (own, center), (params, trainer.center(theirs).params)
+        pairs = [jax.tree.leaves([x[name] for x in both]) for both in (mine, others)]
+        for x, y in zip(*pairs, strict=True):
             np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6, err_msg=name)
+    with pytest.raises(ValueError, match="exactly one as_optimizer, got 0"):
+        syncalgos.center_of(strategy, inner.init(start), start)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.5, 0.0)])
@@ -125,23 +130,6 @@ def test_between_syncs_the_outer_step_is_not_computed():
     params = jax.tree.map(jnp.asarray, PARAMS)
     program = jax.make_jaxpr(optimizer.update)(params, optimizer.init(params), params)
     assert "cond[" in str(program)  # a select would compute both
-
-
-@pytest.mark.parametrize("name", ["gpa", "ema_nesterov", "diloco", "easgd"])
-def test_center_is_that_of_the_engine(name):
-    inner, strategy = owed(name).optimizer, make(name)
-    optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
-    params, state = trained(optimizer, PARAMS, data(steps=6))
-    trainer = syncalgos.DataParallel(loss, inner, strategy, workers=1)
-    theirs, _ = trainer.run(trainer.init(PARAMS), data(steps=6))
-    for x, y in zip(
-        jax.tree.leaves(syncalgos.center_of(strategy, state, params)),
-        jax.tree.leaves(trainer.center(theirs).params),
-        strict=True,
-    ):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
-    with pytest.raises(ValueError, match="exactly one as_optimizer, got 0"):
-        syncalgos.center_of(strategy, inner.init(params), params)
 
 
 @pytest.mark.parametrize("name", ["gpa", "ema_nesterov"])

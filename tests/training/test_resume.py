@@ -21,7 +21,6 @@ from lasting import (
 )
 from owed import parameters
 from small_tasks import SMALL, folder_of
-from tiers import tiers
 
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
@@ -150,12 +149,15 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
 
 
 TASKS = {
+    "shakespeare": ("--batch-size 8", {}),
     "embeddings": ("--batch-size 16", {"tables": "sharded", "negatives": 4}),
+    "spoken_digits": ("--batch-size 8", {}),
     "imagenet_synthetic": ("--batch-size 4", {}),  # batch-norm buffers
 }
 
 
-@pytest.mark.parametrize("task", tiers(TASKS, slow=["embeddings"]))
+@pytest.mark.sample(0, slow=1)
+@pytest.mark.parametrize("task", TASKS)
 def test_resumed_run_of_a_task_is_the_uninterrupted_one(task, tmp_path):
     words, more = TASKS[task]
     if SMALL[task].files:
@@ -446,13 +448,9 @@ def test_overwrite_removes_checkpoints(out, whole):
     assert_goes_on(out, whole, 2)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "number, code",
-    [
-        (signal.SIGTERM, 75),
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-    ],
-    ids=str,
+    "number, code", [(signal.SIGTERM, 75), (signal.SIGINT, 130)], ids=str
 )
 def test_signal_saves_though_no_checkpoint_was_asked(number, code, whole, tmp_path):
     command = BMUF.replace("--checkpoint-every 3", "")

@@ -119,14 +119,12 @@ def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
     assert {d.id for x in center.values() for d in x.devices()} == {devices[0]}
 
 
-@pytest.mark.parametrize("devices", [[2, 0], [0, 1, 2]], ids=str)
-def test_worker_trains_on_its_slice_on_any_devices(devices):
+def test_worker_trains_on_its_slice_on_devices_in_any_order():
     def replicas(devices):
-        alone = syncalgos.Strategy()  # nothing is sent
         trainer = syncalgos.DataParallel(
             squared_loss,
             optax.sgd(LR),
-            alone,
+            syncalgos.Strategy(),  # nothing is sent
             workers=6,
             placement=syncalgos.Placement(devices=devices),
         )
@@ -136,4 +134,4 @@ def test_worker_trains_on_its_slice_on_any_devices(devices):
     expected = replicas([0])
     apart = np.abs(expected[:, None] - expected).max(-1) + np.eye(6)
     assert apart.min() > 100 * TOLERANCE
-    np.testing.assert_allclose(replicas(devices), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(replicas([2, 0]), expected, rtol=0, atol=TOLERANCE)
