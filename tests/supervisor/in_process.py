@@ -103,9 +103,8 @@ def train(trainer, state, batches, data=None):
     return state, seen(trainer, state, metrics, batches, data)
 
 
-# Means, norms, groups, peers, two hops, parts that are gathered, votes, decisions.
-KINDS = ("edit", "hierarchical", "push_sum", "quantized_sgd", "topk_sgd")
-KINDS += ("zero_one_adam", "dynamic_averaging", "async_diloco", "powersgd")
+# Peers, parts that are gathered, votes in two hops, decisions; `of_draws` has groups.
+KINDS = ("push_sum", "topk_sgd", "zero_one_adam", "dynamic_averaging")
 
 
 def algorithms(backend, workers):

@@ -29,8 +29,8 @@ ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
 
 # The numbers
 
-# Each algorithm trains on vmap, and on devices: with two lanes on each, or without.
-ON_DEVICES = [(4, "pmap", 2), (4, "shard_map", 2), (3, "pmap", 3), (3, "shard_map", 3)]
+# Each algorithm trains on vmap, and on devices: with two or three lanes on each, or one.
+ON_DEVICES = [(6, "pmap", 2), (6, "shard_map", 3), (3, "pmap", 3), (4, "shard_map", 2)]
 LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
 # A round of some, decisions, peers, parts of a mean, a server.
 KINDS = ("fedavg", "dynamic_averaging", "gossip", "quantized_sgd", "async_diloco")
