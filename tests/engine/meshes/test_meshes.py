@@ -5,23 +5,17 @@ Those of several places run in a process of its own, which has eight devices
 """
 
 import functools
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, environment
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from lasting import OURS
 from owed import ON_A_RING, owed
+from own_process import found
 from placed import placed
 from tiers import tiers
 
@@ -63,29 +57,12 @@ def asked(request, layout):
     return tuple(dict.fromkeys(x["name"] for x in given))
 
 
-@functools.cache
-def found(layout, names):
-    """Has `meshed` look at these algorithms, in one process."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        subprocess.run(
-            [sys.executable, "tests/engine/meshes/meshed.py", str(out), layout, *names],
-            env=environment(
-                PYTHONPATH=OURS,
-                JAX_NUM_CPU_DEVICES=None,
-            ),
-            cwd=ROOT,
-            check=True,
-            timeout=1200,
-        )
-        return json.loads(out.read_text())
-
-
 @pytest.mark.parametrize(("layout", "name"), CASES)
 def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
-    seen = found(layout, asked(request, layout))[name]
+    names = asked(request, layout)
+    seen = found("engine/meshes/meshed.py", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
     assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
     assert seen["moved"] > 0.01

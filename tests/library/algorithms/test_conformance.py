@@ -29,7 +29,7 @@ ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
 
 # The numbers
 
-# Each algorithm trains on vmap, and on devices: with two or three lanes on each, or one.
+# Each algorithm trains on vmap, and on devices with one to three lanes on each.
 ON_DEVICES = [(6, "pmap", 2), (6, "shard_map", 3), (3, "pmap", 3), (4, "shard_map", 2)]
 LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
 # A round of some, decisions, peers, parts of a mean, a server.
