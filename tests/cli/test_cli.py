@@ -215,7 +215,7 @@ def test_each_flag_changes_the_params(flags, tmp_path):
         assert alike == each
 
 
-@pytest.mark.sample(0, slow=3)
+@pytest.mark.long
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_algorithm_learns_digits_bare(name, tmp_path):
     ended = execute(f"--algo {name}", tmp_path)

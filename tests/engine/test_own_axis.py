@@ -1,4 +1,4 @@
-"""Every algorithm, and one written here, in a loop and over an axis of one's own."""
+"""Algorithms, and one written here, in a loop and over an axis of one's own."""
 
 from functools import partial
 
@@ -13,12 +13,13 @@ from mapped import shard_mapped
 from owed import PERIOD, make, owed
 from own_loop import local_steps
 from problems.linear import make_params, plain_loss
+from side_by_side import loss_of_all, optimizers, strategies
 
 import syncalgos
 from experiments.pipeline import sampler
 from experiments.tasks.task import losses
 from experiments.training.recording import params_sha256
-from syncalgos import Replica
+from syncalgos import Replica, collectives
 
 WORKERS, STEPS = 3, 2 * PERIOD
 RNG = np.random.default_rng(0)
@@ -33,34 +34,41 @@ def of_workers():
     )
 
 
-def own_loop(strategy, optimizer):
+def own_loop(strategy, optimizer, start):
     """One worker's training from its batches, (steps, batch, …), to the center."""
 
     def train(batches):
-        replica = Replica(make_params(), optimizer.init(make_params()))
+        replica = Replica(start, optimizer.init(start))
         replica, state = jax.tree.map(
             jnp.asarray, (replica, strategy.init(replica.params))
         )
 
-        gradient, start = jax.grad(plain_loss), (replica, state)
-        _, centers = local_steps(strategy, optimizer, gradient, start, batches)
+        gradient, first = jax.grad(loss_of_all(plain_loss)), (replica, state)
+        _, centers = local_steps(strategy, optimizer, gradient, first, batches)
         return jax.tree.map(lambda x: x[-1], centers)
 
     return train
 
 
-def assert_trains_alike(factory, mapped, optimizer):
+def assert_trains_alike(factories, mapped, optimizers_of):
+    """Trains what factories make, side by side: in the engine, and in our loop."""
+
+    def made(**axis):
+        return {name: factory(**axis) for name, factory in factories.items()}
+
+    start = {name: make_params() for name in factories}
+    optimizer = optimizers(optimizers_of)
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(plain_loss),
+        syncalgos.stateless(loss_of_all(plain_loss)),
         optimizer,
-        factory(),
+        strategies(made()),
         workers=WORKERS,
         placement=syncalgos.Placement(devices=[0]),
     )
-    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    state, _ = trainer.run(trainer.init(start), BATCHES)
     expected = trainer.center(state).params
 
-    loop = own_loop(factory(axis="batch"), optimizer)
+    loop = own_loop(strategies(made(axis="batch"), "batch"), optimizer, start)
     center = mapped(loop, axis_name="batch")(of_workers())
     mean = jax.tree.map(lambda x: np.mean(x, axis=0), center)
     for ours, theirs in zip(*map(jax.tree.leaves, (mean, expected)), strict=True):
@@ -68,11 +76,16 @@ def assert_trains_alike(factory, mapped, optimizer):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.sample(5, slow=6)
-@pytest.mark.parametrize("mapped", [jax.vmap, jax.pmap, shard_mapped])
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_own_loop_trains_as_the_engine_does(name, mapped):
-    assert_trains_alike(partial(make, name), mapped, owed(name).optimizer)
+# Means, peers, parts that are gathered, groups, and votes: the recurrences are tested
+# in a loop over an axis of jax.vmap, all of them.
+KINDS = ("bmuf", "gossip", "topk_sgd", "hierarchical", "dynamic_averaging")
+
+
+@pytest.mark.parametrize("mapped", [jax.pmap, shard_mapped])
+def test_own_loop_trains_as_the_engine_does(mapped):
+    factories = {name: partial(make, name) for name in KINDS}
+    kept = {name: owed(name).optimizer for name in KINDS}
+    assert_trains_alike(factories, mapped, kept)
 
 
 # An elastic pull towards the mean, as a user would write it.
@@ -108,7 +121,7 @@ def pulled(**axis):
 
 
 def test_a_strategy_of_ones_own_trains_as_in_the_engine():
-    assert_trains_alike(pulled, jax.pmap, owed("bmuf").optimizer)
+    assert_trains_alike({"own": pulled}, jax.pmap, {"own": optax.sgd(0.1)})
 
 
 @pytest.mark.slow
@@ -137,18 +150,27 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     assert ended.summary["params_sha256"] == params_sha256(trainer.center(state))
 
 
-@pytest.mark.sample(6, slow=6)
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+CALLS = {
+    "index": collectives.index,
+    "mean": partial(collectives.mean, X[0, 0]),
+    "agreed": partial(collectives.agreed, X[0, 0]),
+    "group_mean": partial(collectives.group_mean, X[0, 0], 1),
+    "gather": partial(collectives.gather, X[0, 0]),
+    "shift": partial(collectives.shift, X[0, 0], 1),
+    "exchange": partial(collectives.exchange, X[0, 0], [[1, 2, 0]], 0),
+    "all_to_all": partial(collectives.all_to_all, X[0, :WORKERS]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_a_checked_shard_map_is_refused_in_one_line(name):
     """With it on, gradients of what all devices share are summed over them."""
-    loop = own_loop(make(name, axis="batch"), owed(name).optimizer)
+    own = shard_mapped(lambda _: CALLS[name](axis="batch"), "batch", check_vma=True)
     with pytest.raises(ValueError, match=r"^call jax\.shard_map with check_vma=False"):
-        shard_mapped(loop, "batch", check_vma=True)(of_workers())
+        own(np.zeros(WORKERS))
 
 
-@pytest.mark.sample(6, slow=6)
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+@pytest.mark.parametrize("name", CALLS)
 def test_a_strategy_of_another_axis_is_told_to_name_it(name):
-    loop = own_loop(make(name), owed(name).optimizer)
     with pytest.raises(NameError, match="make the strategy with axis='NAME'"):
-        jax.vmap(loop, axis_name="batch")(of_workers())
+        jax.vmap(lambda _: CALLS[name](), axis_name="batch")(np.zeros(WORKERS))

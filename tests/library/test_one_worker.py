@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import side_by_side
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
@@ -31,7 +32,7 @@ def data(seed=0, steps=STEPS):
     return np.random.default_rng(seed).normal(size=(steps, 8, 4)).astype(np.float32)
 
 
-def trained(optimizer, params, batches):
+def trained(optimizer, params, batches, loss=loss):
     """The params and the state after a loop of one's own."""
 
     def step(carry, batch):
@@ -47,19 +48,30 @@ def trained(optimizer, params, batches):
     return run(jax.tree.map(jnp.asarray, params))
 
 
-@pytest.mark.sample(6, slow=20)
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_it_trains_as_the_engine_does_with_one_worker(name):
-    inner, strategy = owed(name).optimizer, make(name)
-    optimizer = syncalgos.as_optimizer(strategy, inner)
-    own, _ = trained(optimizer, PARAMS, data())
+# Rounds, decisions, a peer that is oneself, anchors, gradients, a server, votes.
+KINDS = ("fedavg", "dynamic_averaging", "gossip", "diloco", "powersgd", "async_diloco")
+KINDS += ("scaffold", "zero_one_adam", "gpa", "easgd")
+
+
+def test_it_trains_as_the_engine_does_with_one_worker():
+    inner = side_by_side.optimizers({name: owed(name).optimizer for name in KINDS})
+    strategy = side_by_side.strategies({name: make(name) for name in KINDS})
+    of_all, start = side_by_side.loss_of_all(loss), dict.fromkeys(KINDS, PARAMS)
+    optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
+    own, state = trained(optimizer, start, data(), of_all)
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(loss), inner, strategy, workers=1
+        syncalgos.stateless(of_all), inner, strategy, workers=1
     )
-    state, _ = trainer.run(trainer.init(PARAMS), data())
-    theirs = jax.tree.map(lambda x: np.asarray(x)[0, 0], state.replica.params)
-    for x, y in zip(*map(jax.tree.leaves, (own, theirs)), strict=True):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+    theirs, _ = trainer.run(trainer.init(start), data())
+    params = jax.tree.map(lambda x: np.asarray(x)[0, 0], theirs.replica.params)
+    center = syncalgos.center_of(strategy, state, own)
+    for name in KINDS:
+        mine, others = (own, center), (params, trainer.center(theirs).params)
+        pairs = [jax.tree.leaves([x[name] for x in both]) for both in (mine, others)]
+        for x, y in zip(*pairs, strict=True):
+            np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6, err_msg=name)
+    with pytest.raises(ValueError, match="exactly one as_optimizer, got 0"):
+        syncalgos.center_of(strategy, inner.init(start), start)
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.5, 0.0)])
@@ -118,23 +130,6 @@ def test_between_syncs_the_outer_step_is_not_computed():
     params = jax.tree.map(jnp.asarray, PARAMS)
     program = jax.make_jaxpr(optimizer.update)(params, optimizer.init(params), params)
     assert "cond[" in str(program)  # a select would compute both
-
-
-@pytest.mark.parametrize("name", ["gpa", "ema_nesterov", "diloco", "easgd"])
-def test_center_is_that_of_the_engine(name):
-    inner, strategy = owed(name).optimizer, make(name)
-    optimizer = optax.chain(optax.identity(), syncalgos.as_optimizer(strategy, inner))
-    params, state = trained(optimizer, PARAMS, data(steps=6))
-    trainer = syncalgos.DataParallel(loss, inner, strategy, workers=1)
-    theirs, _ = trainer.run(trainer.init(PARAMS), data(steps=6))
-    for x, y in zip(
-        jax.tree.leaves(syncalgos.center_of(strategy, state, params)),
-        jax.tree.leaves(trainer.center(theirs).params),
-        strict=True,
-    ):
-        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
-    with pytest.raises(ValueError, match="exactly one as_optimizer, got 0"):
-        syncalgos.center_of(strategy, inner.init(params), params)
 
 
 @pytest.mark.parametrize("name", ["gpa", "ema_nesterov"])

@@ -3,58 +3,26 @@
 Those on a mesh run in a process of its own, which has eight devices (`stacked_loops`).
 """
 
-import functools
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT, environment
 from jax.sharding import AxisType, PartitionSpec
+from own_process import found
 
 import syncalgos
-from syncalgos import ALGORITHMS, Replica, stacked
+from syncalgos import Replica, stacked
 
 ROUNDING = 1e-12  # of float64 after 8 steps, summed in another order
+# What acts between means of params, and on gradients in two hops; groups, peers, data.
+FEW, MORE = ("bmuf", "quantized_sgd"), ("hierarchical", "gossip", "dynamic_averaging")
 
 
-def asked(request):
-    """The algorithms of the session's tests."""
-    calls = [getattr(x, "callspec", None) for x in request.session.items]
-    names = [x.params.get("algorithm") for x in calls if x]
-    return tuple(name for name in dict.fromkeys(names) if name)
-
-
-@functools.cache
-def found(names):
-    """Has `stacked_loops` train these algorithms, in one process."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        subprocess.run(
-            [sys.executable, "tests/library/stacked_loops.py", str(out), *names],
-            env=environment(
-                PYTHONPATH=f"{ROOT}:{ROOT}/tests/support", JAX_NUM_CPU_DEVICES=None
-            ),
-            cwd=ROOT,
-            check=True,
-            timeout=1800,
-        )
-        return json.loads(out.read_text())
-
-
-@pytest.mark.sample(2, slow=6)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_algorithm_trains_stacked_replicas_as_the_engine_trains_workers(
-    algorithm, request
-):
-    seen = found(asked(request))[algorithm]
-    assert max(seen["apart"].values()) < ROUNDING, seen["apart"]
-    assert seen["moved"] > 1e-3
+@pytest.mark.parametrize("names", [FEW, pytest.param(MORE, marks=pytest.mark.slow)])
+def test_algorithms_train_stacked_replicas_as_the_engine_trains_workers(names):
+    for name, seen in found("library/stacked_loops.py", *names).items():
+        assert max(seen["apart"].values()) < ROUNDING, (name, seen["apart"])
+        assert seen["moved"] > 1e-3, name
 
 
 def replica_of(strategy):

@@ -10,6 +10,7 @@ import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
+import side_by_side
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 from problems import conformance, drawing, linear, two_tables
@@ -102,19 +103,29 @@ def train(trainer, state, batches, data=None):
     return state, seen(trainer, state, metrics, batches, data)
 
 
-def algorithm(name, backend, workers):
-    """Trains by an algorithm of the registry on the problem of the conformance tests.
+# Peers, parts that are gathered, votes in two hops, decisions; `of_draws` has groups.
+KINDS = ("push_sum", "topk_sgd", "zero_one_adam", "dynamic_averaging")
+
+
+def algorithms(backend, workers):
+    """Trains by algorithms side by side, on the problem of the conformance tests.
 
     Two periods; the params are as wide as jax's floats.
     """
     assert 2 * PERIOD == STEPS
     params, batches = conformance.problem(jnp.result_type(float))
+
+    def loss(params, batch):
+        return conformance.loss(params, {"seen": 0.0}, batch, None)[0]
+
     trainer = DataParallel(
-        *(conformance.loss, owed(name).optimizer, make(name)),
+        syncalgos.stateless(side_by_side.loss_of_all(loss)),
+        side_by_side.optimizers({name: owed(name).optimizer for name in KINDS}),
+        side_by_side.strategies({name: make(name) for name in KINDS}),
         workers=workers,
         backend=backend,
     )
-    state = trainer.init(params, {"seen": np.zeros(())})
+    state = trainer.init(dict.fromkeys(KINDS, params))
     return train(trainer, state, batches)[1]
 
 
@@ -322,7 +333,7 @@ def refusals():
 WORK = {
     f.__name__: f
     for f in (
-        *(algorithm, alone, debugged, go_on),
+        *(algorithms, alone, debugged, go_on),
         *(of_draws, of_meshes, of_orbax, of_rows, of_tables, refusals),
     )
 }

@@ -16,13 +16,11 @@ import pytest
 from commands import CACHE, members
 from in_process import HALF, STEPS, Seen, host, taken
 from problems import drawing
+from tiers import tiers
 
-import syncalgos
 from syncalgos.engine.placement.layout import is_key
 from syncalgos.engine.placement.make_layout import BACKENDS
 
-NAMES = tuple(syncalgos.ALGORITHMS)
-SOME = NAMES[::6]  # of even places, whose first layout is a fast one
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
 
 
@@ -54,7 +52,7 @@ def execute(group, folder):
         "in_process",
         group.processes,
         folder,
-        seconds=60 + 20 * len(group.work),
+        seconds=180 + 20 * len(group.work),
         JAX_ENABLE_X64=int(group.wide),
         JAX_NUM_CPU_DEVICES=group.devices,
         **{CACHE: "false"},  # one process would find what the others compile
@@ -107,41 +105,18 @@ def both(start, several, one, piece):
     return [joined([found[piece] for found in each.result()]) for each in futures]
 
 
-def layouts(number):
-    """Processes, their devices, a backend: of an algorithm one of two devices and one
-    of four, one of each backend."""
-    narrow, wide = ("pmap", "shard_map")[:: -1 if number % 2 else 1]
-    return [(2, 1, narrow), (*((2, 2), (4, 1))[number // 2 % 2], wide)]
+# Processes, their devices, a backend: two workers on each device.
+LAYOUTS = [(2, 1, "pmap"), (4, 1, "shard_map"), (2, 2, "shard_map")]
 
 
-def cases_of_algorithms():
-    """Layouts of each, with two lanes on every device."""
-    for number, name in enumerate(NAMES):
-        for layout in layouts(number):
-            fast = layout == (2, 1, "pmap") and name in SOME
-            yield pytest.param(
-                *(*layout, name, fast),
-                id="{}x{}-{}-{}".format(*layout, name),
-                marks=pytest.mark.slow if fast else pytest.mark.long,
-            )
-
-
-@pytest.mark.parametrize(
-    ("processes", "devices", "backend", "name", "fast"), list(cases_of_algorithms())
-)
-def test_algorithm_gives_the_numbers_of_one_process(
-    start, processes, devices, backend, name, fast
-):
-    in_all, layout = processes * devices, (processes, devices, backend)
-    names = [each for i, each in enumerate(NAMES) if layout in layouts(i)]
-    pieces = {
-        each: work("algorithm", name=each, backend=backend, workers=2 * in_all)
-        for each in (SOME if fast else names)
-    }
-    todo = tuple(pieces.values())
+@pytest.mark.parametrize("layout", tiers(LAYOUTS, slow=LAYOUTS[:2]), ids=str)
+def test_algorithms_give_the_numbers_of_one_process(start, layout):
+    processes, devices, backend = layout
+    in_all = processes * devices
+    todo = (work("algorithms", backend=backend, workers=2 * in_all),)
     several, one = Group(processes, devices, todo), Group(1, in_all, todo)
     # Joined for sending, leaves are computed by other programs than in one process.
-    assert_same(*both(start, several, one, pieces[name]), ROUNDING)
+    assert_same(*both(start, several, one, *todo), ROUNDING)
 
 
 # For two processes of two devices each: what, workers, devices. With the first device

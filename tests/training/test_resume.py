@@ -5,14 +5,10 @@ import json
 import shutil
 from pathlib import Path
 
-import jax
-import numpy as np
-import optax
 import pytest
 from lasting import (
     Crash,
     Work,
-    assert_same_bits,
     assert_same_end,
     crash_at,
     files,
@@ -22,18 +18,12 @@ from lasting import (
     run,
     signal_at,
 )
-from owed import PERIOD, make, parameters
-from problems.conformance import loss, problem
+from owed import parameters
 from small_tasks import folder_of
 
-from experiments.checkpoint import state_arrays
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import Shard, ShardName, write
-from syncalgos import ALGORITHMS, DataParallel, Replica
-
-NAMES = tuple(ALGORITHMS)
-OPTIMIZER = optax.adam(0.1)
+from experiments.checkpoint.shard_file import ShardName, write
 
 # Of rounds of four steps and epochs of five, seven steps end neither.
 TINY = "--task tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
@@ -64,7 +54,7 @@ def out(stopped, tmp_path):
     return shutil.copytree(stopped.out, tmp_path / "out")
 
 
-# Every algorithm
+# Algorithms
 
 
 def assert_goes_on(out, whole, step=7, command=BMUF):
@@ -74,43 +64,6 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
     assert ended.summary["resumed_at"][-1] == step
     assert_same_end(ended, whole)
     return ended
-
-
-def engine(name, workers=4):
-    """The engine of an algorithm, its first state, and batches."""
-    trainer = DataParallel(loss, OPTIMIZER, make(name), workers=workers, backend="vmap")
-    params, batches = problem()
-    return trainer, trainer.init(params, {"seen": np.zeros(())}), batches
-
-
-@pytest.mark.sample(2, slow=16)
-@pytest.mark.parametrize("name", NAMES)
-def test_state_of_an_algorithm_comes_back_from_its_file(name, tmp_path):
-    trainer, state, batches = engine(name)
-
-    def advanced(state, first, stop):
-        for step in range(first, stop):
-            batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
-            state, _ = trainer.run(state, batch)
-        return state
-
-    def arrays(state):
-        held, center = trainer.to_host(state), Replica((), (), ())  # of no interest
-        return state_arrays.own(held), state_arrays.shared(held, center)
-
-    state = advanced(state, 0, PERIOD + 1)
-    write(tmp_path, Shard(5, 4, 0, *arrays(state), {}), 0, 1)
-    expected = arrays(advanced(state, PERIOD + 1, 2 * PERIOD))
-
-    other = jax.tree.map(np.zeros_like, problem()[0])
-    like = trainer.init(other, {"seen": np.ones(())}, seed=1)
-    found = load(tmp_path, 5)
-    state = state_arrays.state(trainer, like, found.own, found.shared)
-    actual = arrays(advanced(state, PERIOD + 1, 2 * PERIOD))
-    for again, whole in zip(actual, expected, strict=True):
-        assert again.keys() == whole.keys()
-        for leaf in whole:
-            assert_same_bits(again[leaf], whole[leaf], leaf)
 
 
 def assert_resumed_is_whole(command, tmp_path, look=STOP):
@@ -141,36 +94,26 @@ def in_two(tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="module")
-def of_two(in_two, tmp_path_factory):
-    """name -> an algorithm's whole, stopped and resumed runs in two processes."""
-    groups = NAMES[::2], NAMES[1::2]
-    top = tmp_path_factory.mktemp("of_two")
+@pytest.mark.slow
+def test_resumed_runs_of_two_processes_are_the_uninterrupted_ones(in_two, tmp_path):
+    """Decisions, and residuals of each worker."""
+    names = ("dynamic_averaging", "topk_sgd")
 
     def works(name):
-        out = str(top / name)
-        whole = Work(by(name), f"{out}-whole")
-        return whole, Work(by(name), out, STOP), Work(f"{by(name)} --resume", out)
+        command, out = by(name), str(tmp_path / name)
+        whole, left = Work(command, f"{out}-whole"), Work(command, out, STOP)
+        return whole, left, Work(f"{command} --resume", out)
 
-    def runs(name):
-        group = next(x for x in groups if name in x)
-        found = in_two(tuple(work for each in group for work in works(each)))
-        at = 3 * group.index(name)
-        return found[at : at + 3]
-
-    return runs
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_resumed_run_of_two_processes_is_the_uninterrupted_one(name, of_two):
-    whole, left, ended = of_two(name)
-    assert left.code == 75, left.stderr
-    assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
-        ShardName(step, number, 2).file_name for step in (7, 9, 11) for number in (0, 1)
-    }
-    assert "resuming from the checkpoint of step 7" in ended.stderr
-    assert_same_end(ended, whole)
+    found = in_two(tuple(work for name in names for work in works(name)))
+    for whole, left, ended in (found[:3], found[3:]):
+        assert left.code == 75, left.stderr
+        assert {x.name for x in (ended.out / FOLDER).iterdir()} == {
+            ShardName(step, number, 2).file_name
+            for step in (7, 9, 11)
+            for number in (0, 1)
+        }
+        assert "resuming from the checkpoint of step 7" in ended.stderr
+        assert_same_end(ended, whole)
 
 
 # What else a run may carry along
@@ -274,26 +217,6 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
     for name in ("test_loss", "test_accuracy"):
         assert ended.lines[-1][name] == pytest.approx(stopped.lines[-1][name], rel=1e-6)
     assert ended.summary["params_sha256"] == stopped.summary["params_sha256"]
-
-
-@pytest.mark.sample(0, slow=6)
-@pytest.mark.parametrize("name", NAMES)
-def test_center_of_an_algorithm_is_where_new_workers_start(name):
-    trainer, state, batches = engine(name)
-    new, like, _ = engine(name, workers=3)
-    before, _ = trainer.run(state, jax.tree.map(lambda x: x[:6], batches))
-    held, center = trainer.to_host(before), trainer.center(before)
-    one = {name: x[:1] for name, x in state_arrays.own(held).items()}
-    shared = state_arrays.shared(held, center)
-    state = state_arrays.restarted(new, 0, like, one, shared)
-    found = new.center(state)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(center), strict=True):
-        # The mean over three equal replicas is rounded.
-        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
-    assert int(np.asarray(state.step).flat[0]) == 6
-    after, _ = new.run(state, jax.tree.map(lambda x: x[6:], batches))
-    for x in jax.tree.leaves(new.to_host(after)._replace(key=())):
-        assert np.isfinite(x).all()
 
 
 @pytest.mark.slow

@@ -15,7 +15,10 @@ from syncalgos.algorithms import ALGORITHMS
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.mark.parametrize("name", tiers(ALGORITHMS, ["bmuf", "gossip"], slow=[]))
+FEW = ("sync_sgd", "streaming_diloco")  # with one leaf, and with two
+
+
+@pytest.mark.parametrize("name", tiers(ALGORITHMS, FEW, slow=[]))
 def test_every_algorithm_stays_in_a_picture_that_moves(name):
     recorded = trajectories.record(name)
     shown = film(recorded)

@@ -5,24 +5,19 @@ Those of several places run in a process of its own, which has eight devices
 """
 
 import functools
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, environment
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from lasting import OURS
 from owed import ON_A_RING, owed
+from own_process import found
 from placed import placed
+from tiers import tiers
 
 import syncalgos
 from syncalgos import ALGORITHMS
@@ -34,20 +29,23 @@ from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
 AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
 MESH = {"fsdp": 3}
-FEW = ("bmuf", "gossip", "topk_sgd")
-
-
-def tier(number, layout, name):
-    """Few algorithms on four layouts, every sixth on workers of two devices."""
-    is_tried = number % 6 == 0 and layout == "4x2"
-    is_tried |= name in FEW and layout != "1x8"
-    return pytest.mark.slow if is_tried else pytest.mark.long
-
-
+# Norms, moments, peers; reducers that act on shards, on factors of whole matrices, on
+# draws and votes, and in two hops. Everything else is elementwise.
+TRIED = {
+    "4x2": ("bmuf", "edit", "des_loc", "powersgd", "quantized_sgd", "demo", "topk_sgd"),
+    "2x(2x2)": ("sparta", "dion", "signum"),
+    "2x2x2": ("bmuf", "topk_sgd"),
+}
+FEW = ("bmuf", "gossip")  # on workers of four devices, where the others are long
 CASES = [
-    pytest.param(layout, name, marks=tier(i, layout, name))
-    for layout in ("4x2", "2x4", "2x(2x2)", "1x8", "2x2x2")
-    for i, name in enumerate(ALGORITHMS)
+    pytest.param("2x4", x, marks=pytest.mark.slow if x in FEW else pytest.mark.long)
+    for x in ALGORITHMS
+]
+CASES += [pytest.param("1x8", "powersgd", marks=pytest.mark.long)]
+CASES += [
+    pytest.param(layout, name, marks=pytest.mark.slow)
+    for layout, names in TRIED.items()
+    for name in names
 ]
 
 
@@ -59,29 +57,12 @@ def asked(request, layout):
     return tuple(dict.fromkeys(x["name"] for x in given))
 
 
-@functools.cache
-def found(layout, names):
-    """Has `meshed` look at these algorithms, in one process."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        subprocess.run(
-            [sys.executable, "tests/engine/meshes/meshed.py", str(out), layout, *names],
-            env=environment(
-                PYTHONPATH=OURS,
-                JAX_NUM_CPU_DEVICES=None,
-            ),
-            cwd=ROOT,
-            check=True,
-            timeout=1200,
-        )
-        return json.loads(out.read_text())
-
-
 @pytest.mark.parametrize(("layout", "name"), CASES)
 def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
-    seen = found(layout, asked(request, layout))[name]
+    names = asked(request, layout)
+    seen = found("engine/meshes/meshed.py", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
     assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation
     assert seen["moved"] > 0.01
@@ -156,13 +137,11 @@ def constrained(params, batch):
 @pytest.mark.parametrize(
     ("workers", "given"),
     [
-        (1, {}),
         (2, {"loss": constrained}),  # two lanes
         pytest.param(2, {"lane_form": "sequential"}, marks=pytest.mark.slow),
         pytest.param(1, {"accumulate": 2}, marks=pytest.mark.slow),
         (1, {"shardings": lambda path, shape: SPECS[path]}),
-        pytest.param(1, {"batch_axes": ()}, marks=pytest.mark.slow),
-        pytest.param(1, {"shardings": P()}, marks=pytest.mark.slow),
+        pytest.param(1, {"batch_axes": (), "shardings": P()}, marks=pytest.mark.slow),
     ],
 )
 def test_params_are_those_of_workers_without_a_mesh(workers, given):
@@ -201,16 +180,15 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
     assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts(workers):
+def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts():
     params, batches = small_model()
-    trainer = trainer_of(workers=workers)
+    trainer, workers = trainer_of(workers=2), 2
     half = jax.tree.map(lambda x: x[:2], batches)
     state, _ = trainer.run(trainer.init(params), half)
     held = trainer.to_host(state)
     assert held.replica.params["in"].shape == (workers, 4, 6)
     end, _ = trainer.run(state, half)
-    again, _ = trainer_of(workers=workers).run(trainer.from_host(held), half)
+    again, _ = trainer.run(trainer.from_host(held), half)
     both = [trainer.to_host(x).own for x in (end, again)]
     jax.tree.map(np.testing.assert_array_equal, *both)
     plain = trainer_of(
@@ -237,8 +215,7 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["quantized_sgd", "sparta"])
+@pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], ["sparta"]))
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
     trainer = trainer_of(
@@ -323,7 +300,6 @@ REFUSED = [
     ({"mesh": {"fsdp": 4}}, "1 workers of 4 devices (fsdp 4) need 4 devices, but"),
     ({"mesh": {"fsdp": 3}, "workers": 2, "lanes": 1}, "in 1 lanes of 3 devices"),
     ({"mesh": {"devices": 3}}, "an axis within a worker cannot be named 'devices'"),
-    ({"mesh": 3}, "mesh must be a jax.sharding.Mesh, or the sizes of the axes"),
     ({"mesh": {}}, "mesh must be a jax.sharding.Mesh, or the sizes of the axes"),
     ({"mesh": {"fsdp": 0}}, "mesh: fsdp must be a whole number of at least 1, got 0"),
     ({"mesh": {"fsdp": 2}, "devices": [0, 1, 2]}, "over 3 devices in meshes of 2"),
@@ -385,7 +361,7 @@ def test_a_part_of_an_array_is_read_across_its_pieces():
     np.testing.assert_array_equal(whole.joined, x)
 
 
-@pytest.mark.parametrize("name", ["powersgd", "loco", "one_bit_adam"])
+@pytest.mark.parametrize("name", tiers(["powersgd", "loco"], ["loco"]))
 def test_a_state_of_shards_goes_on_with_its_mesh_alone(name):
     params, batches = small_model()
     settings = {"min_rate": 0} if name == "powersgd" else {}

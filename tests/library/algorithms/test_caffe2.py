@@ -71,12 +71,10 @@ def assert_replicas_equal(state, expected):
         np.testing.assert_allclose(replicas, values, rtol=0, atol=TOLERANCE)
 
 
-SOME = [[0], [0, 1], [0, 2], [1, 2], [2, 0], [0, 1, 2]]
-PLACES = [(workers, "auto", None) for workers in (1, 2, 4, 8, 16)]
-PLACES += [(6, backend, x) for backend in ("pmap", "shard_map") for x in SOME]
+PLACES = [(1, "auto", None), (16, "auto", None), (6, "pmap", [2, 0])]
+PLACES += [(6, "pmap", [0, 1, 2]), (6, "shard_map", [1, 2]), (6, "shard_map", [0])]
 
 
-@pytest.mark.sample(7)
 @pytest.mark.parametrize(("workers", "backend", "devices"), PLACES, ids=str)
 def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, devices):
     batch = 66 if workers == 6 else 64
@@ -91,9 +89,11 @@ def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, de
     assert_replicas_equal(train(trainer, batch), on_one_machine(batch))
 
 
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
-@pytest.mark.parametrize("devices", [[1], [0, 2], [2, 0], [0, 1, 2]], ids=str)
+@pytest.mark.parametrize(
+    ("devices", "backend"),
+    [([1], "shard_map"), ([2, 0], "pmap"), ([2, 0], "shard_map"), ([0, 1, 2], "pmap")],
+    ids=str,
+)
 def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
     trainer = syncalgos.DataParallel(
         squared_loss,
@@ -119,14 +119,12 @@ def test_replicas_live_on_the_chosen_devices_in_their_order(devices, backend):
     assert {d.id for x in center.values() for d in x.devices()} == {devices[0]}
 
 
-@pytest.mark.parametrize("devices", [[0, 2], [2, 0], [0, 1, 2]], ids=str)
-def test_worker_trains_on_its_slice_on_any_devices(devices):
+def test_worker_trains_on_its_slice_on_devices_in_any_order():
     def replicas(devices):
-        alone = syncalgos.Strategy()  # nothing is sent
         trainer = syncalgos.DataParallel(
             squared_loss,
             optax.sgd(LR),
-            alone,
+            syncalgos.Strategy(),  # nothing is sent
             workers=6,
             placement=syncalgos.Placement(devices=devices),
         )
@@ -136,4 +134,4 @@ def test_worker_trains_on_its_slice_on_any_devices(devices):
     expected = replicas([0])
     apart = np.abs(expected[:, None] - expected).max(-1) + np.eye(6)
     assert apart.min() > 100 * TOLERANCE
-    np.testing.assert_allclose(replicas(devices), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(replicas([2, 0]), expected, rtol=0, atol=TOLERANCE)

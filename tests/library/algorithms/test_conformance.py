@@ -1,252 +1,315 @@
-"""Every algorithm of the registry on every backend: the properties in `owed.py`."""
+"""Every algorithm of the registry: the properties in `owed.py`, on two layouts.
 
-import functools
+Most is asked of the traced program alone. Those that are trained share one program.
+"""
+
 import inspect
 import itertools
+import re
+from typing import Any, NamedTuple
 
 import jax
-import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import side_by_side
+from commands import ROOT
 from owed import PERIOD, WITH, make, other_value, owed, parameters
-from problems.conformance import loss, problem
+from problems import conformance
+from tiers import tiers
 
 import syncalgos
-from syncalgos.engine.placement.make_layout import BACKENDS
+from experiments.checkpoint import shard_file, state_arrays
+from experiments.checkpoint.folder import load
+from syncalgos.strategy import apply_reduce, apply_sync, strong
 
-NAMES, WORKERS = tuple(syncalgos.ALGORITHMS), (1, 2, 3, 4, 8)
+NAMES = tuple(syncalgos.ALGORITHMS)
 ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
 
+# The numbers
 
-SGD = optax.sgd(0.1, momentum=0.9)
+# Each algorithm trains on vmap, and on devices with one to three lanes on each.
+ON_DEVICES = [(6, "pmap", 2), (6, "shard_map", 3), (3, "pmap", 3), (4, "shard_map", 2)]
+LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
+# A round of some, decisions, peers, parts of a mean, a server.
+KINDS = ("fedavg", "dynamic_averaging", "gossip", "quantized_sgd", "async_diloco")
+LAYOUT |= dict.fromkeys(KINDS, ON_DEVICES[0])
+TOGETHER = 15  # the compiler needs more than twice as long for twice as many
+
+# Two leaves are trained; the others have no gradient.
+MODEL = {
+    "empty": np.zeros((0, 3), np.float32),
+    "in": np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32),
+    "scale": np.float32(0.5),
+    "still": np.ones(2, np.float32),
+}
 
 
-def train(strategy, backend, workers, dtype=np.float32, optimizer=SGD):
-    """Returns the trainer and the states after 0, PERIOD and 2 · PERIOD steps."""
-    params, batches = problem(dtype)
-    devices = [0, 1] if backend != "vmap" and workers % 2 == 0 else [0]
+def loss(params, batch):
+    """The squared error of a small network."""
+    hidden = jnp.tanh(batch["x"] @ params["in"]).sum(1)
+    return jnp.mean((hidden * params["scale"] - batch["y"][:, 0]) ** 2)
+
+
+class Seen(NamedTuple):
+    """What an algorithm's training left.
+
+    Attributes:
+        replicas: all workers' params after each step, leaves (steps, workers, …).
+        state: of the strategy, leaves (workers, …).
+        center: the model to ship.
+    """
+
+    replicas: Any
+    state: Any
+    center: Any
+
+
+class Trained(NamedTuple):
+    """Three trainings by one program.
+
+    Attributes:
+        usual: by the batches of the problem.
+        resumed: the same, whose state came from a file after HALF steps.
+        poisoned: by batches of which one is not finite on all workers but the first:
+            `fedavg` leaves some of them out of a round.
+    """
+
+    usual: Seen
+    resumed: Seen
+    poisoned: Seen
+
+
+STEPS, HALF = 2 * PERIOD, PERIOD + 1
+
+
+def train(names, workers, backend, devices, folder):
+    """Trains algorithms side by side; by name, what is `Trained`.
+
+    The optimizer skips steps whose gradients are not finite.
+    """
+    kept = {name: optax.apply_if_finite(owed(name).optimizer, 5) for name in names}
     trainer = syncalgos.DataParallel(
-        loss,
-        optimizer,
-        strategy,
+        syncalgos.stateless(side_by_side.loss_of_all(loss)),
+        side_by_side.optimizers(kept),
+        side_by_side.strategies({name: make(name) for name in names}),
         workers=workers,
         backend=backend,
-        placement=syncalgos.Placement(devices=devices),
+        placement=syncalgos.Placement(devices=range(devices)),
     )
-    state = trainer.init(params, {"seen": np.zeros(())})
-    states = [jax.tree.map(np.asarray, state._replace(key=()))]
-    compiled = []
-    for first in (0, PERIOD):
-        part = jax.tree.map(lambda x, a=first: x[a : a + PERIOD], batches)
-        before = len(COMPILATIONS)
-        state, metrics = trainer.run(state, part)
-        compiled.append(len(COMPILATIONS) - before)
-        states.append(jax.tree.map(np.asarray, state._replace(key=())))
-    return trainer, state, states, jax.tree.map(np.asarray, metrics), compiled
+    _, batches = conformance.problem()
+    decisions = [len(owed(x).decided[0]) for x in names if owed(x).decided]
+
+    def advanced(state, first, stop):
+        replicas = []
+        for step in range(first, stop):
+            batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
+            state, metrics = trainer.run(state, batch)
+            replicas.append(trainer.to_host(state).replica.params)
+        decided = metrics.get("decided", np.zeros((1, 0)))
+        assert decided.shape == (1, sum(decisions))
+        return state, replicas
+
+    def seen(state, replicas):
+        path = jax.tree.map(lambda *x: np.stack(x), *replicas)
+        held, center = trainer.to_host(state).sync, trainer.center(state).params
+        found = path, held, jax.device_get(center)
+        return {name: Seen(*(tree[name] for tree in found)) for name in names}
+
+    state, before = advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, HALF)
+    held, of_no_interest = trainer.to_host(state), syncalgos.Replica(())
+    arrays = state_arrays.own(held), state_arrays.shared(held, of_no_interest)
+    shard_file.write(folder, shard_file.Shard(HALF, workers, 0, *arrays, {}), 0, 1)
+    state, after = advanced(state, HALF, STEPS)
+    usual = seen(state, before + after)
+
+    zero = dict.fromkeys(names, jax.tree.map(np.zeros_like, MODEL))
+    part = load(folder, HALF)
+    state = state_arrays.state(trainer, trainer.init(zero), part.own, part.shared)
+    state, after = advanced(state, HALF, STEPS)
+    resumed = seen(state, before + after)
+
+    batches["x"][1, conformance.BATCH // workers :] = np.nan
+    poisoned = seen(*advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, STEPS))
+    each = usual, resumed, poisoned
+    return {name: Trained(*(found[name] for found in each)) for name in names}
 
 
-COMPILATIONS: list[str] = []
+@pytest.fixture(scope="module")
+def trained(request, tmp_path_factory):
+    """(name, layout) -> what `train` gives, of others of the session's tests, too."""
+    items = [x for x in request.session.items if x.module is request.module]
+    asked = [x.callspec.params["name"] for x in items if "trained" in x.fixturenames]
+    done = {}
+
+    def of(name, layout):
+        if (name, layout) not in done:
+            alike = [x for x in asked if LAYOUT[x] == LAYOUT[name]]
+            first = alike.index(name) // TOGETHER * TOGETHER
+            together = alike[first : first + TOGETHER]
+            found = train(together, *layout, tmp_path_factory.mktemp("state"))
+            done.update({(each, layout): x for each, x in found.items()})
+        return done[name, layout]
+
+    return of
 
 
-def note_compilation(event, seconds, **_):
-    if "backend_compile" in event:
-        COMPILATIONS.append(event)
+@pytest.mark.parametrize("name", tiers(NAMES, KINDS))
+def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
+    workers, *_ = layout = LAYOUT[name]
+    on_devices, on_one = trained(name, layout), trained(name, (workers, "vmap", 1))
+    for x, y in zip(*map(jax.tree.leaves, (on_devices, on_one)), strict=True):
+        if x.dtype.kind == "f":  # a bit may fall either way
+            assert np.isfinite(x).all()
+            np.testing.assert_allclose(x, y, rtol=ROUNDING, atol=ROUNDING)
+    for usual, resumed, _ in (on_devices, on_one):
+        jax.tree.map(np.testing.assert_array_equal, resumed, usual)
+    leaves = jax.tree.leaves(on_one.usual.replicas)
+    gaps = np.hstack([np.ptp(x, axis=1).reshape(STEPS, -1) for x in leaves])
+    assert tuple(np.flatnonzero(gaps.max(1) <= ROUNDING)) == owed(name).agree_after
 
 
-jax.monitoring.register_event_duration_secs_listener(note_compilation)
+def test_workers_that_start_from_a_center_have_it_as_theirs():
+    """So a run goes on with other workers."""
+    strategies = {name: make(name) for name in NAMES}
 
+    def worker(_):
+        return {
+            name: each.center(MODEL, each.init(MODEL))
+            for name, each in strategies.items()
+        }
 
-@functools.cache
-def center_on(name, backend, workers):
-    trainer, state, *_ = train(
-        make(name), backend, workers, optimizer=owed(name).optimizer
-    )
-    return jax.tree.map(np.asarray, trainer.center(state))
-
-
-def cases():
-    """All pairs of names and numbers of workers, on the backends in turn."""
-    pairs = itertools.product(enumerate(NAMES), enumerate(WORKERS))
-    for (i, name), (j, workers) in pairs:
-        backend = BACKENDS[(i + j) % len(WORKERS) % len(BACKENDS)]
-        yield pytest.param(name, backend, workers, id=f"{name}-{backend}-{workers}")
-
-
-@pytest.mark.sample(6, slow=36)
-@pytest.mark.parametrize(("name", "backend", "workers"), list(cases()))
-def test_algorithm_keeps_the_contract(name, backend, workers):
-    trainer, state, states, metrics, compiled = train(
-        make(name), backend, workers, optimizer=owed(name).optimizer
-    )
-    leaves = jax.tree.leaves(states[-1])
-    assert all(np.isfinite(x).all() for x in leaves)
-    told = dict.fromkeys(("loss", "error"), (PERIOD,))
-    taken = owed(name).taken(PERIOD)
-    told |= {} if taken is None else {"decided": taken.shape}
-    assert {k: v.shape for k, v in metrics.items()} == told
-    # Shapes, dtypes and the programs stay.
-    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), s) for s in states]
-    assert kinds[0] == kinds[1] == kinds[2]
-    assert all(x.shape[:2] == trainer.layout.shape for x in jax.tree.leaves(state[:2]))
-    assert compiled == [1, 0]
-    if 2 * PERIOD - 1 in owed(name).agree_after:
-        assert trainer.divergence(state) <= ROUNDING
-    # The same numbers as another backend.
-    center = trainer.center(state)
-    other = center_on(name, "pmap" if backend == "vmap" else "vmap", workers)
-    for mine, others in zip(
-        jax.tree.leaves(center), jax.tree.leaves(other), strict=True
-    ):
-        np.testing.assert_allclose(mine, others, rtol=ROUNDING, atol=ROUNDING)
-
-
-@pytest.mark.sample(5, slow=20)
-@pytest.mark.parametrize("name", NAMES)
-def test_replicas_drift_apart_between_syncs(name):
-    """A sync that acted at the wrong steps would not show in its results alone."""
-    params, batches = problem()
-    optimizer = owed(name).optimizer
-    trainer = syncalgos.DataParallel(
-        loss, optimizer, make(name), workers=4, backend="vmap"
-    )
-    state = trainer.init(params, {"seen": np.zeros(())})
-    agreed = []
-    for step in range(2 * PERIOD):
-        batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
-        state, _ = trainer.run(state, batch)
-        if trainer.divergence(state) <= ROUNDING:
-            agreed.append(step)
-    assert tuple(agreed) == owed(name).agree_after
-
-
-@pytest.mark.sample(60)
-@pytest.mark.parametrize("workers", [1, 2, 3, 8])
-@pytest.mark.parametrize("name", NAMES)
-def test_communication_is_what_the_algorithm_owes(name, workers):
-    taken = owed(name).taken(2 * PERIOD)
-    sent = syncalgos.communication(
-        make(name), problem()[0], workers=workers, steps=2 * PERIOD, taken=taken
-    )
-    assert sent.bytes_per_worker == pytest.approx(owed(name).sent(workers))
-    expected = owed(name).sends_at if workers > 1 else ()
-    assert tuple(np.flatnonzero(np.diff(sent.per_step, prepend=0))) == expected
-    assert sent.syncs == len(expected)
-
-
-@pytest.mark.sample(5, slow=20)
-@pytest.mark.parametrize("name", NAMES)
-def test_bfloat16_params_keep_their_dtype_and_state_is_float32(name):
-    optimizer = owed(name).optimizer
-    _, _, states, _, compiled = train(make(name), "vmap", 4, jnp.bfloat16, optimizer)
-    dtypes = [jax.tree.map(lambda x: x.dtype, s) for s in states]
-    assert dtypes[0] == dtypes[2]
-    assert {str(x.dtype) for x in jax.tree.leaves(states[2].replica.params)} == {
-        "bfloat16"
-    }
-    floats = [x for x in jax.tree.leaves(states[2].sync) if x.dtype.kind not in "iub"]
-    assert {str(x.dtype) for x in floats} <= {"float32"}
-    assert compiled == [1, 0]
-
-
-@pytest.mark.sample(8)
-@pytest.mark.parametrize("name", NAMES)
-def test_float32_params_stay_float32_where_float64_is_on(name):
-    """Numbers and schedules are float64 then: params and state must not become so."""
-    rates = [make(name)]
-    if "learning_rate" in parameters(name):
-        rates.append(make(name, learning_rate=lambda step: jnp.asarray(0.1, float)))
-    with jax.enable_x64(True):
-        for strategy in rates:  # traced step by step: changed dtypes are refused
-            taken = owed(name).taken(2 * PERIOD)
-            syncalgos.communication(
-                strategy, problem()[0], workers=2, steps=2 * PERIOD, taken=taken
+    lanes = jax.vmap(worker, axis_name="lanes")
+    found = jax.jit(jax.vmap(lanes, axis_name="devices"))(np.zeros((1, 3)))
+    for name, center in found.items():
+        for leaf, x in center.items():  # the mean over three is rounded
+            np.testing.assert_allclose(
+                x[0], np.stack([MODEL[leaf]] * 3), rtol=1e-6, atol=1e-7, err_msg=name
             )
 
 
-EVERY_PARAMETER = [(name, p) for name in NAMES for p in parameters(name)]
+SOURCES = [
+    path
+    for folder in ("algorithms", "combinators", "reducers")
+    for path in (ROOT / "syncalgos" / folder).rglob("*.py")
+]
 
 
-@functools.cache
-def result_of(name, *settings):
-    """All replicas' params in a row."""
-    strategy = make(name, **dict(settings))
-    _, state, *_ = train(strategy, "vmap", 4, optimizer=owed(name).optimizer)
-    return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.replica.params)])
+def test_workers_talk_by_the_collectives_alone():
+    """These are proven on each layout; no algorithm reaches past them."""
+    own = re.compile(
+        r"lax\.(p(sum|mean|max|min|permute|shuffle)\w*|all_\w+|axis_\w+|ragged\w+)\("
+    )
+    assert len(SOURCES) > len(NAMES)
+    assert own.search("jax.lax.pmean(x)") and own.search("lax.all_to_all(x, axis)")
+    for path in SOURCES:
+        assert not own.search(path.read_text()), path
 
 
-@pytest.mark.sample(3, slow=20)
-@pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
-def test_every_parameter_changes_the_result(name, parameter):
-    settings = WITH.get((name, parameter), {})
-    other = settings | {parameter: other_value(name, parameter)}
-    results = [result_of(name, *each.items()) for each in (settings, other)]
-    assert np.abs(np.subtract(*results)).max() > 1e-4
+# The bytes
 
 
-@pytest.mark.sample(45, slow=90)
-@pytest.mark.parametrize(("name", "parameter"), EVERY_PARAMETER)
-def test_every_parameter_refuses_what_is_out_of_range(name, parameter):
-    default = parameters(name)[parameter]
-    if isinstance(default, bool):
-        bad = []  # both values are legal: test_every_parameter_changes_the_result
-    elif isinstance(default, str):
-        bad = ["abc"]
-    elif isinstance(default, int):
-        bad = [-1, 1.5, "abc", True, float("nan")]
-    else:
-        bad = [-1.0, float("nan"), float("inf"), "abc"]
-    for value in bad:
-        rule = "unknown" if isinstance(default, str) else f"{parameter} must be"
-        with pytest.raises(ValueError, match=f"{rule} .*{value}"):
-            make(name, **{parameter: value})
+@pytest.mark.parametrize("workers", tiers([2, 3, 8], [8]))
+@pytest.mark.parametrize("name", NAMES)
+def test_communication_is_what_the_algorithm_owes(name, workers):
+    params, taken = conformance.problem()[0], owed(name).taken(2 * PERIOD)
+    sent = syncalgos.communication(
+        make(name), params, workers=workers, steps=2 * PERIOD, taken=taken
+    )
+    assert sent.bytes_per_worker == pytest.approx(owed(name).sent(workers))
+    assert tuple(np.flatnonzero(np.diff(sent.per_step, prepend=0))) == (
+        owed(name).sends_at
+    )
+    assert sent.syncs == len(owed(name).sends_at)
+
+
+# The form
+
+
+def traced(strategy, optimizer, params, sizes=(2, 2)):
+    """The program of a step, whose results must have the form of what they replace."""
+
+    def step(params, grads, number):
+        start = strong((optimizer.init(params), strategy.init(params)))
+        replica, state = syncalgos.Replica(params, start[0]), start[1]
+        grads, state = apply_reduce(strategy, grads, replica, state, number)
+        replica, state = apply_sync(strategy, replica, state, number)
+        return start[1], strategy.center(replica.params, state), grads, replica
+
+    sizes = [*zip(syncalgos.WORKERS, sizes, strict=True)]
+    return jax.make_jaxpr(step, axis_env=sizes, return_shape=True)(
+        params, params, jnp.int32(0)
+    )
+
+
+def keeps_its_form(name, params, sizes, **settings):
+    """Returns the dtypes of the state."""
+    strategy = make(name, **settings)
+    _, (state, center, *_) = traced(strategy, owed(name).optimizer, params, sizes)
+    kinds = [jax.tree.map(lambda x: (x.shape, x.dtype), x) for x in (center, params)]
+    assert kinds[0] == kinds[1]
+    return {x.dtype.name for x in jax.tree.leaves(state)}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_axis_is_the_last_parameter(name):
-    signature = inspect.signature(syncalgos.ALGORITHMS[name])
-    last = list(signature.parameters.values())[-1]
-    assert (last.name, last.default) == ("axis", syncalgos.WORKERS)
+def test_any_model_keeps_its_form_and_nothing_is_promoted(name):
+    """jax refuses promotion in the first of them, as in the user's own program."""
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        model = {"empty": jnp.zeros((0, 3)), "matrix": jnp.zeros((6, 3))}
+        keeps_its_form(name, model, (2, 2))
+    deep = {"deep": [np.zeros((2, 2)), {"leaf": np.zeros(1)}], "scalar": np.zeros(())}
+    short = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), deep)
+    assert "bfloat16" not in keeps_its_form(name, short, (1, 3))
+    # Numbers and schedules are float64 then: params and state must not become so.
+    rate = {"learning_rate": lambda step: jnp.asarray(0.1, float)}
+    with jax.enable_x64(True):
+        rate = rate if "learning_rate" in parameters(name) else {}
+        keeps_its_form(name, jnp.zeros(3, jnp.float32), (1, 1), **rate)
 
 
-def test_every_algorithm_is_an_attribute_of_the_package():
+# The parameters
+
+
+def text_of(name, settings):
+    """A step's program, with all that is constant in it."""
+    model = {"bias": jnp.zeros(3), "in": jnp.zeros((5, 3))}
+    program, _ = traced(make(name, **settings), owed(name).optimizer, model)
+    return f"{program}{[np.ravel(x).tolist() for x in program.consts]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_changes_the_program(name):
+    texts = {}
+    for parameter in parameters(name):
+        usual = WITH.get((name, parameter), {})
+        if (key := repr(usual)) not in texts:
+            texts[key] = text_of(name, usual)
+            assert texts[key] == text_of(name, usual)
+        other = {**usual, parameter: other_value(name, parameter)}
+        assert text_of(name, other) != texts[key], parameter
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_refuses_what_is_out_of_range(name):
+    for parameter, default in parameters(name).items():
+        if isinstance(default, bool):
+            bad = []  # both values are legal
+        elif isinstance(default, str):
+            bad = ["abc"]
+        elif isinstance(default, int):
+            bad = [-1, 1.5, "abc", True, float("nan")]
+        else:
+            bad = [-1.0, float("nan"), float("inf"), "abc"]
+        for value in bad:
+            rule = "unknown" if isinstance(default, str) else f"{parameter} must be"
+            with pytest.raises(ValueError, match=f"{rule} .*{value}"):
+                make(name, **{parameter: value})
+
+
+def test_every_algorithm_is_of_the_package_and_takes_the_axis_last():
     for name, factory in syncalgos.ALGORITHMS.items():
         assert getattr(syncalgos, name) is factory
-
-
-@pytest.mark.sample(5, slow=20)
-@pytest.mark.parametrize("name", NAMES)
-def test_a_batch_that_is_not_finite_is_survived(name):
-    """apply_if_finite skips the step, and no state of the strategy keeps a NaN."""
-    optimizer = optax.apply_if_finite(owed(name).optimizer, 5)
-    params, batches = problem()
-    # Of two workers: fedavg leaves one of the three out of a round, and of its loss.
-    batches["x"][1, [0, -1]] = np.nan
-    trainer = syncalgos.DataParallel(
-        loss, optimizer, make(name), workers=3, backend="vmap"
-    )
-    state, metrics = trainer.run(trainer.init(params, {"seen": np.zeros(())}), batches)
-    assert not np.isfinite(metrics["loss"][1])
-    assert np.isfinite(metrics["loss"][2:]).all()
-    for x in jax.tree.leaves(
-        (state.replica.params, state.sync, trainer.center(state).params)
-    ):
-        assert np.isfinite(np.asarray(x, np.float64)).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_algorithms_promote_nothing_by_themselves(name):
-    """jax refuses promotion then, in the user's own program too."""
-    strategy, sizes = make(name), [*zip(syncalgos.WORKERS, (2, 2), strict=True)]
-    params = {"w": jnp.zeros((6, 3)), "b": jnp.zeros(3)}
-
-    def steps(params, grads, step):
-        opt_state = owed(name).optimizer.init(params)
-        replica, state = syncalgos.Replica(params, opt_state), strategy.init(params)
-        grads, state = strategy.reduce(grads, replica, state, step)
-        replica, state = strategy.sync(replica, state, step)
-        return grads, strategy.center(replica.params, state)
-
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        jax.make_jaxpr(steps, axis_env=sizes)(params, params, jnp.int32(0))
+        last = list(inspect.signature(factory).parameters.values())[-1]
+        assert (last.name, last.default) == ("axis", syncalgos.WORKERS)

@@ -2,6 +2,8 @@
 
 import functools
 import typing
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ import optax
 import pytest
 from owed import PERIOD, WITH, make, other_value, parameters
 from problems import quadratics, relative_error
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers
@@ -40,7 +43,6 @@ def numbers_of(name):
 
 NUMBERS = {name: numbers_of(name) for name in NAMES}
 WITH_NUMBERS = [name for name in NAMES if NUMBERS[name]]
-TRACED: list[str] = []  # a name for each compilation
 
 # Numbers that move results by jumps, between which they change nothing.
 JUMPS = {
@@ -91,9 +93,9 @@ def arrays(numbers):
     return jax.tree.map(array, numbers)
 
 
-def centers_of(strategy, dtype=float):
+def centers_of(strategy):
     """All workers' centers after each step, (workers, steps, size)."""
-    start, curvature, minimum, noise = quadratics.of_workers(steps=STEPS, dtype=dtype)
+    start, curvature, minimum, noise = quadratics.of_workers(steps=STEPS)
     # One leaf and some entries of another have no gradient: norms and moments of 0.
     for tree in curvature, noise:
         tree["head"]["scale"] *= 0
@@ -103,98 +105,6 @@ def centers_of(strategy, dtype=float):
     )
     leaves = [x.reshape(4, STEPS, -1) for x in jax.tree.leaves(centers)]
     return jnp.concatenate(leaves, axis=-1)
-
-
-def making(name):
-    """The algorithm's strategy, of its numbers by name."""
-    return lambda numbers: make(name, **settings(name), **numbers)
-
-
-@functools.cache
-def program_of(name):
-    """The program of all values: numbers by name -> centers."""
-
-    def centers(numbers):
-        TRACED.append(name)
-        return centers_of(making(name)(numbers))
-
-    return jax.jit(centers)
-
-
-def check_one_program(name, of_any, make, *values):
-    """One compilation serves all values, with the results of Python numbers."""
-    for numbers in values:
-        of_one = jax.jit(lambda x=numbers: centers_of(make(x)))
-        assert relative_error(of_any(arrays(numbers)), of_one()) <= ROUNDING
-    assert TRACED.count(name) == 1
-
-
-@pytest.mark.sample(4, slow=6)
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_one_program_serves_all_values(name):
-    check_one_program(name, program_of(name), making(name), *values(name))
-
-
-@pytest.mark.sample(4, slow=6)
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_many_values_at_once_are_each_alone(name):
-    both = values(name)
-    together = jax.tree.map(lambda *x: jnp.stack(x), *map(arrays, both))
-    found = jax.jit(jax.vmap(lambda x: centers_of(making(name)(x))))(together)
-    for centers, numbers in zip(found, both, strict=True):
-        assert relative_error(centers, program_of(name)(arrays(numbers))) <= ROUNDING
-
-
-@pytest.mark.sample(20, slow=20)
-@pytest.mark.parametrize(("dtype", "wide"), [("bfloat16", False), ("float32", True)])
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_traced_numbers_widen_nothing(name, dtype, wide):
-    """As strong float32 they would bfloat16, as strong float64 float32."""
-    with jax.enable_x64(wide):
-        numbers = arrays(values(name)[0])
-        centers = jax.eval_shape(lambda x: centers_of(making(name)(x), dtype), numbers)
-    assert centers.dtype == dtype
-
-
-@pytest.mark.parametrize("name", WITH_NUMBERS)
-def test_traced_numbers_promote_nothing_by_themselves(name):
-    """jax refuses promotion then, in the user's own program too."""
-    sizes = [*zip(sa.WORKERS, (2, 2), strict=True)]
-
-    def steps(numbers, params, grads, step):
-        strategy = making(name)(numbers)
-        replica, state = sa.Replica(params), strategy.init(params)
-        grads, state = strategy.reduce(grads, replica, state, step)
-        replica, state = strategy.sync(replica, state, step)
-        return grads, strategy.center(replica.params, state)
-
-    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
-    with jax.enable_x64(False), strict[0], strict[1]:
-        params = {"w": jnp.zeros((6, 3)), "b": jnp.zeros(3)}
-        numbers = arrays(values(name)[0])
-        jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, params, jnp.int32(0))
-
-
-@pytest.mark.sample(4, slow=6)
-@pytest.mark.parametrize("name", [n for n in WITH_NUMBERS if {*NUMBERS[n]} - {"seed"}])
-def test_gradients_are_those_of_differences(name):
-    numbers = values(name)[1]
-    seeds = {"seed": numbers.pop("seed")} if "seed" in numbers else {}
-
-    def end(numbers):
-        return jnp.sum(program_of(name)(arrays({**numbers, **seeds}))[:, -1] ** 2)
-
-    def at(number, value):
-        return float(end({**numbers, number: value}))
-
-    gradient = jax.jit(jax.grad(end))({k: float(x) for k, x in numbers.items()})
-    for number, value in numbers.items():
-        apart, slope = 1e-6 * value, 0.0
-        if (name, number) not in JUMPS:
-            ends = at(number, value + apart), at(number, value - apart)
-            slope = (ends[0] - ends[1]) / (2 * apart)
-        found = float(gradient[number])
-        assert found == pytest.approx(slope, rel=1e-6, abs=1e-6), number
 
 
 COMBINED = {
@@ -207,24 +117,12 @@ COMBINED = {
     "participating": (
         lambda x: sa.participating(sa.diloco(4), lambda step, n: 1 + x * jnp.arange(n))
     ),
-    "paced": lambda x: sa.paced(sa.bmuf(4, block_momentum=x), [4, 3, 2, 1]),
-    "after": (
-        lambda x: sa.chain(
-            sa.until(sa.sync_sgd(), 3), sa.after(sa.bmuf(4, block_momentum=x), 3)
-        )
-    ),
-    "at_syncs": (
-        lambda x: sa.at_syncs(sa.easgd(4, beta=x), sa.reset(optax.sgd(quadratics.LR)))
-    ),
     "at_end": lambda x: sa.at_end(sa.qsr(2, growth=x, learning_rate=0.1), STEPS),
     "schedule": lambda x: sa.every(sa.average(), lambda step: 1 + x * step),
     "decided": (
         lambda x: sa.decided(
-            sa.average(), lambda own, *_: own.params["head"]["scale"] > x
+            sa.average(), lambda own, *_: jnp.std(own.params["body"]["bias"]) > x
         )
-    ),
-    "masked": (
-        lambda x: sa.masked(sa.fedprox(4, proximal=x), {"body": True, "head": False})
     ),
     "clipped": lambda x: sa.reduce_with(reducers.clipped(x)),
     "error_feedback": (
@@ -233,15 +131,146 @@ COMBINED = {
 }
 
 
-@pytest.mark.sample(3, slow=8)
-@pytest.mark.parametrize("name", COMBINED)
-def test_one_program_serves_all_values_of_a_combinator(name):
-    @jax.jit
-    def of_any(number):
-        TRACED.append(name)
-        return centers_of(COMBINED[name](number))
+class Case(NamedTuple):
+    """What is made of numbers.
 
-    check_one_program(name, of_any, COMBINED[name], 0.3, 0.8)
+    Attributes:
+        make: numbers by name -> a strategy.
+        values: two legal ones of each number.
+        jumps: numbers that move results by jumps, and of which no gradient is asked.
+    """
+
+    make: Callable[[Any], sa.Strategy]
+    values: tuple[dict[str, Any], dict[str, Any]]
+    jumps: frozenset[str] = frozenset()
+
+
+def case(name):
+    if name in COMBINED:
+        both = {"x": 0.3}, {"x": 0.8}
+        return Case(lambda own: COMBINED[name](own["x"]), both)
+    jumps = {number for number in NUMBERS[name] if (name, number) in JUMPS}
+    return Case(
+        lambda own: make(name, **settings(name), **own),
+        values(name),
+        frozenset({*jumps, "seed"}),
+    )
+
+
+class Program:
+    """The training of several cases, compiled once for all values of their numbers."""
+
+    def __init__(self, names):
+        self.cases = {name: case(name) for name in names}
+        self.compiled = jax.jit(self._centers)
+        first, self.second = (
+            {name: each.values[i] for name, each in self.cases.items()} for i in (0, 1)
+        )
+        self.centers = self.compiled(arrays(self.second))
+        self.usual = self.compiled(arrays(first))
+        self.python = jax.jit(lambda: self._centers(self.second))()
+        self.gradients = jax.jit(jax.grad(self._ends))(arrays(self._smooth()))
+
+    def _centers(self, numbers):
+        return {k: centers_of(x.make(numbers[k])) for k, x in self.cases.items()}
+
+    def _smooth(self):
+        """The numbers that have a gradient, of the second values."""
+        return {
+            name: {k: float(x) for k, x in own.items() if k != "seed"}
+            for name, own in self.second.items()
+            if name in NUMBERS
+        }
+
+    def _ends(self, smooth):
+        merged = {k: own | smooth.get(k, {}) for k, own in arrays(self.second).items()}
+        return sum(jnp.sum(x[:, -1] ** 2) for x in self._centers(merged).values())
+
+    def slope(self, name, number):
+        """The difference quotient of a case's end."""
+        value = self.second[name][number]
+        apart, ends = 1e-6 * value, []
+        for at in (value + apart, value - apart):
+            moved = {**self.second, name: {**self.second[name], number: at}}
+            found = self.compiled(arrays(moved))[name]
+            ends.append(float(jnp.sum(found[:, -1] ** 2)))
+        return (ends[0] - ends[1]) / (2 * apart)
+
+
+# Rates of means and momenta, a seed, medians of norms, a table, data-dependent steps.
+FEW = ("bmuf", "quantized_sgd", "edit", "ema", "sampled", "decided")
+# Shares of workers, schedules, decisions, delays, servers, lost messages, coins.
+MORE = ("fedavg", "qsr", "dynamic_averaging", "overlap_local_sgd", "async_diloco")
+MORE += ("push_sum", "scaffnew", "zero_one_adam", "powersgd", *COMBINED)
+TOGETHER = 6
+CASES = [*WITH_NUMBERS, *COMBINED]
+
+
+@pytest.fixture(scope="module")
+def program_of(request):
+    """name -> the program that its case shares with others of the session's tests."""
+    items = [x for x in request.session.items if x.module is request.module]
+    asked = [x.callspec.params["name"] for x in items if "program_of" in x.fixturenames]
+    done = {}
+
+    def of(name):
+        if name not in done:
+            first = asked.index(name) // TOGETHER * TOGETHER
+            together = asked[first : first + TOGETHER]
+            done.update(dict.fromkeys(together, Program(together)))
+        return done[name]
+
+    return of
+
+
+@pytest.mark.parametrize("name", tiers(CASES, FEW, MORE))
+def test_one_program_serves_all_values_and_has_their_gradients(name, program_of):
+    program = program_of(name)
+    centers = program.centers[name]
+    assert relative_error(centers, program.python[name]) <= ROUNDING
+    assert relative_error(centers, program.usual[name]) > ROUNDING
+    for number, found in program.gradients.get(name, {}).items():
+        is_smooth = number not in program.cases[name].jumps
+        slope = program.slope(name, number) if is_smooth else 0.0
+        assert found == pytest.approx(slope, rel=1e-6, abs=1e-6), number
+
+
+def test_many_values_at_once_are_each_alone():
+    both = values("easgd")
+    together = jax.tree.map(lambda *x: jnp.stack(x), *map(arrays, both))
+    centers = jax.jit(lambda x: centers_of(make("easgd", **x)))
+    found = jax.jit(jax.vmap(centers))(together)
+    for each, numbers in zip(found, both, strict=True):
+        assert relative_error(each, centers(arrays(numbers))) <= ROUNDING
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_traced_numbers_promote_nothing_by_themselves(name):
+    """jax refuses promotion then, in the user's own program too.
+
+    Strong float32 numbers would widen bfloat16, strong float64 ones float32.
+    """
+    sizes = [*zip(sa.WORKERS, (2, 2), strict=True)]
+
+    def steps(numbers, params, step):
+        strategy = case(name).make(numbers)
+        replica, state = sa.Replica(params), strategy.init(params)
+        grads, state = strategy.reduce(params, replica, state, step)
+        replica, state = strategy.sync(replica, state, step)
+        return grads, replica.params, strategy.center(replica.params, state)
+
+    def check(dtype):
+        numbers = arrays(values(name)[0])
+        params = {"w": jnp.zeros((6, 3), dtype), "b": jnp.zeros(3, dtype)}
+        program = jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, jnp.int32(0))
+        assert {x.dtype.name for x in program.out_avals} == {dtype}
+
+    strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
+    with jax.enable_x64(False):
+        check("bfloat16")
+        with strict[0], strict[1]:
+            check("float32")
+    check("float32")
 
 
 def structure():

@@ -1,0 +1,26 @@
+"""Programs of the tests that need devices of their own."""
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from commands import ROOT, environment
+from lasting import OURS
+
+
+@functools.cache
+def found(program, *words):
+    """What a program of tests/ writes, as JSON, into its first argument; run once."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.json"
+        subprocess.run(
+            [sys.executable, f"tests/{program}", str(out), *words],
+            env=environment(PYTHONPATH=OURS, JAX_NUM_CPU_DEVICES=None),
+            cwd=ROOT,
+            check=True,
+            timeout=1200,
+        )
+        return json.loads(out.read_text())
