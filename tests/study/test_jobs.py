@@ -87,7 +87,7 @@ def test_the_rate_chosen_is_that_of_the_best_validation_figure(serial, number, l
     line = table(serial)[label]
     assert float(line["tuned_lr"]) == float(line["lr"]) == best
     assert f" --lr {best:g} " in line["command"]
-    made = summaries(serial.glob(f"runs/0{number}-*/runs/seed-*"))
+    made = summaries(serial.glob(f"runs/0{number}-*/runs/*/seed-*"))
     assert [(x["lr"], x["validation"]) for x in made] == [(best, None)] * 3
 
 

@@ -73,14 +73,13 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
 
 
 def test_what_is_structure_has_a_program_of_its_own(tmp_path):
-    runs, programs = Runs(tmp_path), []
-    words = "--algo bmuf --period 2 --weight-decay 0"
-    for other in ("", "--momentum 0.5", "--period 3", "--block-momentum 0.5"):
-        runs.make(f"{words} {other}")
-        programs.append(runs.compiled[0])
-    assert programs[0] == programs[1] and len({*programs}) == 3
-    runs.make(f"{words} --weight-decay 0.1")
-    assert runs.compiled[0] not in programs
+    runs, trainers = Runs(tmp_path), []
+    others = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
+    for other in ("period 2", *others):
+        runs.make(f"--algo bmuf --period 2 --weight-decay 0 --{other}")
+        trainers.append(runs.last.trainer)
+    plain, momentum, *own = map(id, trainers)
+    assert plain == momentum and len({plain, *own}) == 4
 
 
 def test_trials_share_the_program_of_the_runs_to_report(tmp_path):

@@ -1,4 +1,4 @@
-"""What studies refuse: one table of calls, and what the line of each must say.
+"""Refusals of studies: one table of calls, and what the line of each must say.
 
 A new row is a call, which gets a folder that it must not make, and the words. Bad flags
 of the commands have rows in tests/cli/test_bad_requests.py.
