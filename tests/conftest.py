@@ -13,7 +13,6 @@ import importlib.util
 import itertools
 import os
 import shutil
-from collections import defaultdict
 
 import hypothesis
 import jax
@@ -73,32 +72,6 @@ def float64():
     """Numbers that a float64 recurrence can be held against."""
     with jax.enable_x64(True):
         yield
-
-
-def spread_evenly(count, number):
-    """Indices of so many of `count` cases."""
-    return {count * i // number for i in range(number)}
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
-def pytest_collection_modifyitems(config, items):
-    """Marks as slow what `sample(n)` leaves out: all but n cases, evenly spread.
-
-    With `sample(n, slow=m)` only m of those are slow, evenly spread, and the rest long.
-    Who chooses tests with -k, such as those of one algorithm, gets all of their cases.
-    """
-    cases = defaultdict(list)
-    for item in items:
-        tier = item.get_closest_marker("slow") or item.get_closest_marker("long")
-        if tier is None and (sample := item.get_closest_marker("sample")):
-            key = item.function, sample.args[0], sample.kwargs.get("slow")
-            cases[key].append(item)
-    for (_, number, most), found in cases.items():
-        kept = spread_evenly(len(found), number)
-        left = [item for i, item in enumerate(found) if i not in kept]
-        slow = spread_evenly(len(left), len(left) if most is None else most)
-        for i, item in enumerate([] if config.option.keyword else left):
-            item.add_marker(pytest.mark.slow if i in slow else pytest.mark.long)
 
 
 def pytest_collection_finish():

@@ -181,8 +181,7 @@ def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
             np.testing.assert_array_equal(again, unbroken)
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["shard_map"]))
 def test_process_on_its_own_devices_trains_alone(start, backend):
     """One goes on when the other has ended, which no collective would outlast."""
     fast = backend != "shard_map"
@@ -255,8 +254,7 @@ def test_state_goes_on_in_another_layout(start, tmp_path):
             assert_same(each.common[name], whole.common[name], ROUNDING)
 
 
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], slow=["shard_map"]))
 def test_processes_go_on_from_orbax(start, tmp_path, backend):
     """Typed keys, the step and the key are saved, too; half of the devices will do."""
     pytest.importorskip("orbax.checkpoint")
@@ -267,8 +265,7 @@ def test_processes_go_on_from_orbax(start, tmp_path, backend):
     assert_same(moved, saved)
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers(BACKENDS, ["shard_map"]))
 def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
     trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])
     halves = [taken(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]
