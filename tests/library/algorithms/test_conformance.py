@@ -35,7 +35,7 @@ LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
 # A round of some, decisions, peers, parts of a mean, a server.
 KINDS = ("fedavg", "dynamic_averaging", "gossip", "quantized_sgd", "async_diloco")
 LAYOUT |= dict.fromkeys(KINDS, ON_DEVICES[0])
-TOGETHER = 15  # the compiler needs more than twice as long for twice as many
+TOGETHER = 8  # the compiler needs more than twice as long for twice as many
 
 # Two leaves are trained; the others have no gradient.
 MODEL = {
