@@ -3,14 +3,9 @@
 import csv
 import json
 import os
-import shlex
-import signal
-import subprocess
 import sys
-import time
-from contextlib import contextmanager
 
-from commands import CACHE, ROOT, TIMEOUT, environment, execute, load
+from commands import CACHE, TIMEOUT, execute, load
 
 from experiments.training import records
 
@@ -27,39 +22,6 @@ def compare(command, out, limit=None):
     program = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *COMPARE]
     # It would leave programs cut short to the other tests.
     return execute(command, out, program, LONGER, **{CACHE: "false"})
-
-
-@contextmanager
-def study_in_background(command, out):
-    """Yields a process whose stderr goes to the file `stderr` beside its folder."""
-    with out.with_name("stderr").open("wb") as stderr:
-        process = subprocess.Popen(
-            [*COMPARE, *shlex.split(command), "--out", str(out)],
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=stderr,
-            stderr=stderr,
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def wait_until(process, condition):
-    """Returns when the condition holds; fails if the process ends before."""
-    deadline = time.monotonic() + LONGER
-    while not condition():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def kill(process):
-    """As a crash of the machine would: nothing is tidied up."""
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(TIMEOUT) == -signal.SIGKILL
 
 
 def table(out):

@@ -4,7 +4,6 @@ import pytest
 from reports import NETWORKS, made_up
 
 from benchmarks.harness import atlas
-from experiments.cli.errors import BadRequest
 from experiments.study.report import tables
 
 
@@ -39,9 +38,3 @@ def test_the_atlas_joins_studies(tmp_path, capsys):
     assert cells["diloco"][3].strip() == ""
     assert cells["sync_sgd"][4].strip() == "1"
     assert "1 of 5 diverged" in cells["slowmo --slow-momentum 0.95"][2]
-
-
-def test_an_atlas_has_a_line_an_algorithm(tmp_path):
-    (tmp_path / "table.csv").write_text(tables.csv(made_up(sweep="period")))
-    with pytest.raises(BadRequest, match="sweeps a flag"):
-        atlas.read(tmp_path)

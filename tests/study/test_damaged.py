@@ -11,13 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import ROOT
-from studies import SMALL, compare, content, said_in_one_line
+from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
 from experiments.aiming.report import files
-from experiments.checkpoint import folder, shard_file
 from experiments.checkpoint.same_run import check_config
-from experiments.checkpoint.shard_file import Shard
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
@@ -59,7 +57,7 @@ def damages(data, most):
         at = chance.randrange(len(data))
         yield data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :]
     text = lines[-1] if lines[0].strip().endswith(b"}") else data
-    if not any(x in data for x in (b"PK", b"data_offsets")):  # these are binary
+    if b"data_offsets" not in data:  # which is binary
         changed = [json.dumps(x) for v in VALUES for x in swapped(json.loads(text), v)]
         for one in chance.sample(changed, min(most, len(changed))):
             yield data.replace(text, one.encode() + b"\n")
@@ -169,17 +167,6 @@ def of_an_export(tmp_path):
     return path, read
 
 
-def of_a_checkpoint(tmp_path):
-    own, shared = {"w": np.arange(8.0).reshape(2, 4)}, {"n": np.asarray(3)}
-    path = shard_file.write(tmp_path, Shard(4, 2, 0, own, shared, {"sent": 96}), 0, 1)
-
-    def read():
-        found = folder.load(tmp_path, 4)
-        return {k: x.tobytes() for k, x in (found.own | found.shared).items()}
-
-    return path, read
-
-
 def of_a_scheduler(tmp_path):
     """It is Dask's own, so its address may be any text."""
     path = tmp_path / "scheduler.json"
@@ -203,7 +190,6 @@ KINDS = {
     "log of the track of 0.3": of_a_track(False),
     "json of aim": of_reuse,
     "export": of_an_export,
-    "checkpoint": of_a_checkpoint,
     "scheduler file": of_a_scheduler,
 }
 LOOSE = "of 0.3"  # a log's digits cannot be checked: any sound answer may do
@@ -213,9 +199,9 @@ def refused(read, path):
     """Reads a damaged file; returns None if it was refused in a line with its name."""
     try:
         return (read(),)
-    except (BadRequest, ValueError, shard_file.Damaged, folder.Incomplete) as error:
+    except (BadRequest, ValueError) as error:
         assert "\n" not in str(error) and len(str(error)) < 1000
-        names = path.name, str(path.parent), "step-00000004", "was made with --"
+        names = path.name, str(path.parent), "was made with --"
         assert any(name in str(error) for name in names), error
         return None
 
@@ -273,7 +259,7 @@ def test_a_file_whose_checksum_was_taken_out_is_refused(kind, tmp_path):
     assert refused(read, path) is None
 
 
-@pytest.mark.parametrize("bad", [b"", b"{}", DEEP, b"\xff", PICTURE])
+@pytest.mark.parametrize("bad", [b"", b"{}"])
 def test_a_command_removes_nothing_beside_a_damaged_study_json(bad, tmp_path, capsys):
     (tmp_path / "study.json").write_bytes(bad)
     (tmp_path / "runs").mkdir()
@@ -284,28 +270,12 @@ def test_a_command_removes_nothing_beside_a_damaged_study_json(bad, tmp_path, ca
     assert {k: x for k, x in content(tmp_path).items() if k in before} == before
 
 
-@pytest.mark.parametrize("command", [compare_main, run_main])
-@pytest.mark.parametrize("flag", ["--out", "--algos", "--algo"])
+@pytest.mark.parametrize(
+    ("command", "flag"), [(compare_main, "--out"), (run_main, "--algo")]
+)
 def test_what_is_no_text_is_refused_before_training(flag, command, tmp_path, capsys):
     word = f"{tmp_path}/\udcff"
     assert command([flag, word]) == 2
     line = said_in_one_line(capsys.readouterr().err)
     assert "/\\udcff' is not valid UTF-8" in line
     assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.sample(0, slow=1)
-@pytest.mark.parametrize("jobs", ["", "--jobs 2"])
-def test_the_same_command_makes_a_damaged_run_anew(jobs, tmp_path):
-    first = compare(SMALL, tmp_path / "study")
-    assert first.code == 0, first.stderr
-    (run,) = first.out.glob("runs/02-NBM/runs/seed-1")
-    kept = content(run.with_name("seed-0"))
-    before = json.loads((run / "summary.json").read_text())["params_sha256"]
-    (run / "metrics.jsonl").write_bytes(b"")
-    again = compare(f"{SMALL} {jobs}", first.out)
-    assert again.code == 0 and "Traceback" not in again.stderr, again.stderr
-    told = f"{run}/summary.json: {json_files.CHANGED}: the run is repeated"
-    assert told in again.stderr
-    assert json.loads((run / "summary.json").read_text())["params_sha256"] == before
-    assert content(run.with_name("seed-0")) == kept

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -14,9 +15,7 @@ from commands import (
     ROOT,
     TIMEOUT,
     beneath,
-    environment,
     execute,
-    imported_by,
     printed_by,
 )
 from dask_cluster import certificates, cluster
@@ -24,11 +23,13 @@ from faults import Command, tagged, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lasting import OURS
-from studies import COMPARE, but_for_times, change, runs_done
+from studies import COMPARE, but_for_times, runs_done, table
 from test_study_analysis import write
 
 from experiments.compare import main
+from experiments.run import main as run_main
 from experiments.study.grid import RunSet
+from experiments.study.report import write as report_files
 from experiments.study.running.cluster import cluster as of_command
 from experiments.study.running.maker import Made, Refused
 from experiments.study.running.plan import Plan
@@ -44,12 +45,9 @@ OWN = {"PYTHONPATH": OURS}
 
 def hashes(out):
     """The params of every run, by its folder in the study."""
-    return {
-        str(run.relative_to(out)): json.loads((run / "summary.json").read_text())[
-            "params_sha256"
-        ]
-        for run in runs_done(out)
-    }
+    runs = runs_done(out)
+    pairs = zip(runs, summaries(runs), strict=True)
+    return {str(run.relative_to(out)): s["params_sha256"] for run, s in pairs}
 
 
 def study(words, out, **environ):
@@ -67,11 +65,42 @@ def serial(tmp_path_factory):
     return out
 
 
+def summaries(runs):
+    """The summaries of runs."""
+    return [json.loads((run / "summary.json").read_text()) for run in runs]
+
+
 def check_same(out, serial):
     """Compares all that two studies of one command share."""
     assert hashes(out) == hashes(serial)
     assert but_for_times(out) == but_for_times(serial)
     assert [x for x in out.rglob(".s*")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "label"), [(1, "sync_sgd"), (2, "NBM")])
+def test_the_rate_chosen_is_that_of_the_best_validation_figure(serial, number, label):
+    tried = summaries(serial.glob(f"tuning/0{number}-*/runs/*/seed-1000"))
+    assert sorted(x["lr"] for x in tried) == [0.02, 0.1]
+    assert {x["validation"] for x in tried} == {0.1}
+    best = max(tried, key=lambda x: (x["test_accuracy"], -x["test_loss"]))["lr"]
+    line = table(serial)[label]
+    assert float(line["tuned_lr"]) == float(line["lr"]) == best
+    assert f" --lr {best:g} " in line["command"]
+    made = summaries(serial.glob(f"runs/0{number}-*/runs/*/seed-*"))
+    assert [(x["lr"], x["validation"]) for x in made] == [(best, None)] * 3
+
+
+@pytest.mark.slow
+def test_finals_have_a_line_for_each_run_as_its_summary_says(serial):
+    lines = (serial / "finals.jsonl").read_text().splitlines()
+    finals, runs = [json.loads(line) for line in lines], runs_done(serial)
+    for key in ("seed", "lr", "test_loss", "test_accuracy", "diverged"):
+        expected = sorted(summary[key] for summary in summaries(runs))
+        assert sorted(line[key] for line in finals) == expected
+    assert [not line["reported"] for line in finals].count(True) == 4
+    # What all runs share is there once.
+    assert ["versions" in line for line in finals] == [True] + [False] * 9
 
 
 # The plan.
@@ -163,134 +192,93 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     assert [x.line for x in plan.failures][-1].startswith("all of its trials failed")
 
 
-# Command lines.
+# Command lines, in this process.
 
 
-@pytest.mark.parametrize(
-    "flags, said",
-    [
-        ("--jobs 2 --scheduler tcp://127.0.0.1:1", "--jobs"),
-        ("--jobs 0", "--jobs"),
-        ("--list --jobs 2", "--list"),
-        ("--devices-per-job 0", "--devices-per-job"),
-        ("--scheduler nowhere", "scheduler file"),
-        ("--scheduler tls://127.0.0.1:1", "certificates"),
-    ],
-)
-def test_flags_that_cannot_be_are_one_line(flags, said, tmp_path):
-    ended = execute(f"--algos sync_sgd --steps 8 {flags}", tmp_path / "out", COMPARE)
-    assert ended.code == 2
-    assert said in ended.stderr.splitlines()[-1]
+@pytest.fixture
+def here(tmp_path, capsys, monkeypatch):
+    """Makes a study here: (exit code, stdout, stderr)."""
+    monkeypatch.setattr(report_files, "DPI", 20)  # PNG takes most of the time
+
+    def run(words, out=tmp_path / "study"):
+        capsys.readouterr()  # of runs between the studies
+        code = main([*shlex.split(words), "--out", str(out)])
+        return code, *capsys.readouterr()
+
+    return run
 
 
-def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(
-    tmp_path, monkeypatch, capsys
-):
-    assert not {"dask", "distributed"} & imported_by(
-        "from experiments.study import study"
-    )
+def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(here, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(
         "importlib.util.find_spec",
         lambda name: find(name) if name != "distributed" else None,
     )
-    assert main(["--jobs", "2", "--out", str(tmp_path / "out")]) == 2
-    assert "pip install -e '.[cluster]'" in capsys.readouterr().err
+    code, _, stderr = here("--jobs 2")
+    assert code == 2 and "pip install -e '.[cluster]'" in stderr
+
+
+SHORT = "--algos sync_sgd --workers 2 --steps 8 --eval-every 4 --step-time 0.001"
+SHORT += " --network dsl"
 
 
 @pytest.mark.slow
-def test_list_prints_commands_that_make_the_study(serial, tmp_path):
-    out = tmp_path / "study"
-    environ = environment(JAX_NUM_CPU_DEVICES=1, **OWN)
-    for missing, known in ((10, 4), (6, 6)):
-        listed = study(f"{STUDY} --list", out, JAX_NUM_CPU_DEVICES=1)
-        assert listed.code == 0, listed.stderr
-        lines = listed.stdout.splitlines()
-        assert len(lines) == known
-        assert f"{known} of 10 runs are listed" in listed.stderr
-        assert ("more depend on these trials" in listed.stderr) == (missing > known)
-        script = tmp_path / "commands.sh"
-        script.write_text("set -e\n" + listed.stdout)
-        subprocess.run(
-            ["bash", script], cwd=ROOT, env=environ, check=True, timeout=5 * TIMEOUT
-        )
-    ended = study(STUDY, out, JAX_NUM_CPU_DEVICES=1)
-    assert ended.code == 0
-    assert ended.stderr.splitlines()[0] == "10 of 10 runs are already complete"
-    assert hashes(out) == hashes(serial)
-    assert but_for_times(out) == but_for_times(serial)
-    listed = study(f"{STUDY} --list", out)
-    assert (listed.stdout.strip(), listed.code) == ("", 0)
-    assert "all 10 runs are complete" in listed.stderr
+def test_listed_commands_make_the_study(here, tmp_path):
+    words = f"{SHORT} --task tiny_tasks:drawing --seeds 1 --tune lr=0.02,0.1"
+    for known, more in ((2, "more depend on these trials"), (1, "")):
+        code, stdout, stderr = here(f"{words} --list")
+        assert code == 0 and f"{known} of 3 runs are listed" in stderr
+        assert more in stderr
+        for line in stdout.splitlines():
+            _, _, flags = line.partition(" -m experiments.run ")
+            assert run_main(shlex.split(flags)) == 0
+    code, stdout, stderr = here(f"{words} --list")
+    assert (code, stdout.strip()) == (0, "") and "all 3 runs are complete" in stderr
+    made = hashes(tmp_path / "study")
+    shutil.rmtree(tmp_path / "study" / "runs")
+    code, _, stderr = here(words)
+    assert code == 0 and stderr.startswith("2 of 3 runs are already complete")
+    assert hashes(tmp_path / "study") == made
 
 
 @pytest.mark.slow
-def test_a_failed_run_is_named_and_the_others_go_on(tmp_path):
-    out = tmp_path / "study"
-    ended = study(f"--algos sync_sgd,bmuf --task tiny_tasks:unlucky {FLAGS}", out)
-    assert ended.code == 1
-    assert {run.name for run in runs_done(out)} == {"seed-0", "seed-2"}
-    for label in ("sync_sgd", "bmuf"):
-        assert re.search(f"failed: {label}, seed 1: .*no luck", ended.stderr)
-    assert "2 of 6 runs failed" in ended.stderr
-    assert "Traceback" not in ended.stderr
-    assert "1 of 3 runs failed and is missing" in ended.stdout
-    assert (out / "report.html").exists()
+def test_a_failed_run_is_named_and_the_others_go_on(here, tmp_path):
+    code, stdout, stderr = here(f"{SHORT} --task tiny_tasks:unlucky --seeds 3")
+    assert code == 1
+    done = {run.name for run in runs_done(tmp_path / "study")}
+    assert done == {"seed-0", "seed-2"}
+    assert re.search("failed: sync_sgd, seed 1: .*no luck", stderr)
+    assert "1 of 3 runs failed" in stderr
+    assert "1 of 3 runs failed and is missing" in stdout
+    assert (tmp_path / "study" / "report.html").exists()
 
 
-@pytest.mark.slow
-def test_a_run_that_was_stopped_is_made_again(tmp_path):
-    """As a command of --list that SIGTERM has stopped: its summary says so."""
-    words = f"--algos sync_sgd --task tiny_tasks:drawing {FLAGS.replace('3', '1')}"
-    words = words.replace("--period 5 ", "")
-    out = tmp_path / "study"
-    assert study(words, out).code == 0
-    before = hashes(out)
-    (path,) = out.rglob("summary.json")
-    change(path.parent, stopped=True)
-    again = study(words, out)
-    assert again.code == 0, again.stderr
-    assert "run 1/1 " in again.stderr
-    assert hashes(out) == before
-    assert json.loads(path.read_text())["stopped"] is False
-
-
-@pytest.mark.slow
-def test_a_scheduler_that_is_not_there_costs_no_old_study(
-    tmp_path, monkeypatch, capsys
+def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
+    here, tmp_path, monkeypatch
 ):
-    words = ["--algos", "sync_sgd", "--seeds", "1", "--steps", "8", "--out"]
-    words += [str(tmp_path / "study")]
-    assert main(words) == 0
-    before = hashes(tmp_path / "study")
     monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
-    gone = ["--seeds", "2", "--scheduler", "tcp://127.0.0.1:1"]
-    assert main([*words, *gone]) == 4
-    assert ": no answer: " in capsys.readouterr().err
-    assert hashes(tmp_path / "study") == before
+    code, _, stderr = here("--algos sync_sgd --scheduler tcp://127.0.0.1:1")
+    assert code == 4 and ": no answer: " in stderr
+    assert not (tmp_path / "study").exists()
 
 
 # Jobs here.
 
 
-def test_jobs_make_the_same_runs_as_one_process(tmp_path):
-    words = f"--algos 'sync_sgd, bmuf --period 5' --task tiny_tasks:drawing {FLAGS}"
-    words = words.replace("--period 5 --seeds 3", "--seeds 2")
-    for name, jobs in (("serial", ""), ("jobs", "--jobs 2")):
-        ended = study(f"{words} {jobs}", tmp_path / name, JAX_NUM_CPU_DEVICES=1)
-        assert ended.code == 0, ended.stderr
+def test_jobs_make_the_same_runs_as_one_process(here, tmp_path):
+    words = f"{SHORT} --task tiny_tasks:drawing --seeds 2 --devices 0"
+    for name, flags in ("serial", ""), ("jobs", "--jobs 2"):
+        code, _, stderr = here(f"{words} {flags}", tmp_path / name)
+        assert code == 0, stderr
     assert hashes(tmp_path / "jobs") == hashes(tmp_path / "serial")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("devices, flag", [(1, ""), (2, "--devices-per-job 1")])
-def test_jobs_make_the_same_tuned_study(serial, devices, flag, tmp_path):
-    out = tmp_path / "study"
-    ended = study(f"{STUDY} --jobs 2 {flag}", out, JAX_NUM_CPU_DEVICES=devices)
+def test_jobs_with_devices_of_their_own_make_the_same_tuned_study(serial, tmp_path):
+    words = f"{STUDY} --jobs 2 --devices-per-job 1"
+    ended = study(words, tmp_path / "study", JAX_NUM_CPU_DEVICES=2)
     assert ended.code == 0, ended.stderr
-    assert hashes(out) == hashes(serial)
-    if not flag:
-        check_same(out, serial)
+    assert hashes(tmp_path / "study") == hashes(serial)
 
 
 @pytest.mark.slow
@@ -387,7 +375,7 @@ def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
     check_same(out, serial)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_hangs_is_named(tmp_path):
     program = [sys.executable, "-c"]
     program += [
@@ -436,10 +424,12 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
 
 @pytest.mark.slow
 def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
-    """They have other code, other versions, no code of ours, or none of the data."""
-    data, other, older, lacking = (
-        tmp_path / x for x in ("data", "other", "older", "lacking")
-    )
+    """They have other code, other versions, no code of ours, or none of the data.
+
+    Where a folder can be mounted, one does not see the study's.
+    """
+    names = "data", "other", "older", "lacking", "hidden"
+    data, other, older, lacking, hidden = (tmp_path / x for x in names)
     data.touch()
     for name in ("experiments", "syncalgos", "models"):
         shutil.copytree(ROOT / name, other / name)
@@ -448,10 +438,13 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
     (older / "numpy-0.1.dist-info").mkdir(parents=True)
     (older / "numpy-0.1.dist-info" / "METADATA").write_text("Name: numpy\nVersion: 0.1")
     lacking.mkdir()
+    hidden.mkdir()
+    hide = f'mount -t tmpfs none {hidden} && exec "$@"'
+    blind = "unshare", "--mount", "bash", "-c", hide, "bash"
     (lacking / "experiments.py").touch()
     words = "--algos sync_sgd --task tiny_tasks:local --seeds 2 --steps 10"
     words += " --eval-every 10 --step-time 0.001"
-    out = tmp_path / "study"
+    out = hidden / "study"
     reasons = [
         "code of syncalgos: '[0-9a-f]+' there, '[0-9a-f]+' here",
         "numpy: '0.1' there, '[0-9.]+' here",
@@ -463,6 +456,11 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
         dask.worker(PYTHONPATH=f"{older}:{OURS}", PYTHONSAFEPATH=1)
         dask.worker(PYTHONPATH=f"{lacking}:{OURS}", PYTHONSAFEPATH=1)
         dask.worker(TINY_DATA=tmp_path / "nothing")
+        if not subprocess.run([*blind, "true"], capture_output=True).returncode:
+            dask.worker(blind)
+            reasons.append(
+                r"\S+/study: No such file or directory: workers must see the "
+            )
         command = dask.study(words, out)
         for reason in reasons:
             command.wait_for(rf"the Dask worker tcp://\S+ is refused: {reason}")
@@ -470,31 +468,11 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
         dask.worker()
         ended = command.ended(5 * TIMEOUT)
     assert ended.code == 0, ended.stderr
-    assert ended.stderr.count("is refused") == 4
+    assert ended.stderr.count("is refused") == len(reasons)
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.slow
-def test_a_worker_that_does_not_see_the_studys_folder_is_barred(tmp_path):
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    hide = f'mount -t tmpfs none {hidden} && exec "$@"'
-    prefix = ("unshare", "--mount", "bash", "-c", hide, "bash")
-    if subprocess.run([*prefix, "true"], capture_output=True).returncode:
-        pytest.skip("a hidden folder takes the right to mount one")
-    words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"
-    with cluster(tmp_path) as dask:
-        dask.worker(prefix)
-        command = dask.study(words, hidden / "study")
-        command.wait_for(
-            r"is refused: \S+/study: No such file or directory: workers must see the "
-        )
-        dask.worker()
-        ended = command.ended(5 * TIMEOUT)
-    assert ended.code == 0, ended.stderr
-
-
-@pytest.mark.slow
+@pytest.mark.long
 def test_tls_keeps_strangers_out(tmp_path):
     files = certificates(tmp_path)
     words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 10"

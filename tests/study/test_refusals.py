@@ -1,0 +1,118 @@
+"""Refusals of studies: one table of calls, and what the line of each must say.
+
+A new row is a call, which gets a folder that it must not make, and the words. Bad flags
+of the commands have rows in tests/cli/test_bad_requests.py.
+"""
+
+import math
+import shlex
+from functools import partial
+
+import pytest
+from reports import made_up
+from test_track import ENTRY, FIXED, MADE
+
+from benchmarks.harness import atlas
+from experiments.cli.errors import BadRequest
+from experiments.study import config, network, presets, statistics, study, track
+from experiments.study.grid import Loader
+from experiments.study.report import tables
+
+NETWORKS = {
+    "": ["network '': '' is neither a preset nor a number", *network.PRESETS],
+    "100": ["100 has no unit", "such as '100Mbit/s, 20ms'"],
+    "1,5Mbit/s": ["1 has no unit"],
+    "100Mbit/s, 20": ["20 has no unit"],
+    "100Mbps": ["unknown unit 'Mbps'", "did you mean 'Mbit/s'?"],
+    "-1Mbit/s": ["-1Mbit/s must be at least 0"],
+    "1Mbit/s, -2ms": ["-2ms must be at least 0"],
+    "1e999Mbit/s": ["must be at least 0 and finite"],
+    "1e300Tbit/s": ["the bandwidth must be above 0 and finite"],
+    "0Mbit/s, 1ms": ["the bandwidth must be above 0"],
+    "20ms": ["no bandwidth"],
+    "gloo": ["'gloo' is neither a preset nor a number"],
+    "1Mbit/s, 2Mbit/s": ["two bandwidths"],
+    "1Mbit/s, 0s, 2ms": ["two latencies"],
+    "nan": ["'nan' is neither a preset"],
+    "dls": ["did you mean 'dsl'?"],
+    "10gb": ["unknown unit 'gb'", "did you mean '10gbe'?"],
+}
+STUDIES = {
+    "--target 5": ["--target 5", "at most 1"],
+    "--measure test_accuracy --target 1.5": ["--target 1.5", "at most 1"],
+    "--measure nope": ["'nope'", "test_accuracy", "test_loss"],
+    "--measure test_acuracy": ["--measure", "did you mean 'test_accuracy'"],
+    "--task tiny_tasks:poisoned --measure test_accuracy": ["test_loss"],
+    "--algos bmuf --sweep=workers=1,3 --batch-size=64": ["divide over 3 workers"],
+    "--preset zzz": [*presets.NAMES],
+    "--jobs 2 --scheduler tcp://127.0.0.1:1": ["--jobs", "--scheduler"],
+    "--list --jobs 2": ["--list", "--jobs"],
+    "--scheduler nowhere": ["a scheduler file", "'nowhere'"],
+    "--scheduler tls://127.0.0.1:1": ["tls:// needs certificates"],
+}
+ENTRIES = {
+    ENTRY.replace("--steps 8", "--batch-size 8"): ["--batch-size", "only --steps"],
+    ENTRY.replace("--lr", "--partition=label --lr"): ["cannot set --partition"],
+    ENTRY.replace("--steps 8", "--steps 13"): ["--steps must be at most 12, got 13"],
+    ENTRY.replace("0.1", "fast"): ["--lr", "must be a number"],
+    "FLAGS = ''": ["has no", "'strategy'"],
+    ENTRY.replace("--lr", "--schedule 'cosine --lr"): ["No closing quotation"],
+    "FLAGS = 3": ["mine.py: AttributeError"],
+    "def strategy(:": ["mine.py: SyntaxError"],
+    ENTRY.replace(MADE, "raise RuntimeError('no')"): ["RuntimeError", "mine.py:13"],
+    ENTRY.replace(MADE, "return 3"): ["must return", "Strategy"],
+}
+NOT_FINITE = "one or more finite values, got"
+
+
+def compare(command, out):
+    """Begins a study."""
+    argv = [*shlex.split(command), f"--out={out}"]
+    study.run(config.read(argv), argv, lambda: pytest.fail("a run was begun"))
+
+
+def plan(code, out):
+    """Plans the runs of an entry of the track."""
+    path = out.with_name("mine.py")
+    path.write_text(code)
+    Loader().plan(track.read_entry(path).config)
+
+
+def join(table, out):
+    """Joins a study to an atlas."""
+    out.with_name("table.csv").write_text(table)
+    atlas.read(out.parent)
+
+
+def found(function, *arguments):
+    """A function that takes no folder."""
+    return lambda out: function(*arguments)
+
+
+REFUSED = [
+    *((found(network.parse, text), words) for text, words in NETWORKS.items()),
+    *((partial(compare, command), words) for command, words in STUDIES.items()),
+    *((partial(plan, code), words) for code, words in ENTRIES.items()),
+    (partial(join, tables.csv(made_up(sweep="period"))), ["sweeps a flag"]),
+    (found(statistics.spread, []), [NOT_FINITE]),
+    (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
+    (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
+    *(
+        (found(statistics.paired, {0: 1.0}, {0: 1.0}, x), ["between 0 and 1, got"])
+        for x in (0, 1, 95, math.nan)
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "words"), REFUSED)
+def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(
+    call, words, tmp_path, monkeypatch
+):
+    (preset := tmp_path / "small.toml").write_text(FIXED)
+    monkeypatch.setitem(presets.FILES, track.PRESET, preset)
+    with pytest.raises((ValueError, BadRequest)) as refused:
+        call(tmp_path / "study")
+    line = str(refused.value)
+    assert "\n" not in line
+    assert [text for text in words if text not in line] == []
+    assert not (tmp_path / "study").exists()
