@@ -1,4 +1,4 @@
-"""What data, its readers and the models refuse: each in one line.
+"""Refusals of data, its readers and the models: each in one line.
 
 A new row is a call, which gets an empty folder, and words that the line must hold.
 What a user's own task may have wrong is in test_task_contract.py.
