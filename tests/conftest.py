@@ -36,7 +36,7 @@ jax.devices()  # before a run in this process asks for as many as there are core
 os.environ.update(SHARED)
 jax.config.update("jax_enable_compilation_cache", True)
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 # As in a jax to come: its default backend and shard_map must do without.
 if os.environ.get("SYNCALGOS_TEST_NO_PMAP"):

@@ -141,6 +141,7 @@ def reused(found):
     return words, compiled, after, page
 
 
+@pytest.mark.slow
 def test_programs_of_an_earlier_file_are_not_compiled_again(found, reused):
     _, of, _ = found
     _, again, *_ = reused
@@ -175,6 +176,7 @@ def test_what_was_found_before_stays_in_its_file(reused, tmp_path):
     assert [*programs(ended, out)] == ["topk_sgd", "sync_sgd", "bmuf"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are not files here")
 def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path):
     out = tmp_path / "found.json"
@@ -214,6 +216,7 @@ def is_running(process):
         return False
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
     """The others' workers lie on all chips of their meshes."""
     out = tmp_path / "found.json"

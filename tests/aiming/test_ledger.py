@@ -27,18 +27,18 @@ MACHINES = {  # the target, its slices, workers, and the compiler's module
     "h100 2x4": ("cuda:h100:2x4", 1, 2, "jax_cuda13_plugin"),
 }
 SLICES = ("tpu:v5e:2x4", 2, 2, "libtpu")
-# Reduced, permuted and gathered; and in the slow tier on one machine, in groups, by
-# all-to-alls, in fragments, as factors, for a vote, and from few workers.
-FAST = ("bmuf", "gossip", "topk_sgd")
-SLOW = ("hierarchical", "quantized_sgd", "streaming_diloco", "powersgd", "signum")
-SLOW += ("fedavg",)
+# Reduced, permuted and gathered; and on one machine, in groups, by all-to-alls, in
+# fragments, as factors, for a vote, and from few workers. The rest is long.
+SLOW = ("bmuf", "gossip", "topk_sgd")
+SLOW_ONCE = ("hierarchical", "quantized_sgd", "streaming_diloco", "powersgd", "signum")
+SLOW_ONCE += ("fedavg",)
 
 
 def cases():
     for machine, name in itertools.product(MACHINES, ALGORITHMS):
         is_first = machine == "tpu 2x4"
-        marks = pytest.mark.slow if name in FAST + SLOW * is_first else pytest.mark.long
-        marks = () if name in FAST and is_first else marks
+        is_slow = name in SLOW + SLOW_ONCE * is_first
+        marks = pytest.mark.slow if is_slow else pytest.mark.long
         yield pytest.param(MACHINES[machine], name, marks=marks, id=f"{machine}-{name}")
 
 

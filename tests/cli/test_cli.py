@@ -120,6 +120,7 @@ def test_divergence_is_zero_right_after_a_sync_alone(run):
     assert min(apart[0], apart[2]) > 0.01
 
 
+@pytest.mark.slow
 def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
     terminal, end = pty.openpty()
     lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
@@ -155,6 +156,7 @@ def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
     assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
 
 
+@pytest.mark.slow
 def test_same_command_gives_the_same_params(run, tmp_path):
     again = execute(BASE, tmp_path)
     assert again.summary["params_sha256"] == run(BASE).summary["params_sha256"]
@@ -173,6 +175,7 @@ def test_any_split_into_dispatches_gives_the_same_params(run, command):
     assert split["params_sha256"] == whole["params_sha256"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [f"{BASE} --backend shard_map --devices 1"])
 def test_backend_and_devices_change_the_layout_alone(run, command):
     summary, base = run(command).summary, run(BASE).summary
@@ -223,6 +226,7 @@ def test_every_algorithm_learns_digits_bare(name, tmp_path):
     assert ended.summary["test_accuracy"] >= 0.9
 
 
+@pytest.mark.slow
 def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path):
     runs = lasting.run("--steps 20 --period 16", tmp_path), run(BASE), run(UNEVEN)
     notes = [

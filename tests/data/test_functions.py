@@ -22,6 +22,7 @@ def loss_at(task, params: PyTree, count=1, seed=0, train=True):
     return jax.value_and_grad(loss)(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_the_minimum_is_0_where_the_distance_is(name):
     """Newton's steps arrive there; nothing of it is taken from a task."""

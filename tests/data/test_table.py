@@ -74,6 +74,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_content(tmp_path):
     assert (len(data.test["x"]), data.examples) == (20, 80)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
     words = f"--task experiments.tasks.table:table --file {flowers} --target kind"

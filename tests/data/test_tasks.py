@@ -88,16 +88,11 @@ def train(task, batches, workers=1):
     return center, metrics, trainer
 
 
+# Frames of which some are padding, statistics that workers share, windows, tokens' bytes,
+# and words before one.
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "spoken_digits",  # frames, of which some are padding
-        # Statistics that workers share, windows, tokens' bytes, and words before one.
-        *(
-            pytest.param(name, marks=SLOW)
-            for name in ("cifar10", "shakespeare", "text", "embeddings")
-        ),
-    ],
+    "name", ["spoken_digits", "cifar10", "shakespeare", "text", "embeddings"]
 )
 @pytest.mark.usefixtures("float64", "small_resnets", "unchanged_images")
 def test_any_number_of_workers_gives_the_result_of_one(name):

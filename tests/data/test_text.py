@@ -444,6 +444,7 @@ def command(path, folder):
     return f"{TINY} --text {path} --data-dir {folder}"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     """Counted from the exported model, and from the text's own bytes."""

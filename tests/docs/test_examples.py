@@ -49,7 +49,7 @@ PAIRS = "", "nnx_", "linen_", "equinox_", "fsdp_"
 
 
 @pytest.mark.parametrize(
-    "name", tiers(TRAINED, ["after.py"], ["nnx_after.py", "custom_reducer.py"])
+    "name", tiers(TRAINED, slow=["after.py", "nnx_after.py", "custom_reducer.py"])
 )
 def test_models_of_an_example_learn_the_digits(name):
     accuracies = numbers("test accuracy", printed(name))
@@ -82,7 +82,7 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("pair", tiers(PAIRS, ["", "nnx_"]))
+@pytest.mark.parametrize("pair", tiers(PAIRS, [""]))
 def test_one_worker_takes_the_steps_of_the_loop_before(pair, capsys):
     said = []
     for side in "before", "after":
@@ -142,6 +142,7 @@ def test_best_rate_is_that_of_the_least_validation_loss(name):
         assert losses[rate] == min(losses.values())
 
 
+@pytest.mark.slow
 def test_a_grid_trains_every_setting():
     row = re.search(r"18 settings, loss ([\d.]+) to ([\d.]+)", printed("grid.py"))
     assert row
@@ -156,6 +157,7 @@ def test_the_learnt_outer_rate_is_as_good_as_the_best_of_the_grid():
     assert least <= best and abs(learnt - near) < 0.3
 
 
+@pytest.mark.slow
 def test_a_strategy_of_ones_own_in_the_harness_has_the_bits_of_the_named_one():
     assert "the same bits as diloco" in printed("harness.py")
 

@@ -216,6 +216,7 @@ def test_numpy_numbers_as_parameters_widen_nothing():
         assert syncalgos.communication(strategy, params, workers=2, steps=4).syncs == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
     def train():
@@ -321,6 +322,7 @@ def test_what_jax_looks_for_is_found_in_the_state_too():
         trainer.run(trainer.init(zero), jax.tree.map(lambda x: x[:1], BATCHES))
 
 
+@pytest.mark.slow
 def test_debugging_tools_of_jax_work():
     with jax.disable_jit():
         trainer = make_trainer(syncalgos.model_averaging(2), 2, backend="vmap")

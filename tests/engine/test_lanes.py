@@ -32,10 +32,10 @@ RTOL = 1e-12  # of float64: sums in another order
 # peers, with residuals, and ended by a vote.
 IN_TURN = [
     ("bmuf", "pmap"),
-    ("fedavg", "vmap"),
     *(
         pytest.param(*case, marks=SLOW)
         for case in (
+            ("fedavg", "vmap"),
             ("streaming_diloco", "shard_map"),
             ("noloco", "pmap"),
             ("sparseloco", "vmap"),

@@ -152,6 +152,7 @@ def test_reduce_on_plateau_reduces(strategy, workers):
 PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr 1e-7"
 
 
+@pytest.mark.slow
 def test_a_run_on_a_plateau_ends_at_a_lower_rate_and_says_so(tmp_path):
     with jax.enable_x64(False):
         words = f"{PLATEAU} --schedule plateau --algo sync_sgd"

@@ -58,6 +58,7 @@ def saved(tmp_path_factory):
         return folder, bits(held), then(trainer, state)
 
 
+@pytest.mark.slow
 def test_state_restored_in_place_goes_on_to_the_bits(saved):
     """On other devices, by another backend."""
     folder, _, later = saved

@@ -15,12 +15,12 @@ from syncalgos import Replica, stacked
 
 ROUNDING = 1e-12  # of float64 after 8 steps, summed in another order
 # What acts between means of params, and on gradients in two hops; groups, peers, data.
-FEW, MORE = ("bmuf", "quantized_sgd"), ("hierarchical", "gossip", "dynamic_averaging")
+NAMES = "bmuf", "quantized_sgd", "hierarchical", "gossip", "dynamic_averaging"
 
 
-@pytest.mark.parametrize("names", [FEW, pytest.param(MORE, marks=pytest.mark.slow)])
-def test_algorithms_train_stacked_replicas_as_the_engine_trains_workers(names):
-    for name, seen in found("library/stacked_loops.py", *names).items():
+@pytest.mark.slow
+def test_algorithms_train_stacked_replicas_as_the_engine_trains_workers():
+    for name, seen in found("library/stacked_loops.py", *NAMES).items():
         assert max(seen["apart"].values()) < ROUNDING, (name, seen["apart"])
         assert seen["moved"] > 1e-3, name
 

@@ -224,6 +224,7 @@ def test_only_folders_of_killed_runs_are_cleaned_away(tmp_path):
     assert [x.exists() for x in (*ours, *theirs)] == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_flags_of_the_report_alone_make_no_run(copy, here):
     flags = (
         "--network '100Mbit/s, 20ms' --target 2.5 --baseline NBM --measure test_loss"

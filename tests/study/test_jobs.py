@@ -265,6 +265,7 @@ def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
 # Jobs here.
 
 
+@pytest.mark.slow
 def test_jobs_make_the_same_runs_as_one_process(here, tmp_path):
     words = f"{SHORT} --task tiny_tasks:drawing --seeds 2 --devices 0"
     for name, flags in ("serial", ""), ("jobs", "--jobs 2"):

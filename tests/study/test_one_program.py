@@ -72,6 +72,7 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
         assert found[same] == alone[same], same
 
 
+@pytest.mark.slow
 def test_what_is_structure_has_a_program_of_its_own(tmp_path):
     runs, trainers = Runs(tmp_path), []
     others = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
@@ -108,6 +109,7 @@ def plain(weight: float = 0.5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["asking", "plain"])
 def test_a_users_algorithm_that_asks_for_a_number_is_compiled_for_each(
     name, tmp_path, monkeypatch

@@ -101,6 +101,7 @@ def test_a_log_has_the_code_the_seeds_and_what_was_sent(logged):
     assert log["found"]["seconds"] == pytest.approx(times)
 
 
+@pytest.mark.slow
 def test_a_claim_that_holds_is_repeated_to_the_bit(logged, capsys):
     assert verify(logged) == 0
     told = capsys.readouterr().out.splitlines()

@@ -60,6 +60,7 @@ def test_process_that_stays_when_the_others_end_is_named(capfd, monkeypatch):
     assert capfd.readouterr().err == f"{line}: it may be stopped or frozen\n"
 
 
+@pytest.mark.slow
 def test_process_that_is_done_waits_for_one_that_writes(capfd, monkeypatch):
     monkeypatch.setattr(starter, "GRACE", 0.2)
     assert watch(programs("exit 0", "sleep 1"), []) == 0
@@ -185,6 +186,7 @@ def in_training(command, step=40):
     until(lambda: newest(command.run_out) >= step, f"step {step}")
 
 
+@pytest.mark.slow
 def test_two_processes_of_which_one_is_lost_end_as_one_process_does(start, tmp_path):
     command = start(f"{RUN} --processes 2 --max-restarts 1")
     in_training(command)

@@ -51,6 +51,7 @@ def test_a_strategy_of_ones_own_takes_the_place_of_the_algorithm(command):
     assert trained.summary["algo"] == "your own"
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_takes_the_place_of_the_named_one():
     task = small_tasks.make("digits")
     config = RunConfig(workers=2, steps=4, batch_size=8, algo="bmuf")
@@ -59,6 +60,7 @@ def test_a_task_of_ones_own_takes_the_place_of_the_named_one():
     assert trained.summary["test_accuracy"] is not None
 
 
+@pytest.mark.slow
 def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_path):
     config = replace(TINY, out=tmp_path / "out", checkpoint_every=8, steps=16)
     train(config)
@@ -86,6 +88,7 @@ def test_what_a_call_cannot_make_is_refused_in_a_line(changes, given, message):
         train(replace(TINY, **changes), **given)
 
 
+@pytest.mark.slow
 def test_a_preset_gives_an_algorithm_its_papers_flags():
     config = replace(TINY, preset="paper", algo="slowmo", steps=128)
     paper = parse([*WORDS.split(), "--algo", "slowmo", "--preset", "paper"])

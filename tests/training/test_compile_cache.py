@@ -63,6 +63,7 @@ def unnamed(monkeypatch):
         jax.config.update(name, value)
 
 
+@pytest.mark.slow
 def test_second_process_finds_every_program(tmp_path):
     variables = {**OWN, "XDG_CACHE_HOME": tmp_path}
     asked, hits, misses, result = probed(**variables)

@@ -160,6 +160,7 @@ def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
         np.testing.assert_allclose(found, figures_of["vmap"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_dispatches_of_one_step_are_measured_too():
     strategy, at = bmuf(4), range(1, 9)
     sent = sync_steps(strategy)

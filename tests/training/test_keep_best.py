@@ -11,6 +11,7 @@ WORDS = "--task digits --algo sync_sgd --workers 2 --lr 2.5 --eval-every 2"
 WORDS += " --dispatch-steps 2 --checkpoint-every 2"
 
 
+@pytest.mark.slow
 def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     path, alone = tmp_path / "best.safetensors", tmp_path / "alone.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"

@@ -146,6 +146,7 @@ def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
 # Threads
 
 
+@pytest.mark.slow
 def test_commands_run_in_a_thread(tmp_path, words=TINY):
     codes, argv = [], [*words.split(), "--out", str(tmp_path / "out")]
     thread = threading.Thread(target=lambda: codes.append(command_line.main(argv)))

@@ -208,6 +208,7 @@ def assert_refused(out, command, told, code=2):
 # Other numbers of workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 4])
 def test_new_workers_start_from_the_center(workers, stopped, out):
     command = f"{BMUF} --workers {workers} --steps 7 --resume-center"

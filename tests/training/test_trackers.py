@@ -117,6 +117,7 @@ def needs(name):
     pytest.importorskip(module, reason=f"{module} is not installed")
 
 
+@pytest.mark.slow
 def test_tensorboard_has_a_resumed_run_by_step_and_by_bytes(tmp_path):
     ended = resumed("tensorboard", tmp_path / "out")
     curves, texts = in_tensorboard(ended.out / "tensorboard")

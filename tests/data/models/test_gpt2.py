@@ -82,6 +82,7 @@ def test_the_page_has_the_sizes_of_all_shapes():
     assert found == expected
 
 
+@pytest.mark.slow
 def test_half_the_bits_give_the_loss_and_the_gradient_of_all():
     """bfloat16 has 8 bits: a product errs by 2⁻⁹, and few of the errors add up."""
     params = make_params()

@@ -29,6 +29,7 @@ def make_params(layers=2):
     return jax.tree.map(lambda x: x + 0.1 * rng.normal(size=x.shape), params)
 
 
+@pytest.mark.slow
 def test_remat_chunks_take_less_memory():
     """256 frames in chunks of 16: 16 carries and the values of 16 frames, not 256."""
 
@@ -113,6 +114,7 @@ def test_lstm_and_its_gradients_match_the_equations(layers, dtype, remat_chunk, 
     assert_plain(found, given, atol)
 
 
+@pytest.mark.slow
 def test_derivatives_of_lanes_forwards_and_twice_are_those_of_the_plain_formulation():
     given = jax.tree.map(lambda x: jnp.stack([x, 0.5 * x]), (make_params(), X))
     towards = jax.tree.map(
@@ -183,6 +185,7 @@ def test_no_frame_adds_to_the_recurrent_weights_gradient():
     assert not adds(lstm.apply)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat_chunk", [None, 4])
 def test_a_worker_of_two_devices_trains_as_one(remat_chunk):
     rng, mesh = np.random.default_rng(3), {"fsdp": 2}
