@@ -88,8 +88,8 @@ def train(task, batches, workers=1):
     return center, metrics, trainer
 
 
-# Frames of which some are padding, statistics that workers share, windows, tokens' bytes,
-# and words before one.
+# Frames of which some are padding, statistics that workers share, windows, tokens'
+# bytes, and words before one.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["spoken_digits", "cifar10", "shakespeare", "text", "embeddings"]
