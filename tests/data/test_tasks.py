@@ -204,7 +204,7 @@ def run_plan(plan, steps=STEPS):
 
 @functools.cache
 def on_replicated_tables(words):
-    """What a run gives that keeps its tables in the plainest way, and its start."""
+    """The end of a run that keeps its tables in the plainest way, and its start."""
     plan = planned("embeddings", words)
     center, losses = run_plan(plan)
     start, _ = plan.task.init(jax.random.key(0))
