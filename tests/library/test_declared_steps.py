@@ -111,7 +111,7 @@ def test_an_algorithm_keeps_everything_at_steps_that_it_does_not_declare(names):
 
 @pytest.fixture(scope="module")
 def combined():
-    """What is seen of all combinations, and of a declaration that lies."""
+    """Looks at all combinations, and at a declaration that lies."""
     every_one = {**COMBINED, "lying": LYING}
     return seen({name: (each, OPTIMIZER) for name, each in every_one.items()})
 

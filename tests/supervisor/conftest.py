@@ -1,4 +1,4 @@
-"""What tests of commands that are lost or stopped share."""
+"""Fixtures of the tests of commands that are lost or stopped."""
 
 import pytest
 from faults import commands

@@ -31,7 +31,7 @@ OWN: dict = dict.fromkeys(SHARED)  # as a user has it, who says nothing
 
 
 def probed(**variables):
-    """What a process with these variables tells of the cache."""
+    """Tells what a process with these variables says of the cache."""
     ended = ran([sys.executable, "-c", PROBE], PYTHONPATH=ROOT, **variables)
     assert (ended.returncode, ended.stderr) == (0, "")
     return json.loads(ended.stdout)

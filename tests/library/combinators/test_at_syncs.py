@@ -1,4 +1,4 @@
-"""Where the syncs of a strategy take effect, as `at_syncs` asks."""
+"""Places at which the syncs of a strategy take effect, as `at_syncs` asks."""
 
 import jax
 import jax.numpy as jnp

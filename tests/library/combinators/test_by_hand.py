@@ -64,7 +64,7 @@ def nobody_in_the_second_round(step):
 
 
 def drawn(fraction, **settings):
-    """Who is drawn at a step, as weights."""
+    """Weights of the workers: 1 for those who are drawn at a step."""
     return lambda step: np.array(sa.sampled(fraction, **settings)(step, 4), float)
 
 

@@ -26,7 +26,7 @@ def by_kind(params):
     ],
 )
 def test_fragments_of_gpt2_have_so_many_per_cent(cut, expected):
-    """Of the bytes that are sent by each of four steps."""
+    """Counts the bytes that are sent by each of four steps."""
     strategy = streaming_diloco(4, fragments=4, cut=cut, stacked=gpt.STACKED)
     sent = communication(strategy, GPT2, workers=2, steps=4)
     dense = 4 * sum(np.prod(x.shape) for x in jax.tree.leaves(GPT2))

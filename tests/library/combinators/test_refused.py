@@ -1,4 +1,4 @@
-"""What combinators refuse, and in which words: when made, or with the first state."""
+"""Refusals of combinators and their words: when made, or with the first state."""
 
 import jax
 import jax.numpy as jnp

@@ -97,7 +97,7 @@ def test_round_longer_than_the_table_ends():
 
 
 def test_round_of_infinite_or_undefined_length_does_not_end():
-    """That of minus infinity is of one step, as all that are too short."""
+    """A round of minus infinity steps has one, as all that are too short."""
     at_last = {"inf": math.inf, "nan": math.nan, "-inf": -math.inf}
     strategies = {
         name: sa.every(MARK, lambda s, x=x: jnp.where(s < 20, 6.0, x))

@@ -112,7 +112,7 @@ def test_draws_follow_the_step_and_are_alike_only_where_they_must(name):
 
 
 def test_seed_changes_the_draws():
-    """Those of `quantized` and `power_sgd` are in recurrences, of given seeds."""
+    """Draws of `quantized` and `power_sgd` are in recurrences, of given seeds."""
 
     def seeded(seed):
         first, second = reducers.top_k(1, 4, seed), reducers.random_k(0.3, seed)
