@@ -1,4 +1,4 @@
-"""What the engine refuses: a row of REFUSED is a call and words of its one line."""
+"""Refusals of the engine: a row of REFUSED is a call and words of its one line."""
 
 import functools
 import warnings

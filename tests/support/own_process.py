@@ -13,7 +13,7 @@ from lasting import OURS
 
 @functools.cache
 def found(program, *words):
-    """What a program of tests/ writes, as JSON, into its first argument; run once."""
+    """Runs a program of tests/ once; returns what it writes into its first argument."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         subprocess.run(

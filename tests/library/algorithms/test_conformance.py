@@ -53,7 +53,7 @@ def loss(params, batch):
 
 
 class Seen(NamedTuple):
-    """What an algorithm's training left.
+    """Results of an algorithm's training.
 
     Attributes:
         replicas: all workers' params after each step, leaves (steps, workers, …).

@@ -132,7 +132,7 @@ COMBINED = {
 
 
 class Case(NamedTuple):
-    """What is made of numbers.
+    """Makes something of numbers.
 
     Attributes:
         make: numbers by name -> a strategy.

@@ -51,7 +51,7 @@ def test_replicas_agree_below_the_bound_on_added_results(alpha, agree):
 
 
 def test_bytes_are_counted_at_the_step_that_sends():
-    """Arrivals of gradients, and of models."""
+    """Counts those of gradients, and of models."""
     strategy = sa.chain(sa.diloco(3), sa.sync_sgd())
     at_once, late = (
         sa.communication(each, unflatten(START), workers=4, steps=12)
