@@ -61,7 +61,7 @@ def trainer_of(strategy, backend="vmap", form=None):
 
 def trained(strategy, *options, parts=(STEPS,)):
     trainer = trainer_of(strategy, *options)
-    state = trainer.init({"w": jnp.zeros(())})
+    state, metrics = trainer.init({"w": jnp.zeros(())}), {}
     for part in np.split(TARGETS, np.cumsum(parts)[:-1]):
         state, metrics = trainer.run(state, part)
     assert state.replica.loss == ()  # it is given, and not kept

@@ -81,4 +81,5 @@ def _replica(replica: Replica, name: str) -> Replica:
 
 def _apart(pairs: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Any]:
     """(firsts, seconds) of pairs, by name."""
-    return tuple({name: pair[i] for name, pair in pairs.items()} for i in (0, 1))
+    firsts, seconds = ({name: x[i] for name, x in pairs.items()} for i in (0, 1))
+    return firsts, seconds

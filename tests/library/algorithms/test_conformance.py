@@ -99,10 +99,10 @@ def train(names, workers, backend, devices, folder):
         placement=syncalgos.Placement(devices=range(devices)),
     )
     _, batches = conformance.problem()
-    decisions = [len(owed(x).decided[0]) for x in names if owed(x).decided]
+    decisions = [len(found[0]) for x in names if (found := owed(x).decided)]
 
     def advanced(state, first, stop):
-        replicas = []
+        replicas, metrics = [], {}
         for step in range(first, stop):
             batch = jax.tree.map(lambda x, a=step: x[a : a + 1], batches)
             state, metrics = trainer.run(state, batch)
