@@ -164,7 +164,7 @@ def test_a_signal_stops_a_study_and_no_run_is_half_made(tmp_path):
         until(has_begun, "a run has begun")
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
-    stderr = (tmp_path / "stderr").read_text("utf-8")
+    stderr = (tmp_path / "err-background").read_text("utf-8")
     assert "stopped after 0 of 5 runs" in stderr
     assert "Traceback" not in stderr
     assert list(out.rglob("seed-*")) == []
