@@ -277,6 +277,7 @@ WITH: dict[tuple[str, str], dict[str, Any]] = {
     ("streaming_diloco", "delay"): {"fragments": 2},
     ("streaming_diloco", "period"): {"fragments": 2},
     ("streaming_diloco", "stacked"): {"cut": "layers"},
+    ("powersgd", "seed"): {"rank": 1},
     ("push_sum", "seed"): {"drop": 0.5},
     ("sign_sgd", "seed"): {"majority": True},
     ("demo", "learning_rate"): {"sign": True},

@@ -31,9 +31,10 @@ AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
 MESH = {"fsdp": 3}
 # Norms, moments, peers; reducers that act on shards, on factors of whole matrices, on
 # draws and votes, and in two hops. Everything else is elementwise.
+ON_PAIRS = "bmuf", "edit", "des_loc", "powersgd", "quantized_sgd", "demo", "topk_sgd"
 TRIED = {
-    "4x2": ("bmuf", "edit", "des_loc", "powersgd", "quantized_sgd", "demo", "topk_sgd"),
-    "2x(2x2)": ("sparta", "dion", "signum"),
+    "4x2": (*ON_PAIRS, "sparta", "signum"),
+    "2x(2x2)": ("dion",),
     "2x2x2": ("bmuf", "topk_sgd"),
 }
 FEW = ("bmuf", "gossip")  # on workers of four devices, where the others are long

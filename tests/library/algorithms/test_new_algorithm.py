@@ -107,4 +107,4 @@ def test_a_new_algorithm_is_tested_by_existing(project, marks):
     done = run(copy, "-m", "pytest", "-q", "-m", marks, "-k", "lagging", most)
     assert done.returncode == 0, done.stdout
     [passed] = re.findall(r"(\d+) passed", done.stdout)
-    assert int(passed) >= 10
+    assert int(passed) >= 8
