@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from commands import OTHER_MACHINES, ROOT, environment, imported_by, load
+from commands import OTHER_MACHINES, ROOT, environment, imported_by, load, ran
 from faults import until
 
 from experiments.aiming import config, times
@@ -31,15 +31,8 @@ PARAMS = 64 * 128 + 128 + 128 * 128 + 128 + 128 * 10 + 10  # of digits
 
 def aim(words, timeout=120, **environ):
     """Runs the command as a user does."""
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.aim", *shlex.split(words)],
-        cwd=ROOT,
-        env=environment(**OTHER_MACHINES, **environ),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=timeout,
-        check=False,
-    )
+    command = [sys.executable, "-m", "experiments.aim", *shlex.split(words)]
+    return ran(command, timeout=timeout, **OTHER_MACHINES, **environ)
 
 
 def programs(ended, path):

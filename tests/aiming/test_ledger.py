@@ -3,22 +3,16 @@
 CPUs' programs are read by tests/engine/meshes/test_meshes.py.
 """
 
-import functools
 import importlib.util
 import itertools
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
-from commands import ROOT, environment
 from owed import ON_A_RING, owed
+from own_process import found
+from session import asked
 
 from syncalgos import ALGORITHMS
 
-PATH = [".", "tests", "tests/support", "tests/engine/meshes"]
 # A TPU's compiler makes all-reduces of gathers of a few numbers, such as scales.
 FEW_BYTES = 1024
 MACHINES = {  # the target, its slices, workers, and the compiler's module
@@ -42,39 +36,19 @@ def cases():
         yield pytest.param(MACHINES[machine], name, marks=marks, id=f"{machine}-{name}")
 
 
-@functools.cache
-def found(machine, names):
+def compiled(machine, names):
     """Has `ledgers` compile these algorithms, in one process."""
     target, slices, workers, module = machine
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: no compiler for {target}")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "found.json"
-        words = [target, str(slices), str(workers), *names]
-        subprocess.run(
-            [sys.executable, "tests/aiming/ledgers.py", str(out), *words],
-            env=environment(
-                PYTHONPATH=":".join(PATH), JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None
-            ),
-            cwd=ROOT,
-            check=True,
-            timeout=1200,
-        )
-        return json.loads(out.read_text())
-
-
-def asked(request, machine):
-    """The algorithms of the session's tests of a machine."""
-    items = [x for x in request.session.items if x.fspath == request.node.fspath]
-    calls = [x.callspec.params for x in items if hasattr(x, "callspec")]
-    given = [x["name"] for x in calls if x.get("machine") == machine]
-    return tuple(dict.fromkeys(given))
+    return found("aiming/ledgers.py", target, str(slices), str(workers), *names)
 
 
 @pytest.mark.parametrize(("machine", "name"), list(cases()))
 def test_a_compiled_step_sends_what_is_counted(machine, name, request):
     """And changes all of its state in place."""
-    seen = found(machine, asked(request, machine))[name]
+    names = dict.fromkeys(asked(request, "name", machine=machine))
+    seen = compiled(machine, names)[name]
     assert seen["aliased"] >= seen["state"] > 0
     counted, sent = seen["counted"], seen["sent"]
     if name in ON_A_RING and machine[2] == 2:
@@ -100,7 +74,7 @@ def test_a_compiled_step_sends_what_is_counted(machine, name, request):
 
 @pytest.mark.slow
 def test_slices_send_whole_tiles_to_one_another():
-    for name, seen in found(SLICES, ("bmuf", "gossip")).items():
+    for name, seen in compiled(SLICES, ("bmuf", "gossip")).items():
         [(kind, counted)] = seen["counted"].items()
         # Each leaf's shard is filled up to 1,024 numbers where it is reduced.
         tiles = 4 * 4096 if kind == "all_reduce" else 0

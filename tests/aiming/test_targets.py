@@ -2,11 +2,10 @@
 
 import importlib.util
 import json
-import subprocess
 import sys
 
 import pytest
-from commands import OTHER_MACHINES, ROOT, environment
+from commands import OTHER_MACHINES, ran
 
 from experiments.aiming import targets
 from experiments.aiming.chips import CHIPS
@@ -28,15 +27,8 @@ print(json.dumps([[x.platform, targets.place_of(x), x.process_index] for x in fo
 
 def devices(text, slices=1):
     """The platform, place and process of each device, from a process of its own."""
-    ended = subprocess.run(
-        [sys.executable, "-c", SHOW, text, str(slices)],
-        cwd=ROOT,
-        env=environment(**OTHER_MACHINES),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=True,
-    )
+    ended = ran([sys.executable, "-c", SHOW, text, str(slices)], **OTHER_MACHINES)
+    assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
 

@@ -1,11 +1,10 @@
 """Bad requests, folders and strategies of the user's own."""
 
-import subprocess
 import sys
 
 import pytest
 from answers import MODULES, answered, write_modules
-from commands import BASE, ROOT, SUMMARY
+from commands import BASE, ROOT, SUMMARY, ran
 from lasting import run
 
 from experiments.run import main
@@ -29,9 +28,7 @@ def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, 
 
 
 def test_the_package_names_its_commands():
-    shown = subprocess.run(
-        [sys.executable, "-m", "experiments"], cwd=ROOT, capture_output=True, text=True
-    )
+    shown = ran([sys.executable, "-m", "experiments"])
     assert (shown.returncode, shown.stderr) == (0, "")
     for name in ("run", "compare", "aim"):
         assert f"python -m experiments.{name} " in shown.stdout

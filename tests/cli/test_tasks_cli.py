@@ -15,6 +15,7 @@ import lasting
 import numpy as np
 import pytest
 from small_tasks import BESIDE, SMALL, folder_of
+from tiers import tiers
 
 from experiments import run
 from experiments.cli import factories
@@ -70,10 +71,7 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(
-    "task",
-    [x if x == "quadratic" else pytest.param(x, marks=pytest.mark.slow) for x in TINY],
-)
+@pytest.mark.parametrize("task", tiers(TINY, ["quadratic"]))
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
     ended = lasting.run(command, tmp_path / "out")

@@ -4,13 +4,12 @@ import contextlib
 import inspect
 import io
 import re
-import subprocess
 import sys
 import tomllib
 
 import optax
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, ran
 from pages import table
 
 import syncalgos
@@ -55,16 +54,9 @@ def test_example_runs_and_prints_what_it_shows(source, shown):
 @pytest.mark.slow
 @pytest.mark.parametrize(("source", "shown"), ALONE)
 def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
-    ran = subprocess.run(
-        [sys.executable, "-c", source],
-        env=environment(XLA_FLAGS=None),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout == (shown or "")
+    ended = ran([sys.executable, "-c", source], timeout=300, XLA_FLAGS=None)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == (shown or "")
 
 
 def test_every_page_is_read():
@@ -99,17 +91,12 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
     ids=["one", "kinds", "all"],
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
-    ran = subprocess.run(
-        [sys.executable, "-m", "pages.stacked", *names],
-        env=environment(PYTHONPATH=f"{ROOT}:{ROOT}/docs", JAX_NUM_CPU_DEVICES=None),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    rows = [line for line in ran.stdout.splitlines() if line.startswith("| `")]
+    command = [sys.executable, "-m", "pages.stacked", *names]
+    environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/docs", "JAX_NUM_CPU_DEVICES": None}
+    ended = ran(command, timeout=900, **environ)
+    rows = [line for line in ended.stdout.splitlines() if line.startswith("| `")]
     page = (ROOT / "docs" / "stacked-state.md").read_text()
-    assert len(rows) == len(names), ran.stderr
+    assert len(rows) == len(names), ended.stderr
     assert {*rows} <= {*page.splitlines()}, "make table"
 
 

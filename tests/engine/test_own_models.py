@@ -2,7 +2,6 @@
 
 import functools
 import re
-import subprocess
 import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, TIMEOUT, environment, execute
+from commands import ROOT, execute, ran
 from flax import nnx
 from safetensors import safe_open
 
@@ -398,14 +397,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
     assert ended.code == 0, ended.stderr
     *_, (source, shown) = blocks("py")
-    predicted = subprocess.run(
-        [sys.executable, "-c", source],
-        cwd=tmp_path,
-        env=environment(PYTHONPATH=ROOT),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    predicted = ran([sys.executable, "-c", source], tmp_path, PYTHONPATH=ROOT)
     assert (predicted.stdout, predicted.stderr) == (shown, "")
 
 

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from tiers import tiers
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
@@ -43,13 +44,10 @@ class Runs:
 
 # The default algorithm; where the rate decides when workers sync, where the optimizer
 # is inside, and where workers wait for nobody. The others are nearly all alike.
-TIERS = {"bmuf": ()} | dict.fromkeys(("qsr", "dgc", "halos"), pytest.mark.slow)
+KINDS = "qsr", "dgc", "halos"
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=TIERS.get(x, pytest.mark.long)) for x in ALGORITHM.files],
-)
+@pytest.mark.parametrize("name", tiers(ALGORITHM.files, ["bmuf"], KINDS))
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)
     words = f"--algo {name}"

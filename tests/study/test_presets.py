@@ -7,6 +7,7 @@ from itertools import chain
 import optax
 import pytest
 from small_tasks import folder_of
+from tiers import tiers
 
 import experiments.compare as compare
 import syncalgos
@@ -15,8 +16,8 @@ from experiments.cli.words import parameter
 from experiments.study import config, grid, presets
 from experiments.training.config import parse
 
+SLOW = pytest.mark.slow
 NAMES = presets.NAMES
-SLOW, LONG = pytest.mark.slow, pytest.mark.long
 
 
 def content_of(name):
@@ -87,7 +88,7 @@ def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
             assert settings[name] == value
 
 
-@LONG
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     """A run's settings are refused, if at all, before anything is compiled."""
@@ -104,9 +105,9 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
 
 
 @pytest.mark.parametrize(
-    "name",
     # The slow one has a sweep, a worker's batch and warm-up.
-    [pytest.param(x, marks=SLOW if x == "large-batch" else LONG) for x in NAMES],
+    "name",
+    tiers(NAMES, slow=["large-batch"]),
 )
 def test_smallest_cell_of_a_study_runs(name, tmp_path):
     """One value of what is swept, one of what is tuned, one seed, few steps.

@@ -2,12 +2,11 @@
 
 import hashlib
 import json
-import subprocess
 import sys
 from functools import partial
 
 import pytest
-from commands import ROOT, environment
+from commands import ROOT, ran
 from pages import track as page
 
 from experiments.cli.errors import BadRequest
@@ -238,13 +237,6 @@ def test_table_of_the_track_is_what_its_logs_say():
 @pytest.mark.long
 def test_a_record_holds():
     words = ["verify", "docs/track/muloco_muon_48.py", "--first-seed", "31000"]
-    ran = subprocess.run(
-        [sys.executable, "-m", "experiments.track", *words],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.endswith("\nholds\n")
+    ended = ran([sys.executable, "-m", "experiments.track", *words], timeout=600)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.endswith("\nholds\n")

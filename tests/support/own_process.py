@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,8 @@ from pathlib import Path
 
 from commands import ROOT, environment
 from lasting import OURS
+
+PATH = os.pathsep.join([OURS, str(ROOT / "tests/engine/meshes")])
 
 
 @functools.cache
@@ -19,7 +22,7 @@ def found(program, *words):
         subprocess.run(
             [sys.executable, f"tests/{program}", str(out), *words],
             # Optimized, as a user's: without it, what is drawn is rounded another way.
-            env=environment(PYTHONPATH=OURS, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
+            env=environment(PYTHONPATH=PATH, JAX_NUM_CPU_DEVICES=None, XLA_FLAGS=None),
             cwd=ROOT,
             check=True,
             timeout=1200,

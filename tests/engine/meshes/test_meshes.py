@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from owed import ON_A_RING, owed
 from own_process import found
 from placed import placed
+from session import asked
 from tiers import tiers
 
 import syncalgos
@@ -50,19 +51,11 @@ CASES += [
 ]
 
 
-def asked(request, layout):
-    """The algorithms of the session's tests of a layout."""
-    items = [x for x in request.session.items if x.fspath == request.node.fspath]
-    calls = [getattr(x, "callspec", None) for x in items]
-    given = [x.params for x in calls if x and x.params.get("layout") == layout]
-    return tuple(dict.fromkeys(x["name"] for x in given))
-
-
 @pytest.mark.parametrize(("layout", "name"), CASES)
 def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
     layout, name, request
 ):
-    names = asked(request, layout)
+    names = dict.fromkeys(asked(request, "name", layout=layout))
     seen = found("engine/meshes/meshed.py", layout, *names)[name]
     rounding = AT_FULL_RANK if name in ("powersgd", "diloco_x") else ROUNDING
     assert max(seen["apart"]) < rounding  # params, center, metrics, evaluation

@@ -17,6 +17,7 @@ import side_by_side
 from commands import ROOT
 from owed import PERIOD, WITH, make, other_value, owed, parameters
 from problems import conformance
+from session import asked, part_with
 from tiers import tiers
 
 import syncalgos
@@ -139,15 +140,12 @@ def train(names, workers, backend, devices, folder):
 @pytest.fixture(scope="module")
 def trained(request, tmp_path_factory):
     """(name, layout) -> what `train` gives, of others of the session's tests, too."""
-    items = [x for x in request.session.items if x.module is request.module]
-    asked = [x.callspec.params["name"] for x in items if "trained" in x.fixturenames]
-    done = {}
+    names, done = asked(request, "name"), {}
 
     def of(name, layout):
         if (name, layout) not in done:
-            alike = [x for x in asked if LAYOUT[x] == LAYOUT[name]]
-            first = alike.index(name) // TOGETHER * TOGETHER
-            together = alike[first : first + TOGETHER]
+            alike = [x for x in names if LAYOUT[x] == LAYOUT[name]]
+            together = part_with(name, alike, TOGETHER)
             found = train(together, *layout, tmp_path_factory.mktemp("state"))
             done.update({(each, layout): x for each, x in found.items()})
         return done[name, layout]

@@ -29,6 +29,7 @@ from recurrences import (
     fedavg,
     zero_one_adam,
 )
+from session import asked
 
 import syncalgos
 from syncalgos import Replica, Strategy
@@ -115,10 +116,7 @@ def trained(request):
 
     If one case cannot be trained, each is trained alone: only that one fails.
     """
-    asked = [x for x in request.session.items if x.module is request.module]
-    given = [x.callspec.params for x in asked if hasattr(x, "callspec")]
-    cases = [params["case"] for params in given if "case" in params]
-    by_count = groupby(sorted(cases, key=workers_of), workers_of)
+    by_count = groupby(sorted(asked(request, "case"), key=workers_of), workers_of)
     waiting = [part for _, x in by_count for part in batched(list(x), TOGETHER)]
     found = {}
 

@@ -11,6 +11,7 @@ import optax
 import pytest
 from owed import PERIOD, WITH, make, other_value, parameters
 from problems import quadratics, relative_error
+from session import asked, part_with
 from tiers import tiers
 
 import syncalgos as sa
@@ -209,14 +210,11 @@ CASES = [*WITH_NUMBERS, *COMBINED]
 @pytest.fixture(scope="module")
 def program_of(request):
     """name -> the program that its case shares with others of the session's tests."""
-    items = [x for x in request.session.items if x.module is request.module]
-    asked = [x.callspec.params["name"] for x in items if "program_of" in x.fixturenames]
-    done = {}
+    names, done = asked(request, "name"), {}
 
     def of(name):
         if name not in done:
-            first = asked.index(name) // TOGETHER * TOGETHER
-            together = asked[first : first + TOGETHER]
+            together = part_with(name, names, TOGETHER)
             done.update(dict.fromkeys(together, Program(together)))
         return done[name]
 
