@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow mutants format bench structure table docs
+.PHONY: check lint fast slow laws mutants format bench structure table docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -13,6 +13,10 @@ fast:
 
 slow:
 	python -m pytest -n 2 --dist loadfile -m slow
+
+ARGS = --count 300 --seed 0
+laws:
+	JAX_PLATFORMS=cpu JAX_NUM_CPU_DEVICES=8 PYTHONPATH=.:docs:tests/support python tests/library/laws/laws.py $(ARGS)
 
 mutants:
 	python tests/mutants.py
@@ -31,6 +35,7 @@ table:
 	PYTHONPATH=.:docs python -m pages.table
 	PYTHONPATH=.:docs python -m pages.diffs
 	PYTHONPATH=.:docs python -m pages.track
+	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.combinators
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.stacked
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.

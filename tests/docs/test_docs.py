@@ -10,7 +10,8 @@ import tomllib
 import optax
 import pytest
 from commands import ROOT, ran
-from pages import table
+from pages import combinators, table
+from tiers import tiers
 
 import syncalgos
 from experiments.cli import factories
@@ -98,6 +99,24 @@ def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     page = (ROOT / "docs" / "stacked-state.md").read_text()
     assert len(rows) == len(names), ended.stderr
     assert {*rows} <= {*page.splitlines()}, "make table"
+
+
+@pytest.mark.parametrize(
+    "name", tiers(combinators.strategies(), ["bmuf", "heloco", "average()"])
+)
+def test_table_of_combinators_says_what_they_refuse_and_why(name):
+    text = (ROOT / "docs" / "strategies.md").read_text()
+    shown, _, notes = table.MARKED.findall(text)[0].partition("\n\n")
+    head, _, *rows = (line[2:-2].split(" | ") for line in shown.splitlines())
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", notes, re.MULTILINE))
+    [row] = [row for row in rows if f"`{name}`" in row[0]]
+    cells = {
+        around: reasons.get(cell[4:-1], cell)
+        for group, cell in zip(head, row, strict=True)
+        for around in re.findall("`(.+?)`", group)
+    }
+    taken = [cells[around] for around in combinators.AROUND]
+    assert taken == [x or "yes" for x in combinators.cells(name)], "make table"
 
 
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)

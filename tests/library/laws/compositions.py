@@ -1,0 +1,156 @@
+"""Random compositions of strategies, as the text of expressions.
+
+A composition is drawn by the names of `names`: the registry's algorithms with the
+arguments of `owed.py`, and all combinators. A new algorithm is drawn as it is.
+"""
+
+import functools
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from optax import contrib
+from owed import VALUES, make, parameters
+from problems.held import Held
+
+import syncalgos as sa
+
+
+def listed(text: str, by: str = "|") -> list[str]:
+    return [each.strip() for each in text.split(by)]
+
+
+LR = VALUES["learning_rate"]
+MASK = functools.partial(jax.tree.map, lambda x: jnp.ndim(x) > 0)
+OPTIMIZERS = {
+    "sgd": optax.sgd(LR),
+    "momentum": optax.sgd(LR, momentum=0.5),
+    "adam": optax.adam(LR),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(LR)),
+    "multi": optax.MultiSteps(optax.sgd(LR), 2).gradient_transformation(),
+    "prodigy": contrib.prodigy(1.0),
+    "masked": optax.chain(optax.sgd(LR), optax.masked(optax.set_to_zero(), MASK)),
+    "noisy": optax.noisy_sgd(LR, eta=0.1, gamma=0.0, key=jax.random.key(0)),
+}
+
+# What stands for params: an odd tree has a node without leaves, an empty leaf, and one
+# in bfloat16, without a gradient.
+TREES = {
+    "plain": {"a": (), "c": (3, 2)},
+    "odd": {"a": (), "c": Held([(3, 2), None, (0, 2), (1,)]), "short": (2,)},
+}
+
+# Drawn arguments of algorithms that have a parameter of the name.
+DRAWN = {
+    "period": ["2", "3", "4"],
+    "reduce": ["R"],
+    "optimizer": ["None", "OPT"],
+    "topology": ["'ring'", "'exponential'", "'complete'"],
+    "slowest": ["1.0", "0.4"],
+}
+PARTS = listed(
+    """average() | outer_step(optax.sgd(1.0)) | outer_step(optax.adam(.1)) |
+    outer_step(optax.sgd(.7, momentum=.5)) | outer_step(optax.sgd(1.0), R) |
+    reduce_with(R) | average('params', R)"""
+)
+REDUCERS = listed(
+    """'mean' | 'median' | 'trimmed' | 'clipped' | 'int8' | reducers.top_k(.3) |
+    reducers.random_k(.3) | reducers.sign() | reducers.low_bit(8) |
+    reducers.power_sgd(1) | reducers.error_feedback(reducers.top_k(.3)) |
+    reducers.ef21(reducers.top_k(.3)) |
+    reducers.error_feedback(reducers.random_k(.3)) | reducers.late(reducers.mean())"""
+)
+AROUND = listed(
+    """every(X, P) | every(X, 4, offset=1) | every(X, GROWS) | when(X, ODD) |
+    until(X, 7) | after(X, 6) | chain(until(sync_sgd(), 6), after(X, 6)) |
+    chain(until(X, 8), after(sync_sgd(), 8)) | chain(until(X, 8), after(Y, 8)) |
+    at_end(X, 24) | masked(X, PART) | masked(X, ROWS) | delayed(X, 1) |
+    delayed(X, 2, arrival='add') | delayed(X, 5, arrival='add') |
+    delayed(X, 1, alpha=.5) | delayed(X, 0, alpha=.5) | decided(X, FAR) |
+    every(decided(X, FAR), P) | ema(X, .5) | participating(X, FIRST_OUT) |
+    participating(X, HEAVY) | participating(X, sampled(.5)) |
+    participating(X, FIRST_OUT, stale=True) | participating(X, HEAVY, stale=True) |
+    paced(X, SLOW) | paced(X, REST) | at_syncs(X, reset(OPT)) | chain(X, Y) |
+    at_syncs(X, average('opt_state')) | at_syncs(X, average('buffers')) |
+    chain(X, every(average(), P)) | chain(every(average('opt_state'), P), X)"""
+)
+NEUTRAL = listed(
+    """every(X, 1) | chain(X) | chain(X, Strategy()) | chain(Strategy(), X) |
+    when(X, ALWAYS) | until(X, 10**6) | after(X, 0) | delayed(X, 0) |
+    masked(X, True) | masked(X, WHOLE) | participating(X, ALIKE) |
+    participating(X, sampled(1.0)) | participating(X, ALIKE, stale=True) |
+    paced(X, ENOUGH) | ema(X, .5) | at_syncs(X, Strategy()) | at_end(X, 10**6)"""
+)
+
+
+def names(workers: int, optimizer: str) -> dict[str, Any]:
+    """What an expression may name."""
+    rest = [9] * (workers - 1)
+    return {name: getattr(sa, name) for name in dir(sa) if name[0] != "_"} | {
+        **{name: functools.partial(make, name) for name in sa.ALGORITHMS},
+        "optax": optax,
+        "OPT": OPTIMIZERS[optimizer],
+        "PART": functools.partial(jax.tree.map, lambda x: jnp.ndim(x) != 2),
+        "ROWS": functools.partial(jax.tree.map, lambda x: rows(x, 2)),
+        "WHOLE": functools.partial(jax.tree.map, lambda x: rows(x, None)),
+        "FAR": lambda replica, state, step: (
+            jnp.abs(jax.tree.leaves(replica.params)[0]).max() > 0.3
+        ),
+        "ODD": lambda step: step % 2 == 1,
+        "ALWAYS": lambda step: step >= 0,
+        "GROWS": lambda step: 2 + step // 8,
+        "FIRST_OUT": lambda step, n: (jnp.arange(n) > 0) | (n == 1),
+        "HEAVY": lambda step, n: 1.0 + (jnp.arange(n) > 0),
+        "ALIKE": lambda step, n: jnp.full(n, 3.0),
+        "SLOW": [1, *rest],
+        "REST": [0, *rest],
+        "ENOUGH": [10**6] * workers,
+    }
+
+
+def rows(x: Any, stop: int | None) -> bool | slice:
+    """The mask of a leaf: its first rows, if it has any."""
+    return slice(0, stop) if jnp.ndim(x) else True
+
+
+def drawn(rng: np.random.Generator, depth: int) -> str:
+    """A random composition of so many combinators around one another."""
+    if depth:
+        made = filled("X", drawn(rng, depth - 1), one(rng, AROUND))
+        made = filled("Y", drawn(rng, 0), made)
+    elif rng.random() < 0.2:
+        made = one(rng, PARTS)
+    else:
+        name = one(rng, [*sa.ALGORITHMS])
+        chosen = [
+            f"{parameter}={one(rng, DRAWN[parameter])}"
+            for parameter in parameters(name)
+            if parameter == "period" or (parameter in DRAWN and rng.random() < 0.3)
+        ]
+        made = f"{name}({', '.join(chosen)})"
+    made = filled("R", one(rng, REDUCERS), made)
+    return filled("P", one(rng, DRAWN["period"]), made)
+
+
+def one(rng: np.random.Generator, texts: list[str]) -> str:
+    return str(rng.choice(texts))
+
+
+def filled(name: str, text: str, expression: str) -> str:
+    """Puts a text in place of a name."""
+    return re.sub(rf"\b{name}\b", lambda _: text, expression)
+
+
+def tree(kind: str, rng: np.random.Generator) -> Any:
+    """Params of a kind."""
+
+    def leaf(shape):
+        if shape == TREES["odd"]["short"]:
+            return np.zeros(shape, jnp.bfloat16)
+        return rng.normal(size=shape)
+
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    return jax.tree.map(leaf, TREES[kind], is_leaf=is_shape)
