@@ -9,7 +9,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.introspection import axis_of, reduces
+from syncalgos.combinators.introspection import axis_of, has_reduce
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -118,16 +118,17 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     ) -> tuple[PyTree, PyTree]:
         if isinstance(state, Reduced):
             raise ValueError("stacked: call reduce only once in a step, before sync")
-        if not reduces(strategy):
+        if not has_reduce(strategy):
             return grads, state
         grads, state = each_reduced((grads, seen(replica), state), step)
         return grads, Reduced(state)
 
     def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
-        if reduces(strategy) != isinstance(state, Reduced):
+        if has_reduce(strategy) != isinstance(state, Reduced):
             raise ValueError(
-                "stacked: this strategy changes gradients: call reduce(grads, replica, "
-                "state, step) before the optimizer's step, and pass its state to sync"
+                "stacked: this strategy acts in reduce, too: call reduce(grads, "
+                "replica, state, step) before the optimizer's step, and pass its state "
+                "to sync"
             )
         state = state.state if isinstance(state, Reduced) else state
         replica, state = each_synced((seen(replica), state), step)

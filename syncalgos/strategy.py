@@ -107,6 +107,25 @@ class MeanOfGrads(NamedTuple):
         return self.call(grads, replica, state, step)
 
 
+class OwnGrads(NamedTuple):
+    """A reduce after which each worker's gradients still come from its own batch alone.
+
+    It may change them, as a pull to an anchor does, take notes in the state, and send
+    params, but no worker's gradient reaches another. A delay does not apply to it, and
+    workers may rest.
+
+    Attributes:
+        call: (grads, replica, state, step) -> (grads, state).
+    """
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
+
+
 def keep_grads(
     grads: PyTree, replica: Replica, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree]:

@@ -10,7 +10,7 @@ from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
 
 
 class EASGDState(NamedTuple):
@@ -79,4 +79,6 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
         return restart(replica, pulled), state
 
-    return every(Strategy(init, reduce, sync, shipped("center"), axis=axis), period)
+    return every(
+        Strategy(init, OwnGrads(reduce), sync, shipped("center"), axis=axis), period
+    )

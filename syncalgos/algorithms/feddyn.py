@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart, shipped, start
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
 
 
 class FedDynState(NamedTuple):
@@ -82,5 +82,5 @@ def feddyn(
         return restart(replica, anchor), FedDynState(anchor, moved)
 
     return sync_every(
-        Strategy(init, reduce, sync, shipped("anchor"), axis=axis), period
+        Strategy(init, OwnGrads(reduce), sync, shipped("anchor"), axis=axis), period
     )

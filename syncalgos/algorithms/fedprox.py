@@ -7,7 +7,7 @@ import jax
 from syncalgos import checks, collectives
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
 
 
 class FedProxState(NamedTuple):
@@ -82,4 +82,4 @@ def fedprox(
         params = collectives.mean(replica.params, axis)
         return replica._replace(params=params), FedProxState(widen(params))
 
-    return sync_every(Strategy(init, reduce, sync, MeanCenter(axis)), period)
+    return sync_every(Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis)), period)

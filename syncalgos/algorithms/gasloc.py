@@ -7,6 +7,7 @@ import jax
 from syncalgos import checks
 from syncalgos.algorithms._anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.collectives import topology as peers
+from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
@@ -85,7 +86,7 @@ def gasloc(
             state.anchor,
             pseudo_gradient(state.anchor, replica.params),
         )
-        pulls = peers.moves(ahead, graph, step // period, axis)
+        pulls = peers.moves(ahead, graph, step, axis)
         anchor = jax.tree.map(
             lambda y, pull, last: y + alpha * pull + gamma * (y - last),
             ahead,
@@ -95,4 +96,5 @@ def gasloc(
         return restart(replica, anchor), GaslocState(anchor, ahead)
 
     center = shipped("anchor", axis)
-    return every(Strategy(init, sync=sync, center=center, axis=axis), period)
+    strategy = Strategy(init, sync=sync, center=center, axis=axis)
+    return every(in_turns(graph, strategy), period)

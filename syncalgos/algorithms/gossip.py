@@ -7,8 +7,9 @@ from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy
 
 
 def gossip(
@@ -68,7 +69,7 @@ def gossip(
     """
     graph = peers.check("gossip", topology)
     way = _after if peers.named(graph, "exponential") else _beside
-    of_params = way(graph, axis)
+    of_params = in_turns(graph, way(graph, axis))
     if not mix_opt_state:
         return of_params
 
@@ -77,7 +78,7 @@ def gossip(
         return replica._replace(opt_state=opt_state), state
 
     of_state = Strategy(sync=sync, center=MeanCenter(axis), late=of_params.late)
-    return chain(of_params, of_state)
+    return chain(of_params, in_turns(graph, of_state))
 
 
 def _after(graph: peers.Topology, axis: Axis) -> Strategy:
@@ -97,4 +98,4 @@ def _beside(graph: peers.Topology, axis: Axis) -> Strategy:
     def sync(replica, state, step):
         return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state
 
-    return Strategy(zeros, reduce, sync, MeanCenter(axis), late=1)
+    return Strategy(zeros, OwnGrads(reduce), sync, MeanCenter(axis), late=1)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.algorithms._anchors import restart
 from syncalgos.collectives import topology as peers
+from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
@@ -82,4 +83,4 @@ def gradient_tracking(
         mixed = jax.tree.map(jnp.add, replica.params, state.moves)
         return restart(replica, mixed), state
 
-    return Strategy(init, reduce, sync, MeanCenter(axis), late=1)
+    return in_turns(graph, Strategy(init, reduce, sync, MeanCenter(axis), late=1))

@@ -96,4 +96,4 @@ def palsgd(
         )
 
     synced = every(outer_step(outer, axis=axis), period)
-    return changed_steps(synced, change, optimizer)
+    return changed_steps("palsgd", synced, change, optimizer)

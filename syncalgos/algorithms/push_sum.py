@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.collectives import topology as peers
+from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
@@ -91,4 +92,5 @@ def push_sum(
         x, w = peers.push(own, sends(step), graph, step, axis)
         return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
-    return Strategy(init, sync=sync, center=shipped("numerators", axis), axis=axis)
+    center = shipped("numerators", axis)
+    return in_turns(graph, Strategy(init, sync=sync, center=center, axis=axis))

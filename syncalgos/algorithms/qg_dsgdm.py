@@ -7,8 +7,10 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import topology as peers
+from syncalgos.collectives.graphs import changes
+from syncalgos.combinators import introspection
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
 
 
 class QuasiGlobalState(NamedTuple):
@@ -97,4 +99,7 @@ def qg_dsgdm(
         momentum = narrow(jax.tree.map(follow, *state, widen(params)), state.momentum)
         return replica._replace(params=params), state._replace(momentum=momentum)
 
-    return Strategy(init, reduce, sync, MeanCenter(axis), own_momentum=True)
+    # Under a period the rate and the graph would need two clocks.
+    turns = introspection.counted if changes(graph) else None
+    sync = introspection.Combination(sync, turns=turns)
+    return Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)

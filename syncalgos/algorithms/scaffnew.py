@@ -10,7 +10,7 @@ from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.keys import common_key
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
 
 
 class ScaffnewState(NamedTuple):
@@ -93,4 +93,4 @@ def scaffnew(
         )
         return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
-    return sync_when(Strategy(init, reduce, sync, MeanCenter(axis)), falls)
+    return sync_when(Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis)), falls)

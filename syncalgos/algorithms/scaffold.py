@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos.algorithms._anchors import restart
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
 
 
 class ScaffoldState(NamedTuple):
@@ -93,4 +93,4 @@ def scaffold(
         replica, zero = restart(replica, mean), jnp.zeros_like(state.distance)
         return replica, ScaffoldState(widen(replica.params), control, own, zero)
 
-    return sync_every(Strategy(init, reduce, sync, MeanCenter(axis)), period)
+    return sync_every(Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis)), period)

@@ -252,6 +252,12 @@ def named(given: str | np.ndarray, name: str) -> bool:
     return isinstance(given, str) and given == name
 
 
+def changes(given: str | np.ndarray) -> bool:
+    """Whether a graph, as `check` returned it, has other links at other steps."""
+    several = not isinstance(given, str) and given.ndim == 3 and len(given) > 1
+    return several or named(given, "exponential")
+
+
 def _doubled(given: str | np.ndarray, workers: int) -> bool:
     """Whether both neighbours on a ring are the same worker."""
     return named(given, "ring") and workers == 2

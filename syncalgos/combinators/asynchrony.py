@@ -14,7 +14,7 @@ from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking import shards
-from syncalgos.strategy import Axis, PyTree, Strategy, apply_sync
+from syncalgos.strategy import Axis, OwnGrads, PyTree, Strategy, apply_sync
 
 UNIT = 1024
 """The speed of the fastest worker; other speeds are smaller whole numbers."""
@@ -100,14 +100,12 @@ class AsyncState(NamedTuple):
             the strategy inside.
         start: this worker's params at the start of its round, at least float32; () for
             `at_own_speeds`.
-        held: the worker's params and opt_state after the last step.
-        began: whether `held` comes from a step; `init` knows params, but no opt_state.
+        held: the worker's params and opt_state before the local step.
     """
 
     server: Any
     start: PyTree
     held: PyTree
-    began: jax.Array
 
     @property
     def strategy(self) -> PyTree:
@@ -226,31 +224,51 @@ def _resting(where, strategy, clock_of, optimizer):
         opt_state = () if optimizer is None else optimizer.init(params)
         server, start = strategy.init(params)
         held = widen(params), opt_state
-        return AsyncState(server, start, held, jnp.array(False))
+        return AsyncState(server, start, held)
+
+    # At the start of a step: strategies chained behind this one have acted by then.
+    def note(grads, replica, state, step):
+        opt_state = () if optimizer is None else replica.opt_state
+        held = widen(replica.params), opt_state
+        require_inner(where, state.held, held)
+        return grads, state._replace(held=held)
 
     def sync(replica, state, step):
         moves = clock_of(collectives.size(axis)).moves(step)[collectives.index(axis)]
-        replica = _rested(replica, state, step, moves, optimizer is not None)
-        replica, state = strategy.sync(replica, state, step)
-        opt_state = () if optimizer is None else replica.opt_state
-        held = widen(replica.params), opt_state
-        return replica, state._replace(held=held, began=jnp.array(True))
+        params, opt_state = state.held
+        params = select(moves, replica.params, narrow(params, replica.params))
+        if optimizer is not None:
+            opt_state = select(moves, replica.opt_state, opt_state)
+            replica = replica._replace(opt_state=opt_state)
+        return strategy.sync(replica._replace(params=params), state, step)
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
-    resting = Combination(sync, lands=strategy.sync.lands, steady=True)
-    return strategy._replace(init=init, sync=resting)
+    resting = Combination(sync, lands=strategy.sync.lands, kind="steady")
+    return strategy._replace(init=init, reduce=OwnGrads(note), sync=resting)
 
 
-def _rested(replica, state, step, moves, with_opt_state):
-    """The replica, or its last state if the worker makes no local step now."""
-    params, opt_state = state.held
-    params = select(moves, replica.params, narrow(params, replica.params))
-    if not with_opt_state:
-        return replica._replace(params=params)
-    # After another phase of training, opt_state has changed since `init`.
-    goes_on = moves | ~(state.began | (step == 0))
-    opt_state = select(goes_on, replica.opt_state, opt_state)
-    return replica._replace(params=params, opt_state=opt_state)
+def require_inner(where: str, kept: PyTree, now: PyTree) -> None:
+    """Requires that `optimizer=` of an algorithm is the inner optimizer.
+
+    Args:
+        where: the algorithm, for the message.
+        kept: what it keeps of a worker, made with its optimizer.
+        now: the same of a replica.
+
+    Raises:
+        ValueError: the optimizers' states differ.
+    """
+    if jax.tree.structure(kept) == jax.tree.structure(now):
+        return
+    if "MaskedNode" in str(jax.tree.structure(kept)):
+        raise ValueError(
+            f"{where}: optimizer= keeps opt_state of all params while its worker "
+            "rests, but `masked` gives it a part of them: leave optimizer= out"
+        )
+    raise ValueError(
+        f"{where}: opt_state is of another optimizer than optimizer=: pass the same "
+        "inner optimizer to both, with all that is around it"
+    )
 
 
 def _arrived(replica, state, arrived, push, model_of, axis):

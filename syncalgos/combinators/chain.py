@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy
 
 
 def chain(*strategies: Strategy) -> Strategy:
@@ -54,7 +54,7 @@ def chain(*strategies: Strategy) -> Strategy:
 
     return Strategy(
         init,
-        reduce if any(map(introspection.reduces, strategies)) else keep_grads,
+        introspection.reduce_like(reduce, *strategies),
         introspection.Combination(
             sync, strategies, lambda change: chain(*map(change, strategies))
         ),

@@ -78,17 +78,40 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
+    if _reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
             "decided: strategy must sync replicas and not reduce gradients: combine it "
             "with other strategies by chain"
         )
     introspection.check_not_steady("decided", strategy)
-    if introspection.is_clocked(strategy):
+    introspection.check_no_turns("decided", strategy)
+    if introspection.has("clocked", strategy) or _follows(strategy):
         raise ValueError(
-            "decided: strategy must not act at every step, as delayed, paced and ema do"
+            "decided: strategy must not act at every step, as delayed, paced, ema and "
+            "phases of a strategy with its own center do: put decided inside them"
+        )
+    if introspection.rounds(strategy):
+        raise ValueError(
+            "decided: the weights of `participating`, also inside fedavg, belong to "
+            "rounds that the step alone ends: decide without weights, or weigh without "
+            "a decision"
         )
     return _decided(strategy, vote, Strategy())
+
+
+def _reduces(strategy: Strategy) -> bool:
+    """Whether a strategy or a member has a reduce, which no vote would hold back."""
+    members = introspection.combination(strategy).members
+    if not members:
+        return introspection.has_reduce(strategy)
+    return any(map(_reduces, members))
+
+
+def _follows(strategy: Strategy) -> bool:
+    """Whether a phase inside makes its state anew at each step outside of it."""
+    made = introspection.combination(strategy)
+    phase = made.kind == "phase" and introspection.has_center(strategy)
+    return phase or any(map(_follows, made.members))
 
 
 def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
@@ -116,17 +139,19 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         replica, state = lax.cond(
             now, lambda: act(replica, state, step), lambda: (replica, state)
         )
-        decision = Decision(jnp.where(now, step, last))
+        decision = Decision(jnp.where(now, step, last).astype(last.dtype))
         return replica, state._replace(decision=decision)
 
     # A whole without members, as the vote reads the state of the strategy inside.
     whole = introspection.Combination(
         sync,
         lands=partial(introspection.lands, strategy),
+        kind="decided",
         behind=lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
     return strategy._replace(
         init=init,
+        reduce=introspection.inner_reduce(strategy),
         sync=whole,
         center=introspection.inner_center(strategy),
         acts=None,

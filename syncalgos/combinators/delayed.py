@@ -11,7 +11,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.schedule import Period, when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.strategy import (
@@ -19,7 +19,6 @@ from syncalgos.strategy import (
     apply_sync,
     changes_params,
     check_strategy,
-    keep_grads,
     keep_replica,
 )
 
@@ -116,7 +115,7 @@ def delayed(
         mixes = checks.is_traced(alpha) or alpha
         return introspection.innermost(mixed, strategy) if mixes else strategy
     gates, member = introspection.under_gates(strategy)
-    if introspection.combination(member).delays:
+    if introspection.combination(member).delay:
         raise ValueError("delayed: strategy is delayed already: add up the delays")
     if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
@@ -139,7 +138,8 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
         return new._replace(params=params), own
 
     syncs = introspection.ever_syncs(strategy)
-    return strategy._replace(sync=sync) if syncs else strategy
+    made = introspection.combination(strategy)._replace(call=sync)
+    return strategy._replace(sync=made) if syncs else strategy
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
@@ -226,6 +226,8 @@ class _Delay(NamedTuple):
     def reduce(self, grads, replica, state, step):
         """Sends these gradients, and returns the gradients that arrive."""
         new, own = self.strategy.reduce(grads, replica, state.strategy, step)
+        if not introspection.reduces(self.strategy):
+            return new, state._replace(strategy=own)
         slot = step % self.delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
         return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
@@ -250,7 +252,8 @@ class _Delay(NamedTuple):
             # Leaves that the strategy does not change keep their local steps.
             changed = changes_params(self.sender, replica, state.strategy, step)
             params = _mix(kept, changed, result, local)
-        # Nothing was sent then if the phase around this strategy began later.
+        # Nothing was sent if the phase around this strategy began later, or if nobody
+        # took part.
         was_sent = state.sent_at[slot] == step - self.delay
         params, center = select(was_sent, (params, center), (local, state.center))
         return replica._replace(params=params), state._replace(center=center)
@@ -261,10 +264,11 @@ class _Delay(NamedTuple):
         result = self.on_the_way(new.params, replica.params)
         under_way = result, self.own_center(new.params, own)
         slot = step // self.apart % len(state.sent_at)
+        sent_at = jnp.where(participation.anyone(self.sender, step), step, -1)
         return new._replace(params=replica.params), state._replace(
             strategy=own,
             syncs=_put(state.syncs, slot, under_way),
-            sent_at=_put(state.sent_at, slot, jnp.int32(step)),
+            sent_at=_put(state.sent_at, slot, jnp.int32(sent_at)),
         )
 
     def own_center(self, params, state):
@@ -284,23 +288,23 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     periods = [active.period for active in gates if isinstance(active, Period)]
     apart = max(periods, default=1)
     made = _Delay(strategy, sender, delay, alpha, arrival, apart)
+    syncs = introspection.ever_syncs(sender)
     late = introspection.Combination(
-        made.sync,
+        made.sync if syncs else keep_replica,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha=alpha, arrival=arrival),
-        made.arrives,
-        clocked=True,
-        delays=True,
+        made.arrives if syncs else None,
+        kind="clocked",
+        delay=delay,
     )
-    syncs = introspection.ever_syncs(sender)
     acts = introspection.at_any(introspection.acting_steps(strategy), made.arrives)
     centered = introspection.has_center(strategy)
     return strategy._replace(
         init=made.init,
-        reduce=made.reduce if introspection.reduces(strategy) else keep_grads,
-        sync=late if syncs else keep_replica,
+        reduce=introspection.reduce_like(made.reduce, strategy),
+        sync=late,
         center=(lambda params, state: state.center) if centered else strategy.center,
-        acts=acts if syncs else None,
+        acts=acts if syncs else introspection.never,
         late=strategy.late + delay,
     )
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
+from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.introspection import Combination, axis_of, inner_reduce
 from syncalgos.dtypes import narrow, widen
 from syncalgos.removed import explained
@@ -31,6 +32,8 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     After every local step, and after that step's sync:
 
         c ← c + (1 - d) (θ - c)
+
+    If `participating` weighs the workers, θ is multiplied by its worker's N w / Σw.
 
     Args:
         strategy: any strategy; its training does not change.
@@ -74,9 +77,14 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     # mean, so nothing is sent. The strategy's own center is not averaged, as it may be
     # a mean that must be sent at every step (noloco, eager_diloco). The cost is that
     # sync acts at every step, so the lanes of a CPU no longer run one after the other.
+    # So it is with weights, if each θ is multiplied by its worker's share.
+    rounds = introspection.rounds(strategy)
+
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
-        params = widen(replica.params)
+        share = participation.share_in(rounds, step, axis)
+        with collectives.counting(share):
+            params = collectives.weighted(widen(replica.params))
         average = jax.tree.map(
             lambda c, x: c + (1 - decay) * (x - c), state.average, params
         )
@@ -89,7 +97,10 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
         init=init,
         reduce=inner_reduce(strategy),
         sync=Combination(
-            sync, (strategy,), lambda change: ema(change(strategy), decay), clocked=True
+            sync,
+            (strategy,),
+            lambda change: ema(change(strategy), decay),
+            kind="clocked",
         ),
         center=center,
         acts=None,

@@ -8,12 +8,20 @@ this module recognises defaults and declared forms.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.strategy import MeanCenter, MeanOfGrads, Replica, Strategy, apply_reduce
+from syncalgos.collectives.graphs import changes
+from syncalgos.strategy import (
+    MeanCenter,
+    MeanOfGrads,
+    OwnGrads,
+    Replica,
+    Strategy,
+    apply_reduce,
+)
 from syncalgos.strategy import keep_grads as keep_grads
 from syncalgos.strategy import keep_replica as keep_replica
 
@@ -28,10 +36,22 @@ class Rounds(NamedTuple):
     Attributes:
         schedule: (step, workers) -> weights, (workers,), at the end of a round.
         lands: step -> whether it ends a round; None: each step is a round.
+        during: the steps at which the weights count; None: all.
     """
 
     schedule: Callable[[Any, int], Any]
     lands: Steps | None
+    during: Steps | None = None
+
+
+Kind = Literal["plain", "phase", "clocked", "steady", "decided"]
+"""The work of a combinator at steps at which its member does nothing.
+
+plain: none. phase: `until` and `after`; outside of its phase the member does not exist.
+clocked: it works at every local step, as a delay and a moving average do, so that
+`when` must be applied inside it. steady: it acts at every local step, and `when` is
+refused. decided: the workers' data tell when the member acts.
+"""
 
 
 class Combination(NamedTuple):
@@ -44,16 +64,17 @@ class Combination(NamedTuple):
         rebuild: f -> the same combinator around f(member), for each of its members.
         lands: step -> whether the replica receives a result at this step; None:
             whenever a member's lands, or without members whenever the sync acts.
-        condition: step -> whether `when` calls its member; None for other combinators.
-        clocked: whether it works at every local step, as a delay and a moving average
-            do, so that `when` must be applied inside it.
-        delays: whether results land later than they are sent.
-        steady: whether the sync must be called at every local step, so that `when`
-            refuses it; `until` or `after` may be around it.
-        behind: extra -> the same strategy, with `extra` applied after it whenever the
-            data decide to act; None if the step alone decides.
+        condition: step -> whether `when` or a phase calls its member; None for other
+            combinators.
+        kind: what the combinator itself does at other steps.
+        delay: local steps from sending to landing.
+        behind: extra -> the same strategy, with `extra` applied after it at its syncs,
+            if the data decide on these or the workers are weighted; else None.
         rounds: the schedules of the workers' weights, which are multiplied; (): all
             workers weigh the same.
+        turns: number -> the same strategy that takes its turns, such as the links of a
+            graph that changes, by number(step) and not by the local step; None: it has
+            no turns.
     """
 
     # This object is the sync itself, not a field beside it: `_replace(sync=…)` then
@@ -63,11 +84,11 @@ class Combination(NamedTuple):
     rebuild: Callable[[Change], Strategy] | None = None
     lands: Steps | None = None
     condition: Steps | None = None
-    clocked: bool = False
-    delays: bool = False
-    steady: bool = False
+    kind: Kind = "plain"
+    delay: int = 0
     behind: Callable[[Strategy], Strategy] | None = None
     rounds: tuple[Rounds, ...] = ()
+    turns: Callable[[Callable[[Any], Any]], Strategy] | None = None
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -105,7 +126,7 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates = []
-    while (made := combination(strategy)).condition is not None:
+    while (made := combination(strategy)).condition and made.kind == "plain":
         gates.append(made.condition)
         [strategy] = made.members
     return gates, strategy
@@ -190,23 +211,22 @@ def ever_syncs(strategy: Strategy) -> bool:
 
 
 def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
-    """The weights of workers in a strategy, once for each schedule."""
+    """The weights of workers in a strategy, once for each schedule and phase."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
     if made.condition is not None:  # the member does not know the condition
         ends = functools.partial(lands, strategy)
         inside = [x if x.lands is None else x._replace(lands=ends) for x in inside]
-    return tuple({each.schedule: each for each in [*made.rounds, *inside]}.values())
+    if made.kind == "phase":
+        during = made.condition
+        inside = [x._replace(during=at_both(during, x.during)) for x in inside]
+    each = [*made.rounds, *inside]
+    return tuple({(x.schedule, x.during): x for x in each}.values())
 
 
-def is_clocked(strategy: Strategy) -> bool:
-    """Whether this strategy contains a combinator that works at every local step."""
-    return any(x.clocked for x in inside(strategy))
-
-
-def decides(strategy: Strategy) -> bool:
-    """Whether the workers' data decide when the strategy acts; see `decided`."""
-    return any(x.behind is not None for x in inside(strategy))
+def has(kind: Kind, strategy: Strategy) -> bool:
+    """Whether a strategy is, or has inside, a combinator of this kind."""
+    return any(x.kind == kind for x in inside(strategy))
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:
@@ -217,11 +237,55 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     """
     # Delays and partial participation look up the steps that send before any data is
     # known.
-    if decides(strategy):
+    if has("decided", strategy):
         raise ValueError(
             f"{where}: the steps at which this strategy syncs must be fixed, but here "
             "the workers' data decide on them (see `decided`)"
         )
+
+
+def check_no_turns(where: str, strategy: Strategy) -> None:
+    """Refuses a strategy whose graph changes, inside what does not count its turns.
+
+    Raises:
+        ValueError: it is such a strategy.
+    """
+    if any(x.turns for x in inside(strategy)):
+        raise ValueError(f"{where}: {_TURNS}")
+
+
+_TURNS = (
+    "this strategy's graph changes with each exchange, so it must act at every local "
+    "step, or at those of one every(…, period); topology='static_exponential' does not "
+    "change"
+)
+
+
+def in_turns(graph: Any, strategy: Strategy) -> Strategy:
+    """Declares that a strategy takes turns, if its graph changes.
+
+    Args:
+        graph: the graph, as `topology.check` returned it.
+        strategy: a strategy that needs the step for its graph alone.
+    """
+    if not changes(graph):
+        return strategy
+
+    def turns(number):
+        def reduce(grads, replica, state, step):
+            return strategy.reduce(grads, replica, state, number(step))
+
+        def sync(replica, state, step):
+            return strategy.sync(replica, state, number(step))
+
+        return strategy._replace(reduce=reduce_like(reduce, strategy), sync=sync)
+
+    return strategy._replace(sync=Combination(strategy.sync, turns=turns))
+
+
+def counted(number: Callable[[Any], Any]) -> Strategy:
+    """Refuses to count turns that one period counts already; see Combination.turns."""
+    raise ValueError(f"every: {_TURNS}")
 
 
 def check_not_steady(where: str, strategy: Strategy) -> None:
@@ -234,16 +298,31 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: it is such a strategy.
     """
-    if any(x.steady for x in inside(strategy)):
+    if has("steady", strategy):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
             "hold slower workers back: set the strategy's own period instead"
         )
 
 
-def reduces(strategy: Strategy) -> bool:
-    """Whether the strategy may change gradients."""
+def has_reduce(strategy: Strategy) -> bool:
+    """Whether the strategy's reduce must be called, as it does more than nothing."""
     return strategy.reduce is not keep_grads
+
+
+def reduces(strategy: Strategy) -> bool:
+    """Whether a worker's gradients may reach other workers by the strategy's reduce."""
+    return has_reduce(strategy) and not isinstance(strategy.reduce, OwnGrads)
+
+
+Reduce = Callable[[PyTree, Replica, PyTree, Any], tuple[Any, Any]]
+
+
+def reduce_like(reduce: Reduce, *strategies: Strategy) -> Reduce:
+    """Declares a reduce that calls those of some strategies to be what they are."""
+    if any(map(reduces, strategies)):
+        return reduce
+    return OwnGrads(reduce) if any(map(has_reduce, strategies)) else keep_grads
 
 
 def takes_mean(strategy: Strategy) -> bool:
@@ -305,16 +384,14 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     return mean._replace(over=over) if has_center(strategy) else mean
 
 
-def inner_reduce(
-    strategy: Strategy,
-) -> Callable[[PyTree, Replica, PyTree, Any], tuple[Any, Any]]:
+def inner_reduce(strategy: Strategy) -> Reduce:
     """The strategy's reduce, for a state that holds the strategy's as `.strategy`."""
-    if not reduces(strategy):
-        return keep_grads
 
     def reduce(grads, replica, state, step):
         grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
         return grads, state._replace(strategy=inner)
 
     # A reduce that was declared a mean stays one, so that lanes may be merged.
-    return MeanOfGrads(reduce) if takes_mean(strategy) else reduce
+    return (
+        MeanOfGrads(reduce) if takes_mean(strategy) else reduce_like(reduce, strategy)
+    )

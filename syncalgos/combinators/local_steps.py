@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import optax
 
 from syncalgos.collectives import PyTree
+from syncalgos.combinators.asynchrony import require_inner
 from syncalgos.combinators.introspection import Combination, inner_center
 from syncalgos.dtypes import widen
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import OwnGrads, Replica, Strategy
 
 
 class ChangedState(NamedTuple):
@@ -24,6 +25,7 @@ class ChangedState(NamedTuple):
 
 
 def changed_steps(
+    where: str,
     strategy: Strategy,
     change: Callable[[Replica, Replica, PyTree, Any], Replica],
     optimizer: optax.GradientTransformation | None,
@@ -31,6 +33,7 @@ def changed_steps(
     """Changes every local step, given its start, before the strategy's sync.
 
     Args:
+        where: the algorithm, for error messages.
         strategy: the strategy that syncs afterwards; it must not reduce gradients, and
             its center must be computed without sending anything.
         change: (before, after, center, step) -> the replica. `before` holds params, at
@@ -50,8 +53,10 @@ def changed_steps(
         opt_state = () if optimizer is None else optimizer.init(params)
         return ChangedState(strategy.init(params), held(params, opt_state))
 
-    def reduce(grads, replica, state, step):
-        return grads, state._replace(before=held(replica.params, replica.opt_state))
+    def note(grads, replica, state, step):
+        before = held(replica.params, replica.opt_state)
+        require_inner(where, state.before, before)
+        return grads, state._replace(before=before)
 
     def sync(replica, state, step):
         params, opt_state = state.before
@@ -63,12 +68,12 @@ def changed_steps(
         return replica, state._replace(strategy=own)
 
     def rebuild(other):
-        return changed_steps(other(strategy), change, optimizer)
+        return changed_steps(where, other(strategy), change, optimizer)
 
     return strategy._replace(
         init=init,
-        reduce=reduce,
-        sync=Combination(sync, (strategy,), rebuild),
+        reduce=OwnGrads(note),
+        sync=Combination(sync, (strategy,), rebuild, kind="clocked"),
         center=inner_center(strategy),
         acts=None,
     )

@@ -13,7 +13,7 @@ from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.reducers.stacking import shards
 from syncalgos.removed import explained
-from syncalgos.strategy import MeanCenter, Strategy, check_strategy, keep_grads
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy
 
 
 @explained
@@ -82,7 +82,7 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
 
     return strategy._replace(
         init=lambda params: strategy.init(part(params, params)),
-        reduce=reduce if introspection.reduces(strategy) else keep_grads,
+        reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             sync, (strategy,), lambda change: masked(change(strategy), mask)
         ),

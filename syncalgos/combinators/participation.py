@@ -13,17 +13,18 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import introspection
+from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import when, while_tracing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.keys import common_key
 from syncalgos.removed import explained
 from syncalgos.strategy import (
+    OwnGrads,
     Strategy,
     apply_reduce,
     apply_sync,
     changes_params,
     check_strategy,
-    keep_grads,
     keep_replica,
 )
 
@@ -112,11 +113,11 @@ def participating(
 
     Raises:
         ValueError: the strategy is not a Strategy, both reduces and syncs, is `decided`
-            or must act at every step, like `async_diloco`; or the schedule is not a
-            function. When the state is made: a bad weight in the first 1,024 local
-            steps. When it is traced: a strategy of this library that does not combine
-            by a mean, such as votes, medians and gossip, or that sends its own
-            momentum. Your own strategy declares this by
+            or must act at every step, like `async_diloco`, or weighs its workers
+            already; or the schedule is not a function. When the state is made: a bad
+            weight in the first 1,024 local steps. When it is traced: a strategy of this
+            library that does not combine by a mean, such as votes, medians and gossip,
+            or that sends its own momentum. Your own strategy declares this by
             `syncalgos.collectives.no_mean`.
 
     Example:
@@ -149,8 +150,13 @@ def participating(
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
+    if introspection.rounds(strategy):
+        raise ValueError(
+            "participating: this strategy weighs its workers already, as fedavg and "
+            "participating do: use one schedule, such as the product of both"
+        )
     syncs = introspection.ever_syncs(strategy)
-    if syncs and introspection.reduces(strategy):
+    if syncs and introspection.has_reduce(strategy):
         raise ValueError(
             "participating: strategy must not both reduce gradients and sync replicas, "
             "as easgd and scaffold do: only one mean can be weighted"
@@ -179,22 +185,26 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         weighted = partial(_weighted_sync, strategy, stale, replica, state, step)
         return _among(schedule, step, axis, weighted, (replica, state))
 
+    # At the same steps, and with the same weights.
+    def behind(extra):
+        extra = when(participating(extra, schedule, stale=stale), landing)
+        return chain(made, extra)
+
     # A whole, as its state is one: combinators must not take it apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(Strategy(sync=sync), landing)).call
-    return strategy._replace(
+    made = strategy._replace(
         init=init,
-        reduce=reduce if introspection.reduces(strategy) else keep_grads,
+        reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             gated if syncs else keep_replica,
-            rounds=(
-                *introspection.rounds(strategy),
-                introspection.Rounds(schedule, landing if syncs else None),
-            ),
+            behind=behind if syncs else None,
+            rounds=(introspection.Rounds(schedule, landing if syncs else None),),
         ),
         center=introspection.inner_center(strategy),
         acts=landing if syncs else introspection.never,
     )
+    return made
 
 
 LOOKED_AT = 1024
@@ -244,37 +254,59 @@ def _among(
 
 
 def share_in(
-    rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
+    rounds: Sequence[introspection.Rounds], step: Any, axis: Axis, me: Any = None
 ) -> jax.Array | None:
     """Computes a worker's N w / Σw in a step's round, with w the product of weights.
 
     Args:
         rounds: the schedules of weights; if there are none, the result is None.
         step: the local step.
-        workers: the number of workers.
-        me: the worker's number.
+        axis: the mapped axis or axes over which the workers lie.
+        me: the worker's number; None: of the worker that this program belongs to.
 
     Returns:
-        The share; 1 if no worker takes part.
+        The share. If no worker takes part, it is that among the workers that make local
+        steps; see `paced`.
     """
     if not rounds:
         return None
-    weights = math.prod(
-        _weights(each.schedule, _end_of_round(each, step), workers) for each in rounds
-    )
-    weights = jnp.where(jnp.sum(weights) > 0, weights, 1)
+    workers = collectives.size(axis)
+    me = collectives.index(axis) if me is None else me
+    weights = jnp.ones(workers)
+    # Whether a worker moves is known at each step, and comes first.
+    for each in sorted(rounds, key=lambda each: each.lands is not None):
+        more = weights * _weights_in(each, step, workers)
+        weights = jnp.where(jnp.sum(more) > 0, more, weights)
     return workers * weights[me] / jnp.sum(weights)
+
+
+def anyone(strategy: Strategy, step: Any) -> jax.Array | bool:
+    """Whether a worker takes part in the sync of a whole at this step."""
+    workers = collectives.size(introspection.axis_of(strategy))
+    weights = [
+        _weights(x.schedule, step, workers) for x in introspection.rounds(strategy)
+    ]
+    return jnp.sum(math.prod(weights)) > 0 if weights else True
 
 
 # How many steps to look ahead at once, and how often.
 AHEAD, TIMES = 64, 256
 
 
-def _end_of_round(each: introspection.Rounds, step: Any) -> Any:
+def _weights_in(each: introspection.Rounds, step: Any, workers: int) -> jax.Array:
+    """The weights in a step's round; 1 outside of its phase, or if it does not end."""
+    counts, last = True, step
+    if each.lands is not None:
+        last = _end_of_round(each.lands, step)
+        counts = each.lands(last)
+    if each.during is not None:
+        counts = jnp.logical_and(counts, each.during(step))
+    return jnp.where(counts, _weights(each.schedule, last, workers), 1)
+
+
+def _end_of_round(ends: introspection.Steps, step: Any) -> Any:
     """The next step that ends a round; `step` itself if none is found."""
-    if each.lands is None:
-        return step
-    lands = jax.vmap(each.lands)
+    lands = jax.vmap(ends)
 
     def hits(start):
         return lands(start + jnp.arange(AHEAD))
@@ -313,7 +345,7 @@ class PacedState(NamedTuple):
     Attributes:
         strategy: the strategy's state.
         done: local steps since the last sync, an int32 scalar.
-        params: this worker's params after the last step.
+        params: this worker's params before the local step.
     """
 
     strategy: PyTree
@@ -338,9 +370,9 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         A Strategy. State: the strategy's, a copy of params, and a count.
 
     Raises:
-        ValueError: the strategy is not a Strategy or never syncs, or the counts are not
-            whole numbers; or, when the state is made, there is not one count for each
-            worker.
+        ValueError: the strategy is not a Strategy, reduces gradients over the workers
+            or never syncs, or the counts are not whole numbers; or, when the state is
+            made, there is not one count for each worker.
 
     Example:
         >>> import jax.numpy as jnp
@@ -354,8 +386,12 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         3.0
     """
     check_strategy("paced", strategy)
-    if not introspection.ever_syncs(strategy):
-        raise ValueError("paced: strategy only reduces gradients, and never syncs")
+    if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
+        raise ValueError(
+            "paced: this strategy reduces gradients over the workers, so a worker that "
+            "makes no local step would still send its own; pace a strategy that only "
+            "syncs replicas"
+        )
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
@@ -374,21 +410,26 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     def moves_at_all(step, workers):
         return jnp.array(quotas) > 0
 
+    # At the start of a step: strategies chained behind this one have acted by then.
+    def reduce(grads, replica, state, step):
+        grads, inner = apply_reduce(strategy, grads, replica, state.strategy, step)
+        return grads, state._replace(strategy=inner, params=replica.params)
+
     def sync(replica, state, step):
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         held = replica._replace(params=select(moves, replica.params, state.params))
         replica, inner = strategy.sync(held, state.strategy, step)
         done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
-        return replica, PacedState(inner, done, replica.params)
+        return replica, state._replace(strategy=inner, done=done)
 
     return strategy._replace(
         init=init,
-        reduce=introspection.inner_reduce(strategy),
+        reduce=OwnGrads(reduce),
         sync=introspection.Combination(
             sync,
             (strategy,),
             lambda change: paced(change(strategy), quotas),
-            clocked=True,
+            kind="clocked",
             rounds=(introspection.Rounds(moves_at_all, None),) if 0 in quotas else (),
         ),
         center=introspection.inner_center(strategy),

@@ -215,12 +215,18 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
-    # If the data decide, only the code inside the branch knows of a sync.
-    if not introspection.decides(strategy):
+    # If the data decide, only the code inside the branch knows of a sync; and only
+    # the strategy inside knows its weights.
+    if not any(x.behind for x in introspection.inside(strategy)):
         return chain(strategy, when(extra, partial(introspection.lands, strategy)))
     behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
+    if introspection.combination(strategy).delay:
+        raise ValueError(
+            "at_syncs: this strategy is delayed, and its workers are weighted: put "
+            "at_syncs inside, as in delayed(at_syncs(…), …)"
+        )
 
     def change(member):
         return _behind(member, extra) if introspection.ever_syncs(member) else member

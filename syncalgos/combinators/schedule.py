@@ -1,6 +1,7 @@
 """Strategies that act only at some steps."""
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.strategy import (
+    OwnGrads,
     Replica,
     Strategy,
     apply_reduce,
@@ -65,9 +67,21 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
-    if introspection.is_clocked(strategy):
+    if introspection.has("clocked", strategy):
         # With the condition around it, a delayed result would wait for the next period.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
+    _check_meeting(strategy, active)
+    strategy = introspection.innermost(functools.partial(_in_turn, active), strategy)
+    return _gated(strategy, active, lambda f: _when(f(strategy), active), "plain")
+
+
+def _gated(
+    strategy: Strategy,
+    active: introspection.Steps,
+    rebuild: Callable[[introspection.Change], Strategy],
+    kind: introspection.Kind,
+) -> Strategy:
+    """Calls a strategy only at steps where `active(step)`."""
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -87,14 +101,44 @@ def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
         # A sync that keeps everything needs no branch.
         sync if introspection.ever_acts(strategy) else keep_replica,
         (strategy,),
-        lambda change: _when(change(strategy), active),
+        rebuild,
         condition=active,
+        kind=kind,
     )
     return strategy._replace(
-        reduce=reduce if introspection.reduces(strategy) else keep_grads,
+        reduce=introspection.reduce_like(reduce, strategy),
         sync=gated,
         acts=introspection.at_both(active, introspection.acting_steps(strategy)),
     )
+
+
+def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
+    """Lets a whole take its turns each time that it acts under a condition."""
+    # By the local step, a period of 2 would use every other link of a graph, and the
+    # workers would never agree.
+    turns = introspection.combination(strategy).turns
+    if turns is None or isinstance(active, WithLast):
+        return strategy
+    if not isinstance(active, Period):
+        introspection.check_no_turns("when", strategy)
+    turned = turns(lambda step: step // active.period)
+    made = introspection.combination(turned)._replace(turns=introspection.counted)
+    return turned._replace(sync=made)
+
+
+def _check_meeting(strategy: Strategy, active: introspection.Steps) -> None:
+    """Refuses a period around one inside, if no local step belongs to both."""
+    for made in introspection.inside(strategy):
+        inner = made.condition
+        if isinstance(active, Period) and isinstance(inner, Period):
+            shared = math.gcd(active.period, inner.period)
+            if (active.offset - inner.offset) % shared:
+                raise ValueError(
+                    f"every: a part of this strategy acts after local steps "
+                    f"{inner.offset or inner.period}, "
+                    f"{inner.offset or inner.period} + {inner.period}, …, and never at "
+                    f"one of a period of {active.period}: set the strategy's own period"
+                )
 
 
 class Period(NamedTuple):
@@ -199,7 +243,8 @@ def until(strategy: Strategy, s: int) -> Strategy:
     A strategy may have its own center. From step s on its state is then `init` of the
     current params, as in `after` before s, so that the center does not become stale
     while other strategies train. If replicas differ, so do the workers' centers;
-    `DataParallel` averages them.
+    `DataParallel` averages them. Gradients that `delayed` has under way at step s are
+    dropped.
 
     Args:
         strategy: the strategy to apply.
@@ -209,8 +254,8 @@ def until(strategy: Strategy, s: int) -> Strategy:
         A Strategy. State: the strategy's.
 
     Raises:
-        ValueError: the argument is not a Strategy, or s is not a whole number of at
-            least 0.
+        ValueError: the argument is not a Strategy, s is not a whole number of at least
+            0, or `delayed` params would arrive after step s.
 
     Example:
         >>> import numpy as np
@@ -222,6 +267,7 @@ def until(strategy: Strategy, s: int) -> Strategy:
     """
     check_strategy("until", strategy)
     s = checks.whole("until: s", s, least=0)
+    _check_arrived(strategy, s)
     return _phase(
         lambda step: step < s, strategy, lambda change: until(change(strategy), s)
     )
@@ -270,7 +316,8 @@ def after(strategy: Strategy, s: int) -> Strategy:
         )
         return phase.reduce(grads, replica, state, step)
 
-    return phase._replace(reduce=reduce)
+    own = not introspection.reduces(strategy)
+    return phase._replace(reduce=OwnGrads(reduce) if own else reduce)
 
 
 def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
@@ -283,8 +330,10 @@ def _phase(
     strategy: Strategy,
     rebuild: Callable[[introspection.Change], Strategy],
 ) -> Strategy:
-    """`when`, but the center is the current params at steps outside the phase."""
-    gated = _when(strategy, active)
+    """Applies a strategy in a phase; outside, its center is the current params."""
+    # Also around combinators that work at every step: outside of its phase a worker
+    # that is paced must not be held, and nothing that is delayed may arrive.
+    gated = _gated(strategy, active, rebuild, "phase")
     follows = introspection.has_center(strategy)
 
     def following(replica, state, step):
@@ -296,17 +345,29 @@ def _phase(
             lambda: (replica, _fresh(strategy, replica, state)),
         )
 
-    sync = introspection.Combination(
-        following if follows else gated.sync,
-        (strategy,),
-        rebuild,
-        lambda step: jnp.logical_and(active(step), introspection.lands(strategy, step)),
-    )
+    if not follows:
+        return gated
     # Following the params is an action, so it also acts outside the phase.
     acts = introspection.at_any(
         introspection.acting_steps(strategy), lambda step: jnp.logical_not(active(step))
     )
-    return gated._replace(sync=sync, acts=acts if follows else gated.acts)
+    sync = introspection.combination(gated)._replace(call=following)
+    return gated._replace(sync=sync, acts=acts)
+
+
+def _check_arrived(strategy: Strategy, s: int) -> None:
+    """Refuses a phase that ends while params are under way."""
+    for made in introspection.inside(strategy):
+        if not made.delay or made.lands is None:
+            continue
+        with while_tracing():
+            late = jax.vmap(made.lands)(s + jnp.arange(made.delay))
+        if not checks.is_traced(late) and np.any(late):
+            raise ValueError(
+                f"until: the params that a delay of {made.delay} sends before local "
+                f"step {s} would arrive after it: end the phase {made.delay} steps "
+                "after a sync"
+            )
 
 
 def at_end(strategy: Strategy, steps: int) -> Strategy:
@@ -358,7 +419,7 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
 def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
-    if made.delays:
+    if made.delay:
         raise ValueError("at_end: strategy is delayed: its last sync would not arrive")
 
     def change(member):

@@ -16,6 +16,7 @@ import optax
 from jax import lax
 
 from syncalgos import checks, collectives
+from syncalgos.combinators import introspection
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
@@ -221,7 +222,8 @@ def beside(
         merged = form.unflatten([x if own else next(new) for own, x in pairs])
         return synced._replace(opt_state=merged), state
 
-    return rest._replace(reduce=reduce, sync=sync)
+    described = introspection.combination(rest)._replace(call=sync)
+    return rest._replace(reduce=introspection.reduce_like(reduce, rest), sync=described)
 
 
 def _of_rows(

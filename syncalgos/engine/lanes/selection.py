@@ -217,7 +217,7 @@ def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
 
     This includes a custom `reduce` if its trace shows that it changes nothing.
     """
-    if not introspection.reduces(worker.strategy):
+    if not introspection.has_reduce(worker.strategy):
         return True
     if introspection.takes_mean(worker.strategy):
         return False  # no need to trace it
