@@ -100,7 +100,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
             sync,
             (strategy,),
             lambda change: ema(change(strategy), decay),
-            kind="clocked",
+            kind="ema",
         ),
         center=center,
         acts=None,

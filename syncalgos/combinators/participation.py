@@ -386,17 +386,22 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         3.0
     """
     check_strategy("paced", strategy)
-    if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
+        raise ValueError("paced: strategy never syncs replicas")
+    if introspection.reduces(strategy):
         raise ValueError(
-            "paced: this strategy reduces gradients over the workers, so a worker that "
-            "makes no local step would still send its own; pace a strategy that only "
-            "syncs replicas"
+            "paced: this strategy reduces gradients, so workers that make no local "
+            "step would send theirs: pace a strategy that only syncs replicas"
         )
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
+    if introspection.combination(strategy).kind == "ema":  # its mean leaves rests out
+        return introspection.rebuilt(strategy, lambda each: paced(each, quotas))
+    if introspection.has(strategy, "ema"):
+        raise ValueError("paced: a member is an ema: put ema around the whole strategy")
     axis = introspection.axis_of(strategy)
 
     def init(params):
