@@ -215,12 +215,12 @@ def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
     """The weights of workers in a strategy, once for each schedule and phase."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
-    if made.condition is not None:  # the member does not know the condition
-        ends = functools.partial(lands, strategy)
-        inside = [x if x.lands is None else x._replace(lands=ends) for x in inside]
+    if (condition := made.condition) is not None:  # the members do not know it
+        inside = [
+            x._replace(lands=x.lands and at_both(condition, x.lands)) for x in inside
+        ]
     if made.kind == "phase":
-        during = made.condition
-        inside = [x._replace(during=at_both(during, x.during)) for x in inside]
+        inside = [x._replace(during=at_both(condition, x.during)) for x in inside]
     each = [*made.rounds, *inside]
     return tuple({(x.schedule, x.during): x for x in each}.values())
 

@@ -254,15 +254,15 @@ def _among(
 
 
 def share_in(
-    rounds: Sequence[introspection.Rounds], step: Any, axis: Axis, me: Any = None
+    rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
 ) -> jax.Array | None:
     """Computes a worker's N w / Σw in a step's round, with w the product of weights.
 
     Args:
         rounds: the schedules of weights; if there are none, the result is None.
         step: the local step.
-        axis: the mapped axis or axes over which the workers lie.
-        me: the worker's number; None: of the worker that this program belongs to.
+        workers: the number of workers.
+        me: the worker's number.
 
     Returns:
         The share. If no worker takes part, it is that among the workers that make local
@@ -270,8 +270,6 @@ def share_in(
     """
     if not rounds:
         return None
-    workers = collectives.size(axis)
-    me = collectives.index(axis) if me is None else me
     weights = jnp.ones(workers)
     # Whether a worker moves is known at each step, and comes first.
     for each in sorted(rounds, key=lambda each: each.lands is not None):
