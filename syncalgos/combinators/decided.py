@@ -78,14 +78,14 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
+    introspection.check_not_steady("decided", strategy)
+    introspection.check_no_turns("decided", strategy)
     if _reduces(strategy) or not introspection.ever_syncs(strategy):
         raise ValueError(
             "decided: strategy must sync replicas and not reduce gradients: combine it "
             "with other strategies by chain"
         )
-    introspection.check_not_steady("decided", strategy)
-    introspection.check_no_turns("decided", strategy)
-    if introspection.has("clocked", strategy) or _follows(strategy):
+    if introspection.has(strategy, "clocked", "ema") or _follows(strategy):
         raise ValueError(
             "decided: strategy must not act at every step, as delayed, paced, ema and "
             "phases of a strategy with its own center do: put decided inside them"

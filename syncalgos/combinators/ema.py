@@ -82,7 +82,8 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
 
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
-        share = participation.share_in(rounds, step, axis)
+        size, me = collectives.size(axis), collectives.index(axis)
+        share = participation.share_in(rounds, step, size, me)
         with collectives.counting(share):
             params = collectives.weighted(widen(replica.params))
         average = jax.tree.map(
@@ -100,7 +101,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
             sync,
             (strategy,),
             lambda change: ema(change(strategy), decay),
-            kind="clocked",
+            kind="ema",
         ),
         center=center,
         acts=None,

@@ -44,13 +44,14 @@ class Rounds(NamedTuple):
     during: Steps | None = None
 
 
-Kind = Literal["plain", "phase", "clocked", "steady", "decided"]
+Kind = Literal["plain", "phase", "clocked", "ema", "steady", "decided"]
 """The work of a combinator at steps at which its member does nothing.
 
 plain: none. phase: `until` and `after`; outside of its phase the member does not exist.
-clocked: it works at every local step, as a delay and a moving average do, so that
-`when` must be applied inside it. steady: it acts at every local step, and `when` is
-refused. decided: the workers' data tell when the member acts.
+clocked: it works at every local step, as a delay does, so that `when` must be applied
+inside it. ema: so does a moving average, which changes the center alone. steady: it
+acts at every local step, and `when` is refused. decided: the workers' data tell when
+the member acts.
 """
 
 
@@ -214,19 +215,19 @@ def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
     """The weights of workers in a strategy, once for each schedule and phase."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
-    if made.condition is not None:  # the member does not know the condition
-        ends = functools.partial(lands, strategy)
-        inside = [x if x.lands is None else x._replace(lands=ends) for x in inside]
+    if (condition := made.condition) is not None:  # the members do not know it
+        inside = [
+            x._replace(lands=x.lands and at_both(condition, x.lands)) for x in inside
+        ]
     if made.kind == "phase":
-        during = made.condition
-        inside = [x._replace(during=at_both(during, x.during)) for x in inside]
+        inside = [x._replace(during=at_both(condition, x.during)) for x in inside]
     each = [*made.rounds, *inside]
     return tuple({(x.schedule, x.during): x for x in each}.values())
 
 
-def has(kind: Kind, strategy: Strategy) -> bool:
-    """Whether a strategy is, or has inside, a combinator of this kind."""
-    return any(x.kind == kind for x in inside(strategy))
+def has(strategy: Strategy, *kinds: Kind) -> bool:
+    """Whether a strategy is, or has inside, a combinator of one of these kinds."""
+    return any(x.kind in kinds for x in inside(strategy))
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:
@@ -237,7 +238,7 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     """
     # Delays and partial participation look up the steps that send before any data is
     # known.
-    if has("decided", strategy):
+    if has(strategy, "decided"):
         raise ValueError(
             f"{where}: the steps at which this strategy syncs must be fixed, but here "
             "the workers' data decide on them (see `decided`)"
@@ -298,7 +299,7 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: it is such a strategy.
     """
-    if has("steady", strategy):
+    if has(strategy, "steady"):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
             "hold slower workers back: set the strategy's own period instead"

@@ -254,15 +254,15 @@ def _among(
 
 
 def share_in(
-    rounds: Sequence[introspection.Rounds], step: Any, axis: Axis, me: Any = None
+    rounds: Sequence[introspection.Rounds], step: Any, workers: int, me: Any
 ) -> jax.Array | None:
     """Computes a worker's N w / Σw in a step's round, with w the product of weights.
 
     Args:
         rounds: the schedules of weights; if there are none, the result is None.
         step: the local step.
-        axis: the mapped axis or axes over which the workers lie.
-        me: the worker's number; None: of the worker that this program belongs to.
+        workers: the number of workers.
+        me: the worker's number.
 
     Returns:
         The share. If no worker takes part, it is that among the workers that make local
@@ -270,8 +270,6 @@ def share_in(
     """
     if not rounds:
         return None
-    workers = collectives.size(axis)
-    me = collectives.index(axis) if me is None else me
     weights = jnp.ones(workers)
     # Whether a worker moves is known at each step, and comes first.
     for each in sorted(rounds, key=lambda each: each.lands is not None):
@@ -386,17 +384,22 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         3.0
     """
     check_strategy("paced", strategy)
-    if introspection.reduces(strategy) or not introspection.ever_syncs(strategy):
+    if not introspection.ever_syncs(strategy):
+        raise ValueError("paced: strategy never syncs replicas")
+    if introspection.reduces(strategy):
         raise ValueError(
-            "paced: this strategy reduces gradients over the workers, so a worker that "
-            "makes no local step would still send its own; pace a strategy that only "
-            "syncs replicas"
+            "paced: this strategy reduces gradients, so workers that make no local "
+            "step would send theirs: pace a strategy that only syncs replicas"
         )
     if not isinstance(local_steps, Iterable):
         got = checks.shown(local_steps)
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
+    if introspection.combination(strategy).kind == "ema":  # its mean leaves rests out
+        return introspection.rebuilt(strategy, lambda each: paced(each, quotas))
+    if introspection.has(strategy, "ema"):
+        raise ValueError("paced: a member is an ema: put ema around the whole strategy")
     axis = introspection.axis_of(strategy)
 
     def init(params):

@@ -67,7 +67,7 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
-    if introspection.has("clocked", strategy):
+    if introspection.has(strategy, "clocked", "ema"):
         # With the condition around it, a delayed result would wait for the next period.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
     _check_meeting(strategy, active)

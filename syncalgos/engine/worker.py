@@ -165,7 +165,7 @@ class Worker(NamedTuple):
     def share(self, step: Any, me: Any) -> jax.Array | None:
         """A worker's weight in the means of a step's round; None: all weights are 1."""
         rounds = introspection.rounds(self.strategy)
-        return participation.share_in(rounds, step, WORKERS, me)
+        return participation.share_in(rounds, step, self.workers, me)
 
     def model(self, own: Own, step: Any) -> Replica:
         """The strategy's center with this worker's tables, and the mean of buffers."""

@@ -10,8 +10,6 @@ from problems.quadratics import (
     LR,
     ROUNDING,
     START,
-    ByHand,
-    assert_replicas,
     assert_same,
     flatten,
     train,
@@ -28,26 +26,6 @@ def test_strategy_that_all_take_part_in_is_the_strategy():
     strategy = sa.slowmo(4, learning_rate=LR)
     alike = participating(strategy, lambda step, workers: jnp.ones(workers))
     assert_same(train(alike), train(strategy))
-
-
-# Of the four workers in rounds of 4 steps, by round.
-ROUNDS = np.array([[1, 2, 0, 1], [0, 0, 0, 3], [0.5, 0, 1, 0.25]])
-OTHERS = np.array([2.0, 1.0, 1.0, 4.0])
-
-
-def test_schedules_in_one_another_weigh_by_both():
-    """Each has a state, which what is around it must not look past."""
-    common, own = START, ByHand()
-    for step, theta, _ in own.ends():
-        share = 4 * ROUNDS[step // 4] / ROUNDS[step // 4].sum()
-        share = share * 4 * OTHERS / OTHERS.sum()
-        common = np.mean(common + share[:, None] * (theta - common), 0)
-        theta[:] = common
-    inner = participating(
-        model_averaging(4), lambda step, workers: jnp.asarray(ROUNDS)[step // 4]
-    )
-    both = participating(inner, lambda step, workers: jnp.asarray(OTHERS))
-    assert_replicas(train(sa.when(both, lambda step: True)), own.replicas)
 
 
 WEIGHTS = np.array([3.0, 1, 0, 0])
@@ -207,9 +185,8 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
 
 
 def test_bfloat16_keeps_its_dtype():
-    both = sa.chain(sa.sync_sgd(), model_averaging(2))
-    both = participating(both, three_to_one, stale=True)
-    trained = train(paced(both, [2, 1, 1, 0]), steps=4, dtype=jnp.bfloat16)
+    weighted = participating(model_averaging(2), three_to_one, stale=True)
+    trained = train(paced(weighted, [2, 1, 1, 0]), steps=4, dtype=jnp.bfloat16)
     leaves = jax.tree.leaves(trained.replica.params)
     assert all(leaf.dtype == jnp.bfloat16 for leaf in leaves)
     assert np.isfinite(np.float32(flatten(trained.replica.params, lead=2))).all()

@@ -16,6 +16,8 @@ DECIDED = sa.dynamic_averaging(1)
 LATE = sa.delayed(AVERAGED, 2)
 MULTI = optax.MultiSteps(optax.sgd(0.1), 2)
 SGD = optax.sgd(0.1)
+MOMENTUM = optax.sgd(0.1, momentum=0.5)
+FEDAVG, RESET = sa.fedavg(4, fraction=0.5), sa.reset(SGD)
 SLOW = sa.async_diloco(4, slowest=0.5)
 
 
@@ -71,6 +73,26 @@ CALLS = [
     (lambda: sa.every(AVERAGED, lambda s: 5, offset=1), "offset must be 0 with"),
     (lambda: sa.until(AVERAGED, -1), "until: s must be .* at least 0, got -1"),
     (lambda: sa.after(AVERAGED, "x"), "after: s must be .* at least 0, got 'x'"),
+    # Clocks inside clocks.
+    (
+        lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
+        r"2 \+ 4, …, and never",
+    ),
+    *(
+        (lambda around=around, graph=graph: around(graph), "graph changes with each")
+        for around in (
+            lambda x: sa.when(x, lambda step: step % 3 == 0),
+            lambda x: sa.every(x, lambda step: 2),
+            lambda x: sa.every(sa.every(x, 2), 4),
+            lambda x: sa.decided(x, alike),
+        )
+        for graph in (sa.gossip(), sa.gossip(topology=[np.eye(2), np.eye(2)[::-1]]))
+    ),
+    (
+        lambda: sa.every(sa.qg_dsgdm(topology="exponential", learning_rate=0.1), 2),
+        "graph changes with each",
+    ),
+    (lambda: sa.every(sa.gasloc(topology=[np.eye(2)] * 2), 32), "graph changes with"),
     (lambda: sa.at_end(sa.every, 20), "at_end: expected a Strategy"),
     (lambda: sa.at_end(sa.scaffold(8, learning_rate=0.1), 20), "rounds are not"),
     (lambda: sa.at_end(sa.when(AVERAGED, lambda s: s == 7), 20), "rounds are not"),
@@ -86,6 +108,9 @@ CALLS = [
     (lambda: sa.delayed(AVERAGED, 1, arrival="ad"), "unknown arrival of delayed 'ad'"),
     (lambda: sa.delayed(LATE, 2), "delayed already: add up the"),
     (lambda: sa.delayed(sa.streaming_diloco(delay=1), 2), "delayed already"),
+    (lambda: sa.delayed(sa.delayed(sa.sync_sgd(), 1), 1), "delayed already"),
+    (lambda: sa.until(LATE, 8), "a delay of 2 sends before local step 8 would arrive"),
+    (lambda: sa.delayed(sa.until(AVERAGED, 5), 2), "would arrive after it"),
     (lambda: sa.delayed(SLOW, 1), "delayed: this strategy acts at every local"),
     (lambda: sa.delayed(DECIDED, 2), "the workers' data decide"),
     # A steady drift would end where it started.
@@ -126,6 +151,20 @@ CALLS = [
     (lambda: sa.paced(AVERAGED, 4), "local_steps must be a list of numbers, got 4"),
     (lambda: sa.paced(AVERAGED, [-1]), "each of local_steps must be .* at least 0"),
     (lambda: sa.paced(sa.sync_sgd(), [1, 2, 3, 4]), "paced.* never syncs"),
+    *(
+        (lambda strategy=strategy: sa.paced(strategy, [0, 9]), "paced: .* send theirs")
+        for strategy in (sa.gpa(), sa.post_local_sgd(), sa.gradient_tracking())
+    ),
+    *(
+        (lambda around=around: around(FEDAVG), words)
+        for around, words in [
+            (lambda x: sa.participating(x, alike), "weighs its workers already"),
+            (lambda x: sa.at_syncs(x, FEDAVG), "weighs its workers already"),
+            (lambda x: sa.decided(x, alike), "decided: the weights of `participating`"),
+            (lambda x: sa.at_syncs(sa.delayed(x, 1), RESET), "put at_syncs inside"),
+        ]
+    ),
+    (lambda: sa.paced(sa.chain(sa.ema(AVERAGED, 0.5)), [0, 9]), "ema around the whole"),
     (lambda: train(sa.paced(AVERAGED, [1, 2])), "has 2 numbers for 4 workers"),
     # Masks and fragments.
     (lambda: sa.masked(sa.bmuf, True), r"masked: expected a Strategy.*bmuf\(\)"),
@@ -155,6 +194,9 @@ CALLS = [
     (lambda: sa.decided(sa.sync_sgd(), alike), "replicas and not reduce gradients"),
     (lambda: sa.decided(sa.Strategy(), alike), "decided: strategy must sync"),
     (lambda: sa.decided(LATE, alike), "must not act at every step"),
+    (lambda: sa.decided(sa.after(sa.bmuf(4), 4), alike), "must not act at every step"),
+    (lambda: sa.decided(sa.palsgd(learning_rate=0.1), alike), "must not act at every"),
+    (lambda: sa.decided(sa.easgd(), alike), "replicas and not reduce gradients"),
     (lambda: sa.decided(SLOW, alike), "decided: this strategy acts at every local"),
     *(
         (lambda strategy=strategy: sa.at_syncs(strategy, sa.reset(SGD)), words)
@@ -181,6 +223,24 @@ CALLS = [
             ({"slowest": 1.5}, "slowest must be at most 1, got 1.5"),
             ({"optimizer": optax.sgd}, "optimizer must be an optax optimizer"),
         ]
+    ),
+    *(
+        (lambda held=held: train(held, MOMENTUM), "another optimizer than optimizer=")
+        for held in (
+            sa.heloco(2, optimizer=SGD),
+            sa.halos(2, optimizer=optax.apply_if_finite(MOMENTUM, 9)),
+            sa.palsgd(2, learning_rate=0.1, optimizer=SGD),
+        )
+    ),
+    *(
+        (
+            lambda held=held: train(sa.masked(held, {"body": True, "head": False})),
+            "leave optimizer= out",
+        )
+        for held in (
+            sa.async_diloco(2, optimizer=MOMENTUM),
+            sa.palsgd(2, learning_rate=0.1, optimizer=MOMENTUM),
+        )
     ),
     *(
         (lambda held=held: sa.every(held, 4), "when: this strategy acts at every local")

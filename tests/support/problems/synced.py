@@ -138,9 +138,19 @@ class Synced:
             if self.center is not None:
                 center = np.where(mask, self.center, center)
             if decay is not None:
-                center = average = average + (1 - decay) * (theta.mean(0) - average)
+                mean = self._shares_in(step, np.asarray(quotas)) @ theta
+                center = average = average + (1 - decay) * (mean - average)
             self.centers.append(center)
         self.replicas, self.centers = own.replicas, np.array(self.centers)
+
+    def _shares_in(self, step, quotas):
+        """The workers' shares in the round of a step."""
+        shares = np.ones(4)
+        last = next((s for s in range(step, 99) if self.ends(s)), None)
+        of_round = alike(step) if last is None else self.weights(last)
+        for weights in (quotas > 0, of_round):
+            shares = shares * weights if (shares * weights).any() else shares
+        return shares / shares.sum()
 
     def _lands(self, step):
         return step >= self.delay and self.ends(step - self.delay)
