@@ -91,7 +91,9 @@ def co2(
 
     def update(updates, state, params=None):  # what has arrived, G
         scale = gap(updates, state.momentum)
-        momentum = jax.tree.map(lambda m, g: beta * m + g / scale, *state, updates)
+        momentum = jax.tree.map(
+            lambda m, g: beta * m + (g / scale).astype(m.dtype), *state, updates
+        )
         return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)

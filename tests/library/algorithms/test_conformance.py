@@ -263,7 +263,8 @@ def test_any_model_keeps_its_form_and_nothing_is_promoted(name):
     rate = {"learning_rate": lambda step: jnp.asarray(0.1, float)}
     with jax.enable_x64(True):
         rate = rate if "learning_rate" in parameters(name) else {}
-        keeps_its_form(name, jnp.zeros(3, jnp.float32), (1, 1), **rate)
+        model = {"short": jnp.zeros(3, jnp.float32), "wide": jnp.zeros((2, 2))}
+        keeps_its_form(name, model, (1, 1), **rate)
 
 
 # The parameters

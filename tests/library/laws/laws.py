@@ -401,7 +401,10 @@ def judge(
             what = f"{type(error).__name__}: {str(error)[:300]}"
             if made is not None:
                 return "", [*found, ("crash", what)]
-            clear = isinstance(error, ValueError | TypeError) and "\n" not in str(error)
+            # A strategy's own arrays that change are no words on what was asked for.
+            clear = isinstance(error, ValueError | TypeError) and not re.search(
+                "\n|must stay", str(error)
+            )
             return str(error), [("refusal", "" if clear else what)]
     return "", found
 
