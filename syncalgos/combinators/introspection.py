@@ -219,8 +219,8 @@ def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
         inside = [
             x._replace(lands=x.lands and at_both(condition, x.lands)) for x in inside
         ]
-    if made.kind == "phase":
-        inside = [x._replace(during=at_both(condition, x.during)) for x in inside]
+        if made.kind == "phase":
+            inside = [x._replace(during=at_both(condition, x.during)) for x in inside]
     each = [*made.rounds, *inside]
     return tuple({(x.schedule, x.during): x for x in each}.values())
 

@@ -119,11 +119,13 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     turns = introspection.combination(strategy).turns
     if turns is None or isinstance(active, WithLast):
         return strategy
-    if not isinstance(active, Period):
-        introspection.check_no_turns("when", strategy)
-    turned = turns(lambda step: step // active.period)
-    made = introspection.combination(turned)._replace(turns=introspection.counted)
-    return turned._replace(sync=made)
+    if isinstance(active, Period):
+        period = active.period
+        turned = turns(lambda step: step // period)
+        made = introspection.combination(turned)._replace(turns=introspection.counted)
+        return turned._replace(sync=made)
+    introspection.check_no_turns("when", strategy)
+    return strategy
 
 
 def _check_meeting(strategy: Strategy, active: introspection.Steps) -> None:
