@@ -27,7 +27,7 @@ def test_what_must_change_nothing_changes_nothing(number):
     assert_lawful(Drawn(KINDS[number], 3, "momentum", "plain"), rng, [neutral])
 
 
-@pytest.mark.parametrize("number", tiers(range(80), range(4)))
+@pytest.mark.parametrize("number", tiers(range(80), range(2)))
 def test_random_compositions_are_lawful_or_refused(number):
     drawn, rng = draw(0, number)
     assert_lawful(drawn, rng, some(rng))
