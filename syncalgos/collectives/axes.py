@@ -3,6 +3,10 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +16,31 @@ Axis = str | tuple[str, ...]
 WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
+_COUNTED: ContextVar[tuple[str, ...]] = ContextVar("counted", default=())
+
+
+@contextlib.contextmanager
+def counted(names: tuple[str, ...]) -> Iterator[None]:
+    """Notes, while traffic is counted, the axes over which all workers lie."""
+    token = _COUNTED.set(names)
+    try:
+        yield
+    finally:
+        _COUNTED.reset(token)
+
+
+def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
+    """Refuses some of the axes over which all workers lie, without the outermost.
+
+    Raises:
+        ValueError: how many workers lie along these axes is the layout's choice.
+    """
+    if names & {*every[1:]} and every[0] not in names:
+        raise ValueError(
+            f"{what} over {sorted(names)} cannot be counted: only a layout tells how "
+            f"many workers lie along a part of {every}; send over all of it"
+        )
+
 
 def size(axis: Axis = WORKERS) -> int:
     """Returns the number of workers along the axis, a Python int.
@@ -20,6 +49,7 @@ def size(axis: Axis = WORKERS) -> int:
 
     Raises:
         NameError: no axis of that name is mapped.
+        ValueError: traffic is counted, and the axis is only a part of the workers'.
     """
     for name in (axis,) if isinstance(axis, str) else axis:
         try:
@@ -30,6 +60,8 @@ def size(axis: Axis = WORKERS) -> int:
                 where += "; DataParallel maps it: for an axis of your own, make the "
                 where += "strategy with axis='NAME'"
             raise NameError(where) from None
+    names = {axis} if isinstance(axis, str) else {*axis}
+    check_whole("a collective", names, _COUNTED.get())
     return lax.axis_size(axis)
 
 

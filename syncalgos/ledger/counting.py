@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.collectives.axes import counted
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
@@ -245,9 +246,10 @@ def _trace(
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
-        given = hyperparams, replica, state
-        jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
+        with counted((*sizes,) if workers > 1 else ()):
+            _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
+            given = hyperparams, replica, state
+            jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
         before = 1 + len(jax.tree.leaves(given[:2]))
         return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
     except NameError as error:  # from jax, for an axis that is not mapped
