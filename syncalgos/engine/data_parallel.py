@@ -394,7 +394,7 @@ class DataParallel:
         workers: int | None = None,
         taken: ArrayLike | None = None,
     ) -> Communication:
-        """Counts the bytes that each worker sends, as `syncalgos.communication` does.
+        """Counts the most that any worker sends, as `syncalgos.communication` does.
 
         The count includes opt_state where a strategy sends it, the loss where workers
         share it for the optimizer, and what the optimizer sends. It does not include

@@ -14,7 +14,7 @@ from syncalgos.collectives.axes import check_whole
 from syncalgos.combinators.decided import BY_DATA
 from syncalgos.jaxprs import CALLS, SILENT, axes, follow, hides, inner, within
 
-# Bytes that each of n workers sends per byte of the operand, with ring algorithms.
+# Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 COLLECTIVES = {
     "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
