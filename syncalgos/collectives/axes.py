@@ -3,9 +3,10 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +17,18 @@ Axis = str | tuple[str, ...]
 WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
-_COUNTED: ContextVar[tuple[str, ...]] = ContextVar("counted", default=())
+COUNTED: ContextVar[tuple[str, ...]] = ContextVar("counted", default=())
+"""The axes over which all workers lie, while traffic is counted."""
 
 
-@contextlib.contextmanager
-def counted(names: tuple[str, ...]) -> Iterator[None]:
-    """Notes, while traffic is counted, the axes over which all workers lie."""
-    token = _COUNTED.set(names)
+@contextmanager
+def noting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Sets a variable for all code that is traced inside the block."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _COUNTED.reset(token)
+        variable.reset(token)
 
 
 def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
@@ -61,7 +63,7 @@ def size(axis: Axis = WORKERS) -> int:
                 where += "strategy with axis='NAME'"
             raise NameError(where) from None
     names = {axis} if isinstance(axis, str) else {*axis}
-    check_whole("a collective", names, _COUNTED.get())
+    check_whole("a collective", names, COUNTED.get())
     return lax.axis_size(axis)
 
 

@@ -102,10 +102,8 @@ class Walk:
             return []
         check_whole(name, {*names}, (*self.sizes,))
         if name not in COLLECTIVES or not {*names} <= {*self.sizes}:
-            raise ValueError(
-                f"the traffic of {name} cannot be counted; send by "
-                "syncalgos.collectives"
-            )
+            use = "send by syncalgos.collectives"
+            raise ValueError(f"the traffic of {name} cannot be counted; {use}")
         groups = equation.params.get("axis_index_groups")
         n = max(map(len, groups)) if groups else math.prod(self.sizes[x] for x in names)
         if n == 1:

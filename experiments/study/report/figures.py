@@ -428,7 +428,7 @@ def _tradeoff(report: Report) -> Iterator[Plot]:
     yield Plot(
         f"{by.key} at the end",
         "answer",
-        f"{_titled(by.name, by.unit)} at the end, by the bytes that a worker sent at most",
+        f"{_titled(by.name, by.unit)} at the end, by most bytes sent by a worker",
         lines,
         f"{BYTES} (log)",
         "bytes",
