@@ -9,7 +9,7 @@ from syncalgos.algorithms._anchors import nesterov_sgd
 from syncalgos.combinators.local_steps import changed_steps
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import select, widen
+from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.strategy import WORKERS, Axis, Strategy
@@ -90,8 +90,9 @@ def palsgd(
             u = widen(new) - widen(x.astype(new.dtype))  # from where it began
             return jnp.where(pulls, x - share * (x - c), x + u / (1 - chance))
 
+        params = jax.tree.map(leaf, before.params, after.params, center)
         return after._replace(
-            params=jax.tree.map(leaf, before.params, after.params, center),
+            params=narrow(params, before.params),
             opt_state=select(pulls, before.opt_state, after.opt_state),
         )
 
