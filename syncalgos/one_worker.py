@@ -62,8 +62,9 @@ def as_optimizer(
         A GradientTransformation that needs params. Its state holds the states of the
         inner optimizer and the strategy, and the local step. After a sync of diloco,
         slowmo, lookahead or classical bmuf, params are the center, the model to
-        evaluate; between syncs they are the worker's own. `center_of` returns the
-        center at any step, for any strategy.
+        evaluate, up to rounding: they are a sum of params and updates in the params'
+        dtype. Between syncs they are the worker's own. `center_of` returns the center
+        at any step, for any strategy.
 
     Raises:
         ValueError: an argument that is not a Strategy or not an optimizer, params that

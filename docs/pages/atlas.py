@@ -37,7 +37,7 @@ ATLASES = (
 Tables = Sequence[tuple[Atlas, Lines]]
 BASELINE = "sync_sgd"
 HEAD = f"""\
-| task and measure | reached | against `{BASELINE}` | each worker sent | learning rate |
+| task and measure | reached | against `{BASELINE}` | most sent | learning rate |
 |---|---|---|---|---|
 """
 

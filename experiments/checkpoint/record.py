@@ -14,7 +14,7 @@ class Record:
         progress: the progress of the run until this checkpoint.
         settings: the settings that affect its results, by flag, as in JSON.
         versions: the versions of all packages that its results depend on.
-        sent: bytes that each worker has sent; None if unknown.
+        sent: the most bytes that a worker has sent; None if unknown.
         run_id: the id of the run; "" if it has none.
         start_id: a random id of this start or resumption; "" if it has none.
         data: the SHA-256 of the training data; "" if it has none.

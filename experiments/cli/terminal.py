@@ -181,7 +181,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     rows = {
         **{name: figure(x) for name, x in measured(s, s["validation"]).items()},
         "learning rate": rates,
-        "each worker sent": _sent_text(s),
+        "most a worker sent": _sent_text(s),
         "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "
         f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",
         "memory": memory,

@@ -297,7 +297,7 @@ def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:
 
 
 def bytes_after(sent: Communication | None, progress: Progress) -> float | int | None:
-    """Returns the bytes that each worker has sent; None if they are not known."""
+    """Returns the most bytes that a worker has sent; None if they are not known."""
     if sent is None or progress.sent_before is None:
         return None
 

@@ -42,8 +42,8 @@ class Progress:
         seconds: training time, without compilation and evaluation.
         first_loss: the loss of the first step; None before it.
         resumed_at: the steps at which the run was resumed.
-        sent_before: bytes that each worker had sent when the number of workers last
-            changed, if known.
+        sent_before: the most bytes that a worker had sent when the number of workers
+            last changed, if known.
         sent_since: the step at which the number of workers last changed.
         earlier_seconds: the total time of the run until its last stop.
         lane_form: the lane form of the last dispatch; None before it.

@@ -87,11 +87,12 @@ def palsgd(
         share = rate(step) * proximal / chance
 
         def leaf(x, new, c):
-            return jnp.where(pulls, x - share * (x - c), x + (new - x) / (1 - chance))
+            u = widen(new) - widen(x.astype(new.dtype))  # from where it began
+            return jnp.where(pulls, x - share * (x - c), x + u / (1 - chance))
 
-        params = jax.tree.map(leaf, before.params, widen(after.params), widen(center))
+        params = jax.tree.map(leaf, before.params, after.params, center)
         return after._replace(
-            params=narrow(params, after.params),
+            params=narrow(params, before.params),
             opt_state=select(pulls, before.opt_state, after.opt_state),
         )
 

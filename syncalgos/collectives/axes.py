@@ -3,6 +3,11 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -12,6 +17,32 @@ Axis = str | tuple[str, ...]
 WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
+COUNTED: ContextVar[tuple[str, ...]] = ContextVar("counted", default=())
+"""The axes over which all workers lie, while traffic is counted."""
+
+
+@contextmanager
+def noting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Sets a variable for all code that is traced inside the block."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
+    """Refuses some of the axes over which all workers lie, without the outermost.
+
+    Raises:
+        ValueError: how many workers lie along these axes is the layout's choice.
+    """
+    if names & {*every[1:]} and every[0] not in names:
+        raise ValueError(
+            f"{what} over {sorted(names)} cannot be counted: only a layout tells how "
+            f"many workers lie along a part of {every}; send over all of it"
+        )
+
 
 def size(axis: Axis = WORKERS) -> int:
     """Returns the number of workers along the axis, a Python int.
@@ -20,6 +51,7 @@ def size(axis: Axis = WORKERS) -> int:
 
     Raises:
         NameError: no axis of that name is mapped.
+        ValueError: traffic is counted, and the axis is only a part of the workers'.
     """
     for name in (axis,) if isinstance(axis, str) else axis:
         try:
@@ -30,6 +62,8 @@ def size(axis: Axis = WORKERS) -> int:
                 where += "; DataParallel maps it: for an axis of your own, make the "
                 where += "strategy with axis='NAME'"
             raise NameError(where) from None
+    names = {axis} if isinstance(axis, str) else {*axis}
+    check_whole("a collective", names, COUNTED.get())
     return lax.axis_size(axis)
 
 

@@ -34,32 +34,37 @@ def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
 
     Returns:
         A tree of the same shapes and dtypes. Floats of less than 32 bits are added in
-        float32 over the lanes of a device.
+        float32 over the lanes of a device, divided, and then rounded; between devices
+        these quotients are sent and added.
     """
-    names = names_of(axis)
-    return on_floats(lambda xs: [x / size(axis) for x in _total(xs, names)], tree)
+    names, workers = names_of(axis), size(axis)
+    return on_floats(lambda xs: _total(xs, names, workers), tree)
 
 
-def _total(leaves: list[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
-    """Returns the sum over the workers of every leaf."""
+def _total(
+    leaves: list[jax.Array], names: tuple[str, ...], over: int = 1
+) -> list[jax.Array]:
+    """Returns the sum over the workers of every leaf, divided by a number."""
     outer, lane = names[:-1], names[-1]
+    sums, short = leaves, [widen(x).dtype != x.dtype for x in leaves]
     if outer and _worth_a_loop(leaves, lane):
-        leaves, names = _sum_over_lanes(lane, leaves), outer
-    elif outer and any(widen(x).dtype != x.dtype for x in leaves):
-        leaves, names = [_lane_sum(x, lane) for x in leaves], outer
-    elif outer and crosses(outer):
-        # Before they are joined: XLA merges a leaf's sum over lanes with its all-reduce
-        # into one sum, which then has the order of a single process.
-        leaves, names = [lax.psum(x, lane) for x in leaves], outer
-    names = several(names)
-    return summed(leaves, names) if names else leaves
+        sums, names = _sum_over_lanes(lane, leaves), outer
+    elif outer and (any(short) or crosses(outer)):
+        # If it crosses, before they are joined: XLA merges a leaf's sum over lanes with
+        # its all-reduce into one sum, which then has the order of a single process.
+        sums, names = [_lane_sum(x, lane) for x in leaves], outer
+
+    # A sum of short floats may overflow where the mean does not, and would be rounded
+    # twice. So it is divided first, in float32, as DDP does.
+    triples, names = zip(sums, leaves, short, strict=True), several(names)
+    sums = [narrow(widen(x) / over, like) if s else x for x, like, s in triples]
+    sums = summed(sums, names) if names else sums
+    return [x if s else x / over for x, s in zip(sums, short, strict=True)]
 
 
 def _lane_sum(x: jax.Array, lane: str) -> jax.Array:
-    """Returns the sum over lanes, which sends nothing."""
-    # In float32: vmap would round each sum of two short floats, but an all-reduce of
-    # XLA on CPU rounds only the final one.
-    return narrow(lax.psum(widen(x), lane), x)
+    """Returns the sum over lanes, at least float32, which sends nothing."""
+    return lax.psum(widen(x), lane) if lax.axis_size(lane) > 1 else widen(x)
 
 
 def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
@@ -70,7 +75,7 @@ def _worth_a_loop(leaves: list[jax.Array], lane: str) -> bool:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _sum_over_lanes(lane: str, leaves: list[jax.Array]) -> list[jax.Array]:
-    """Returns psum over lanes, computed by additions in a loop."""
+    """Returns psum over lanes, at least float32, computed by additions in a loop."""
     # XLA on CPU turns psum under vmap into a reduction over the leading axis. For
     # 269,322 floats and 4, 32 and 128 lanes it takes 5.5, 46 and 231 ms; the loop
     # takes 0.4, 3.5 and 20 ms.
@@ -82,14 +87,13 @@ def _sum_over_lanes(lane: str, leaves: list[jax.Array]) -> list[jax.Array]:
     def add(i, sums):
         return [total + x for total, x in zip(sums, of_lane(i), strict=True)]
 
-    sums = lax.fori_loop(1, lax.axis_size(lane), add, of_lane(0))
-    return narrow(sums, leaves)
+    return lax.fori_loop(1, lax.axis_size(lane), add, of_lane(0))
 
 
 # Its derivative is that of psum.
 @_sum_over_lanes.defjvp
 def _(lane, primals, tangents):
-    tangents = [lax.psum(x, lane) for x in tangents[0]]
+    tangents = [lax.psum(x, lane) for x in widen(tangents[0])]
     return _sum_over_lanes(lane, *primals), tangents
 
 
@@ -118,13 +122,16 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     mine = index(axis) // members
     looped = _worth_a_loop([*map(jnp.asarray, jax.tree.leaves(tree))], lane)
 
-    def over_devices(x: jax.Array, per_group: int) -> jax.Array:
-        if per_group == 1:
-            return x
-        devices = workers // lanes
-        numbers = [list(range(i, i + per_group)) for i in range(0, devices, per_group)]
+    def over_devices(x: jax.Array, like: jax.Array) -> jax.Array:
+        if members == lanes:
+            return x / lanes
+        each, devices = members // lanes, workers // lanes
+        numbers = [list(range(i, i + each)) for i in range(0, devices, each)]
         grouped = numbers if len(numbers) > 1 else None
-        return lax.psum(x, outer, axis_index_groups=grouped) / per_group
+        if like.dtype != x.dtype:  # as in `_total`
+            part = narrow(x / members, like)
+            return lax.psum(part, outer, axis_index_groups=grouped)
+        return lax.psum(x / lanes, outer, axis_index_groups=grouped) / each
 
     def leaf(x: jax.Array) -> jax.Array:
         try:
@@ -133,21 +140,22 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
             return gathered(x)
 
     def gathered(x: jax.Array) -> jax.Array:
-        return gather(x, axis).reshape(groups, members, *x.shape).mean(1)[mine]
+        every = widen(gather(x, axis)).reshape(groups, members, *x.shape)
+        return every.mean(1)[mine]
 
     def along_axes(x: jax.Array) -> jax.Array:
         # A group is consecutive workers, not the lanes of a device: otherwise the
         # numbers would depend on the layout.
         if members % lanes == 0:  # a group is some whole devices
             total = _sum_over_lanes(lane, [x])[0] if looped else _lane_sum(x, lane)
-            return over_devices(total / lanes, members // lanes)
+            return over_devices(total, x)
         if lanes % members == 0:  # a device is some whole groups
-            of_lanes = lax.all_gather(x, lane)
+            of_lanes = widen(lax.all_gather(x, lane))
             of_groups = of_lanes.reshape(lanes // members, members, *x.shape)
             return of_groups.mean(1)[lax.axis_index(lane) // members]
         return gathered(x)
 
-    return on_floats(lambda leaves: [leaf(x) for x in leaves], tree)
+    return on_floats(lambda xs: narrow([leaf(x) for x in xs], xs), tree)
 
 
 def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
@@ -166,5 +174,6 @@ def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     is_other = index(axis) != 0
     only = [jnp.where(is_other, 0, x) for x in jax.tree.leaves(tree)]
     first = form.unflatten(_total(only, names_of(axis)))
-    offset = mean(jax.tree.map(jnp.subtract, tree, first), axis)
-    return jax.tree.map(jnp.add, first, offset)
+    # In float32: the difference of two short floats, or their sum, may overflow.
+    apart = jax.tree.map(jnp.subtract, widen(tree), widen(first))
+    return narrow(jax.tree.map(jnp.add, widen(first), mean(apart, axis)), tree)

@@ -45,7 +45,7 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
 
     found = [rows_of(jnp.asarray(x)) for x in leaves]
     first, inner = names[0], names[1:]
-    for name in reversed(inner):  # (lanes, *S)
+    for name in reversed(several(inner)):  # (lanes, *S)
         found = [lax.all_gather(x, name) for x in found]
     # (devices, lanes, *S): arrays leave a process along the first axis only.
     found = moved(found, lambda x: lax.all_gather(x, first), [first])
@@ -148,6 +148,8 @@ def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     leaves, form = jax.tree.flatten(tree)
     found = [x.reshape(*sizes, *x.shape[1:]) for x in leaves]
     for i, name in enumerate(names):
+        if sizes[i] == 1:
+            continue
 
         def send(x, i=i, name=name):
             # vmap's rule fails on an array that is not mapped; jnp.where maps it.

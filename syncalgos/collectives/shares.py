@@ -4,30 +4,25 @@ It is noted while a strategy is traced. `participating` weighs gradients and par
 itself; code that averages anything else asks for the share here.
 """
 
-import contextlib
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 
+from syncalgos.collectives.axes import noting
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 _OWN: ContextVar[jax.Array | None] = ContextVar("share", default=None)
 
 
-@contextlib.contextmanager
-def counting(share: jax.Array | None) -> Iterator[None]:
+def counting(share: jax.Array | None) -> AbstractContextManager[None]:
     """Notes this worker's share while the block is traced.
 
     Args:
         share: N w / Σw for weights w, 0 for a worker that skips; None: no weights.
     """
-    token = _OWN.set(share)
-    try:
-        yield
-    finally:
-        _OWN.reset(token)
+    return noting(_OWN, share)
 
 
 def takes_part() -> jax.Array | bool:

@@ -180,8 +180,9 @@ def mix(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
 
     def mixed(own):
         if named(topology, "exponential"):
-            peer = of_exponential_graph(own, step, axis)
-            return [(x + y) / 2 for x, y in zip(own, peer, strict=True)]
+            peer = widen(of_exponential_graph(own, step, axis))
+            pairs = zip(widen(own), peer, strict=True)  # a short sum may overflow
+            return narrow([(x + y) / 2 for x, y in pairs], own)
         pulls = moves(own, topology, step, axis)
         return narrow(jax.tree.map(jnp.add, own, pulls), own)
 

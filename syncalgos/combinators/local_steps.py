@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import optax
 
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.asynchrony import require_inner
 from syncalgos.combinators.introspection import Combination, inner_center
-from syncalgos.dtypes import widen
+from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import OwnGrads, Replica, Strategy
 
 
@@ -17,7 +19,8 @@ class ChangedState(NamedTuple):
 
     Attributes:
         strategy: the strategy's state.
-        before: params, at least float32, and opt_state before the local step.
+        before: params, at least float32 and not rounded to their own dtype, and
+            opt_state before the local step.
     """
 
     strategy: PyTree
@@ -35,9 +38,11 @@ def changed_steps(
     Args:
         where: the algorithm, for error messages.
         strategy: the strategy that syncs afterwards; it must not reduce gradients, and
-            its center must be computed without sending anything.
-        change: (before, after, center, step) -> the replica. `before` holds params, at
-            least float32, and opt_state before the local step.
+            its center must be computed without sending anything. It is given params of
+            at least float32.
+        change: (before, after, center, step) -> the replica. `before` holds params and
+            opt_state before the local step. These params, the center and the params of
+            the result are at least float32.
         optimizer: the inner optimizer; None: its state is not kept, and `before` holds
             opt_state after the step.
 
@@ -54,18 +59,24 @@ def changed_steps(
         return ChangedState(strategy.init(params), held(params, opt_state))
 
     def note(grads, replica, state, step):
-        before = held(replica.params, replica.opt_state)
+        kept, _ = state.before
+        before = params, opt_state = held(replica.params, replica.opt_state)
         require_inner(where, state.before, before)
-        return grads, state._replace(before=before)
+        # What rounding took from the replica stays, unless others changed its params.
+        same = jax.tree.map(jnp.equal, narrow(kept, replica.params), replica.params)
+        params = jax.tree.map(jnp.where, same, kept, params)
+        return grads, state._replace(before=(params, opt_state))
 
     def sync(replica, state, step):
-        params, opt_state = state.before
-        opt_state = replica.opt_state if optimizer is None else opt_state
+        params, last = state.before
+        opt_state = replica.opt_state if optimizer is None else last
         before = replica._replace(params=params, opt_state=opt_state)
-        center = strategy.center(replica.params, state.strategy)
-        replica = change(before, replica, center, step)
-        replica, own = strategy.sync(replica, state.strategy, step)
-        return replica, state._replace(strategy=own)
+        center = strategy.center(params, state.strategy)
+        changed = change(before, replica, center, step)
+        changed, own = strategy.sync(changed, state.strategy, step)
+        params = changed.params
+        rounded = changed._replace(params=narrow(params, replica.params))
+        return rounded, ChangedState(own, (params, last))
 
     def rebuild(other):
         return changed_steps(where, other(strategy), change, optimizer)

@@ -8,7 +8,7 @@ from jax.extend.core import ClosedJaxpr
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, worker
 from syncalgos.engine.data_parallel import DataParallel, TrainState
-from syncalgos.engine.inner_step import with_optimizer_loss
+from syncalgos.engine.inner_step import with_optimizer
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.program import Model, Own, Shared
@@ -138,7 +138,7 @@ def sends(trainer: DataParallel, state: TrainState) -> Sends:
     Raises:
         ValueError: as in `syncalgos.communication`.
     """
-    strategy = with_optimizer_loss(trainer._worker.strategy, trainer._worker.optimizer)
+    strategy = with_optimizer(trainer._worker.strategy, trainer._worker.optimizer)
     layout, one = trainer.layout, of_one(state.replica)
     sharding = of_state(state.replica.params, layout)
     if sharding is None:

@@ -315,7 +315,7 @@ class Compiled:
         one = traces.of_one_worker(own, inputs)
         with layout.inside():
             held = equations(traces.loss(self._worker, layout, one))
-        kinds = {x.aval.dtype for e in held for x in e.outvars}
+        kinds = {x.aval.dtype for e, _ in held for x in e.outvars}
         floats = [jnp.finfo(x) for x in kinds if jnp.issubdtype(x, np.floating)]
         rounding = max(float(x.eps) for x in floats)
         told = jax.tree.map(float, found)
@@ -331,7 +331,7 @@ class Compiled:
             jaxpr = traces.traced(program, self._layout, *given)[0].jaxpr
         except Exception:  # the user's own, which the caller raises
             return []
-        over = [x for x in equations(jaxpr) if x.params.get("axis_name") == WORKERS]
+        over = [x for x, _ in equations(jaxpr) if x.params.get("axis_name") == WORKERS]
         return [x.primitive.name for x in over if x.primitive.name in _OURS]
 
     def _note(self, call: Call, made: Any) -> None:

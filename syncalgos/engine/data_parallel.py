@@ -394,10 +394,11 @@ class DataParallel:
         workers: int | None = None,
         taken: ArrayLike | None = None,
     ) -> Communication:
-        """Counts the bytes that each worker sends, as `syncalgos.communication` does.
+        """Counts the most that any worker sends, as `syncalgos.communication` does.
 
-        The count includes opt_state where a strategy sends it, and the loss where
-        workers share it for the optimizer. It does not include `lookup` in a loss.
+        The count includes opt_state where a strategy sends it, the loss where workers
+        share it for the optimizer, and what the optimizer sends. It does not include
+        what a loss sends, as by `lookup`.
 
         Args:
             state: a state of this trainer.

@@ -105,7 +105,7 @@ def counter_of(
 
     def counted(hyperparams):
         optimizer, strategy = make(hyperparams)
-        return with_optimizer_loss(strategy, optimizer)
+        return with_optimizer(strategy, optimizer)
 
     one, sharding = of_one(replica), of_state(replica.params, layout)
     if sharding is None:
@@ -117,14 +117,14 @@ def counter_of(
     return lambda *given: count(*given).times(layout.devices_each)
 
 
-def with_optimizer_loss(
+def with_optimizer(
     strategy: Strategy, optimizer: optax.GradientTransformation
 ) -> Strategy:
-    """Returns the strategy for the ledger, which also counts the shared loss."""
+    """Returns the strategy for the ledger, with what the inner optimizer sends."""
 
     def reduce(grads, replica, state, step):
-        optimizer_loss(strategy, optimizer, replica, jnp.float32(0))
+        loss = optimizer_loss(strategy, optimizer, replica, jnp.float32(0))
+        stepped(optimizer, replica, grads, loss)
         return strategy.reduce(grads, replica, state, step)
 
-    reduces = introspection.reduces(strategy)
-    return strategy._replace(reduce=reduce) if reduces else strategy
+    return strategy._replace(reduce=reduce)

@@ -12,12 +12,10 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend import core
 
 from syncalgos import collectives
 from syncalgos.collectives import PyTree
-from syncalgos.jaxprs import within
-from syncalgos.ledger.traced import COLLECTIVES
+from syncalgos.jaxprs import axes, follow, inner, within
 from syncalgos.strategy import Replica, Strategy, apply_reduce, apply_sync
 
 
@@ -69,15 +67,7 @@ def refuse_in_loss(jaxpr: Any, inputs: Sequence[bool]) -> None:
 
 def _results(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
     """Whether each result surely differs between workers, given which inputs do."""
-    differs = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(atom: Any) -> bool:
-        return not isinstance(atom, core.Literal) and differs.get(atom, False)
-
-    for equation in jaxpr.eqns:
-        results = _of_equation(equation, [*map(read, equation.invars)])
-        differs.update(zip(equation.outvars, results, strict=True))
-    return [*map(read, jaxpr.outvars)]
+    return [*map(bool, follow(jaxpr, [*inputs], _of_equation, literals=False))]
 
 
 def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
@@ -85,12 +75,10 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name == "axis_index":
         return [True]
-    if name in COLLECTIVES:
+    if axes(equation):
         return [False] * count
-    inner = [*core.jaxprs_in_params(equation.params)]
-    sent = [
-        x.primitive.name for x in within(equation) if x.primitive.name in COLLECTIVES
-    ]
+    held = inner(equation)
+    sent = [x.primitive.name for x, _ in within(equation) if axes(x)]
     if sent and _parts_ways(equation, inputs):
         what = "loop" if name == "while" else "branch"
         raise ValueError(
@@ -99,10 +87,10 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
             "all workers decide together by syncalgos.decided or collectives.mean"
         )
     if name == "cond":
-        arms = [_results(arm, inputs[1:]) for arm in inner]
+        arms = [_results(arm, inputs[1:]) for arm in held]
         return [inputs[0] or all(arm) for arm in zip(*arms, strict=True)]
-    if len(inner) == 1 and len(inner[0].invars) == len(inputs):  # jit, scan, remat, …
-        return _results(inner[0], inputs)
+    if len(held) == 1 and len(held[0].in_avals) == len(inputs):  # jit, scan, remat, …
+        return _results(held[0], inputs)
     return [any(inputs) and not sent] * count
 
 
@@ -112,5 +100,5 @@ def _parts_ways(equation: Any, inputs: list[bool]) -> bool:
     if name == "while":
         consts, body = params["cond_nconsts"], params["body_nconsts"]
         carry = inputs[consts + body :]
-        return _results(params["cond_jaxpr"].jaxpr, inputs[:consts] + carry)[0]
+        return _results(params["cond_jaxpr"], inputs[:consts] + carry)[0]
     return name == "cond" and inputs[0]

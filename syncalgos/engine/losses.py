@@ -12,6 +12,7 @@ import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.dtypes import widen
 
 Loss = Callable[
     [PyTree, PyTree, PyTree, jax.Array], tuple[Any, tuple[PyTree, dict[str, Any]]]
@@ -169,7 +170,7 @@ def normalized_loss(
             value, (buffers, metrics) = _checked(loss, params, buffers, batch, key)
             own = jnp.broadcast_to(value, merged or 1)
         if workers:
-            metrics = {**metrics, OF_WORKERS: _placed(own, workers, me)}
+            metrics = {**metrics, OF_WORKERS: _placed(widen(own), workers, me)}
         # Integer and boolean metrics are averaged, too, so all metrics become floats.
         metrics = jax.tree.map(lambda x: jnp.asarray(x) * 1.0, metrics)
         return value, (buffers, metrics)

@@ -1,4 +1,4 @@
-"""Counts of bytes and calls that each worker sends, from a step's traced program."""
+"""Counts of what a worker sends at most, from a step's traced program."""
 
 import math
 from collections import Counter
@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
+from syncalgos.collectives.axes import COUNTED, noting
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
@@ -30,7 +31,10 @@ from syncalgos.strategy import (
 
 
 class Communication(NamedTuple):
-    """The traffic of one worker in a run, without metrics and evaluation.
+    """The traffic of the worker that sends most, without metrics and evaluation.
+
+    On a graph with a hub, such as a star, that is the hub. In other collectives all
+    workers send the same amount.
 
     Attributes:
         bytes_per_worker: total bytes sent; a whole number unless a ring cuts arrays
@@ -111,11 +115,11 @@ def communication(
     steps: int,
     taken: ArrayLike | None = None,
 ) -> Communication:
-    """Counts exactly what each worker sends, from the jaxpr with one lane per device.
+    """Counts exactly the most that any worker sends, from the jaxpr of a step.
 
     The count assumes ring algorithms: an all-reduce sends 2 (N-1)/N times the array, an
-    all-gather (N-1) times the worker's part, and a permutation the array once. A single
-    worker sends nothing.
+    all-gather (N-1) times the worker's part, and a permutation the array once: on a
+    graph, each worker counts as one with the most peers. A single worker sends nothing.
 
     Args:
         strategy: the strategy to count.
@@ -132,7 +136,9 @@ def communication(
 
     Raises:
         ValueError: the traffic depends on more than the step and the decisions, or
-            decisions are missing or have another shape.
+            decisions are missing or have another shape; or the strategy sends over some
+            of the workers' axes alone, by an unknown primitive, or where no jaxpr shows
+            it (`custom_vmap`, callbacks, kernels).
 
     Example:
         >>> import numpy as np
@@ -245,9 +251,10 @@ def _trace(
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
-        given = hyperparams, replica, state
-        jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
+        with noting(COUNTED, (*sizes,) if workers > 1 else ()):
+            _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
+            given = hyperparams, replica, state
+            jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
         before = 1 + len(jax.tree.leaves(given[:2]))
         return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
     except NameError as error:  # from jax, for an axis that is not mapped

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core
 
+from syncalgos.collectives.axes import check_whole
 from syncalgos.combinators.decided import BY_DATA
-from syncalgos.jaxprs import within
+from syncalgos.jaxprs import CALLS, SILENT, axes, follow, hides, inner, within
 
-# Bytes that each of n workers sends per byte of the operand, with ring algorithms.
+# Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 COLLECTIVES = {
     "psum": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
     "pmax": ("all_reduce", lambda n: Fraction(2 * (n - 1), n)),
@@ -63,60 +64,51 @@ class Walk:
         self.choices.clear()
         self.notes, _ = self.through(self.jaxpr, inputs)
 
-    def through(self, jaxpr, inputs: list) -> tuple[list, list]:
+    def through(self, jaxpr, inputs: list | None = None) -> tuple[list, list]:
         """Walks through a jaxpr; returns (notes, outputs), None for unknown values."""
-        consts = ()
-        if isinstance(jaxpr, core.ClosedJaxpr):
-            jaxpr, consts = jaxpr.jaxpr, jaxpr.consts
-        values = dict(zip(jaxpr.constvars, consts, strict=True))
-        values.update(zip(jaxpr.invars, inputs, strict=True))
-
-        def read(atom):
-            return atom.val if isinstance(atom, core.Literal) else values.get(atom)
-
         notes = []
-        for equation in jaxpr.eqns:
-            noted, outputs = self.equation(equation, [read(v) for v in equation.invars])
-            notes += noted
-            values.update(zip(equation.outvars, outputs, strict=True))
-        return notes, [read(v) for v in jaxpr.outvars]
+
+        def visit(equation, inputs: list) -> list:
+            noted, outputs = self.equation(equation, inputs)
+            notes.extend(noted)
+            return outputs
+
+        given = [None] * len(jaxpr.in_avals) if inputs is None else inputs
+        return notes, follow(jaxpr, given, visit)
 
     def equation(self, equation, inputs: list) -> tuple[list, list]:
         """Walks through one equation; returns (notes, outputs)."""
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
-        if name == "axis_index":
-            return [], unknown
         # A vote is not known; its second argument is the recorded decision.
         if equation.params.get("name") == BY_DATA:
             return [], inputs[1:]
-        if name in COLLECTIVES:
+        if name in CALLS:
+            return self.through(inner(equation)[0], inputs)
+        if axes(equation, self.sizes) or hides(equation):
             return self.collective(equation), unknown
-        if name == "cond":
-            notes = self.cond(equation, inputs)
-        elif name in ("scan", "while"):
-            notes = self.loop(equation)
-        else:
-            notes = []
-            called = equation.params.get("jaxpr")  # of a jit, with its constants
-            if isinstance(called, core.ClosedJaxpr):
-                return self.through(called, inputs)
-            for jaxpr in core.jaxprs_in_params(equation.params):
-                if len(jaxpr.invars) == len(inputs):  # another call: remat, …
-                    return self.through(jaxpr, inputs)
-                notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
+        notes = (self.cond if name == "cond" else self.loop)(equation, inputs)
         if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
             return notes, unknown
         return [], _evaluate(equation, inputs)
 
     def collective(self, equation) -> list[Counter]:
-        """Returns the note of a collective; a single worker sends nothing."""
-        names = equation.params.get("axes", equation.params.get("axis_name"))
-        names = names if isinstance(names, tuple) else (names,)
+        """Returns the note of a collective; a single worker sends nothing.
+
+        Raises:
+            ValueError: its traffic is not known.
+        """
+        name, names = equation.primitive.name, axes(equation, self.sizes)
+        if math.prod(self.sizes.values()) == 1:
+            return []
+        check_whole(name, {*names}, (*self.sizes,))
+        if name not in COLLECTIVES or not {*names} <= {*self.sizes}:
+            use = "send by syncalgos.collectives"
+            raise ValueError(f"the traffic of {name} cannot be counted; {use}")
         groups = equation.params.get("axis_index_groups")
-        n = len(groups[0]) if groups else math.prod(self.sizes[x] for x in names)
+        n = max(map(len, groups)) if groups else math.prod(self.sizes[x] for x in names)
         if n == 1:
             return []
-        kind, share = COLLECTIVES[equation.primitive.name]
+        kind, share = COLLECTIVES[name]
         size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
         calls = len(equation.invars)
         return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
@@ -135,11 +127,9 @@ class Walk:
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]
 
-    def loop(self, equation) -> list:
-        """Returns the notes of a scan, once per pass; a while loop must not send."""
-        notes = []
-        for jaxpr in core.jaxprs_in_params(equation.params):
-            notes += self.through(jaxpr, [None] * len(jaxpr.invars))[0]
+    def loop(self, equation, _) -> list:
+        """Returns the notes of a scan, once per pass; other loops must not send."""
+        notes = [note for x in inner(equation) for note in self.through(x)[0]]
         if notes and "length" not in equation.params:
             raise ValueError(
                 "this strategy sends inside a loop of unknown length, so its traffic "
@@ -150,8 +140,7 @@ class Walk:
 
 def _needs_an_axis(equation) -> bool:
     """Whether an equation, or one inside it, needs a mapped axis."""
-    of_axes = "axis_index", *COLLECTIVES
-    return any(inner.primitive.name in of_axes for inner in within(equation))
+    return any(x.primitive.name in SILENT or axes(x) for x, _ in within(equation))
 
 
 def _evaluate(equation, inputs: list) -> list:

@@ -63,7 +63,7 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
         "test loss": f"{summary['test_loss']:.4f}",
         "test accuracy": f"{summary['test_accuracy']:.4f}",
         "learning rate": "0.05 nominal, 0.4 effective",  # lr / (1 - 7/8)
-        "each worker sent": "365.7 kB in 2 syncs",  # 2 · 2 · 7/8 · PARAMS_BYTES
+        "most a worker sent": "365.7 kB in 2 syncs",  # 2 · 2 · 7/8 · PARAMS_BYTES
         "speed": "steps/s",
         "files": str(ended.out),
     }.items():

@@ -10,12 +10,14 @@ import tomllib
 import optax
 import pytest
 from commands import ROOT, ran
+from owed import make
 from pages import combinators, table
 from tiers import tiers
 
 import syncalgos
 from experiments.cli import factories
 from experiments.tasks import TASKS
+from syncalgos.combinators import introspection
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
@@ -159,6 +161,16 @@ def test_no_file_of_algorithms_is_unregistered():
 def names_in_rows(page):
     cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page.read_text(), re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"\w+", cell)}
+
+
+def test_algorithms_whose_replicas_take_the_mean_itself_are_named():
+    keeps_no_copy = r"keep no float32 copy of params:([^.]*)\."
+    [named] = re.findall(keeps_no_copy, table.PAGE.read_text())
+    made = {name: make(name) for name in syncalgos.ALGORITHMS}
+    found = {x for x in made if introspection.ever_syncs(made[x])}
+    found -= {x for x in found if introspection.has_center(made[x])}
+    # The center of easgd is its own; its replicas are pulled to it in their own dtype.
+    assert {*re.findall(r"`(\w+)`", named)} == {*found, "easgd"}
 
 
 def test_table_of_the_readme_names_algorithms_that_exist():

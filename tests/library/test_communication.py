@@ -1,14 +1,22 @@
 """Bytes sent, against figures counted by hand."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from jax import lax
+from jax._src.lax import parallel
+from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec as P
 
 import syncalgos
-from syncalgos import Strategy, collectives
+from syncalgos import WORKERS, Strategy, collectives
+from syncalgos.jaxprs import SILENT
+from syncalgos.ledger.traced import COLLECTIVES
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
@@ -71,6 +79,80 @@ def test_collectives_are_counted_by_the_sizes_of_their_groups(move, kind, share)
     assert sent.bytes_per_worker == pytest.approx(share * BYTES, rel=1e-15)
     found = {k: x.bytes_per_worker for k, x in sent.by_collective.items()}
     assert found == ({kind: sent.bytes_per_worker} if share else {})
+
+
+@custom_vmap
+def ruled(x):
+    return x
+
+
+@ruled.def_vmap
+def _(lanes, is_mapped, x):  # what every layout of several lanes runs
+    return jnp.broadcast_to(x.mean(0), x.shape), True
+
+
+unknown = Primitive("unknown")
+unknown.def_abstract_eval(lambda x, **params: x)
+one_device = jax.make_mesh((1,), ("d",))
+on_devices = partial(jax.shard_map, mesh=one_device, in_specs=P(), out_specs=P())
+GROUPS = [[0], [1, 2], [3, 4, 5]]
+ZERO = jnp.zeros(6, jnp.int32)
+
+# A reduction of an array by jax itself, and the times that each of six workers sends
+# it, or what is refused.
+BY_JAX = {
+    "axes in another order": (lambda x: lax.pmean(x, ("lanes", "devices")), 2 * 5 / 6),
+    "groups of unequal sizes": (
+        lambda x: lax.psum(x, "devices", axis_index_groups=GROUPS),
+        2 * 2 / 3,
+    ),
+    "in a rule": (jax.checkpoint(lambda x: lax.pmax(x, WORKERS)), 2 * 5 / 6),
+    "over an axis of its own": (
+        lambda x: jax.vmap(lambda y: lax.pmean(y, "own"), axis_name="own")(x),
+        0,
+    ),
+    "part": (lambda x: lax.pmean(x, "lanes"), r"psum over \['lanes'\] cannot"),
+    "part of ours": (lambda x: collectives.mean(x, "lanes"), "part of"),
+    "part of our shift": (lambda x: collectives.shift(x, 1, "lanes"), "part of"),
+    "broadcast": (lambda x: lax.pbroadcast(x, ("devices",), 0), "pbroadcast"),
+    "ragged": (
+        lambda x: lax.ragged_all_to_all(x, x, *[ZERO] * 4, axis_name="devices"),
+        "ragged_all_to_all",
+    ),
+    "rule for lanes": (ruled, "custom_vmap_call"),
+    "callback": (lambda x: jax.pure_callback(np.sin, x, x), "pure_callback"),
+    "foreign": (lambda x: jax.ffi.ffi_call("foreign", x)(x), "ffi_call"),
+    "devices": (on_devices(lambda x: lax.psum(x, "d")), "shard_map"),
+    "linear solver": (
+        lambda x: jax.scipy.sparse.linalg.cg(lambda v: lax.pmean(v, WORKERS), x)[0],
+        "loop of unknown length",
+    ),
+    "unknown": (lambda x: unknown.bind(x, over=("devices",)), "unknown"),
+    "unknown function": (lambda x: unknown.bind(x, call=jnp.sin), "unknown"),
+}
+
+
+@pytest.mark.parametrize(("action", "found"), BY_JAX.values(), ids=BY_JAX)
+def test_what_jax_sends_is_counted_or_refused_by_name(action, found):
+    strategy = syncing(lambda params, step: jax.tree.map(action, params))
+    shapes = {"b": PARAMS["b"]}
+    if isinstance(found, str):
+        with pytest.raises(ValueError, match=found):
+            syncalgos.communication(strategy, shapes, workers=6, steps=1)
+    else:
+        sent = syncalgos.communication(strategy, shapes, workers=6, steps=1)
+        assert sent.bytes_per_worker == pytest.approx(found * 4 * 8, rel=1e-15)
+
+
+def test_every_collective_of_jax_is_known():
+    """A new one is counted, known to be silent, or added to those that are refused."""
+    found = {x.name for x in vars(parallel).values() if hasattr(x, "def_abstract_eval")}
+    refused = {"pbroadcast", "ragged_all_to_all", "psend", "precv", "preduced"}
+    refused |= {"psum_invariant", "all_gather_invariant", "all_gather_reduced"}
+    refused |= {"unreduced_psum", "unreduced_reduce_scatter", "vary_unreduced_cast_p"}
+    begun = {x.removesuffix("_start").removesuffix("_done") for x in found}
+    assert {"psum", "ppermute", "axis_index"} <= begun
+    assert begun <= {*COLLECTIVES, *SILENT} | refused
 
 
 def test_gossip_of_opt_state_sends_its_floats_too():

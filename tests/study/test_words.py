@@ -386,7 +386,7 @@ def test_a_sweep_has_a_line_an_answer_and_numbers_of_its_own():
     assert told(*torn)[1] == [
         ("93.20 %", "test accuracy of bmuf (n 2)"),
         ("91.20 to 93.20 %", "test accuracy, lowest and highest"),
-        ("1 MB to 3 MB", "sent by each worker"),
+        ("1 MB to 3 MB", "sent at most by a worker"),
     ]
 
 
@@ -415,7 +415,7 @@ def test_three_numbers_stand_beside_the_line(gains, difference, sent):
     amount, about = difference
     meaning = {
         "1/16": "of what sync_sgd sent: bmuf, 1 MB",
-        "16 MB": "sent by each worker of sync_sgd",
+        "16 MB": "sent at most by a worker of sync_sgd",
     }
     assert told(row("sync_sgd", sends=16), row("bmuf", gains))[1] == [
         ("93.20 %", "test accuracy of sync_sgd"),

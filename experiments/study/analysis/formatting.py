@@ -108,7 +108,7 @@ def diverged(row: Row) -> str:
 
 
 def sent(row: Row) -> str:
-    """Returns the bytes that each worker sent."""
+    """Returns the most bytes that a worker sent."""
     if row.bytes_per_worker is None:
         return MISSING if row.measure is None else "not counted"
     return size(row.bytes_per_worker)

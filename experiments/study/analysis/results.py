@@ -97,7 +97,7 @@ class Row(NamedTuple):
         effective_lr: None for methods without one, NaN if none was found.
         steps: local steps of a run.
         tuned: the chosen values by flag; empty without tuning.
-        bytes_per_worker: bytes sent by each worker; None if not counted.
+        bytes_per_worker: the most bytes that a worker sent; None if not counted.
         syncs: number of steps that send; None if not counted.
         command: command that makes these runs, without --seed.
         final: the measure at the end by seed, of runs that did not diverge.

@@ -38,7 +38,7 @@ SIGN = 36  # width of a line's sample in a legend, with the space beside it
 MOST = 5  # ticks of an axis
 MANY = 12  # lines that a legend names; of more points, only the best
 # Views of a metric; others are times on a network, by its name.
-STEPS, BYTES = "local steps", "bytes sent by each worker"
+STEPS, BYTES = "local steps", "most bytes sent by a worker"
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
 WORDS: dict[str, Callable[[float], str]] = {
@@ -428,7 +428,7 @@ def _tradeoff(report: Report) -> Iterator[Plot]:
     yield Plot(
         f"{by.key} at the end",
         "answer",
-        f"{_titled(by.name, by.unit)} at the end, by bytes sent by each worker",
+        f"{_titled(by.name, by.unit)} at the end, by most bytes sent by a worker",
         lines,
         f"{BYTES} (log)",
         "bytes",

@@ -25,7 +25,7 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     found[formatting.against(report)] = row.comparison.clause
     if any(each.comparison.p is not None for each in report.rows):
         found["corrected p-value"] = row.comparison.p_text
-    found["each worker sent"] = formatting.sent(row)
+    found["most a worker sent"] = formatting.sent(row)
     for network in report.networks if times else ():
         seconds = row.seconds.get(network.name)
         found[f"time, {network.name}"] = formatting.duration(seconds)

@@ -18,14 +18,14 @@ from syncalgos.engine.state import of_one
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
 Count = Callable[[Progress], Communication | None]
-"""Returns each worker's communication from a Progress; None if it is unknown."""
+"""Returns a worker's communication from a Progress; None if it is unknown."""
 
 
 class Rounds(NamedTuple):
     """The rounds of a run, as far as they are known before it trains.
 
     Attributes:
-        sent: returns what each worker sends in the whole run.
+        sent: returns what a worker sends at most in the whole run.
         is_fixed: whether this depends on the step only.
         ends: whether a round ends at each step, (steps,); None if only the run decides.
         is_followed: whether the evaluated model changes at every step.

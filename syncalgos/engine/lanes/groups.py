@@ -4,12 +4,11 @@ A group should fit into the caches. It should also be large enough that its resu
 outweigh the weights that it reads and the gradients that it adds to earlier groups'.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
-from jax.extend import core
 
+from syncalgos.jaxprs import equations, inner
 from syncalgos.strategy import PyTree
 
 # With 128 lanes on a device, LeNet takes 2.3 times as long all at once as one by one.
@@ -41,24 +40,14 @@ def size(few: Any, many: Any, lanes: int, params: PyTree) -> int:
 
 def results(jaxpr: Any) -> int:
     """Counts the bytes of all results of a jaxpr, in all known passes of loops."""
-    return sum(times * sum(map(_bytes, e.outvars)) for e, times in _run(jaxpr))
+    ran = [x for x in equations(jaxpr) if not inner(x[0])]
+    return sum(times * sum(map(_bytes, e.outvars)) for e, times in ran)
 
 
 def _multiplied(jaxpr: Any) -> int:
     """Counts the bytes that matmuls read, in all passes of loops."""
-    matmuls = [x for x in _run(jaxpr) if x[0].primitive.name == "dot_general"]
+    matmuls = [x for x in equations(jaxpr) if x[0].primitive.name == "dot_general"]
     return sum(times * sum(map(_bytes, e.invars)) for e, times in matmuls)
-
-
-def _run(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
-    """Yields all equations that hold no others, and how often each is run."""
-    for equation in jaxpr.eqns:
-        inner = [*core.jaxprs_in_params(equation.params)]
-        turns = times * equation.params.get("length", 1)
-        for one in inner:
-            yield from _run(one, turns)
-        if not inner:
-            yield equation, times
 
 
 def _bytes(x: Any) -> int:

@@ -166,7 +166,7 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
     return Traits(
         draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
         weighs=WEIGHT in metrics,
-        convolves=any(e.primitive.name == "conv_general_dilated" for e in held),
+        convolves=any(e.primitive.name == "conv_general_dilated" for e, _ in held),
         bytes=groups.results(jaxpr.jaxpr),
     )
 

@@ -5,8 +5,8 @@ matched with them by path and shape: the momentum of a matrix is cut like the ma
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives.axes import noting
 
 Path = tuple[Any, ...]
 Parts = tuple[tuple[str, ...], ...]
@@ -186,14 +187,9 @@ class Sharding(NamedTuple):
 _NOW: ContextVar[Sharding | None] = ContextVar("sharding", default=None)
 
 
-@contextmanager
-def known(sharding: Sharding | None) -> Iterator[None]:
+def known(sharding: Sharding | None) -> AbstractContextManager[None]:
     """Sets how a worker's arrays lie on its devices, for all code traced inside."""
-    token = _NOW.set(sharding)
-    try:
-        yield
-    finally:
-        _NOW.reset(token)
+    return noting(_NOW, sharding)
 
 
 def cuts(tree: PyTree) -> list[Cut | None]:

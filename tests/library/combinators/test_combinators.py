@@ -195,19 +195,26 @@ def test_reset_keeps_injected_hyperparameters():
     np.testing.assert_allclose(updates["a"], np.full(3, -0.6), rtol=1e-6)
 
 
+def short_center(strategy, batches, dtype=jnp.bfloat16):
+    """The center after steps of a batch's mean / 256 from 1."""
+    loss = sa.stateless(lambda params, batch: params * jnp.mean(batch))
+    trainer = sa.DataParallel(
+        loss, optax.sgd(1 / 256), strategy, workers=4, backend="vmap"
+    )
+    state, _ = trainer.run(trainer.init(jnp.ones((), dtype)), batches.astype(dtype))
+    return float(trainer.center(state).params)
+
+
 def test_short_params_keep_small_moves_by_an_outer_step_of_one():
     """One of four moves by 1/256 a step, the mean by a quarter of half a unit at 1."""
-    found = []
-    for strategy in (sa.average(), sa.outer_step(optax.sgd(1.0))):
-        trainer = sa.DataParallel(
-            sa.stateless(lambda params, batch: params * jnp.mean(batch)),
-            optax.sgd(1 / 256),
-            strategy,
-            workers=4,
-            backend="vmap",
-        )
-        batches = jnp.zeros((128, 4), jnp.bfloat16).at[:, 0].set(1)
-        state = trainer.init(jnp.ones((), jnp.bfloat16))
-        state, _ = trainer.run(state, batches)
-        found.append(float(trainer.center(state).params))
-    assert found == [1.0, 0.875]
+    batches = jnp.zeros((128, 4)).at[:, 0].set(1)
+    strategies = sa.average(), sa.outer_step(optax.sgd(1.0))
+    assert [short_center(x, batches) for x in strategies] == [1.0, 0.875]
+
+
+def test_short_params_keep_what_palsgd_adds_to_their_steps():
+    """Steps of a unit grow to 5/4 units, which would be rounded to one."""
+    rates = {"learning_rate": 1 / 256, "outer_lr": 1.0, "outer_momentum": 0.0}
+    strategy, batches = sa.palsgd(4, proximal=1e-3, **rates), -2 * jnp.ones((48, 4))
+    short, exact = (short_center(strategy, batches, x) for x in ("bfloat16", "float32"))
+    assert exact > 1 + 48 / 128 and abs(short - exact) <= 1 / 256

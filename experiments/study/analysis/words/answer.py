@@ -240,9 +240,9 @@ def numbers(
     if cost := cost_of(rows, rows if is_swept else pool):
         least, most = cost.rows[0], cost.most
         low, high = size(cost.least), size(most.bytes_per_worker or 0.0)
-        sent = low, f"sent by each worker of {named(least)}"
+        sent = low, f"sent at most by a worker of {named(least)}"
         if is_swept:
-            sent = " to ".join(dict.fromkeys((low, high))), "sent by each worker"
+            sent = " to ".join(dict.fromkeys((low, high))), "sent at most by a worker"
         elif cost.part:
             sent = cost.part, f"of what {named(most)} sent: {named(least)}, {low}"
         found.append(sent)
