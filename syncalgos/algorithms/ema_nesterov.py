@@ -40,8 +40,8 @@ def ema_nesterov(
         decay: γ, the decay of the average move, at least 0 and below 1.
         lookahead: β at the highest learning rate, at least 0 and below 1; 0.3 and 0.6
             in published runs.
-        learning_rate: the learning rate of the inner optimizer: a number above 0 or a
-            schedule.
+        learning_rate: the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -97,4 +97,5 @@ def ema_nesterov(
         return restart(replica, params_of(new, step + 1)), new
 
     reduce = reduce_with("mean", axis=axis).reduce
-    return Strategy(init, reduce, sync, shipped("model"), axis=axis)
+    made = Strategy(init, reduce, sync, shipped("model"), axis=axis)
+    return made._replace(learning_rate=learning_rate)

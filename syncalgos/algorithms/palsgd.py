@@ -39,8 +39,8 @@ def palsgd(
 
     Args:
         period: H, local steps between two outer steps, at least 1.
-        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: γ, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         chance: p, the probability that a local step is a pull, above 0 and below 1.
         proximal: κ, the strength of the pull, above 0.
         outer_lr: η, the outer learning rate, above 0; 0.1 in the authors' example.
@@ -96,4 +96,5 @@ def palsgd(
         )
 
     synced = every(outer_step(outer, axis=axis), period)
-    return changed_steps(synced, change, optimizer)
+    made = changed_steps(synced, change, optimizer)
+    return made._replace(learning_rate=learning_rate)

@@ -43,8 +43,8 @@ def qg_dsgdm(
         topology: the graph of neighbours: ring, torus, hypercube, star, complete,
             erdos_renyi, exponential (one peer a step, in turn) or static_exponential
             (all of these at each step); in Python also edges or weights (see `graph`).
-        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: η, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -97,4 +97,5 @@ def qg_dsgdm(
         momentum = narrow(jax.tree.map(follow, *state, widen(params)), state.momentum)
         return replica._replace(params=params), state._replace(momentum=momentum)
 
-    return Strategy(init, reduce, sync, MeanCenter(axis), own_momentum=True)
+    made = Strategy(init, reduce, sync, MeanCenter(axis), own_momentum=True)
+    return made._replace(learning_rate=learning_rate)
