@@ -1,4 +1,4 @@
-"""What a strategy was told of the inner optimizer, through combinators and lawful uses.
+"""The rate that a strategy was told, through combinators, and lawful optimizers.
 
 The refusals are in `test_engine_errors`.
 """
