@@ -59,9 +59,9 @@ def palsgd(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η (1 - (1 - κ γ)^H) / ((1 - μ) H κ γ) times as far
-    as plain averaging, on average. As in the authors' code, all workers draw from one seed, and a pull is not
-    a step of the inner optimizer. That code computes no gradient at a pull; the engine
-    computes one but does not use it.
+    as plain averaging, on average. As in the authors' code, all workers draw from one
+    seed, and a pull is not a step of the inner optimizer. That code computes no
+    gradient at a pull; the engine computes one but does not use it.
 
     Example:
         >>> import numpy as np
