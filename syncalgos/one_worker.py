@@ -9,6 +9,7 @@ import optax
 
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
+from syncalgos.engine import inner_fit
 from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
@@ -95,7 +96,10 @@ def as_optimizer(
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
         sync = alone(lambda: strong(strategy.init(params)), axis)
-        return OptimizerState(inner.init(params), sync, jnp.zeros((), jnp.int32))
+        opt_state = inner.init(params)
+        inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
+        inner_fit.check_own_steps("as_optimizer: inner", inner, strategy, params)
+        return OptimizerState(opt_state, sync, jnp.zeros((), jnp.int32))
 
     def update(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any

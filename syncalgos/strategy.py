@@ -173,13 +173,17 @@ class Strategy(NamedTuple):
             gradient, as with Adam.
         own_momentum: whether the strategy's own momentum replaces that of the inner
             optimizer.
+        learning_rate: the inner optimizer's learning rate as the strategy was told it,
+            a number or a schedule of local steps; None: it was not told.
+        own_steps: whether a sync replaces params by sums of the strategy's own steps,
+            so that only plain SGD at `learning_rate` may be inside.
 
     `acts` is a promise that sync itself must keep. `every` and `when` make such a sync
     and declare its steps. Replace both fields together: `_replace(sync=…, acts=…)`.
     With the declaration, `at_syncs` and `delayed` know the steps of the syncs, and the
-    engine may run several local steps of one worker before those of the next. The last
-    three fields change no step: they help to choose learning rates and to model the
-    time on a network.
+    engine may run several local steps of one worker before those of the next. The
+    fields from `late` on change no step: they help to choose learning rates, to model
+    the time on a network, and to refuse inner optimizers that do not fit.
 
     Example:
         >>> import jax.numpy as jnp
@@ -207,6 +211,8 @@ class Strategy(NamedTuple):
     late: int = 0
     unit_steps: bool = False
     own_momentum: bool = False
+    learning_rate: checks.LearningRate | None = None
+    own_steps: bool = False
 
 
 def check_strategy(where: str, strategy: Any) -> None:

@@ -13,7 +13,8 @@ PAGE = Path(__file__).parents[1] / "algorithms.md"
 HEAD = "name", "update", "state", "sends", "effective rate", "source"
 MARKED = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end -->)", re.DOTALL)
 RETURNS = re.compile(r"A Strategy\. (?:State: )?(.+?)\. (.+?)\.(?: |$)")
-FACTOR = re.compile(r"A steady drift moves the center (.+?) times as far")
+DRIFT = r"[Aa] steady drift (?:moves the center|moves it|goes) (.+?) times as far"
+FACTOR = re.compile(DRIFT)
 PAPER = re.compile(r'([^";]+), "[^"]+",? [^;]*?(\d{4})')
 
 

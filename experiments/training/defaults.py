@@ -93,6 +93,8 @@ def _inner(config: RunConfig, task: Task, own: Strategy) -> dict[str, Any]:
         return given  # the task's momentum and decay may not fit another optimizer
     if own.unit_steps or own.own_momentum:
         task = task._replace(momentum=None)
+    if own.own_steps:  # plain SGD alone may be inside
+        task = task._replace(optimizer="sgd", weight_decay=None, clip_norm=None)
     return {k: getattr(task, k) if x is None else x for k, x in given.items()}
 
 

@@ -40,8 +40,12 @@ class Adam(NamedTuple):
         return jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, v, g)
 
     def steps(self, first: PyTree, second: PyTree) -> PyTree:
-        """m / (√v + ε), at most as far as Adam can go."""
-        steps = jax.tree.map(lambda m, v: m / (root(v) + self.eps), first, second)
+        """m / (√v + ε), at most as far as Adam can go; 0 where v is 0."""
+
+        def step(m, v):
+            return jnp.where(v > 0, m / (root(v) + self.eps), 0)
+
+        steps = jax.tree.map(step, first, second)
         most = largest_step(self.b1, self.b2)
         return optax.tree.clip(steps, -most, most)
 
@@ -70,22 +74,23 @@ def in_signs(
         x: this worker's momenta, times `unit`.
         unit: the number by which x is divided to give a momentum.
         b1: the decay of the momentum.
-        state: the state before. Entries with v = 0 stay 0; if all v are 0, v is taken
-            from the mean.
+        state: the state before. Entries with v = 0 stay 0. If any worker's momentum
+            of one is not 0, it waits in the residual, and v becomes the mean of the
+            leaf's other v, or if all are 0, the square of the new momenta's size.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         The state with the mean as its first moments.
     """
     unit = jnp.where(unit > 0, unit, 1)  # a schedule may end at 0
-    known = jnp.any(jnp.array([jnp.any(v) for v in jax.tree.leaves(state.second)]))
 
     def leaf(x, v, e, part, pieces):
-        own = *map(pieces.split, (x + e, (v > 0) | ~known)), part
+        own = *map(pieces.split, (x + e, v > 0)), part
         *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
-        m, e = map(pieces.join, own)
-        m = m / unit
-        return m, jnp.where(known, v, (m / (1 - b1)) ** 2), e, part
+        m, e, new = map(pieces.join, own)
+        usual = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0), 1)
+        first = jnp.where(usual > 0, usual, (new / unit / (1 - b1)) ** 2)
+        return m / unit, jnp.where(new > 0, first, v), e, part
 
     pieces = stacking.pieces_like(0, x)
     return OneBitAdamState(*over_leaves(leaf, 4, x, *state[1:], pieces))

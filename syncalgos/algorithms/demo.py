@@ -68,12 +68,12 @@ def demo(
     chunk = checks.whole("demo: chunk", chunk, least=1)
     top_k = checks.whole("demo: top_k", top_k, least=1)
     stacked = stacking.check("demo: stacked", stacked)
-    if learning_rate is not None:
-        learning_rate = checks.learning_rate("demo", learning_rate)
+    rate = 1.0 if learning_rate is None else learning_rate
+    rate = checks.learning_rate("demo", rate)
     fast = dct.largest_components(chunk, top_k, stacked, axis)
 
     def reduce(grads, replica, state, step):
-        scale = learning_rate(step) if sign and callable(learning_rate) else 1.0
+        scale = rate(step) if sign else 1.0
 
         def add(m, g):
             return decay * m + jnp.asarray(scale, g.dtype) * g
@@ -86,4 +86,5 @@ def demo(
         combined = jax.tree.map(jnp.sign, combined) if sign else combined
         return narrow(combined, grads), left
 
-    return Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=sign)
+    made = Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=sign)
+    return made._replace(learning_rate=learning_rate if sign else None)

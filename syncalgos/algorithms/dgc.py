@@ -56,7 +56,8 @@ def dgc(
     Raises:
         ValueError: a parameter outside its range.
 
-    Entries sent at every step move at the learning rate, rare ones 1 / (1 - m) times.
+    A steady drift goes from 1 to 1 / (1 - m) times as far as plain averaging takes it:
+    1 for entries sent at every step, the most for rare ones.
 
     Example:
         >>> import numpy as np

@@ -14,11 +14,12 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class EmaNesterovState(NamedTuple):
-    """The model θ, the average m of its moves, and the highest learning rate so far."""
+    """The model θ, its average move m, the highest rate so far, and y, given out."""
 
     model: PyTree
     velocity: PyTree
     highest: jax.Array
+    ahead: PyTree
 
 
 def ema_nesterov(
@@ -40,13 +41,13 @@ def ema_nesterov(
         decay: γ, the decay of the average move, at least 0 and below 1.
         lookahead: β at the highest learning rate, at least 0 and below 1; 0.3 and 0.6
             in published runs.
-        learning_rate: the learning rate of the inner optimizer: a number above 0 or a
-            schedule.
+        learning_rate: the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: θ and m, shaped like params, at least float32, and a number,
-        identical on all workers. Each step sends gradients once. Replicas stay
+        A Strategy. State: θ, m and y, shaped like params, at least float32, and a
+        number, identical on all workers. Each step sends gradients once. Replicas stay
         identical. The center is θ.
 
     Raises:
@@ -77,24 +78,24 @@ def ema_nesterov(
     lookahead = checks.real("ema_nesterov: lookahead", lookahead, least=0, below=1)
     rate = checks.learning_rate("ema_nesterov", learning_rate)
 
-    def params_of(state, step):
-        share = rate(step) / jnp.where(state.highest > 0, state.highest, 1)
-        return jax.tree.map(lambda x, m: x + lookahead * share * m, *state[:2])
-
     def init(params):
-        return EmaNesterovState(widen(params), zeros(params), jnp.zeros(()))
+        wide = widen(params)
+        return EmaNesterovState(wide, zeros(params), jnp.zeros(()), wide)
 
     def sync(replica, state, step):
+        highest = jnp.maximum(state.highest, jnp.maximum(rate(step), rate(step + 1)))
+        share = rate(step + 1) / jnp.where(highest > 0, highest, 1)
+
         def leaf(model, m, ahead, back):
             moved = ahead - back
-            return moved, decay * m + (1 - decay) * (moved - model)
+            m = decay * m + (1 - decay) * (moved - model)
+            return moved, m, moved + lookahead * share * m
 
-        ahead = params_of(state, step)
-        back = pseudo_gradient(ahead, replica.params)
-        highest = jnp.maximum(state.highest, jnp.maximum(rate(step), rate(step + 1)))
-        model, m = over_leaves(leaf, 2, *state[:2], ahead, back)
-        new = narrow(EmaNesterovState(model, m, highest), state)
-        return restart(replica, params_of(new, step + 1)), new
+        back = pseudo_gradient(state.ahead, replica.params)
+        model, m, ahead = over_leaves(leaf, 3, *state[:2], state.ahead, back)
+        new = narrow(EmaNesterovState(model, m, highest, ahead), state)
+        return restart(replica, new.ahead), new
 
     reduce = reduce_with("mean", axis=axis).reduce
-    return Strategy(init, reduce, sync, shipped("model"), axis=axis)
+    made = Strategy(init, reduce, sync, shipped("model"), axis=axis)
+    return made._replace(learning_rate=learning_rate)

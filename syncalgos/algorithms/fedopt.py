@@ -44,9 +44,10 @@ def fedopt(
     After every `period` local steps, for workers' params θ that started from x, and v,
     which starts at τ²:
 
-        Δ ← mean(θ) - x;   m ← β₁ m + (1 - β₁) Δ;   x, θ ← x + η m / (√v + τ)
+        Δ ← mean(θ) - x;   m ← β₁ m + (1 - β₁) Δ
         adam: v ← β₂ v + (1 - β₂) Δ²;   adagrad: v ← v + Δ²
         yogi: v ← v - (1 - β₂) Δ² sign(v - Δ²)
+        x, θ ← x + η m / (√v + τ)
 
     Args:
         period: local steps between two outer steps, at least 1.

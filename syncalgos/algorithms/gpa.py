@@ -2,21 +2,20 @@
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from syncalgos import checks
 from syncalgos.algorithms._anchors import pseudo_gradient, restart, shipped
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.dtypes import narrow, widen
+from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 class GpaState(NamedTuple):
-    """The average x and the fast model z."""
+    """The average x, the fast model z, and y, which the workers got."""
 
     average: PyTree
     fast: PyTree
+    ahead: PyTree
 
 
 def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
@@ -35,8 +34,8 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x and z, shaped like params, at least float32, identical on
-        all workers. Each step sends gradients once. Replicas stay identical. The
+        A Strategy. State: x, z and y, shaped like params, at least float32, identical
+        on all workers. Each step sends gradients once. Replicas stay identical. The
         center is x.
 
     Raises:
@@ -69,17 +68,18 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
     mixing = checks.share("gpa: mixing", mixing)
     mean = reduce_with("mean", axis=axis)
 
-    def params_of(state):
-        return jax.tree.map(lambda x, z: z + mixing * (x - z), *state)
-
     def init(params):
-        return GpaState(widen(params), widen(params))
+        wide = widen(params)
+        return GpaState(wide, wide, wide)
 
     def sync(replica, state, step):
-        back = pseudo_gradient(params_of(state), replica.params)
-        fast = jax.tree.map(jnp.subtract, state.fast, back)
-        average = jax.tree.map(lambda x, z: z + decay * (x - z), state.average, fast)
-        new = narrow(GpaState(average, fast), state)
-        return restart(replica, params_of(new)), new
+        def leaf(x, z, back):
+            z = z - back
+            x = z + decay * (x - z)
+            return x, z, z + mixing * (x - z)
+
+        back = pseudo_gradient(state.ahead, replica.params)
+        new = narrow(GpaState(*over_leaves(leaf, 3, *state[:2], back)), state)
+        return restart(replica, new.ahead), new
 
     return Strategy(init, mean.reduce, sync, shipped("average"), axis=axis)

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import jax.numpy as jnp
+import numpy as np
 import optax
 
 from syncalgos import checks, collectives
@@ -27,21 +29,22 @@ def halos(
     """HALoS: workers send to their region's server, and regions to a global server.
 
     A worker that has gone from y to θ in `period` of its local steps sends its update
-    to its region's server z, and restarts from there:
+    to its region's server z. After every K updates the region sends its own to the
+    global server x, and mixes. The worker restarts from z:
 
-        z ← delayed Nesterov step (z, y - θ);   y, θ ← z
-
-    After every K updates the region sends its own to the global server x and mixes:
-
-        x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
+        z ← delayed Nesterov step (z, y - θ)
+        after K updates: x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
+        y, θ ← z
 
     Args:
         period: H, a worker's local steps in a round, at least 1; 8 in the paper.
         regions: R, the number of regions, each of consecutive workers; at least 1.
-        outer_lr: the learning rate of a region's server, above 0.
-        outer_momentum: a region's Nesterov momentum, at least 0, below 1; paper: 0.9.
-        global_lr: the learning rate of the global server, above 0.
-        global_momentum: the global server's Nesterov momentum, at least 0 and below 1.
+        outer_lr: η, the learning rate of a region's server, above 0.
+        outer_momentum: β, a region's Nesterov momentum, at least 0, below 1; paper:
+            0.9.
+        global_lr: η', the learning rate of the global server, above 0.
+        global_momentum: β', the global server's Nesterov momentum, at least 0 and below
+            1.
         alpha: α, how far a region goes to the global model, above 0 and at most 1.
         updates: K, workers' updates between two updates of their region, at least 1.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
@@ -61,7 +64,10 @@ def halos(
 
     It runs on the clock of `async_diloco`. A region's momentum changes after as many
     updates as it has workers; the global momentum after as many updates as there are
-    regions.
+    regions with workers. A steady drift moves the center
+    mean(speed) η η' / ((1 - β) (1 - β')) times as far as plain averaging: 0.875 times
+    with the defaults. In the authors' simulator a worker starts before the exchange has
+    come back.
 
     Example:
         >>> import numpy as np
@@ -86,9 +92,11 @@ def halos(
         return worker * regions // collectives.size(axis)
 
     def push(server, update, worker):
-        members = max(1, collectives.size(axis) // regions)
-        rates = (*near, members), (*far, regions)
-        region = region_of(worker)
+        workers = collectives.size(axis)
+        sizes = np.bincount(region_of(np.arange(workers)), minlength=regions)
+        alike, region = len({*sizes}) == 1, region_of(worker)
+        members = int(sizes[0]) if alike else jnp.array(sizes, jnp.int32)[region]
+        rates = (*near, members), (*far, int(np.sum(sizes > 0)))
         return servers.two_levels(server, update, region, *rates, alpha, updates)
 
     def model_of(server, worker):

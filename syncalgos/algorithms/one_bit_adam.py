@@ -46,8 +46,9 @@ def one_bit_adam(
 
     The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
     in the paper. Signs would move entries with a small v far, so a step is at most
-    Adam's longest, and 0 where v is 0. If training starts after `dense_steps`, v is
-    taken from the first m.
+    Adam's longest, and 0 where v is 0. An entry whose first gradient comes after
+    `dense_steps` gets the mean v of its leaf, and moves a step later. If all v of the
+    leaf are 0, v is taken from the size of the first momenta.
 
     Example:
         >>> import numpy as np

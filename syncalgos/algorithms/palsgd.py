@@ -39,8 +39,8 @@ def palsgd(
 
     Args:
         period: H, local steps between two outer steps, at least 1.
-        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: γ, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         chance: p, the probability that a local step is a pull, above 0 and below 1.
         proximal: κ, the strength of the pull, above 0.
         outer_lr: η, the outer learning rate, above 0; 0.1 in the authors' example.
@@ -58,10 +58,10 @@ def palsgd(
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift moves the center η / (1 - μ) times as far as `fedprox` with μ = κ, on
-    average. As in the authors' code, all workers draw from one seed, and a pull is not
-    a step of the inner optimizer. That code computes no gradient at a pull; the engine
-    computes one but does not use it.
+    A steady drift moves the center η (1 - (1 - κ γ)^H) / ((1 - μ) H κ γ) times as far
+    as plain averaging, on average. As in the authors' code, all workers draw from one
+    seed, and a pull is not a step of the inner optimizer. That code computes no
+    gradient at a pull; the engine computes one but does not use it.
 
     Example:
         >>> import numpy as np
@@ -97,4 +97,5 @@ def palsgd(
         )
 
     synced = every(outer_step(outer, axis=axis), period)
-    return changed_steps("palsgd", synced, change, optimizer)
+    made = changed_steps("palsgd", synced, change, optimizer)
+    return made._replace(learning_rate=learning_rate)

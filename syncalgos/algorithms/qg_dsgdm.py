@@ -45,8 +45,8 @@ def qg_dsgdm(
         topology: the graph of neighbours: ring, torus, hypercube, star, complete,
             erdos_renyi, exponential (one peer a step, in turn) or static_exponential
             (all of these at each step); in Python also edges or weights (see `graph`).
-        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: η, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -58,7 +58,8 @@ def qg_dsgdm(
         ValueError: a parameter out of range, or a graph of another number of workers.
 
     Replicas do not agree. m holds the moves of neighbours too: a worker whose data
-    differ strays less. The inner optimizer is SGD without momentum. At η = 0 m stays.
+    differ strays less. The inner optimizer is SGD without momentum. At η = 0 m stays. A
+    steady drift goes 1 / (1 - β) times as far as plain averaging takes it.
 
     Example:
         >>> import numpy as np
@@ -102,4 +103,5 @@ def qg_dsgdm(
     # Under a period the rate and the graph would need two clocks.
     turns = introspection.counted if changes(graph) else None
     sync = introspection.Combination(sync, turns=turns)
-    return Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
+    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
+    return made._replace(learning_rate=learning_rate)

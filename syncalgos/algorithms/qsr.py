@@ -29,8 +29,8 @@ def qsr(
         period: H₀, the fewest local steps in a round, at least 1.
         growth: α, in units of the learning rate, above 0; in the paper near 0.2 for
             SGD, 0.0175 for AdamW.
-        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: η, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -75,4 +75,5 @@ def qsr(
         # In float32 (0.01 / 0.001)² is below 100: the factor makes up for rounding.
         return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
 
-    return every(average(axis=axis), length)
+    made = average(axis=axis)._replace(learning_rate=learning_rate)
+    return every(made, length)

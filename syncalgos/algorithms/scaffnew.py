@@ -37,8 +37,8 @@ def scaffnew(
 
     Args:
         period: local steps between two syncs on average, at least 1.
-        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: γ, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         seed: seeds the draws of the steps, identical on all workers.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -93,4 +93,5 @@ def scaffnew(
         )
         return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
-    return sync_when(Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis)), falls)
+    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis))
+    return sync_when(made._replace(learning_rate=learning_rate), falls)

@@ -34,8 +34,8 @@ def scaffold(
 
     Args:
         period: K, local steps between two syncs, at least 1.
-        learning_rate: η, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: η, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -93,4 +93,5 @@ def scaffold(
         replica, zero = restart(replica, mean), jnp.zeros_like(state.distance)
         return replica, ScaffoldState(widen(replica.params), control, own, zero)
 
-    return sync_every(Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis)), period)
+    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis))
+    return sync_every(made._replace(learning_rate=learning_rate), period)

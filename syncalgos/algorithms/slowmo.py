@@ -38,8 +38,8 @@ def slowmo(
         period: local steps between two slow steps, at least 1; 12 to 48 in the paper.
         slow_momentum: β, at least 0 and below 1; 0.4 to 0.8 in the paper.
         slow_lr: α, above 0.
-        learning_rate: γ, the learning rate of the inner optimizer: a number above 0 or
-            a schedule.
+        learning_rate: γ, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -91,4 +91,5 @@ def slowmo(
         new = narrow(new, state)
         return restart(replica, new.anchor), new
 
-    return every(Strategy(init, sync=sync, center=shipped("anchor"), axis=axis), period)
+    made = Strategy(init, sync=sync, center=shipped("anchor"), axis=axis)
+    return every(made._replace(learning_rate=learning_rate), period)

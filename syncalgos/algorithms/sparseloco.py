@@ -53,9 +53,9 @@ def sparseloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift moves the center α times as far as plain averaging, if nothing decays
-    before it is sent. The authors' chunks are tiles of 64 × 64, and they average an
-    entry over the workers that sent it.
+    A steady drift moves the center up to α times as far as plain averaging: α if
+    nothing decays before it is sent. The authors' chunks are tiles of 64 × 64, and they
+    average an entry over the workers that sent it.
 
     Example:
         >>> import numpy as np

@@ -49,7 +49,8 @@ def zero_one_adam(
         b1: β₁, the decay of the momentum, at least 0 and below 1.
         b2: β₂, the decay of the variance, at least 0 and below 1.
         eps: ε, added to the variance's root, above 0.
-        learning_rate: γ, the inner learning rate: a number above 0 or a schedule.
+        learning_rate: γ, the inner optimizer's at each local step: a number above 0
+            or a schedule.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -59,7 +60,10 @@ def zero_one_adam(
     Raises:
         ValueError: a parameter outside its range.
 
-    The inner optimizer is plain SGD. In the paper the period doubles up to 16.
+    The inner optimizer is plain SGD at γ: any other would move the replicas, but not x,
+    so the engine refuses it. A step is at most Adam's longest, and 0 where v is 0; see
+    `one_bit_adam` for entries that are used late. In the paper the period doubles up to
+    16.
 
     Example:
         >>> import numpy as np
@@ -106,4 +110,5 @@ def zero_one_adam(
         return restart(replica, anchor), narrow(new, state)
 
     made = Strategy(init, reduce, sync, shipped("anchor"), axis=axis, unit_steps=True)
+    made = made._replace(learning_rate=learning_rate, own_steps=True)
     return sync_every(made, lambda step: jnp.where(step < variance_steps, 1, period))

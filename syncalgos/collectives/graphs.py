@@ -43,7 +43,8 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
 
     Args:
         topology: the graph, as algorithms take it: a name, a matrix of weights, edges,
-            a sequence of matrices, or a function from the step to its matrix.
+            a sequence of matrices, or a function from the step to its matrix. `gasloc`
+            counts its syncs as steps.
         workers: N, the number of workers, at least 1.
         seed: the seed of the edges of erdos_renyi.
 
@@ -99,7 +100,7 @@ def check(
         where: the function that was called, for the message.
         topology: a name; a matrix of weights, (N, N); edges, (E, 2) whole numbers; a
             sequence of matrices, (period, N, N); or a function from the step to a
-            matrix, which repeats.
+            matrix, which repeats. (2, 2) whole numbers that may be both are refused.
         fixed: whether to refuse graphs that change.
         symmetric: whether to refuse weights that are not symmetric.
         columns: whether only columns, and not rows, must add up to 1.
@@ -128,6 +129,11 @@ def check(
             f"{checks.shown(topology)}"
         )
     if given.ndim == 2 and given.shape[1] == 2 and given.dtype.kind in "iu":
+        if given.shape == (2, 2) and (given.sum(1) == 1).all() and (given >= 0).all():
+            raise ValueError(
+                f"{label}: {given.tolist()} may be edges or weights of two workers: "
+                "give floats for weights, or edges once, such as [(0, 1)]"
+            )
         return _edges(label, given)
     weights = given.astype(np.float64)
     weights = weights[None] if weights.ndim == 2 else weights

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from syncalgos.dtypes import if_finite, narrow, norm, select, widen, zeros
+from syncalgos.dtypes import if_finite, narrow, norm, select, weak, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import PyTree
 
@@ -37,7 +37,7 @@ def delayed_nesterov(
     update: PyTree,
     lr: float,
     momentum: float,
-    buffer: int,
+    buffer: int | jax.Array,
     early: float,
 ) -> Server:
     """Applies an update Δ to the server, unless Δ is not finite.
@@ -64,11 +64,12 @@ def delayed_nesterov(
     """
     is_last = (server.arrived + 1) % buffer == 0
     share = jnp.where(is_last, 1 - early * buffer + early, early)
+    by = buffer if isinstance(buffer, int) else weak("buffer", buffer)
 
     def step(x, m, d, u):
         d = d + u
-        m = jnp.where(is_last, momentum * m + d / buffer, m)
-        x = x - lr * (share * momentum * m + u / buffer)
+        m = jnp.where(is_last, momentum * m + d / by, m)
+        x = x - lr * (share * momentum * m + u / by)
         return x, m, jnp.where(is_last, 0, d)
 
     x, m, d = over_leaves(step, 3, *server[:3], update)
@@ -203,7 +204,7 @@ def two_levels(
     levels: Levels,
     update: PyTree,
     region: jax.Array,
-    near: tuple[float, float, int],
+    near: tuple[float, float, int | jax.Array],
     far: tuple[float, float, int],
     alpha: float,
     updates: int,

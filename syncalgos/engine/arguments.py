@@ -150,11 +150,11 @@ _REFUSED = {
 
 def check_opt_state(opt_state: PyTree) -> None:
     """Raises a ValueError for the state of an optimizer that the engine cannot run."""
-    for name in _states(opt_state, _REFUSED):
+    for name in states_of(opt_state, _REFUSED):
         raise ValueError(f"optimizer: {_REFUSED[name]}")
 
 
-def _states(opt_state: PyTree, names: Container[str]) -> list[str]:
+def states_of(opt_state: PyTree, names: Container[str]) -> list[str]:
     """Returns those of these class names that occur in an optimizer's state."""
 
     def is_one(node: Any) -> bool:
@@ -168,7 +168,7 @@ def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError if each worker would lower its rate by its own loss."""
     # Such rates drift apart and never rise again. A worker's loss may rise because
     # other workers differ from it; that worker would soon stop training.
-    if _states(opt_state, {"ReduceLROnPlateauState"}):
+    if states_of(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
             "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
             "schedule, or a strategy that reduces gradients, such as sync_sgd"

@@ -16,6 +16,7 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
+from syncalgos.engine.inner_fit import check_clock
 from syncalgos.engine.losses import OF_WORKERS, WEIGHT, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES, is_key, on_words
 from syncalgos.engine.program import (
@@ -191,6 +192,7 @@ def first_own(worker: Worker, number: jax.Array, inputs: Inputs) -> Own:
     params = sharded_tables.parts_of(worker.sharded, params)
     opt_state = worker.optimizer.init(params)
     arguments.check_opt_state(opt_state)
+    check_clock("optimizer", opt_state, worker.strategy)
     if collectives.size() > 1 and not introspection.reduces(worker.strategy):
         arguments.check_plateau(opt_state)
     replica = strong(Replica(params, opt_state, buffers))

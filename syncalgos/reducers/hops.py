@@ -78,6 +78,7 @@ def all_reduce(
     beside: jax.Array | None = None,
     residual: jax.Array | float = 0.0,
     second: Code | None = None,
+    largest: jax.Array | bool = False,
 ) -> Combined:
     """Averages coded leaves: each worker averages a part, codes it, sends it to all.
 
@@ -90,6 +91,8 @@ def all_reduce(
             part.
         residual: added to the mean of this worker's part before it is coded, (part,).
         second: the code of the second hop; None means the code of the first.
+        largest: entries of this worker's part, (part,) booleans, whose largest value is
+            sent in place of the mean.
 
     Returns:
         The mean, this worker's leaf as sent, and the loss of the second hop. Each
@@ -114,11 +117,13 @@ def all_reduce(
     arrived = collectives.all_to_all(sent, axis)
 
     # One after the other: XLA on CPU takes 10 times as long to sum over a leading axis.
-    def add(total, one):
-        return total + code.decode(one, part).astype(rows.dtype), None
+    def add(found, one):
+        value, (total, most) = code.decode(one, part).astype(rows.dtype), found
+        return (total + value, jnp.maximum(most, value)), None
 
-    total, _ = jax.lax.scan(add, jnp.zeros(part, rows.dtype), arrived)
-    owed = total / len(rows) + residual
+    none = jnp.zeros(part, rows.dtype)
+    (total, most), _ = jax.lax.scan(add, (none, none - jnp.inf), arrived)
+    owed = jnp.where(largest, most, total / len(rows) + residual)
     sent_on = second.encode(owed, of_mine)
     means = decoded(second, collectives.gather(sent_on, axis))
     return Combined(

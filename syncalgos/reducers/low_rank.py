@@ -166,9 +166,26 @@ def _times(x: jax.Array, q: jax.Array) -> jax.Array:
     return widen(x).reshape(-1, x.shape[-1]) @ q
 
 
+@jax.custom_jvp
 def _orthonormal(p: jax.Array) -> jax.Array:
     """Returns P̂, an orthonormal basis of the columns of P, (rows, r)."""
     return jnp.linalg.qr(p)[0]
+
+
+@_orthonormal.defjvp
+def _turn(primals, tangents):
+    """The derivative of P̂, where columns that depend on others only keep apart."""
+    [p], [move] = primals, tangents
+    basis, r = jnp.linalg.qr(p)
+    # Their directions are rounding errors: divided by these, derivatives explode.
+    sizes = jnp.abs(jnp.diagonal(r))
+    free = sizes > jnp.max(sizes) * max(p.shape) * jnp.finfo(p.dtype).eps
+    r = jnp.where(free & free[:, None], r, jnp.eye(len(r), dtype=r.dtype))
+    move = jnp.where(free, move, 0)
+    by = jax.scipy.linalg.solve_triangular(r, move.T, trans="T").T
+    along = basis.T @ by
+    lower = jnp.tril(along, -1)
+    return basis, basis @ (lower - lower.T - along) + by
 
 
 def _share(x: jax.Array, p: jax.Array) -> jax.Array:

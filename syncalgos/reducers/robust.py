@@ -102,11 +102,14 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
 
     def nearer(rows: list[jax.Array], center: list[jax.Array]) -> list[jax.Array]:
         apart = [x - v for x, v in zip(rows, center, strict=True)]  # (workers, part)
+        # 0 times infinity would be NaN, in derivatives too.
+        near = [jnp.isfinite(d) for d in apart]
+        apart = [jnp.where(ok, d, 0) for ok, d in zip(near, apart, strict=True)]
         # In units of the radius: squares of large values overflow later.
         own = sum((jnp.sum((d / radius) ** 2, axis=1) for d in apart), start=0.0)
+        own = jnp.where(jnp.array([ok.all(1) for ok in near]).all(0), own, jnp.inf)
         squares = collectives.mean(own, axis) * collectives.size(axis)
         factor = 1 / jnp.maximum(1, root(squares))[:, None]
-        # Selected with `where`: 0 times infinity would be NaN.
         far = ~jnp.isfinite(squares)[:, None]
         moves = [jnp.where(far, 0, d * factor.astype(d.dtype)) for d in apart]
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
@@ -208,14 +211,17 @@ def screened_mean(
     """
     collectives.no_mean("EDiT's screened mean")
     leaves, form = jax.tree.flatten(tree)
+    # 0 times NaN or infinity would be NaN, in derivatives too.
+    finite = jnp.array([jnp.isfinite(_norm(x)) for x in leaves])
+    leaves = [jnp.where(ok, x, 0) for x, ok in zip(leaves, finite, strict=True)]
     norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
-    usual = _are_usual(norms, seen, screen)
+    usual = finite & _are_usual(norms, seen, screen)
     of_all = collectives.gather(jnp.where(usual, norms, jnp.inf), axis)
+    on_any = jnp.isfinite(of_all).any(0)
     # softmax subtracts the smallest norm: exp(-norm) alone would be 0 for all.
-    weights = jax.nn.softmax(-of_all, axis=0)[collectives.index(axis)]
-    shares = weights * collectives.size(axis)
+    weights = jax.nn.softmax(jnp.where(on_any, -of_all, 0), axis=0)
+    shares = weights[collectives.index(axis)] * collectives.size(axis)
     sent = [
-        # 0 times NaN would be NaN.
         jnp.where(ok, share.astype(x.dtype) * x, 0)
         for x, share, ok in zip(leaves, shares, usual, strict=True)
     ]
@@ -223,8 +229,9 @@ def screened_mean(
         lambda g: g * jnp.minimum(1, screen.clip / (_norm(g) + 1e-6)),
         collectives.mean(form.unflatten(sent), axis),
     )
-    on_any = form.unflatten([*jnp.isfinite(of_all).any(0)])
-    return mean, on_any, _with_finite(norms, seen, screen.rate)
+    noted = _with_norms(norms, seen, screen.rate)
+    seen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)
+    return mean, form.unflatten([*on_any]), seen
 
 
 def _norm(x: jax.Array) -> jax.Array:
@@ -236,11 +243,11 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     # Checkpoints of former versions may hold variances below 0.
     deviation = jnp.maximum(jnp.sqrt(jnp.maximum(seen.variance, 0)), least)
     is_near = norms <= seen.mean + screen.threshold * deviation
-    return jnp.isfinite(norms) & ((seen.number < screen.trusted) | is_near)
+    return (seen.number < screen.trusted) | is_near
 
 
-def _with_finite(norms: jax.Array, seen: Norms, rate: float) -> Norms:
-    """Updates the statistics with the norms that are finite."""
+def _with_norms(norms: jax.Array, seen: Norms, rate: float) -> Norms:
+    """Updates the statistics with norms."""
     number = seen.number + 1
     # The share is 1 for the first norm, so statistics are exact from there on. The
     # authors' statistics start at 0, and need 120 syncs. Rounding may put the share
@@ -249,8 +256,6 @@ def _with_finite(norms: jax.Array, seen: Norms, rate: float) -> Norms:
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)
-    noted = Norms(number, mean, variance)
     # Unusual norms are included, as in the authors' code. Otherwise a leaf whose norms
     # have grown permanently would never move again.
-    is_finite = jnp.isfinite(norms)
-    return jax.tree.map(lambda new, old: jnp.where(is_finite, new, old), noted, seen)
+    return Norms(number, mean, variance)

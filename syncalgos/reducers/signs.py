@@ -114,38 +114,46 @@ BITS = hops.Code(to_bits, to_signs)
 
 def twice(
     x: jax.Array, kept: jax.Array, residual: jax.Array, axis: Axis = WORKERS
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The mean of scaled signs, sent as scaled signs again, and both hops' losses.
 
-    On both hops the scale of a part of the leaf is the mean of its magnitudes.
+    On both hops the scale of a part of the leaf is the mean of its magnitudes. The bit
+    of an entry that is not kept says whether it is 0.
 
     Args:
         x: this worker's leaf.
-        kept: whether an entry is sent, or stays 0; identical on all workers.
+        kept: whether an entry is sent, or its mean is 0; identical on all workers.
         residual: added to the mean of the part that this worker averages, (part,).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        The mean; the loss of x on the first hop; the loss of this worker's part on the
-        second.
+        The mean; the loss of x on the first hop; a magnitude for entries that are not
+        kept, above 0 if any worker's is not 0, and identical on all; the loss of this
+        worker's part on the second hop.
     """
     collectives.no_mean("a mean of the workers' own momenta")
     if not x.size:
-        return x, x, residual
+        return x, x, x, residual
     rows = hops.in_parts(kept, axis)
     mine = rows[collectives.index(axis)]
     beside = jnp.concatenate([rows, mine[None]])
-    found = hops.all_reduce(x, SCALED, axis, beside, residual)
-    mean, lost = (jnp.where(kept, y, 0) for y in (found.mean, x - found.sent))
-    return mean, lost, jnp.where(mine, found.lost, 0)
+    marked = jnp.where(kept, x, jnp.where(x == 0, -1, jnp.abs(x)))
+    found = hops.all_reduce(marked, SCALED, axis, beside, residual, largest=~mine)
+    new = jnp.where(kept, 0, jnp.maximum(found.mean, 0))
+    lost = jnp.where(kept, x - found.sent, jnp.where(new > 0, x, 0))
+    mean = jnp.where(kept, found.mean, 0)
+    return mean, lost, new, jnp.where(mine, found.lost, 0)
 
 
 def _to_scaled(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The paper takes the root mean square, but then errors can grow: for a one-hot
     # vector of 16 entries its squared error is 1.5 times the vector's square; with the
     # mean magnitude it is 0.94 times.
-    count = jnp.maximum(jnp.sum(kept), 1).astype(x.dtype)
-    return jnp.packbits(x >= 0), jnp.sum(jnp.abs(x), where=kept) / count
+    # A part in which all that is kept is 0 takes the scale of what is not.
+    counts = jnp.where(jnp.any(kept & (x != 0)), kept, x > 0)
+    count = jnp.maximum(jnp.sum(counts), 1).astype(x.dtype)
+    bits = jnp.packbits(jnp.where(kept, x >= 0, x > 0))
+    return bits, jnp.sum(jnp.abs(x), where=counts) / count
 
 
 def _from_scaled(code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:

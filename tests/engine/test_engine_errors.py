@@ -164,6 +164,9 @@ SCHEDULE_FREE = optax.contrib.schedule_free_sgd(0.1)
 BACKTRACKING = optax.scale_by_backtracking_linesearch(9)
 PLATEAU = optax.chain(SGD, optax.contrib.reduce_on_plateau())
 SEARCHES = "^optimizer: a line search needs the loss at other params"
+EVERY_OTHER = optax.chain(optax.apply_every(2), SGD)
+FALLS = optax.linear_schedule(0.1, 0.0, 9)
+ZERO_ONE = sa.zero_one_adam(learning_rate=0.1)
 OF_OPTIMIZERS = [
     (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
     (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
@@ -181,6 +184,20 @@ OF_OPTIMIZERS = [
     (inner(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
     # One of unlike data would lower its rate for good while others keep theirs.
     (inner(PLATEAU, sa.bmuf(4)), "reduce_on_plateau .* each worker's own"),
+    (inner(optax.MultiSteps(SGD, 2), sa.slowmo(4, learning_rate=0.1)), "MultiSteps do"),
+    (
+        inner(EVERY_OTHER, sa.every(sa.gpa(), 2)._replace(learning_rate=1)),
+        "apply_every",
+    ),
+    (
+        inner(optax.apply_if_finite(SGD, 3), sa.qsr(learning_rate=FALLS)),
+        "if_finite doe",
+    ),
+    (inner(optax.MultiSteps(SGD, 2), ZERO_ONE), "weight decay"),
+    (inner(optax.chain(optax.add_decayed_weights(0.5), SGD), ZERO_ONE), "weight decay"),
+    (inner(optax.chain(optax.clip_by_global_norm(9.0), SGD), ZERO_ONE), "clipping"),
+    (inner(optax.sgd(0.1, 0.9), sa.chain(ZERO_ONE, sa.ema(sa.gpa(), 0.5))), "momentum"),
+    (inner(optax.sgd(0.2), sa.at_end(ZERO_ONE, 9)), "another rate"),
 ]
 
 TEN = {"x": X[ROWS[0, :10]]}

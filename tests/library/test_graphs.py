@@ -240,6 +240,8 @@ REFUSED = {
         (2, 3)
     ),
     r"an edge joins two workers, numbered from 0, got \(1, 1\)": [(0, 1), (1, 1)],
+    r"\[\[1, 0\], \[0, 1\]\] may be edges or weights": np.eye(2, dtype=int),
+    "may be edges or weights": [(0, 1), (1, 0)],
     "or a function from the step to one, got": lambda step: None,
     "must repeat within 64 steps": lambda step: np.eye(2) if step < 70 else FAIR,
 }

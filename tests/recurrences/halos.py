@@ -39,11 +39,11 @@ def recurrence(
 ):
     lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
     speeds = [1024 - lost * i // others for i in range(workers)]
-    of_region = max(1, workers // regions)
-    local = outer_lr, outer_momentum, of_region, 0
-    near = [Server(START, *local) for _ in range(regions)]
+    of = [i * regions // workers for i in range(workers)]
+    local = outer_lr, outer_momentum
+    near = [Server(START, *local, max(of.count(r), 1), 0) for r in range(regions)]
     merged, arrived = [START] * regions, [0] * regions
-    far = Server(START, global_lr, global_momentum, regions, 0)
+    far = Server(START, global_lr, global_momentum, len({*of}), 0)
     start, held = [START] * workers, [START] * workers
     for step, theta in local_steps(workers):
         for i in range(workers):
@@ -51,7 +51,7 @@ def recurrence(
             if now == before:
                 theta[i] = held[i]
             elif now % period == 0:
-                r = i * regions // workers
+                r = of[i]
                 near[r].push(start[i] - theta[i])
                 arrived[r] += 1
                 if arrived[r] % updates == 0:

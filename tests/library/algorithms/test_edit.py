@@ -76,3 +76,24 @@ def test_a_mask_may_leave_nothing_to_screen():
     strategy = sa.masked(sa.edit(1), lambda params: {"x": False})
     sent = sa.communication(strategy, {"x": jnp.zeros(2)}, workers=3, steps=2)
     assert sent.bytes_per_worker == 0
+
+
+def test_a_rate_has_a_derivative_where_all_workers_are_unusual():
+    """The softmax of a column of infinities is NaN, and hid behind a selection."""
+    moves = np.array([MOVES, MOVES, 100 * MOVES, MOVES])
+
+    def end(lr):
+        strategy = sa.edit(1, outer_lr=lr, trusted=2, axis="w")
+
+        def worker(own):
+            replica, state = sa.Replica(jnp.zeros(2)), strategy.init(jnp.zeros(2))
+            for step, move in enumerate(own):
+                replica = sa.Replica(replica.params + move)
+                replica, state = strategy.sync(replica, state, step)
+            return replica.params.sum()
+
+        return jax.vmap(worker, 1, axis_name="w")(moves).mean()
+
+    with jax.enable_x64(True):
+        slope = (end(0.8 + 1e-6) - end(0.8 - 1e-6)) / 2e-6
+        assert float(jax.grad(end)(0.8)) == pytest.approx(float(slope), rel=1e-6)

@@ -67,20 +67,29 @@ def test_dgc_sends_what_the_authors_code_does():
 TWO = np.array([[1.0, -2.0, 0.5, 0.5], [2.0, 1.0, -0.25, -0.5]])
 
 
-def test_one_bit_adam_leaves_entries_without_a_variance():
-    """Divided by ε alone, signs would move them by some ten millions."""
-    grads = np.tile(TWO, (8, 1, 1))
-    grads[4:, 1, 3] = 5
+def test_one_bit_adam_trains_entries_that_had_no_gradient_in_its_dense_steps():
+    """They get the leaf's mean variance; entries that still have none never move.
+
+    Divided by ε alone, signs would move them by some ten millions.
+    """
+    grads = np.zeros((40, 2, 9))
+    grads[:, :, :4] = TWO
+    grads[8:, 1, 5] = 0.5
     combined, state = reduced(syncalgos.one_bit_adam(dense_steps=4), grads)
-    np.testing.assert_array_equal(combined[:, :, 3], 0)
+    np.testing.assert_array_equal(combined[:, :, [4, 6, 7, 8]], 0)
+    np.testing.assert_array_equal(combined[:9, :, 5], 0)
+    assert combined[-20:, 0, 5].mean() > 0.1
+    second = state.second[-1, 0]
+    np.testing.assert_allclose(second[5], second[:4].mean(), rtol=1e-6)
     assert np.abs(combined).max() < 7.28  # (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂))
-    np.testing.assert_array_equal(state.residual[:, :, 3], 0)
 
 
-def test_one_bit_adam_that_never_warmed_up_takes_its_first_mean_for_a_scale():
-    combined, state = reduced(
-        syncalgos.one_bit_adam(dense_steps=4), [TWO, TWO], first=4
-    )
+def test_one_bit_adam_that_never_warmed_up_takes_its_first_momenta_for_a_scale():
+    two = np.concatenate([TWO, 0 * TWO], axis=1)
+    combined, state = reduced(syncalgos.one_bit_adam(dense_steps=4), [two] * 3, first=4)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    np.testing.assert_allclose(np.abs(combined[0]), 0.1, rtol=1e-5)  # 1 - β₁
-    assert np.abs(combined).max() < 1
+    np.testing.assert_array_equal(combined[0], 0)
+    np.testing.assert_array_equal(combined[:, :, 4:], 0)
+    moved = np.abs(combined[1:, :, :4])
+    assert moved.min() > 0.01
+    assert moved.max() < 1

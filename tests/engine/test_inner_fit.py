@@ -1,0 +1,56 @@
+"""The rate that a strategy was told, through combinators, and lawful optimizers.
+
+The refusals are in `test_engine_errors`.
+"""
+
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos.engine import inner_fit
+
+TOLD = [x for x, f in sa.ALGORITHMS.items() if "learning_rate" in f.__annotations__]
+AROUND = {
+    "after": lambda x: sa.after(x, 2),
+    "at_end": lambda x: sa.at_end(x, 9),
+    "at_syncs": lambda x: sa.at_syncs(x, sa.average("opt_state")),
+    "chain": lambda x: sa.chain(sa.sync_sgd(), x),
+    "decided": lambda x: sa.decided(x, lambda replica, state, step: step > 2),
+    "delayed": lambda x: sa.delayed(x, 1),
+    "ema": lambda x: sa.ema(x, 0.5),
+    "every": lambda x: sa.every(x, 2),
+    "masked": lambda x: sa.masked(x, True),
+    "paced": lambda x: sa.paced(x, (1, 1)),
+    "participating": lambda x: sa.participating(x, sa.sampled(0.5)),
+    "until": lambda x: sa.until(x, 2),
+    "when": lambda x: sa.when(x, lambda step: step > 2),
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_an_algorithm_declares_the_rate_that_it_takes(name):
+    more = {"sign": True} if name == "demo" else {}
+    made = sa.ALGORITHMS[name](learning_rate=0.25, **more)
+    assert {x.learning_rate for x in inner_fit.told(made)} == {0.25}
+    assert made.own_steps == (name == "zero_one_adam")
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_combinator_passes_the_rate_on(name):
+    inside = sa.slowmo(4, learning_rate=0.25)
+    assert {x.learning_rate for x in inner_fit.told(AROUND[name](inside))} == {0.25}
+
+
+@pytest.mark.parametrize("warmup", [0, 5])
+def test_sgd_at_the_rate_of_own_steps_is_lawful(warmup):
+    rate = optax.warmup_cosine_decay_schedule(0.0, 0.1, warmup, 20)
+    of_rates = optax.inject_hyperparams(optax.sgd)(rate)
+    for inner in (
+        optax.sgd(rate),
+        of_rates,
+        optax.chain(optax.identity(), optax.sgd(rate)),
+    ):
+        inner_fit.check_own_steps(
+            "inner", inner, sa.zero_one_adam(learning_rate=rate), {"w": np.ones((3, 4))}
+        )
