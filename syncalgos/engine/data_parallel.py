@@ -204,7 +204,8 @@ class DataParallel:
             params: one plain model, a pytree of float arrays.
             buffers: arrays that are not trained, such as batch statistics. Each worker
                 gets its own version of typed random keys.
-            seed: the seed of the keys that the loss draws from, such as for dropout.
+            seed: the seed of the keys that the loss draws from, such as for dropout; at
+                least 0 and below 2³¹.
             hyperparams: numbers that replace the trainer's, with the same structure.
 
         Raises:
@@ -213,6 +214,8 @@ class DataParallel:
                 or the strategy changes shapes or dtypes. The message names the leaf.
         """
         check_params(params)
+        params = arguments.taken("params", params)
+        buffers = arguments.taken("buffers", buffers)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         sharding = self._shardings.of_model(params)
@@ -222,8 +225,9 @@ class DataParallel:
             numbers = arguments.python_numbers(hyperparams)
             self._worker.make(numbers)  # checks the ranges of the numbers
         numbers = as_data(numbers, self.layout)
+        key = jax.random.key(checks.whole("seed", seed, least=0))
         with arguments.explained_trace():
-            model = Model(params, buffers, jax.random.key(seed), numbers)
+            model = Model(params, buffers, key, numbers)
             own, first = self._compiled.start(model, sharding)
         self._form = jax.tree.structure(own), jax.tree.structure(numbers)
         step, key = jax.tree.map(self.layout.copy, (first.step, first.key))
@@ -256,7 +260,7 @@ class DataParallel:
                 local steps.
         """
         self._check(state)
-        batches = self._cut(batches, data, self._worker.accumulate)
+        batches, data = self._cut(batches, data, self._worker.accumulate)
         steps = jax.tree.leaves(batches)[0].shape[0]
         done = self._steps.after(state.step, steps)
         shared = Shared(state.step, state.key, data, state.hyperparams)
@@ -350,7 +354,7 @@ class DataParallel:
         self, state: TrainState, batches: PyTree, data: PyTree | None
     ) -> dict[str, jax.Array]:
         """Evaluates batches that divide evenly over the workers."""
-        batches = self._cut(batches, data, 1, arguments.REST)
+        batches, data = self._cut(batches, data, 1, arguments.REST)
         shared = Shared(state.step, state.key, data, state.hyperparams)
         call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
         return self._compiled.run(call).common
@@ -434,10 +438,12 @@ class DataParallel:
             arrays: leaves (examples, ...).
 
         Raises:
-            ValueError: the leaves disagree on the number of examples.
+            ValueError: the leaves disagree on the number of examples, or hold whole
+                numbers beyond jax's 32 bits.
         """
+        arguments.check_arrays("data", arrays)
         arguments.leading_shape("data", arrays, ("examples",))
-        return jax.tree.map(self.layout.copy, arrays)
+        return jax.tree.map(self.layout.copy, arguments.taken("data", arrays))
 
     @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
@@ -464,6 +470,7 @@ class DataParallel:
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
+        held = arguments.taken("held", held)
         sharding = self._shardings.of_held(held.replica)
         self._check_made("held", of_one(held.own, axes=1), sharding)
         state = put_back(self.layout, held, sharding)
@@ -504,10 +511,11 @@ class DataParallel:
         data: PyTree | None,
         accumulate: int,
         hint: str = arguments.ONE_STEP,
-    ) -> PyTree:
+    ) -> tuple[PyTree, PyTree | None]:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
         arguments.check_batches(batches, data, self.layout, accumulate, hint)
-        return jax.tree.map(self.layout.cut, batches)
+        batches = arguments.taken("batches", batches)
+        return jax.tree.map(self.layout.cut, batches), arguments.taken("data", data)
 
 
 @jax.jit

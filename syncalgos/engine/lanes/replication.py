@@ -11,13 +11,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from syncalgos.combinators import introspection
+from syncalgos.combinators.primitives import reduce_with
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
+from syncalgos.engine.sharded_tables import beside
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker, first_own
+from syncalgos.keys import holds_keys
 from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync, seeing
 
 
@@ -42,7 +47,7 @@ class Replication:
     """
 
     def __init__(self, worker: Worker, layout: Layout):
-        self._worker, self._layout = worker, layout
+        self.worker, self._layout = worker, layout
         self._leaves: dict[Any, tuple[bool, ...]] = {}
         self._made: list[weakref.ref] = []
 
@@ -51,7 +56,10 @@ class Replication:
         leaves, structure = jax.tree.flatten(own)
         key = structure, *((x.shape, x.dtype) for x in leaves)
         if key not in self._leaves:
-            self._leaves[key] = replicated_leaves(self._worker, self._layout, own)
+            replica = of_one(own).replica
+            model = Model(replica.params, replica.buffers, None)
+            found = replicated_leaves(self.worker, self._layout, model)
+            self._leaves[key] = tuple(jax.tree.leaves(found))
         return self._leaves[key]
 
     def note(self, own: Own) -> None:
@@ -82,7 +90,73 @@ class Replication:
             self.note(own)
 
 
-def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
+def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
+    """Returns the worker, which draws from its own keys unless all steps are equal.
+
+    Args:
+        worker: the worker; its optimizer may have random keys in its state.
+        layout: the place of each worker.
+        model: the model from which all workers start, arrays or shapes.
+
+    Raises:
+        ValueError: the optimizer derives the step of a leaf that is equal on all
+            workers from leaves that are not; or it draws, and only some leaves or some
+            phases have equal steps.
+    """
+    strategy, optimizer = worker.strategy, worker.optimizer
+    draws = holds_keys(jax.eval_shape(optimizer.init, model.params))
+    parts = introspection.reduces(strategy) and [*introspection.inside(strategy)][1:]
+    if layout.workers == 1 or not (draws or parts or worker.sharded is not None):
+        return worker
+    lone = layout._replace(
+        devices=layout.devices[: layout.devices_each], lanes=layout.workers
+    )
+
+    def common(strategy, update):
+        made = optax.GradientTransformationExtraArgs(optimizer.init, update)
+        made = worker._replace(strategy=strategy, optimizer=made)
+        return replicated_leaves(made, lone, model).replica.params
+
+    # Without the optimizer, the strategy alone decides which leaves are common.
+    apart = strategy
+    if worker.sharded is not None:
+        apart = beside(reduce_with("mean"), worker.sharded, optimizer)
+    same = common(apart, _along)
+    if any(jax.tree.leaves(same)) and not all(jax.tree.leaves(same)):
+        extended = optax.with_extra_args_support(optimizer)
+        after = jax.tree.leaves(common(apart, extended.update))
+        leaves = jax.tree_util.tree_leaves_with_path(same)
+        for (path, before), now in zip(leaves, after, strict=True):
+            if before and not now:
+                raise ValueError(
+                    f"optimizer: the step of params{jax.tree_util.keystr(path)} depends "
+                    "on leaves of which each worker has its own, such as rows of "
+                    "tables, as by clip_by_global_norm: replicas would drift apart; "
+                    "use one that treats each leaf alone, such as optax.clip"
+                )
+    if not draws:
+        return worker
+    same = jax.tree.leaves(same if apart is strategy else common(strategy, _along))
+    phases = [x for x in parts or () if x.condition is not None]
+    if any(same) and not all(same) or any(map(_may_reduce, phases)):
+        raise ValueError(
+            "optimizer: its state holds a random key, which must be the same on all "
+            "workers for equal steps, and another on each for its own, but this "
+            "strategy has both: use one optimizer without noise, or one strategy alone"
+        )
+    return worker._replace(own_keys=not all(same))
+
+
+def _along(grads, opt_state, params=None, **extra):
+    """An optimizer's update that treats each leaf alone."""
+    return grads, opt_state
+
+
+def _may_reduce(phase: introspection.Combination) -> bool:
+    return any(map(introspection.reduces, phase.members))
+
+
+def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
     """Marks the leaves that are identical in all lanes of a device, at any time.
 
     vmap finds these leaves, so algorithms need not declare them. A leaf is one of them
@@ -92,13 +166,12 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
     Args:
         worker: the worker whose programs are traced.
         layout: the place of each worker.
-        own: replicas and strategy state of all workers, arrays or shapes.
+        model: the model from which all workers start, arrays or shapes.
 
     Returns:
         A boolean for each leaf.
     """
-    leaves, form = jax.tree.flatten(of_one(own))
-    replica, _ = form.unflatten(leaves)
+    model = model._replace(key=jax.random.key(0), hyperparams=worker.hyperparams)
 
     def start(number, model):
         return first_own(worker, number, Inputs(model))
@@ -116,9 +189,9 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
-    key = jax.random.key(0)
-    model = Model(replica.params, replica.buffers, key, worker.hyperparams)
-    shapes, same = _traced(start, layout, (numbers, model), (0, None))
+    made, same = _traced(start, layout, (numbers, model), (0, None))
+    shapes, form = jax.tree.flatten(made)
+    replica = made.replica
     first = len(jax.tree.leaves(replica._replace(buffers=())))
     own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
     same = [now and i not in own_buffers for i, now in enumerate(same)]
@@ -129,7 +202,7 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
         _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
         after = [now and before for now, before in zip(after, same, strict=True)]
         if after == same:
-            return tuple(same)
+            return form.unflatten(same)
         same = after
     raise RuntimeError("leaves that are identical in all lanes were not found")
 
@@ -141,8 +214,8 @@ def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
 
 def _traced(
     program: Callable, layout: Layout, arguments: PyTree, axes: PyTree
-) -> tuple[list[jax.ShapeDtypeStruct], list[bool]]:
-    """Returns the shapes of a lane program's result leaves, and which are unmapped."""
+) -> tuple[PyTree, list[bool]]:
+    """Returns the shapes of a lane program's result, and which leaves are unmapped."""
     found = {}
 
     @custom_vmap
@@ -156,8 +229,9 @@ def _traced(
 
     def on_lane(*arguments):
         # Only the leaves: two trees of a user's class may not be comparable.
-        leaves = jax.tree.leaves(program(*arguments))
-        found["shapes"] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        leaves, form = jax.tree.flatten(program(*arguments))
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        found["shapes"] = form.unflatten(shapes)
         found["varies"] = [False] * len(leaves)
         return look(leaves)
 
