@@ -15,6 +15,7 @@ from syncalgos import checks, optax_states
 from syncalgos.collectives import PyTree
 from syncalgos.engine.losses import Loss, draws, stateless
 from syncalgos.engine.placement.layout import Layout
+from syncalgos.host_arrays import check_fits, check_ours
 
 
 @contextmanager
@@ -89,49 +90,15 @@ def check_arrays(what: str, tree: PyTree) -> None:
     """Raises a ValueError unless all leaves are arrays; it names what was given."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         check_untraced(leaf)
-        if isinstance(leaf, jax.Array | np.ndarray | np.generic):
-            continue
         name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
-        if hasattr(leaf, "shape"):  # of another library
-            raise ValueError(
-                f"{name} is a {type(leaf).__module__}.{got}, not an array of NumPy or "
-                "jax: convert it, np.asarray(…)"
-            )
+        check_ours(name, leaf)
+        if hasattr(leaf, "shape"):
+            continue
         if isinstance(leaf, bool | int | float):
             raise ValueError(f"{name} is {got}: convert lists to arrays, np.asarray(…)")
         raise ValueError(
             f"{name} is {got}, not an array: stack the batches of several steps, such "
             "as np.stack([next(batches) for _ in range(100)])"
-        )
-
-
-def taken(what: str, tree: PyTree) -> PyTree:
-    """Returns a tree with copies of its NumPy arrays, as they are at this call.
-
-    Raises:
-        ValueError: a whole number does not fit into the 32 bits that jax gives it.
-    """
-
-    def leaf(path: Any, x: Any) -> Any:
-        if not isinstance(x, np.ndarray | np.generic):
-            return x
-        if x.dtype.kind in "iu" and x.size:
-            for number in (x.min(), x.max()):
-                _check_fits(what + jax.tree_util.keystr(path), int(number), x.dtype)
-        # jax may keep the array's memory and read it after the call has returned, when
-        # its owner has written the next batch into it.
-        return np.array(x)
-
-    return jax.tree_util.tree_map_with_path(leaf, tree)
-
-
-def _check_fits(name: str, number: int, dtype: Any) -> None:
-    """Raises a ValueError if jax would cut a whole number of this dtype."""
-    limits = np.iinfo(jax.dtypes.canonicalize_dtype(dtype))
-    if not limits.min <= number <= limits.max:
-        raise ValueError(
-            f"{name} holds {number}, which {limits.dtype} cannot hold: use smaller "
-            "numbers, or set jax_enable_x64"
         )
 
 
@@ -146,7 +113,7 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
             raise ValueError(f"{name} must be a number, got {checks.shown(x)}{hint}")
         found = np.asarray(x).item()
         if isinstance(found, int):
-            _check_fits(name, found, np.int64)
+            check_fits(name, found, np.int64)
         return found
 
     return jax.tree_util.tree_map_with_path(number, hyperparams)

@@ -28,6 +28,7 @@ from syncalgos.engine.state import (
     put_back,
     waits_untrained,
 )
+from syncalgos.host_arrays import taken
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
@@ -214,8 +215,8 @@ class DataParallel:
                 or the strategy changes shapes or dtypes. The message names the leaf.
         """
         check_params(params)
-        params = arguments.taken("params", params)
-        buffers = arguments.taken("buffers", buffers)
+        params = taken("params", params)
+        buffers = taken("buffers", buffers)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         sharding = self._shardings.of_model(params)
@@ -443,7 +444,7 @@ class DataParallel:
         """
         arguments.check_arrays("data", arrays)
         arguments.leading_shape("data", arrays, ("examples",))
-        return jax.tree.map(self.layout.copy, arguments.taken("data", arrays))
+        return jax.tree.map(self.layout.copy, taken("data", arrays))
 
     @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
@@ -470,7 +471,7 @@ class DataParallel:
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
-        held = arguments.taken("held", held)
+        held = taken("held", held)
         sharding = self._shardings.of_held(held.replica)
         self._check_made("held", of_one(held.own, axes=1), sharding)
         state = put_back(self.layout, held, sharding)
@@ -514,8 +515,8 @@ class DataParallel:
     ) -> tuple[PyTree, PyTree | None]:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
         arguments.check_batches(batches, data, self.layout, accumulate, hint)
-        batches = arguments.taken("batches", batches)
-        return jax.tree.map(self.layout.cut, batches), arguments.taken("data", data)
+        batches = taken("batches", batches)
+        return jax.tree.map(self.layout.cut, batches), taken("data", data)
 
 
 @jax.jit

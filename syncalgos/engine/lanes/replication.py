@@ -14,15 +14,19 @@ import numpy as np
 import optax
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.extend import core
 
 from syncalgos.combinators import introspection
 from syncalgos.combinators.primitives import reduce_with
+from syncalgos.engine.lanes import traces
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.sharded_tables import beside
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker, first_own
+from syncalgos.jaxprs import equations
 from syncalgos.keys import holds_keys
+from syncalgos.ledger.traced import COLLECTIVES
 from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync, seeing
 
 
@@ -129,16 +133,15 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
         for (path, before), now in zip(leaves, after, strict=True):
             if before and not now:
                 raise ValueError(
-                    f"optimizer: the step of params{jax.tree_util.keystr(path)} depends "
-                    "on leaves of which each worker has its own, such as rows of "
-                    "tables, as by clip_by_global_norm: replicas would drift apart; "
-                    "use one that treats each leaf alone, such as optax.clip"
+                    f"optimizer: the step of params{jax.tree_util.keystr(path)}, which "
+                    "is the same on all workers, depends on leaves that are not, such "
+                    "as rows of tables, as in clip_by_global_norm: use an optimizer "
+                    "that treats each leaf alone (optax.clip), or replicate all leaves"
                 )
     if not draws:
         return worker
     same = jax.tree.leaves(same if apart is strategy else common(strategy, _along))
-    phases = [x for x in parts or () if x.condition is not None]
-    if any(same) and not all(same) or any(map(_may_reduce, phases)):
+    if any(same) and not all(same) or _has_phases(worker, lone, model):
         raise ValueError(
             "optimizer: its state holds a random key, which must be the same on all "
             "workers for equal steps, and another on each for its own, but this "
@@ -152,8 +155,22 @@ def _along(grads, opt_state, params=None, **extra):
     return grads, opt_state
 
 
-def _may_reduce(phase: introspection.Combination) -> bool:
-    return any(map(introspection.reduces, phase.members))
+def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
+    """Whether gradients are reduced at some steps, and kept at others."""
+
+    def reduced(model, step):
+        own = first_own(worker, step, Inputs(model))
+        replica = seeing(worker.strategy, own.replica)
+        return apply_reduce(worker.strategy, replica.params, replica, own.sync, step)
+
+    jaxpr = traces.traced(reduced, layout, model, jnp.int32(0))[0].jaxpr
+    for equation in equations(jaxpr):
+        arms = core.jaxprs_in_params(equation.params)
+        names = [{x.primitive.name for x in equations(arm)} for arm in arms]
+        sends = [not COLLECTIVES.keys().isdisjoint(x) for x in names]
+        if equation.primitive.name == "cond" and any(sends) and not all(sends):
+            return True
+    return False
 
 
 def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
