@@ -189,8 +189,8 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
         part = None
     if jax.tree.structure(_without_arrays(part)) != jax.tree.structure(own[0].seen):
         raise ValueError(
-            "center_of: params are not those that the optimizer saw: pass the params of "
-            "the loop, and use no optax.flatten around as_optimizer"
+            "center_of: params are not those that the optimizer saw: pass the loop's "
+            "params, and use no optax.flatten around as_optimizer"
         )
     center = alone(lambda: strategy.center(part, own[0].sync), axis_of(strategy))
     return along(lambda seen, x, y: y if seen else x, params, center)

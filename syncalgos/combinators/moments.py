@@ -10,6 +10,7 @@ from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.optax_states import MOMENTS
 
+
 def map_moments(
     order: int, change: Callable[[PyTree], PyTree], opt_state: PyTree
 ) -> PyTree:

@@ -62,8 +62,8 @@ class Replication:
         if key not in self._leaves:
             replica = of_one(own).replica
             model = Model(replica.params, replica.buffers, None)
-            found = replicated_leaves(self.worker, self._layout, model)
-            self._leaves[key] = tuple(jax.tree.leaves(found))
+            found, _ = replicated_leaves(self.worker, self._layout, model)
+            self._leaves[key] = tuple(found)
         return self._leaves[key]
 
     def note(self, own: Own) -> None:
@@ -119,18 +119,17 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
     def common(strategy, update):
         made = optax.GradientTransformationExtraArgs(optimizer.init, update)
         made = worker._replace(strategy=strategy, optimizer=made)
-        return replicated_leaves(made, lone, model).replica.params
+        return replicated_leaves(made, lone, model)[1]
 
     # Without the optimizer, the strategy alone decides which leaves are common.
     apart = strategy
     if worker.sharded is not None:
         apart = beside(reduce_with("mean"), worker.sharded, optimizer)
     same = common(apart, _along)
-    if any(jax.tree.leaves(same)) and not all(jax.tree.leaves(same)):
-        extended = optax.with_extra_args_support(optimizer)
-        after = jax.tree.leaves(common(apart, extended.update))
-        leaves = jax.tree_util.tree_leaves_with_path(same)
-        for (path, before), now in zip(leaves, after, strict=True):
+    if any(same) and not all(same):
+        after = common(apart, optax.with_extra_args_support(optimizer).update)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(model.params)]
+        for path, before, now in zip(paths, same, after, strict=True):
             if before and not now:
                 raise ValueError(
                     f"optimizer: the step of params{jax.tree_util.keystr(path)}, which "
@@ -140,8 +139,8 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
                 )
     if not draws:
         return worker
-    same = jax.tree.leaves(same if apart is strategy else common(strategy, _along))
-    if any(same) and not all(same) or _has_phases(worker, lone, model):
+    same = same if apart is strategy else common(strategy, _along)
+    if (any(same) and not all(same)) or _has_phases(worker, lone, model):
         raise ValueError(
             "optimizer: its state holds a random key, which must be the same on all "
             "workers for equal steps, and another on each for its own, but this "
@@ -173,7 +172,9 @@ def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
     return False
 
 
-def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
+def replicated_leaves(
+    worker: Worker, layout: Layout, model: Model
+) -> tuple[list[bool], list[bool]]:
     """Marks the leaves that are identical in all lanes of a device, at any time.
 
     vmap finds these leaves, so algorithms need not declare them. A leaf is one of them
@@ -186,7 +187,8 @@ def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
         model: the model from which all workers start, arrays or shapes.
 
     Returns:
-        A boolean for each leaf.
+        A boolean for each leaf of a worker's data, and for each leaf of params whether
+        it is identical right after the optimizer's step, before a sync.
     """
     model = model._replace(key=jax.random.key(0), hyperparams=worker.hyperparams)
 
@@ -202,7 +204,7 @@ def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
         found = Found(grads, replica.buffers, {})
         stepped = worker.updated(replica, found, loss)
         synced, sync = apply_sync(worker.strategy, stepped, sync, step)
-        return synced._replace(loss=()), sync
+        return synced._replace(loss=()), sync, stepped.params
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
@@ -217,9 +219,10 @@ def replicated_leaves(worker: Worker, layout: Layout, model: Model) -> Own:
         held = [x if once else _in(layout, x) for x, once in pairs]
         axes = [None if once else 0 for once in same]
         _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
-        after = [now and before for now, before in zip(after, same, strict=True)]
+        steps = after[len(same) :]
+        after = [now and before for now, before in zip(after, same, strict=False)]
         if after == same:
-            return form.unflatten(same)
+            return same, steps
         same = after
     raise RuntimeError("leaves that are identical in all lanes were not found")
 
