@@ -3,6 +3,7 @@
 Both can be imported from `experiments`. docs/from-python.md shows how to use them.
 """
 
+import logging
 import shlex
 import sys
 import time
@@ -43,9 +44,13 @@ DEFAULT = RunConfig()
 
 @contextmanager
 def _as_before() -> Iterator[None]:
-    """Leaves warnings' filters and jax's settings as they were."""
+    """Leaves warnings' filters, jax's settings and log handlers as they were."""
+    handlers = [*logging.root.handlers]  # absl, which grain imports, adds one
     with warnings.catch_warnings(), compile_cache.as_before():
-        yield
+        try:
+            yield
+        finally:
+            logging.root.handlers[:] = handlers
 
 
 class Trained(NamedTuple):

@@ -1,4 +1,4 @@
-"""Random keys in the optimizer's state: each worker's own unless all steps are equal."""
+"""Random keys in an optimizer's state: each worker's own unless steps are equal."""
 
 from typing import NamedTuple
 
