@@ -27,30 +27,17 @@ REFUSED = {
 # Schedules of learning rates and weight decay, a plateau's memory, noise's count,
 # gradients in `apply_every`; and what optimizers that find their own rate have measured
 # since the start, with which their moments and counts belong together.
-KEPT = {
-    "AddNoiseState",
-    "ApplyEvery",
-    "COCOBState",
-    "DAdaptAdamWState",
-    "DoGState",
-    "DoWGState",
-    "MadgradState",
-    "MomoAdamState",
-    "MomoState",
-    "ProdigyState",
-    "ReduceLROnPlateauState",
-    "ScaleByDistanceOverGradientsState",
-    "ScaleByRpropState",
-    "ScaleByScheduleState",
-    "WeightDecaySchedule",
-}
+KEPT = frozenset(
+    "AddNoiseState ApplyEvery COCOBState DAdaptAdamWState DoGState DoWGState "
+    "MadgradState MomoAdamState MomoState ProdigyState ReduceLROnPlateauState "
+    "ScaleByDistanceOverGradientsState ScaleByRpropState ScaleByScheduleState "
+    "WeightDecaySchedule".split()
+)
 """States that continue when the optimizer restarts."""
 
+_INNER = "ApplyIfFinite ConditionallyMask ConditionallyTransform InjectHyperparams"
 AROUND = {
-    "ApplyIfFiniteState": "inner_state",
-    "ConditionallyMaskState": "inner_state",
-    "ConditionallyTransformState": "inner_state",
-    "InjectHyperparamsState": "inner_state",
+    **{f"{x}State": "inner_state" for x in _INNER.split()},
     "InjectStatefulHyperparamsState": "inner_state",
     "MechanicState": "base_optimizer_state",
     "MultiStepsState": "inner_opt_state",

@@ -50,7 +50,9 @@ class DataParallel:
         optimizer: the inner optimizer: any optax GradientTransformation or MultiSteps;
             each call is a local step. An optimizer with extra arguments gets the loss
             as `value`: the worker's own, or the mean over the workers if the strategy
-            reduces gradients. Or a function of hyperparams that returns the optimizer.
+            reduces gradients. Random keys in its state are each worker's own, unless
+            the strategy gives all workers the same gradients. Or a function of
+            hyperparams that returns the optimizer.
         strategy: the synchronization algorithm, such as `bmuf()`. Or a function of
             hyperparams that returns the strategy.
         workers: the number of workers, at least 1.
@@ -67,8 +69,8 @@ class DataParallel:
         tables: which leaves of params are tables sharded by rows over the workers (see
             `lookup`): a tree of booleans, or a function of params that returns one. The
             strategy does not see tables or their rows in opt_state. The inner optimizer
-            sees only a worker's own rows, so norms, such as those for clipping, are
-            computed from these rows.
+            sees only a worker's own rows, so one that derives the steps of other leaves
+            from them, as by a global norm, is refused.
         each_worker: whether the metrics of `run` also hold "worker_loss", of shape
             (steps, workers). With lane_form="merged" and a scalar loss, each lane gets
             the mean over the lanes of its device.
@@ -212,7 +214,8 @@ class DataParallel:
         Raises:
             ValueError: a leaf of params is no float array or is not trained, the rows
                 of a table do not divide over the workers, buffers hold an untyped key,
-                or the strategy changes shapes or dtypes. The message names the leaf.
+                the strategy changes shapes or dtypes, or the optimizer derives steps
+                that are equal on all workers from others. The message names the leaf.
         """
         check_params(params)
         params = taken("params", params)

@@ -48,7 +48,7 @@ def restored(params):
 
 
 def kept(run=TRAINER.run):
-    """What came back from the devices, which then use their memory again."""
+    """Returns a state of the host before and after the devices use its memory."""
     state, _ = run(TRAINER.init(jnp.zeros(BATCH // 4)), ROWS)
     held = TRAINER.to_host(state)
     before = held.replica.params.copy()
