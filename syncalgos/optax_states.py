@@ -27,12 +27,13 @@ REFUSED = {
 # Schedules of learning rates and weight decay, a plateau's memory, noise's count,
 # gradients in `apply_every`; and what optimizers that find their own rate have measured
 # since the start, with which their moments and counts belong together.
-KEPT = frozenset(
+_KEPT = (
     "AddNoiseState ApplyEvery COCOBState DAdaptAdamWState DoGState DoWGState "
     "MadgradState MomoAdamState MomoState ProdigyState ReduceLROnPlateauState "
     "ScaleByDistanceOverGradientsState ScaleByRpropState ScaleByScheduleState "
-    "WeightDecaySchedule".split()
+    "WeightDecaySchedule"
 )
+KEPT = frozenset(_KEPT.split())
 """States that continue when the optimizer restarts."""
 
 _INNER = "ApplyIfFinite ConditionallyMask ConditionallyTransform InjectHyperparams"
