@@ -125,7 +125,7 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
 
 
 def process():
-    """What belongs to the whole process."""
+    """Returns the state of the whole process."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
     return {
         "random": (random.getstate(), np.random.get_state()[1].tolist()),
