@@ -61,7 +61,7 @@ class Replication:
         key = structure, *((x.shape, x.dtype) for x in leaves)
         if key not in self._leaves:
             replica = of_one(own).replica
-            model = Model(replica.params, replica.buffers, None)
+            model = Model(replica.params, replica.buffers, jax.random.key(0))
             found, _ = replicated_leaves(self.worker, self._layout, model)
             self._leaves[key] = tuple(found)
         return self._leaves[key]
@@ -190,7 +190,7 @@ def replicated_leaves(
         A boolean for each leaf of a worker's data, and for each leaf of params whether
         it is identical right after the optimizer's step, before a sync.
     """
-    model = model._replace(key=jax.random.key(0), hyperparams=worker.hyperparams)
+    model = model._replace(hyperparams=worker.hyperparams)
 
     def start(number, model):
         return first_own(worker, number, Inputs(model))
