@@ -4,11 +4,18 @@ Runs with the same seed see the same batches. In Python, `train` makes one run a
 `compare` makes a study; see `experiments.api`.
 """
 
+import random
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if find_spec("filelock") is None:  # of the extra `experiments`
     raise ModuleNotFoundError("the harness needs pip install -e '.[experiments]'")
+
+# rich draws a number when it is imported, but the global generator is the user's.
+_state = random.getstate()
+import_module("rich.style")
+random.setstate(_state)
 
 if TYPE_CHECKING:
     from experiments.api import Study as Study
@@ -25,6 +32,4 @@ def __getattr__(name: str) -> Any:
     """Imports a name at its first use, so that refusing a flag does not import jax."""
     if (place := _PLACES.get(name)) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"{__name__}.{place}"), name)

@@ -3,11 +3,13 @@
 Both can be imported from `experiments`. docs/from-python.md shows how to use them.
 """
 
+import logging
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,7 @@ from experiments.study.report import tables, write
 from experiments.study.running.make import make_runs
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
+from experiments.training import compile_cache
 from experiments.training.config import RunConfig
 from experiments.training.process_group import on_host
 from experiments.training.recording import tracking, train_and_record
@@ -37,6 +40,17 @@ from syncalgos import Replica, Strategy
 from syncalgos.strategy import check_strategy
 
 DEFAULT = RunConfig()
+
+
+@contextmanager
+def _as_before() -> Iterator[None]:
+    """Leaves warnings' filters, jax's settings and log handlers as they were."""
+    handlers = [*logging.root.handlers]  # absl, which grain imports, adds one
+    with warnings.catch_warnings(), compile_cache.as_before():
+        try:
+            yield
+        finally:
+            logging.root.handlers[:] = handlers
 
 
 class Trained(NamedTuple):
@@ -53,6 +67,7 @@ class Trained(NamedTuple):
     center: Replica
 
 
+@_as_before()
 def train(
     config: RunConfig = DEFAULT,
     *,
@@ -152,6 +167,7 @@ class Study(NamedTuple):
         return Path(folder) / "report.html"
 
 
+@_as_before()
 def compare(
     algos: str | Mapping[str, str],
     *,

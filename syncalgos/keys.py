@@ -31,10 +31,11 @@ def own_key(seed: int, step: Any, axis: Axis) -> jax.Array:
     return jax.random.fold_in(common_key(seed, step), collectives.index(axis))
 
 
-def own_keys(tree: PyTree, worker: Any) -> PyTree:
+def own_keys(what: str, tree: PyTree, worker: Any) -> PyTree:
     """Folds the worker's number into a tree's typed keys; worker 0 keeps them.
 
     Args:
+        what: buffers, or opt_state, whose untyped keys (`is_untyped`) are folded, too.
         tree: arrays, some of which may be keys.
         worker: the worker's number, from 0.
 
@@ -43,24 +44,46 @@ def own_keys(tree: PyTree, worker: Any) -> PyTree:
     """
     # Otherwise a module that holds its random state, as in flax.nnx, would give all
     # workers the same dropout masks.
-    untyped = jax.eval_shape(jax.random.PRNGKey, 0)
+    fold = jax.vmap(lambda key: jax.random.fold_in(key, worker))
 
     def leaf(path, x):
         name = jax.tree_util.keystr(path)
-        is_like = x.dtype == untyped.dtype and x.shape == untyped.shape
+        if what == "opt_state" and is_untyped(path, x):
+            return jax.random.key_data(leaf((), jax.random.wrap_key_data(x)))
         # Stacked modules of flax.nnx count their draws in arrays of this form.
-        if is_like and "count" not in name:
+        if _is_like_untyped(x) and "count" not in name:
             raise ValueError(
-                f"buffers{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: all "
+                f"{what}{name} is {x.dtype}{[*x.shape]}, like jax.random.PRNGKey: all "
                 "workers would draw the same numbers; convert it to a typed key by "
                 "jax.random.wrap_key_data, or to int32 if it is not a key"
             )
-        if not jnp.issubdtype(jnp.result_type(x), jax.dtypes.prng_key):
+        if not is_key(x):
             return x
-        fold = jax.vmap(lambda key: jax.random.fold_in(key, worker))
         return jnp.where(worker == 0, x, fold(x.reshape(x.size)).reshape(x.shape))
 
     return jax.tree_util.tree_map_with_path(leaf, tree)
+
+
+def is_key(x: Any) -> bool:
+    """Whether an array holds typed random keys."""
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def is_untyped(path: Any, x: Any) -> bool:
+    """Whether a leaf is a key of `jax.random.PRNGKey`: by its form and its name."""
+    # As `rng_key` of optax.add_noise. Other whole numbers may have the same form.
+    name = jax.tree_util.keystr(path[-1:]).lower()
+    return _is_like_untyped(x) and ("key" in name or "rng" in name)
+
+
+def _is_like_untyped(x: Any) -> bool:
+    untyped = jax.eval_shape(jax.random.PRNGKey, 0)
+    return x.dtype == untyped.dtype and x.shape == untyped.shape
+
+
+def holds_keys(tree: PyTree) -> bool:
+    """Whether an optimizer's state holds random keys, or what may be untyped ones."""
+    return any(is_key(x) or _is_like_untyped(x) for x in jax.tree.leaves(tree))
 
 
 def uniform(key: jax.Array, count: int) -> jax.Array:

@@ -10,6 +10,7 @@ import optax
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.engine import inner_fit
+from syncalgos.host_arrays import taken
 from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
@@ -30,11 +31,14 @@ class OptimizerState(NamedTuple):
         inner: the inner optimizer's state.
         sync: the strategy's state.
         step: the local step, an int32 scalar.
+        seen: params without their arrays, as `init` saw them: a mask around the
+            optimizer hides some.
     """
 
     inner: PyTree
     sync: PyTree
     step: jax.Array
+    seen: PyTree
 
 
 @explained
@@ -95,11 +99,12 @@ def as_optimizer(
 
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
+        params = taken("params", params)
         sync = alone(lambda: strong(strategy.init(params)), axis)
-        opt_state = inner.init(params)
+        opt_state, step = inner.init(params), jnp.zeros((), jnp.int32)
         inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
         inner_fit.check_own_steps("as_optimizer: inner", inner, strategy, params)
-        return OptimizerState(opt_state, sync, jnp.zeros((), jnp.int32))
+        return OptimizerState(opt_state, sync, step, _without_arrays(params))
 
     def update(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any
@@ -111,6 +116,8 @@ def as_optimizer(
                 "as_optimizer: this strategy needs the loss: call update(grads, state, "
                 "params, value=loss)"
             )
+
+        updates, params = taken("updates", updates), taken("params", params)
 
         def stepped() -> tuple[Replica, PyTree]:
             replica = seeing(strategy, Replica(params, state.inner), extra.get("value"))
@@ -124,7 +131,8 @@ def as_optimizer(
 
         replica, sync = alone(stepped, axis)
         moves = jax.tree.map(jnp.subtract, replica.params, params)
-        return moves, OptimizerState(replica.opt_state, sync, state.step + 1)
+        state = OptimizerState(replica.opt_state, sync, state.step + 1, state.seen)
+        return moves, state
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -134,15 +142,16 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
 
     Args:
         strategy: the strategy that `as_optimizer` was given.
-        state: the optimizer's state; `optax.chain` may be around the optimizer.
+        state: the optimizer's state; `optax.chain`, `masked`, `partition`, … may be
+            around the optimizer.
         params: the params that the loop trains.
 
     Returns:
-        A model, shaped like params.
+        A model, shaped like params: params themselves where the optimizer sees none.
 
     Raises:
         ValueError: `strategy` is not a Strategy, or the state does not hold the state
-            of exactly one `as_optimizer`.
+            of exactly one `as_optimizer` for leaves of these params.
 
     Example:
         >>> import jax.numpy as jnp
@@ -168,7 +177,31 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
             "center_of: state must hold the state of exactly one as_optimizer, got "
             f"{len(own)} of them"
         )
-    return alone(lambda: strategy.center(params, own[0].sync), axis_of(strategy))
+
+    def is_leaf(node: Any) -> bool:
+        return isinstance(node, optax.EmptyState | optax.MaskedNode)
+
+    def along(choose: Callable[..., Any], *trees: PyTree) -> PyTree:
+        def leaf(node: Any, *each: Any) -> Any:
+            return choose(isinstance(node, optax.EmptyState), *each)
+
+        return jax.tree.map(leaf, own[0].seen, *trees, is_leaf=is_leaf)
+
+    try:
+        part = along(lambda seen, x: x if seen else optax.MaskedNode(), params)
+    except ValueError:
+        part = None
+    if jax.tree.structure(_without_arrays(part)) != jax.tree.structure(own[0].seen):
+        raise ValueError(
+            "center_of: params are not those that the optimizer saw: pass the loop's "
+            "params, and use no optax.flatten around as_optimizer"
+        )
+    center = alone(lambda: strategy.center(part, own[0].sync), axis_of(strategy))
+    return along(lambda seen, x, y: y if seen else x, params, center)
+
+
+def _without_arrays(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda _: optax.EmptyState(), params)
 
 
 def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:

@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.introspection import axis_of, has_reduce
+from syncalgos.host_arrays import taken
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -111,7 +112,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     def init(params: PyTree) -> PyTree:
         shapes = jax.eval_shape(each_made, params, 0)
         lying = _lying_as(params, shapes, mesh, axis)
-        return jax.jit(each_made, out_shardings=lying)(params, 0)
+        return jax.jit(each_made, out_shardings=lying)(taken("params", params), 0)
 
     def reduce(
         grads: PyTree, replica: Replica, state: PyTree, step: Any
@@ -177,7 +178,8 @@ def _mapped(
                 )
         return program(own, step)
 
-    return jax.jit(checked)
+    jitted = jax.jit(checked)
+    return lambda own, step: jitted(taken("", own), taken("step", step))
 
 
 def _over(

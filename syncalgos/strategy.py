@@ -18,6 +18,7 @@ from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
 from syncalgos.dtypes import wide_dtype
+from syncalgos.host_arrays import check_ours
 
 
 class Replica(NamedTuple):
@@ -261,6 +262,7 @@ def check_params(params: PyTree) -> None:
         raise ValueError("params hold no arrays")
     _check_trained(params)
     for path, leaf in leaves:
+        check_ours("params" + jax.tree_util.keystr(path), leaf)
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, np.floating):
             kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"

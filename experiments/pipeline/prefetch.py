@@ -6,6 +6,7 @@ import numpy as np
 
 from experiments.cli.errors import BadRequest, MayPass, explain
 from experiments.tasks.task import Arrays, Source
+from syncalgos import checks
 
 THREADS, AHEAD = 2, 2  # reading threads, and dispatches read in advance
 _LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -64,14 +65,22 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
 
 
 def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
-    """Reads one example of a source.
+    """Reads a copy of one example of a source, which may use its memory again.
 
     Raises:
-        BadRequest: it cannot be read.
+        BadRequest: it cannot be read, or is no dict of arrays.
         MayPass: it cannot be read now, but perhaps later.
     """
     try:
-        return source[number]
+        example = source[number]
+        is_dict = isinstance(example, Mapping)
+        arrays = {k: np.array(x) for k, x in example.items()} if is_dict else {}
+        if not arrays or any(x.dtype.kind in "OSU" for x in arrays.values()):
+            raise BadRequest(
+                f"training example {number} must be a dict of arrays, got "
+                f"{checks.shown(example)}"
+            )
+        return arrays
     except BadRequest:
         raise
     except Exception as error:  # a user's source may raise anything

@@ -7,10 +7,13 @@ processes jax lets only the first one write, and on CPUs the others have other k
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jax
 from filelock import FileLock
+from jax.experimental.compilation_cache import compilation_cache
 
 from experiments.tasks.data.files import user_cache
 
@@ -48,6 +51,20 @@ def use() -> None:
         if SHORTEST.upper() not in os.environ:
             # A run compiles some thirty programs: below 1 s each, but half its time.
             jax.config.update(SHORTEST, 0.0)
+
+
+@contextmanager
+def as_before() -> Iterator[None]:
+    """Gives jax its settings of the cache back at the end."""
+    before = {name: getattr(jax.config, name) for name in (FOLDER, LARGEST, SHORTEST)}
+    try:
+        yield
+    finally:
+        moved = getattr(jax.config, FOLDER) != before[FOLDER]
+        for name, value in before.items():
+            jax.config.update(name, value)
+        if moved:  # jax opens a folder once
+            compilation_cache.reset_cache()
 
 
 def _user_folder() -> Path | None:

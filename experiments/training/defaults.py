@@ -31,7 +31,7 @@ def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
     if inner["clip_norm"] is not None and task.kept == "sharded":
         raise ValueError(
             "--clip-norm cannot be used with --tables sharded, as each worker has the "
-            "norm of its own rows only: use --tables shared or replicated"
+            "norm of its own rows only: use --tables replicated"
         )
     # If an algorithm moves entries like Adam, the default is the task's rate for Adam
     # (digits: 0.001), not that for SGD (0.05), and the momentum for SGD is not used.

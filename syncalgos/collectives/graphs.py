@@ -119,7 +119,7 @@ def check(
     if callable(topology):
         topology = _period(label, topology)
     try:
-        given = np.asarray(topology)
+        given = np.array(topology)
     except ValueError:  # rows of different lengths
         given = np.asarray(None)
     if given.dtype.kind not in "iuf":
@@ -157,7 +157,7 @@ def check(
 
 def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
     """Returns the matrices of a function of the step until they repeat."""
-    seen = [np.asarray(weights_at(step)) for step in range(2 * LONGEST)]
+    seen = [np.array(weights_at(step)) for step in range(2 * LONGEST)]
     for period in range(1, LONGEST + 1):
         if all(map(np.array_equal, seen, seen[period:])):
             return seen[:period]

@@ -8,32 +8,7 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-
-# Maps a class of state to the fields of its first and second moments. A field's name
-# alone is not enough: SM3's mu is what others call nu, and params may have a mu.
-MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "TraceState": (("trace",), ()),
-    "EmaState": (("ema",), ()),
-    "MuonState": (("mu",), ()),
-    "ScaleByLionState": (("mu",), ()),
-    "ScaleByAdamState": (("mu",), ("nu",)),
-    "ScaleByBeliefState": (("mu",), ("nu",)),
-    "ScaleByNovogradState": (("mu",), ("nu",)),
-    "ScaleByRStdDevState": (("mu",), ("nu",)),
-    "ScaleByRStdDevWithCountState": (("mu",), ("nu",)),
-    "ScaleByAmsgradState": (("mu",), ("nu", "nu_max")),
-    "ScaleByAdanState": (("m", "v"), ("n",)),
-    "ScaleByAdemamixState": (("m1", "m2"), ("nu",)),
-    "ScaleBySimplifiedAdEMAMixState": (("m",), ("n",)),
-    "ProdigyState": (("exp_avg",), ("exp_avg_sq",)),
-    "DAdaptAdamWState": (("exp_avg",), ("exp_avg_sq",)),
-    "ScaleBySM3State": (("nu",), ("mu",)),
-    "ScaleByRmsState": ((), ("nu",)),
-    "ScaleByRmsWithCountState": ((), ("nu",)),
-    "ScaleByRssState": ((), ("sum_of_squares",)),
-    "ScaleByAdaDeltaState": ((), ("e_g", "e_x")),
-    "FactoredState": ((), ("v_row", "v_col", "v")),
-}
+from syncalgos.optax_states import MOMENTS
 
 
 def map_moments(

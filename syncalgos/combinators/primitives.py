@@ -17,6 +17,8 @@ from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
+from syncalgos.keys import is_key, is_untyped
+from syncalgos.optax_states import AROUND, KEPT
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
@@ -128,8 +130,10 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
 
     Args:
         optimizer: the same inner optimizer as in the training loop. The reset keeps
-            hyperparameters of `optax.inject_hyperparams`, the counts of schedules, and
-            gradients that `optax.MultiSteps` and `apply_every` have accumulated.
+            hyperparameters of `optax.inject_hyperparams`, the counts of schedules,
+            gradients that `optax.MultiSteps` and `apply_every` have accumulated, random
+            keys, and all that optimizers that find their own learning rate (prodigy,
+            dadapt_adamw, dog, momo, …) have measured since the start.
 
     Returns:
         A Strategy without state, which sends nothing.
@@ -157,24 +161,6 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
         return replica._replace(opt_state=opt_state), state
 
     return Strategy(sync=sync)
-
-
-# By name, as optax does not export all of them: schedules of learning rates and weight
-# decay, a plateau's memory, noise's count and key, and gradients in `apply_every`.
-_CLOCKS = (
-    "AddNoiseState",
-    "ApplyEvery",
-    "ReduceLROnPlateauState",
-    "ScaleByScheduleState",
-    "WeightDecaySchedule",
-)
-_AROUND = (
-    optax.ConditionallyMaskState,
-    optax.ConditionallyTransformState,
-    optax.InjectHyperparamsState,
-    optax.InjectStatefulHyperparamsState,
-)
-"""States that hold steps or hyperparameters, and an optimizer's as `inner_state`."""
 
 
 def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
@@ -242,8 +228,7 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         old: the state to replace.
 
     Returns:
-        `new`, with the schedules, plateau, noise, injected hyperparameters and
-        accumulated gradients of `old`.
+        `new`, with the states of `old` that continue: see `optax_states`, and keys.
 
     Raises:
         ValueError: the states belong to different optimizers or params.
@@ -255,24 +240,19 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
             "communication a Replica with its opt_state"
         )
 
-    def node(new, old):
-        # Momentum restarts at a sync; a learning rate schedule must not.
-        if type(new).__name__ in _CLOCKS:
-            return old
-        if isinstance(new, _AROUND):
-            return old._replace(inner_state=restart(new.inner_state, old.inner_state))
-        # Otherwise, with a sync before each update, params would never move.
-        if isinstance(new, optax.MultiStepsState):
-            inner = restart(new.inner_opt_state, old.inner_opt_state)
-            return old._replace(inner_opt_state=inner)
-        return new
+    def node(path, new, old):
+        # Momentum restarts at a sync; a schedule must not. Nor must MultiSteps: with a
+        # sync before each update, params would never move.
+        name = type(new).__name__
+        if field := AROUND.get(name):
+            inner = restart(getattr(new, field), getattr(old, field))
+            return old._replace(**{field: inner})
+        return old if name in KEPT or is_key(new) or is_untyped(path, new) else new
 
     def is_leaf(node):
-        return type(node).__name__ in _CLOCKS or isinstance(
-            node, (*_AROUND, optax.MultiStepsState)
-        )
+        return type(node).__name__ in KEPT | AROUND.keys()
 
-    return jax.tree.map(node, new, old, is_leaf=is_leaf)
+    return jax.tree_util.tree_map_with_path(node, new, old, is_leaf=is_leaf)
 
 
 class OuterState(NamedTuple):

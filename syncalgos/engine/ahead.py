@@ -47,8 +47,8 @@ def compile_all(
     if trainer.layout.processes > 1:
         return
     compiled, own = trainer._compiled, state.own
-    steps = trainer._cut(*training, trainer._worker.accumulate)
-    rows = trainer._cut(*held_out, 1)
+    steps, _ = trainer._cut(*training, trainer._worker.accumulate)
+    rows, _ = trainer._cut(*held_out, 1)
     local = Shared(state.step, state.key, training.data, state.hyperparams)
     fixed = local._replace(data=held_out.data)
     params = Own(Replica(state.replica.params))

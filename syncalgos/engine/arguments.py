@@ -2,7 +2,7 @@
 
 import inspect
 import traceback
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,11 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from syncalgos import checks
+from syncalgos import checks, optax_states
 from syncalgos.collectives import PyTree
 from syncalgos.engine.losses import Loss, draws, stateless
 from syncalgos.engine.placement.layout import Layout
+from syncalgos.host_arrays import check_fits, check_ours
 
 
 @contextmanager
@@ -89,9 +90,10 @@ def check_arrays(what: str, tree: PyTree) -> None:
     """Raises a ValueError unless all leaves are arrays; it names what was given."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         check_untraced(leaf)
+        name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
+        check_ours(name, leaf)
         if hasattr(leaf, "shape"):
             continue
-        name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
         if isinstance(leaf, bool | int | float):
             raise ValueError(f"{name} is {got}: convert lists to arrays, np.asarray(…)")
         raise ValueError(
@@ -109,7 +111,10 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
         if isinstance(x, str | bool) or np.ndim(x) or not np.isreal(x):
             hint = TURNS if np.ndim(x) else ""
             raise ValueError(f"{name} must be a number, got {checks.shown(x)}{hint}")
-        return np.asarray(x).item()
+        found = np.asarray(x).item()
+        if isinstance(found, int):
+            check_fits(name, found, np.int64)
+        return found
 
     return jax.tree_util.tree_map_with_path(number, hyperparams)
 
@@ -131,44 +136,17 @@ def check_kind(what: str, value: Any, kind: type) -> None:
     raise ValueError(f"{what} must be a {kind.__name__}, got {got}{hint}")
 
 
-_OTHERS = "needs the loss at other params, which a local step does not compute"
-_SEARCH = f"a line search {_OTHERS}"
-# The reasons why some optimizers cannot be inner optimizers, by the class of a state
-# within their state.
-_REFUSED = {
-    "LookaheadState": "optax.lookahead trains a pair of models: use its fast optimizer "
-    "with the strategy syncalgos.lookahead()",
-    "ScheduleFreeState": "schedule_free evaluates another model than it trains, but a "
-    "center is the trained one: use its base optimizer, or see docs/own-loop.md",
-    "HutchinsonState": f"an estimate of the Hessian {_OTHERS}",
-    "SAMState": "sam moves params to perturbed points, which a sync would average; see "
-    "docs/own-loop.md",
-    "ScaleByZoomLinesearchState": _SEARCH,
-    "ScaleByBacktrackingLinesearchState": _SEARCH,
-}
-
-
 def check_opt_state(opt_state: PyTree) -> None:
     """Raises a ValueError for the state of an optimizer that the engine cannot run."""
-    for name in states_of(opt_state, _REFUSED):
-        raise ValueError(f"optimizer: {_REFUSED[name]}")
-
-
-def states_of(opt_state: PyTree, names: Container[str]) -> list[str]:
-    """Returns those of these class names that occur in an optimizer's state."""
-
-    def is_one(node: Any) -> bool:
-        return type(node).__name__ in names
-
-    nodes = jax.tree.leaves(opt_state, is_leaf=is_one)
-    return [type(node).__name__ for node in filter(is_one, nodes)]
+    for name in optax_states.named(opt_state, optax_states.REFUSED):
+        raise ValueError(f"optimizer: {optax_states.REFUSED[name]}")
 
 
 def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError if each worker would lower its rate by its own loss."""
     # Such rates drift apart and never rise again. A worker's loss may rise because
     # other workers differ from it; that worker would soon stop training.
-    if states_of(opt_state, {"ReduceLROnPlateauState"}):
+    if optax_states.named(opt_state, {"ReduceLROnPlateauState"}):
         raise ValueError(
             "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
             "schedule, or a strategy that reduces gradients, such as sync_sgd"

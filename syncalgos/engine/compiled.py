@@ -78,6 +78,7 @@ class Compiled:
     def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
         self._worker, self._layout, self._lane_form = worker, layout, lane_form
         self._replication = replication.Replication(worker, layout)
+        self._seen: Any = None  # the form of the model that was started last
         self.programs: dict[Key, Any] = {}
         self.seconds = 0.0
         self.temp_bytes: int | None = None
@@ -88,6 +89,10 @@ class Compiled:
     def start(self, model: Model, sharding: Sharding | None) -> Outputs:
         """Makes the first state of all workers."""
         layout = self._layout
+        if self._seen != (form := jax.tree.map(jax.typeof, model)):
+            with known(sharding):
+                self._worker = replication.with_own_keys(self._worker, layout, model)
+            self._seen, self._replication.worker = form, self._worker
         own = np.array(layout.own_workers, np.int32).reshape(layout.own_shape)
         numbers = layout.split(own, layout.sharding(DEVICES))
         outputs = self.run(self._call(worker.INIT, numbers, model, sharding=sharding))

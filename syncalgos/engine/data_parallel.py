@@ -29,6 +29,7 @@ from syncalgos.engine.state import (
     put_back,
     waits_untrained,
 )
+from syncalgos.host_arrays import taken
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
@@ -50,7 +51,9 @@ class DataParallel:
         optimizer: the inner optimizer: any optax GradientTransformation or MultiSteps;
             each call is a local step. An optimizer with extra arguments gets the loss
             as `value`: the worker's own, or the mean over the workers if the strategy
-            reduces gradients. Or a function of hyperparams that returns the optimizer.
+            reduces gradients. Random keys in its state are each worker's own, unless
+            the strategy gives all workers the same gradients. Or a function of
+            hyperparams that returns the optimizer.
         strategy: the synchronization algorithm, such as `bmuf()`. Or a function of
             hyperparams that returns the strategy.
         workers: the number of workers, at least 1.
@@ -67,8 +70,8 @@ class DataParallel:
         tables: which leaves of params are tables sharded by rows over the workers (see
             `lookup`): a tree of booleans, or a function of params that returns one. The
             strategy does not see tables or their rows in opt_state. The inner optimizer
-            sees only a worker's own rows, so norms, such as those for clipping, are
-            computed from these rows.
+            sees only a worker's own rows, so one that derives the steps of other leaves
+            from them, as by a global norm, is refused.
         each_worker: whether the metrics of `run` also hold "worker_loss", of shape
             (steps, workers). With lane_form="merged" and a scalar loss, each lane gets
             the mean over the lanes of its device.
@@ -205,15 +208,19 @@ class DataParallel:
             params: one plain model, a pytree of float arrays.
             buffers: arrays that are not trained, such as batch statistics. Each worker
                 gets its own version of typed random keys.
-            seed: the seed of the keys that the loss draws from, such as for dropout.
+            seed: the seed of the keys that the loss draws from, such as for dropout; at
+                least 0 and below 2³¹.
             hyperparams: numbers that replace the trainer's, with the same structure.
 
         Raises:
             ValueError: a leaf of params is no float array or is not trained, the rows
                 of a table do not divide over the workers, buffers hold an untyped key,
-                or the strategy changes shapes or dtypes. The message names the leaf.
+                the strategy changes shapes or dtypes, or the optimizer derives steps
+                that are equal on all workers from others. The message names the leaf.
         """
         check_params(params)
+        params = taken("params", params)
+        buffers = taken("buffers", buffers)
         warn_of_unseen((self._worker.loss, self._worker.eval_loss), buffers)
         sharded_tables.check_rows(self._worker.sharded, params, self.workers)
         sharding = self._shardings.of_model(params)
@@ -224,8 +231,9 @@ class DataParallel:
         made = self._worker.make(numbers)  # checks the ranges of the numbers
         check_own_steps("optimizer", *made, params)
         numbers = as_data(numbers, self.layout)
+        key = jax.random.key(checks.whole("seed", seed, least=0))
         with arguments.explained_trace():
-            model = Model(params, buffers, jax.random.key(seed), numbers)
+            model = Model(params, buffers, key, numbers)
             own, first = self._compiled.start(model, sharding)
         self._form = jax.tree.structure(own), jax.tree.structure(numbers)
         step, key = jax.tree.map(self.layout.copy, (first.step, first.key))
@@ -258,7 +266,7 @@ class DataParallel:
                 local steps.
         """
         self._check(state)
-        batches = self._cut(batches, data, self._worker.accumulate)
+        batches, data = self._cut(batches, data, self._worker.accumulate)
         steps = jax.tree.leaves(batches)[0].shape[0]
         done = self._steps.after(state.step, steps)
         shared = Shared(state.step, state.key, data, state.hyperparams)
@@ -352,7 +360,7 @@ class DataParallel:
         self, state: TrainState, batches: PyTree, data: PyTree | None
     ) -> dict[str, jax.Array]:
         """Evaluates batches that divide evenly over the workers."""
-        batches = self._cut(batches, data, 1, arguments.REST)
+        batches, data = self._cut(batches, data, 1, arguments.REST)
         shared = Shared(state.step, state.key, data, state.hyperparams)
         call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
         return self._compiled.run(call).common
@@ -437,10 +445,12 @@ class DataParallel:
             arrays: leaves (examples, ...).
 
         Raises:
-            ValueError: the leaves disagree on the number of examples.
+            ValueError: the leaves disagree on the number of examples, or hold whole
+                numbers beyond jax's 32 bits.
         """
+        arguments.check_arrays("data", arrays)
         arguments.leading_shape("data", arrays, ("examples",))
-        return jax.tree.map(self.layout.copy, arrays)
+        return jax.tree.map(self.layout.copy, taken("data", arrays))
 
     @outside_meshes
     def to_host(self, state: TrainState) -> TrainState:
@@ -467,6 +477,7 @@ class DataParallel:
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
+        held = taken("held", held)
         sharding = self._shardings.of_held(held.replica)
         self._check_made("held", of_one(held.own, axes=1), sharding)
         state = put_back(self.layout, held, sharding)
@@ -507,10 +518,11 @@ class DataParallel:
         data: PyTree | None,
         accumulate: int,
         hint: str = arguments.ONE_STEP,
-    ) -> PyTree:
+    ) -> tuple[PyTree, PyTree | None]:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
         arguments.check_batches(batches, data, self.layout, accumulate, hint)
-        return jax.tree.map(self.layout.cut, batches)
+        batches = taken("batches", batches)
+        return jax.tree.map(self.layout.cut, batches), taken("data", data)
 
 
 @jax.jit

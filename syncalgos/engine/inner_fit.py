@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import checks
+from syncalgos import checks, optax_states
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.engine.arguments import states_of
 from syncalgos.strategy import Strategy
 
 # States of optimizers whose updates are not local steps. The last three leave out steps
@@ -46,7 +45,7 @@ def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:
     """
     rates = [x.learning_rate for x in told(strategy)]
     names = [*_CLOCKS] if any(map(callable, rates)) else [*_CLOCKS][:2]
-    for name in states_of(opt_state, names) if rates else ():
+    for name in optax_states.named(opt_state, names) if rates else ():
         raise ValueError(
             f"{label}: optax.{_CLOCKS[name]} does not update params at every local "
             "step, but the strategy's learning_rate is that of each local step: use "

@@ -60,14 +60,17 @@ def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
         >>> trainer.center(state).params["table"]
         Array([-0.5,  0. ,  0. , -0.5], dtype=float32)
     """
-    part, ids = jnp.asarray(part), jnp.asarray(ids)
+    part = jnp.asarray(part)
+    ids = ids if isinstance(ids, np.ndarray | np.generic) else jnp.asarray(ids)
     if not part.ndim or not jnp.issubdtype(part.dtype, np.floating):
         raise ValueError(
             f"lookup: part must be float rows of a table, got {jax.typeof(part)}"
         )
     if not jnp.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"lookup: ids must be integers, got {jax.typeof(ids)}")
-    rows: Any = _lookup(axis, len(part), part, ids.reshape(-1).astype(jnp.int32))
+    cut = ids.astype(np.int32)
+    wanted = jnp.where(cut == ids, cut, -1).reshape(-1)  # -1: beyond 32 bits, so no row
+    rows: Any = _lookup(axis, len(part), part, wanted)
     return rows.reshape(*ids.shape, *part.shape[1:])
 
 

@@ -67,6 +67,7 @@ class Worker(NamedTuple):
         make: hyperparameters -> the optimizer and the strategy with these numbers. The
             optimizer and strategy above are made with the `hyperparams` below.
         hyperparams: Python numbers.
+        own_keys: whether each worker's optimizer draws from its own random keys.
     """
 
     loss: Loss
@@ -79,6 +80,7 @@ class Worker(NamedTuple):
     workers: int
     make: Make
     hyperparams: PyTree
+    own_keys: bool = False
 
     def at(self, hyperparams: PyTree) -> "Worker":
         """The same worker with other numbers, such as the arguments of a program."""
@@ -188,9 +190,11 @@ def first_own(worker: Worker, number: jax.Array, inputs: Inputs) -> Own:
     """Makes the replica and the strategy's state of the worker with this number."""
     model: Model = inputs.shared
     params, buffers = strong((model.params, model.buffers))
-    buffers = own_keys(buffers, number)
+    buffers = own_keys("buffers", buffers, number)
     params = sharded_tables.parts_of(worker.sharded, params)
     opt_state = worker.optimizer.init(params)
+    if worker.own_keys:
+        opt_state = own_keys("opt_state", opt_state, number)
     arguments.check_opt_state(opt_state)
     check_clock("optimizer", opt_state, worker.strategy)
     if collectives.size() > 1 and not introspection.reduces(worker.strategy):

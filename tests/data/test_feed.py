@@ -182,6 +182,9 @@ def missing(example):
     [
         (lambda x: {**x, "x": x["x"][:1]}, 2, "7 has shapes {'x': (1, 3), 'y': ()}, b"),
         (lambda x: {"x": x["x"]}, 2, "7 has shapes {'x': (2, 3)}, but example 3 has"),
+        (lambda x: None, 2, "example 7 must be a dict of arrays, got None"),
+        (lambda x: [1.0], 2, "example 7 must be a dict of arrays, got [1.0]"),
+        (lambda x: {**x, "y": "cat"}, 2, "example 7 must be a dict of arrays, got {"),
         (lambda x: x["z"], 2, "7: KeyError: 'z' (test_feed.py:"),
         (missing, 2, "7: FileNotFoundError: [Errno 2]"),
         (lambda x: os.read(-1, 1), 75, "7: OSError: [Errno 9] Bad file descriptor"),

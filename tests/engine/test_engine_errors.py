@@ -43,13 +43,15 @@ def made(strategy=None, **options):
     return lambda: make_trainer(strategy, **options)
 
 
-def started(params=PARAMS, buffers=(), *, hyperparams=None, make=None, **options):
+def started(
+    params=PARAMS, buffers=(), *, hyperparams=None, make=None, seed=0, **options
+):
     """Makes the first state: what is refused is refused before it is compiled."""
 
     def call():
         trainer = (make or make_trainer)(**options)
         try:
-            trainer.init(params, buffers, hyperparams=hyperparams)
+            trainer.init(params, buffers, seed, hyperparams)
         finally:
             assert trainer.compile_seconds == 0
 
@@ -140,7 +142,21 @@ def with_step(leaf):
     return started({"layers": [{"w": np.zeros(3)}, {"step": leaf}]})
 
 
+class Tensor:
+    """An array of another library."""
+
+    shape, dtype, __module__ = (12, 24), "torch.float32", "torch"
+
+
+TENSOR = "is a torch.Tensor, not an array of NumPy or jax"
+IDS = np.full((12, 24), 7_000_000_001)
+WIDE = "holds 7000000001, which int32 cannot hold"
 OF_PARAMS = [
+    (started({"w": Tensor()}), rf"params\['w'\] {TENSOR}"),
+    (started(buffers={"n": Tensor()}), rf"buffers\['n'\] {TENSOR}"),
+    (started(buffers={"n": IDS}), rf"buffers\['n'\] {WIDE}"),
+    (started(seed=2**32), "seed must be below 2.*31, got 4294967296"),
+    (started(seed=-1), "seed must be a whole number of at least 0, got -1"),
     (with_step(np.int32(3)), STEP.format("of dtype int32")),
     (with_step(np.zeros(3, bool)), STEP.format("of dtype bool")),
     (with_step(jax.random.key(0)), STEP.format("of dtype key<fry>")),
@@ -167,7 +183,39 @@ SEARCHES = "^optimizer: a line search needs the loss at other params"
 EVERY_OTHER = optax.chain(optax.apply_every(2), SGD)
 FALLS = optax.linear_schedule(0.1, 0.0, 9)
 ZERO_ONE = sa.zero_one_adam(learning_rate=0.1)
+NOISY = optax.noisy_sgd(0.1, key=0)
+CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), SGD)
+IN_PART = sa.chain(
+    sa.masked(sa.sync_sgd(), {"w": True, "b": False}),
+    sa.masked(sa.model_averaging(4), {"w": False, "b": True}),
+)
+
+
+def beside_tables(optimizer, strategy=None):
+    """Starts with a table sharded over the workers."""
+    params = {"rest": jnp.ones(3), "table": jnp.ones((8, 3))}
+    tables = {"rest": False, "table": True}
+
+    def make():
+        strategy_ = strategy or sa.sync_sgd()
+        return sa.DataParallel(
+            lambda p, batch: 0.0, optimizer, strategy_, workers=4, tables=tables
+        )
+
+    return started(params, make=make)
+
+
+MIXES = r"^optimizer: the step of params\['{}'\], .* same on all workers, depends on le"
+DRAWS = "^optimizer: its state holds a random key, which must be the same"
 OF_OPTIMIZERS = [
+    (beside_tables(CLIPPED), MIXES.format("rest")),
+    (beside_tables(CLIPPED, sa.bmuf(4)), MIXES.format("rest")),
+    (beside_tables(optax.apply_if_finite(SGD, 3)), MIXES.format("rest")),
+    (beside_tables(optax.contrib.prodigy()), MIXES.format("rest")),
+    (inner(CLIPPED, IN_PART), MIXES.format("w")),
+    (beside_tables(NOISY), DRAWS),
+    (inner(NOISY, IN_PART), DRAWS),
+    (inner(NOISY, sa.post_local_sgd(dense_steps=8, period=4)), DRAWS),
     (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
     (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
     (made(SGD), "an optimizer. check the order of the"),
@@ -232,6 +280,14 @@ def counting(name):
 
 ELEVEN = jax.tree.map(lambda x: x[:, :11], BATCHES)
 OF_BATCHES = [
+    (ran({"x": Tensor()}), rf"batches\['x'\] {TENSOR}"),
+    (stepped(Tensor()), f"batch {TENSOR}"),
+    (evaluated(Tensor()), f"batches {TENSOR}"),
+    (lambda: plain_trainer().place([Tensor()]), rf"data\[0\] {TENSOR}"),
+    (ran({"x": IDS}), rf"batches\['x'\] {WIDE}"),
+    (stepped({"x": IDS[0].astype(np.uint64)}), r"\['x'\] holds 7000000001, which uint"),
+    (evaluated([IDS]), rf"batches\[0\] {WIDE}"),
+    (lambda: plain_trainer().place([IDS]), rf"data\[0\] {WIDE}"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:6]]}), rf"{Y_LEADS} \(6, 24\), but"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:, :8]]}), rf"{Y_LEADS} \(12, 8\)"),
     (ran({"x": X[ROWS], "y": np.zeros(12)}), r"must have axes \(steps, global_batch"),

@@ -197,6 +197,34 @@ def test_sharded_params_stay_sharded():
     assert all(size[0] == 4 for size in sizes if len(size) == 2)
 
 
+LABELS, SEEN = {"seen": "outer", "frozen": "none"}, {"seen": True, "frozen": False}
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda x: optax.masked(x, SEEN),
+        lambda x: optax.partition({"outer": x, "none": optax.set_to_zero()}, LABELS),
+        lambda x: optax.MultiSteps(optax.masked(optax.chain(x), SEEN), 1),
+    ],
+)
+def test_center_is_params_where_a_mask_hides_them(around):
+    strategy = syncalgos.lookahead(2, slow_lr=0.5)
+    optimizer = around(syncalgos.as_optimizer(strategy, optax.sgd(1.0)))
+    params = {"seen": {"w": jnp.zeros(2)}, "frozen": {"w": jnp.ones(3)}}
+    params, state = trained(optimizer, params, data(steps=3), falling)
+    center = syncalgos.center_of(strategy, state, params)
+    assert float(params["seen"]["w"][0]) == 2  # the half of two steps, and a step
+    assert float(center["seen"]["w"][0]) == 1
+    np.testing.assert_array_equal(center["frozen"]["w"], params["frozen"]["w"])
+    with pytest.raises(ValueError, match="center_of: params are not those that"):
+        syncalgos.center_of(strategy, state, params["seen"])
+
+
+def falling(params, batch):
+    return -params["seen"]["w"].sum()
+
+
 @pytest.mark.parametrize(
     ("strategy", "inner", "told"),
     [

@@ -2,6 +2,8 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
 from importlib import import_module
 
 import numpy as np
@@ -32,6 +34,15 @@ def test_what_is_gone_is_answered_with_what_to_use_now(row):
     else:
         line = answer(lambda: getattr(sa, name))
     assert line.endswith(f": {removed.INSTEAD[row]}")
+
+
+def test_other_names_are_refused_without_jax():
+    program = """
+import sys, syncalgos
+names = "a.b", "nothing", "__wrapped__", "numpy", ""
+assert not any(hasattr(syncalgos, name) for name in names)
+assert "jax" not in sys.modules and syncalgos.bmuf"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_attributes_that_are_gone_are_answered():

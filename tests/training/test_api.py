@@ -1,13 +1,23 @@
 """Runs and comparisons from Python: `experiments.train` and `experiments.compare`."""
 
 import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 import small_tasks
+import tiny_tasks
 from lasting import run
 
 import experiments
@@ -112,6 +122,57 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     assert len(study.frame()) == 2
     again = compare(algos, seeds=2, flags=flags)  # no run is made again
     assert again.runs == study.runs
+
+
+def process():
+    """Returns the state of the whole process."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    return {
+        "random": (random.getstate(), np.random.get_state()[1].tolist()),
+        "warnings": [*warnings.filters],
+        "environment": {**os.environ},
+        "folder": os.getcwd(),
+        "jax": {name: getattr(jax.config, name, None) for name in jax.config.values},
+        "signals": handlers,
+        "hooks": (sys.excepthook, threading.excepthook, warnings.showwarning),
+        "logging": (logging.root.level, [*logging.root.handlers]),
+        "threads": {*threading.enumerate()},
+        "numpy": (np.geterr(), np.get_printoptions()),
+    }
+
+
+def test_a_call_leaves_the_process_as_it_was(tmp_path, monkeypatch, request):
+    folder = jax.config.values["jax_compilation_cache_dir"]
+    undo = partial(jax.config.update, "jax_compilation_cache_dir", folder)
+    request.addfinalizer(undo)
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    jax.config.update("jax_compilation_cache_dir", None)
+    before = process()
+    files = {"checkpoint_every": 8, "export": tmp_path / "model.safetensors"}
+    train(replace(TINY, steps=8, eval_every=8, out=tmp_path / "run", **files))
+    train(replace(TINY, steps=1, eval_every=1), task=fed_by_a_source())
+    for name, value in process().items():
+        assert value == before[name], name
+
+
+def fed_by_a_source():
+    """A task whose examples grain's threads read."""
+    task = tiny_tasks.drawing()
+    data = task.load()
+    names = [*data.train]
+    rows = [*zip(*data.train.values(), strict=True)]
+    source = [dict(zip(names, row, strict=True)) for row in rows]
+    return task._replace(load=lambda: data._replace(train=source))
+
+
+def test_importing_the_harness_draws_no_number():
+    program = """
+import random
+before = random.getstate()
+import experiments, experiments.api, experiments.aim, experiments.compare
+assert random.getstate() == before"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def test_the_package_has_both_even_after_the_command_was_imported():

@@ -11,13 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax import lax
 from jax.custom_batching import custom_vmap
+from jax.extend import core
 
+from syncalgos.combinators import introspection
+from syncalgos.combinators.primitives import reduce_with
+from syncalgos.engine.lanes import traces
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
+from syncalgos.engine.sharded_tables import beside
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker, first_own
+from syncalgos.jaxprs import equations
+from syncalgos.keys import holds_keys
+from syncalgos.ledger.traced import COLLECTIVES
 from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync, seeing
 
 
@@ -42,7 +51,7 @@ class Replication:
     """
 
     def __init__(self, worker: Worker, layout: Layout):
-        self._worker, self._layout = worker, layout
+        self.worker, self._layout = worker, layout
         self._leaves: dict[Any, tuple[bool, ...]] = {}
         self._made: list[weakref.ref] = []
 
@@ -51,7 +60,10 @@ class Replication:
         leaves, structure = jax.tree.flatten(own)
         key = structure, *((x.shape, x.dtype) for x in leaves)
         if key not in self._leaves:
-            self._leaves[key] = replicated_leaves(self._worker, self._layout, own)
+            replica = of_one(own).replica
+            model = Model(replica.params, replica.buffers, jax.random.key(0))
+            found, _ = replicated_leaves(self.worker, self._layout, model)
+            self._leaves[key] = tuple(found)
         return self._leaves[key]
 
     def note(self, own: Own) -> None:
@@ -82,7 +94,87 @@ class Replication:
             self.note(own)
 
 
-def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, ...]:
+def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
+    """Returns the worker, which draws from its own keys unless all steps are equal.
+
+    Args:
+        worker: the worker; its optimizer may have random keys in its state.
+        layout: the place of each worker.
+        model: the model from which all workers start, arrays or shapes.
+
+    Raises:
+        ValueError: the optimizer derives the step of a leaf that is equal on all
+            workers from leaves that are not; or it draws, and only some leaves or some
+            phases have equal steps.
+    """
+    strategy, optimizer = worker.strategy, worker.optimizer
+    draws = holds_keys(jax.eval_shape(optimizer.init, model.params))
+    parts = introspection.reduces(strategy) and [*introspection.inside(strategy)][1:]
+    if layout.workers == 1 or not (draws or parts or worker.sharded is not None):
+        return worker
+    lone = layout._replace(
+        devices=layout.devices[: layout.devices_each], lanes=layout.workers
+    )
+
+    def common(strategy, update):
+        made = optax.GradientTransformationExtraArgs(optimizer.init, update)
+        made = worker._replace(strategy=strategy, optimizer=made)
+        return replicated_leaves(made, lone, model)[1]
+
+    # Without the optimizer, the strategy alone decides which leaves are common.
+    apart = strategy
+    if worker.sharded is not None:
+        apart = beside(reduce_with("mean"), worker.sharded, optimizer)
+    same = common(apart, _along)
+    if any(same) and not all(same):
+        after = common(apart, optax.with_extra_args_support(optimizer).update)
+        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(model.params)]
+        for path, before, now in zip(paths, same, after, strict=True):
+            if before and not now:
+                raise ValueError(
+                    f"optimizer: the step of params{jax.tree_util.keystr(path)}, which "
+                    "is the same on all workers, depends on leaves that are not, such "
+                    "as rows of tables, as in clip_by_global_norm: use an optimizer "
+                    "that treats each leaf alone (optax.clip), or replicate all leaves"
+                )
+    if not draws:
+        return worker
+    same = same if apart is strategy else common(strategy, _along)
+    if (any(same) and not all(same)) or _has_phases(worker, lone, model):
+        raise ValueError(
+            "optimizer: its state holds a random key, which must be the same on all "
+            "workers for equal steps, and another on each for its own, but this "
+            "strategy has both: use one optimizer without noise, or one strategy alone"
+        )
+    return worker._replace(own_keys=not all(same))
+
+
+def _along(grads, opt_state, params=None, **extra):
+    """An optimizer's update that treats each leaf alone."""
+    return grads, opt_state
+
+
+def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
+    """Whether gradients are reduced at some steps, and kept at others."""
+
+    def reduced(model, step):
+        own = first_own(worker, step, Inputs(model))
+        replica = seeing(worker.strategy, own.replica)
+        return apply_reduce(worker.strategy, replica.params, replica, own.sync, step)
+
+    jaxpr = traces.traced(reduced, layout, model, jnp.int32(0))[0].jaxpr
+    for equation in equations(jaxpr):
+        arms = core.jaxprs_in_params(equation.params)
+        names = [{x.primitive.name for x in equations(arm)} for arm in arms]
+        sends = [not COLLECTIVES.keys().isdisjoint(x) for x in names]
+        if equation.primitive.name == "cond" and any(sends) and not all(sends):
+            return True
+    return False
+
+
+def replicated_leaves(
+    worker: Worker, layout: Layout, model: Model
+) -> tuple[list[bool], list[bool]]:
     """Marks the leaves that are identical in all lanes of a device, at any time.
 
     vmap finds these leaves, so algorithms need not declare them. A leaf is one of them
@@ -92,13 +184,13 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
     Args:
         worker: the worker whose programs are traced.
         layout: the place of each worker.
-        own: replicas and strategy state of all workers, arrays or shapes.
+        model: the model from which all workers start, arrays or shapes.
 
     Returns:
-        A boolean for each leaf.
+        A boolean for each leaf of a worker's data, and for each leaf of params whether
+        it is identical right after the optimizer's step, before a sync.
     """
-    leaves, form = jax.tree.flatten(of_one(own))
-    replica, _ = form.unflatten(leaves)
+    model = model._replace(hyperparams=worker.hyperparams)
 
     def start(number, model):
         return first_own(worker, number, Inputs(model))
@@ -112,13 +204,13 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
         found = Found(grads, replica.buffers, {})
         stepped = worker.updated(replica, found, loss)
         synced, sync = apply_sync(worker.strategy, stepped, sync, step)
-        return synced._replace(loss=()), sync
+        return synced._replace(loss=()), sync, stepped.params
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     numbers = _in(layout, step)
-    key = jax.random.key(0)
-    model = Model(replica.params, replica.buffers, key, worker.hyperparams)
-    shapes, same = _traced(start, layout, (numbers, model), (0, None))
+    made, same = _traced(start, layout, (numbers, model), (0, None))
+    shapes, form = jax.tree.flatten(made)
+    replica = made.replica
     first = len(jax.tree.leaves(replica._replace(buffers=())))
     own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
     same = [now and i not in own_buffers for i, now in enumerate(same)]
@@ -127,9 +219,10 @@ def replicated_leaves(worker: Worker, layout: Layout, own: Own) -> tuple[bool, .
         held = [x if once else _in(layout, x) for x, once in pairs]
         axes = [None if once else 0 for once in same]
         _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
-        after = [now and before for now, before in zip(after, same, strict=True)]
+        steps = after[len(same) :]
+        after = [now and before for now, before in zip(after, same, strict=False)]
         if after == same:
-            return tuple(same)
+            return same, steps
         same = after
     raise RuntimeError("leaves that are identical in all lanes were not found")
 
@@ -141,8 +234,8 @@ def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:
 
 def _traced(
     program: Callable, layout: Layout, arguments: PyTree, axes: PyTree
-) -> tuple[list[jax.ShapeDtypeStruct], list[bool]]:
-    """Returns the shapes of a lane program's result leaves, and which are unmapped."""
+) -> tuple[PyTree, list[bool]]:
+    """Returns the shapes of a lane program's result, and which leaves are unmapped."""
     found = {}
 
     @custom_vmap
@@ -156,8 +249,9 @@ def _traced(
 
     def on_lane(*arguments):
         # Only the leaves: two trees of a user's class may not be comparable.
-        leaves = jax.tree.leaves(program(*arguments))
-        found["shapes"] = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        leaves, form = jax.tree.flatten(program(*arguments))
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves]
+        found["shapes"] = form.unflatten(shapes)
         found["varies"] = [False] * len(leaves)
         return look(leaves)
 

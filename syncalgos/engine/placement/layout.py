@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from syncalgos.collectives import WORKERS
 from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
+from syncalgos.keys import is_key as is_key
 
 Device = Any  # jax.Device, which type checkers do not accept as a type
 DEVICES, LANES = WORKERS
@@ -288,11 +289,6 @@ def _mesh(devices: tuple[Device, ...], axes: tuple[tuple[str, int], ...]) -> Mes
 def _auto(names: Collection[str]) -> tuple[AxisType, ...]:
     """The type of each axis; jax 0.12 has Explicit by default."""
     return (AxisType.Auto,) * len(names)
-
-
-def is_key(x: Any) -> bool:
-    """Whether an array holds typed random keys."""
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def on_words(change: Callable[[jax.Array], Any], keys: jax.Array) -> jax.Array:

@@ -1,14 +1,19 @@
 """The moments of each optimizer of optax, which DES-LOC averages."""
 
+import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from optax import contrib
 
+import syncalgos
+from syncalgos import optax_states
 from syncalgos.combinators.moments import map_moments
+from syncalgos.combinators.primitives import restart
 
 
 class Encoder(NamedTuple):
@@ -74,3 +79,75 @@ def test_first_and_second_moments_are_told_apart(name):
     opt_state = optimizer.init(PARAMS)
     assert changed(1, opt_state) == set(first.split())
     assert changed(2, opt_state) == set(second.split())
+
+
+# The fields of an optimizer's state that a reset restarts, and others that it keeps.
+RESTARTS = {
+    "prodigy": (contrib.prodigy(), "", "exp_avg estim_lr params0 count"),
+    "dadapt": (contrib.dadapt_adamw(), "", "exp_avg_sq estim_lr grad_sum count"),
+    "momo": (contrib.momo(), "", "exp_avg lb count"),
+    "momo_adam": (contrib.momo_adam(), "", "lb count"),
+    "dog": (contrib.dog(1.0), "", "init_params max_dist"),
+    "dowg": (contrib.dowg(1.0), "", "init_params estim_sq_dist"),
+    "cocob": (contrib.cocob(), "", "reward"),
+    "madgrad": (contrib.madgrad(0.1), "", "x0 s count"),
+    "rprop": (optax.rprop(0.1), "", "step_sizes"),
+    "mechanic": (contrib.mechanize(optax.adam(0.1)), "mu nu", "x0 s r v"),
+    "finite": (optax.apply_if_finite(optax.adam(0.1), 3), "mu nu", "total_notfinite"),
+    "chain": (optax.chain(optax.adam(0.1), contrib.prodigy()), "mu nu", "estim_lr"),
+    "noise": (optax.noisy_sgd(0.1, key=0), "", "count rng_key"),
+}
+
+
+@pytest.mark.parametrize("name", RESTARTS)
+def test_a_reset_restarts_momenta_and_keeps_measurements(name):
+    optimizer, restarted, kept = RESTARTS[name]
+    new = optimizer.init(PARAMS)
+
+    def later(x):
+        return jax.random.split(x)[0] if jax.dtypes.issubdtype(x.dtype, KEY) else x + 1
+
+    old = jax.tree.map(later, new)
+    paths = jax.tree_util.tree_leaves_with_path(new)
+    changed = {"new": "", "old": ""}
+    for (path, x), y in zip(paths, jax.tree.leaves(restart(new, old)), strict=True):
+        changed["new" if np.array_equal(data(x), data(y)) else "old"] += keystr(path)
+    for source, fields in (("new", restarted), ("old", kept)):
+        for field in fields.split():
+            assert f".{field}" in changed[source], (field, changed)
+
+
+KEY, keystr = jax.dtypes.prng_key, jax.tree_util.keystr
+
+
+def data(x):
+    return jax.random.key_data(x) if jax.dtypes.issubdtype(x.dtype, KEY) else x
+
+
+def test_prodigy_trains_on_through_resets():
+    """A line is found; restarted at each sync, the rate would stay near 1e-6."""
+    optimizer = contrib.prodigy()
+    strategy = syncalgos.chain(
+        syncalgos.model_averaging(8), syncalgos.every(syncalgos.reset(optimizer), 8)
+    )
+    trainer = syncalgos.DataParallel(
+        lambda params, batch: jnp.mean((params - batch) ** 2),
+        optimizer,
+        strategy,
+        workers=2,
+    )
+    _, metrics = trainer.run(
+        trainer.init(jnp.zeros(3)), np.full((200, 2, 3), 5.0, "f4")
+    )
+    assert metrics["loss"][-1] < 1e-2 < metrics["loss"][0]
+
+
+def test_states_have_the_names_of_the_installed_optax():
+    modules = [x for name, x in sys.modules.items() if name.startswith("optax.")]
+    held = {name: x for module in modules for name, x in vars(module).items()}
+    named = {*optax_states.REFUSED, *optax_states.KEPT, *optax_states.AROUND}
+    assert {*named, *optax_states.MOMENTS} <= {*held}
+    fields = [(name, (field,)) for name, field in optax_states.AROUND.items()]
+    fields += [(name, sum(x, ())) for name, x in optax_states.MOMENTS.items()]
+    for name, wanted in fields:
+        assert {*wanted} <= {*held[name]._fields}, name

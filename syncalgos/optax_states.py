@@ -1,0 +1,82 @@
+"""Classes of optax's states by name, as optax does not export all of them.
+
+A test looks for each name, and each field, in the installed optax.
+"""
+
+from collections.abc import Container
+from typing import Any
+
+import jax
+
+_OTHERS = "needs the loss at other params, which a local step does not compute"
+_SEARCH = f"a line search {_OTHERS}"
+
+REFUSED = {
+    "LookaheadState": "optax.lookahead trains a pair of models: use its fast optimizer "
+    "with the strategy syncalgos.lookahead()",
+    "ScheduleFreeState": "schedule_free evaluates another model than it trains, but a "
+    "center is the trained one: use its base optimizer, or see docs/own-loop.md",
+    "HutchinsonState": f"an estimate of the Hessian {_OTHERS}",
+    "SAMState": "sam moves params to perturbed points, which a sync would average; see "
+    "docs/own-loop.md",
+    "ScaleByZoomLinesearchState": _SEARCH,
+    "ScaleByBacktrackingLinesearchState": _SEARCH,
+}
+"""Why some optimizers cannot be inner optimizers, by a state within theirs."""
+
+# Schedules of learning rates and weight decay, a plateau's memory, noise's count,
+# gradients in `apply_every`; and what optimizers that find their own rate have measured
+# since the start, with which their moments and counts belong together.
+_KEPT = (
+    "AddNoiseState ApplyEvery COCOBState DAdaptAdamWState DoGState DoWGState "
+    "MadgradState MomoAdamState MomoState ProdigyState ReduceLROnPlateauState "
+    "ScaleByDistanceOverGradientsState ScaleByRpropState ScaleByScheduleState "
+    "WeightDecaySchedule"
+)
+KEPT = frozenset(_KEPT.split())
+"""States that continue when the optimizer restarts."""
+
+_INNER = "ApplyIfFinite ConditionallyMask ConditionallyTransform InjectHyperparams"
+AROUND = {
+    **{f"{x}State": "inner_state" for x in _INNER.split()},
+    "InjectStatefulHyperparamsState": "inner_state",
+    "MechanicState": "base_optimizer_state",
+    "MultiStepsState": "inner_opt_state",
+}
+"""States that continue, but for the field with an optimizer's state."""
+
+# First and second moments, by their fields. A field's name alone is not enough: SM3's
+# mu is what others call nu, and params may have a mu.
+MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "TraceState": (("trace",), ()),
+    "EmaState": (("ema",), ()),
+    "MuonState": (("mu",), ()),
+    "ScaleByLionState": (("mu",), ()),
+    "ScaleByAdamState": (("mu",), ("nu",)),
+    "ScaleByBeliefState": (("mu",), ("nu",)),
+    "ScaleByNovogradState": (("mu",), ("nu",)),
+    "ScaleByRStdDevState": (("mu",), ("nu",)),
+    "ScaleByRStdDevWithCountState": (("mu",), ("nu",)),
+    "ScaleByAmsgradState": (("mu",), ("nu", "nu_max")),
+    "ScaleByAdanState": (("m", "v"), ("n",)),
+    "ScaleByAdemamixState": (("m1", "m2"), ("nu",)),
+    "ScaleBySimplifiedAdEMAMixState": (("m",), ("n",)),
+    "ProdigyState": (("exp_avg",), ("exp_avg_sq",)),
+    "DAdaptAdamWState": (("exp_avg",), ("exp_avg_sq",)),
+    "ScaleBySM3State": (("nu",), ("mu",)),
+    "ScaleByRmsState": ((), ("nu",)),
+    "ScaleByRmsWithCountState": ((), ("nu",)),
+    "ScaleByRssState": ((), ("sum_of_squares",)),
+    "ScaleByAdaDeltaState": ((), ("e_g", "e_x")),
+    "FactoredState": ((), ("v_row", "v_col", "v")),
+}
+
+
+def named(opt_state: Any, names: Container[str]) -> list[str]:
+    """Returns those of these class names that occur in an optimizer's state."""
+
+    def is_one(node: Any) -> bool:
+        return type(node).__name__ in names
+
+    nodes = jax.tree.leaves(opt_state, is_leaf=is_one)
+    return [type(node).__name__ for node in filter(is_one, nodes)]
