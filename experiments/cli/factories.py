@@ -288,7 +288,7 @@ def _known(kind: Kind, name: str) -> str:
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
         )
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
-        own = f"use --task experiments.tasks.table:table --file {name}"
+        own = f"use --task table --file {name}"
         raise BadRequest(f"--task {name} is a file: {own}")
     try:
         return checks.one_of(kind.noun, name, kind.files)

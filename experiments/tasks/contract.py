@@ -153,8 +153,8 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
     if task.shardings is None:
         raise ValueError(
             f"--mesh: task {name} has no rules to shard this model. These tasks have: "
-            "digits, spoken_digits, shakespeare, text, gpt2_synthetic, those with "
-            "--model mlp, and your own with Task(shardings=…)"
+            "digits, table, spoken_digits, shakespeare, text, gpt2_synthetic, those "
+            "with --model mlp, and your own with Task(shardings=…)"
         )
     known = getattr(task.shardings, "axes", tuple(mesh))
     for axis in mesh:

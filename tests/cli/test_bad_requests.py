@@ -93,7 +93,7 @@ EARLY |= {
     "run --algo mine.py:pull": ["mine:pull, without .py"],
     "run --task shakespear": ["'shakespear'", "'shakespeare'"],
     "run --task what": ["'what'", *TASKS],
-    "run --task data.CSV": ["is a file", "tasks.table:table --file data.CSV"],
+    "run --task data.CSV": ["is a file", "use --task table --file data.CSV"],
     "run --task digits,mnist": ["one task", "'digits,mnist'"],
     "run --backend pmpa": ["'pmpa'", "'pmap'", "shard_map", "vmap"],
     "run --schedule cosin": ["'cosin'", "'cosine'", "constant", "step"],
