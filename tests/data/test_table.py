@@ -116,8 +116,7 @@ def test_what_was_read_is_said(tmp_path, capsys):
         table(str(path)).load()
         said = capsys.readouterr().err
         assert (
-            "rows: 50; columns: 3; classes: 25 in 'kind' (0, 1, 2, 3, 4, 5, 6"
-            in said
+            "rows: 50; columns: 3; classes: 25 in 'kind' (0, 1, 2, 3, 4, 5, 6" in said
         )
         assert "and 15 more); held out: 10 rows\n" in said
         assert "column 'flag': false and true are read as 0 and 1\n" in said
