@@ -37,7 +37,7 @@ RESERVED = """
     optimizer out overwrite partition preset process_id processes resume resume_center
     schedule scheduler seed seeds step_time steps sweep sync_until target task track
     tune tune_seeds validation version warmup_steps weight_decay worker_batch workers
-""".split()
+"""
 # A default that cannot be written as a word: no flag can set the parameter.
 UNKNOWN = object()
 
@@ -245,7 +245,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
     made = _factory(kind, name, typed, inspect.getdoc(function) or "")
-    if same := sorted({*made.flags} & {*RESERVED}):
+    if same := sorted({*made.flags} & {*RESERVED.split()}):
         raise made._named_as_flag(same[0])
     return made
 
