@@ -224,6 +224,20 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     return set(found[1])
 
 
+def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:
+    """Whether the model has a convolution of XLA, found by tracing on shapes."""
+
+    def on_one_worker(lane):
+        batch = {
+            name: jnp.zeros((2, *x.shape[1:]), jax.typeof(x).dtype)
+            for name, x in test.items()
+        }
+        return task.apply(params, buffers, batch, jax.random.key(0), train=True)
+
+    traced = jax.make_jaxpr(over_workers(on_one_worker))(jnp.zeros((1, 1)))
+    return "conv_general_dilated" in str(traced)
+
+
 def _values(made: Any) -> dict[str, Any]:
     """Returns the values of a pair (values, buffers), or raises a ValueError."""
     is_pair = isinstance(made, tuple | list) and len(made) == 2
