@@ -4,6 +4,7 @@ Both can be imported from `experiments`. docs/from-python.md shows how to use th
 """
 
 import logging
+import secrets
 import shlex
 import sys
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -37,6 +39,7 @@ from experiments.training.records import Line, Progress
 from experiments.training.run import prepare
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy
+from syncalgos.checks import shown
 from syncalgos.strategy import check_strategy
 
 DEFAULT = RunConfig()
@@ -167,9 +170,13 @@ class Study(NamedTuple):
         return Path(folder) / "report.html"
 
 
+Algorithm = str | Strategy | Callable[..., Strategy]
+"""A name with flags, such as "bmuf --period 8", a strategy, or its factory."""
+
+
 @_as_before()
 def compare(
-    algos: str | Mapping[str, str],
+    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm],
     *,
     seeds: int = 5,
     tune: Mapping[str, str] | None = None,
@@ -180,13 +187,18 @@ def compare(
     Runs that already are in the study's folder are not repeated.
 
     Args:
-        algos: the value of `--algos`, such as "sync_sgd, bmuf --nesterov"; or a dict
-            with a label for each algorithm, {"mine": "my_module:factory --period 8"}.
+        algos: the value of `--algos`, such as "sync_sgd, bmuf --nesterov"; or a list of
+            algorithms; or a dict with a label for each, {"mine": syncalgos.bmuf(8)}. An
+            algorithm is a name with flags, a strategy or a factory of strategies.
         seeds: the number of runs of each algorithm, with seeds 0 to N - 1.
         tune: flags to tune for each algorithm on validation data, by name:
             {"lr": "0.0125:1.6:log:8"}.
         flags: all other flags of the study and of its runs, by name:
             {"task": "mnist1d", "steps": 400, "baseline": "sync_sgd", "out": "study"}.
+            The task may also be a Task or its factory.
+
+    Objects, and functions of a script, have no name that another process could import:
+    such a study is made anew in each call, and not by jobs.
 
     Returns:
         The table, the runs and the report; `Study.report` writes the report.
@@ -194,33 +206,66 @@ def compare(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
-    argv = _argv(algos, seeds, tune or {}, flags or {})
-    config = study_config.read(argv)
-    if config.list:
-        raise BadRequest("--list makes no runs: use python -m experiments.compare")
-    with study.opened(config) as (plan, loader):
-        make_runs(config, plan, loader, _never)
-        runs = study.ended(plan)
-    if plan.failures:
-        raise BadRequest(plan.failures[0].line)
-    found = study.report(config, argv, runs)
+    # A name of its own for each call: no study is continued with other objects.
+    given = ModuleType(f"python_{secrets.token_hex(4)}")
+    given.__file__ = None
+    argv = _argv(algos, seeds, tune or {}, flags or {}, given)
+    sys.modules[given.__name__] = given
+    try:
+        config = study_config.read(argv)
+        if config.list:
+            raise BadRequest("--list makes no runs: use python -m experiments.compare")
+        if config.is_parallel and given.__name__ in " ".join(config.factories):
+            raise BadRequest("jobs import by name: use 'module:function', no objects")
+        with study.opened(config) as (plan, loader):
+            make_runs(config, plan, loader, _never)
+            runs = study.ended(plan)
+        if plan.failures:
+            raise BadRequest(plan.failures[0].line)
+        found = study.report(config, argv, runs)
+    finally:
+        del sys.modules[given.__name__]
     rows = [tables.csv_row(found, row) for row in found.rows]
     return Study(rows, [*study.final_lines(runs)], config.folder, found)
 
 
 def _argv(
-    algos: str | Mapping[str, str],
+    algos: str | Sequence[Algorithm] | Mapping[str, Algorithm],
     seeds: int,
     tune: Mapping[str, str],
     flags: Mapping[str, Any],
+    given: ModuleType,
 ) -> list[str]:
-    """Returns the command line of a comparison."""
+    """Returns the command line of a comparison; puts its objects into a module."""
     if not isinstance(algos, str):
-        labelled = (f"{shlex.quote(label)}={x}" for label, x in algos.items())
-        algos = ", ".join(labelled)
+        pairs = [*algos.items()] if isinstance(algos, Mapping) else []
+        for number, x in enumerate(() if pairs else algos, 1):
+            name = getattr(x, "__name__", "")
+            label = name if name.isidentifier() else f"strategy {number}"
+            pairs.append(("" if isinstance(x, str) else label, x))
+        named = [
+            (f"{shlex.quote(k)}=" if k else "") + _name(x, given) for k, x in pairs
+        ]
+        algos = ", ".join(named)
     tuned = [f"{name}={values}" for name, values in tune.items()]
     argv = as_words({"algos": algos, "seeds": seeds, "tune": tuned})
-    return [*argv, *as_words(flags)]
+    task = {"task": _name(flags["task"], given)} if "task" in flags else {}
+    return [*argv, *as_words({**flags, **task})]
+
+
+def _name(x: Any, given: ModuleType) -> str:
+    """Returns the name of an algorithm or a task; puts an object into the module."""
+    if isinstance(x, str):
+        return x
+    if callable(x):
+        module, name = getattr(x, "__module__", ""), getattr(x, "__name__", "")
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is x:
+            return f"{module}:{name}"
+    elif not isinstance(x, Strategy | Task):
+        raise BadRequest(f"compare takes names, objects and factories, got {shown(x)}")
+    name = f"given{len(vars(given))}"
+    setattr(given, name, x if callable(x) else lambda: x)
+    return f"{given.__name__}:{name}"
 
 
 def _never() -> int:

@@ -28,6 +28,16 @@ TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
 TYPES |= {"checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
+# The flags of run and of compare, which would be read in place of a factory's own.
+RESERVED = """
+    accumulate algo algos b1 b2 backend baseline batch_size checkpoint_every clip_norm
+    coordinator data_dir devices devices_per_job dispatch_steps displacements
+    distributed eval_every export fused help help_all init_from init_timeout jobs keep
+    list lr max_restarts measure mesh momentum network num_processes opt_state_at_sync
+    optimizer out overwrite partition preset process_id processes resume resume_center
+    schedule scheduler seed seeds step_time steps sweep sync_until target task track
+    tune tune_seeds validation version warmup_steps weight_decay worker_batch workers
+"""
 # A default that cannot be written as a word: no flag can set the parameter.
 UNKNOWN = object()
 
@@ -130,22 +140,27 @@ class Factory(NamedTuple):
         ]
         return self._replace(parameters=changed)
 
+    def _named_as_flag(self, name: str) -> BadRequest:
+        """Makes the error for a parameter that has the name of another flag."""
+        return BadRequest(
+            f"--{self.kind.flag} {self.name}: its parameter {name!r} has the name of "
+            "another flag: rename the parameter"
+        )
+
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Adds the factory's flags to a parser, with help from its docstring.
 
         Raises:
-            BadRequest: a parameter has the name of an existing flag.
+            BadRequest: a parameter has the name of another factory's flag.
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
         meanings = {SPELLED[x]: texts[x] for x in SPELLED.keys() & texts} | texts
-        taken = {action.dest for action in parser._actions}
+        taken = parser._option_string_actions
         for name, parameter in self.flags.items():
-            if name in taken:
-                raise BadRequest(
-                    f"--{self.kind.flag} {self.name}: its parameter {name!r} has the "
-                    "name of another flag: rename the parameter"
-                )
+            flag = name.replace("_", "-")
+            if f"--{flag}" in taken or f"--no-{flag}" in taken:
+                raise self._named_as_flag(name)
             text = meanings.get(name, "").replace("%", "%%")
             given: dict[str, Any] = {"required": True, "help": text}
             if (default := parameter.default) is not EMPTY:
@@ -153,7 +168,7 @@ class Factory(NamedTuple):
                 text = text if default == "" else shown
                 given = {"default": default, "help": text}
             given |= flag_kind(parameter)
-            group.add_argument(f"--{name.replace('_', '-')}", **given)
+            group.add_argument(f"--{flag}", **given)
 
 
 def describe(kind: Kind, name: str) -> Factory:
@@ -220,6 +235,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     """Describes a function.
 
     Raises:
+        BadRequest: a parameter has the name of a flag of run or compare.
         TypeError, ValueError: it is not a function, or has no signature.
     """
     parameters = inspect.signature(function).parameters.values()
@@ -228,7 +244,10 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    return _factory(kind, name, typed, inspect.getdoc(function) or "")
+    made = _factory(kind, name, typed, inspect.getdoc(function) or "")
+    if same := sorted({*made.flags} & {*RESERVED.split()}):
+        raise made._named_as_flag(same[0])
+    return made
 
 
 def named(kind: Kind, name: str) -> Callable[..., Any]:
@@ -288,7 +307,7 @@ def _known(kind: Kind, name: str) -> str:
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
         )
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
-        own = f"use --task experiments.tasks.table:table --file {name}"
+        own = f"use --task table --file {name}"
         raise BadRequest(f"--task {name} is a file: {own}")
     try:
         return checks.one_of(kind.noun, name, kind.files)

@@ -6,9 +6,10 @@ flag.
 """
 
 import dataclasses
+import os
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -114,6 +115,11 @@ class Setting(NamedTuple):
         label = label or f"--{self.name}"
         if value is None:
             return
+        kind = bool if self.read is None else self.read
+        if isinstance(kind, type) and not isinstance(value, kind):
+            raise ValueError(
+                f"{label} must be a {kind.__name__.lower()}, got {checks.shown(value)}"
+            )
         if self.choices:
             checks.one_of(label, value, self.choices)
         elif self.read is whole:
@@ -126,6 +132,9 @@ class Setting(NamedTuple):
             )
         elif self.read is axes:
             check_axes(label, value)
+        elif self.read is indices:
+            for index in value:
+                checks.whole(label, index, least=0)
 
 
 def _as_field(describe: Callable[P, Setting]) -> Callable[P, Any]:
@@ -164,8 +173,29 @@ def settings_of(config: type) -> dict[str, Setting]:
     return found
 
 
+def plain(value: Any) -> Any:
+    """Returns the number of a NumPy or jax scalar, and the text of a path."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    is_scalar = hasattr(value, "item") and getattr(value, "ndim", 0) == 0
+    return value.item() if is_scalar else value
+
+
 def checked(settings: Mapping[str, Setting], config: Any) -> None:
-    """Raises a ValueError for the first setting that is out of its range."""
+    """Makes a config's values those of its flags, such as paths of texts.
+
+    Raises:
+        ValueError: a setting is out of its range.
+    """
     for name, each in settings.items():
+        value = plain(getattr(config, name))
+        if each.read is Path and isinstance(value, str):
+            value = Path(value)
+        elif isinstance(value, Mapping):
+            value = {key: plain(x) for key, x in value.items()}
+        elif (each.is_repeated or each.read is indices) and value is not None:
+            is_one = isinstance(value, str) or not isinstance(value, Iterable)
+            value = tuple(map(plain, [value] if is_one else value))
+        object.__setattr__(config, name, value)  # it may be frozen
         if not each.is_repeated:
-            each.check(getattr(config, name))
+            each.check(value)

@@ -20,4 +20,5 @@ TASKS = (
     "mnist1d",
     "quadratic",
     "rosenbrock",
+    "table",
 )

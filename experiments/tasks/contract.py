@@ -153,8 +153,8 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
     if task.shardings is None:
         raise ValueError(
             f"--mesh: task {name} has no rules to shard this model. These tasks have: "
-            "digits, spoken_digits, shakespeare, text, gpt2_synthetic, those with "
-            "--model mlp, and your own with Task(shardings=…)"
+            "digits, table, spoken_digits, shakespeare, text, gpt2_synthetic, those "
+            "with --model mlp, and your own with Task(shardings=…)"
         )
     known = getattr(task.shardings, "axes", tuple(mesh))
     for axis in mesh:
@@ -222,6 +222,20 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
             f"{min(twice)!r} is both a value of apply and a figure: rename one"
         )
     return set(found[1])
+
+
+def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:
+    """Whether the model has a convolution of XLA, found by tracing on shapes."""
+
+    def on_one_worker(lane):
+        batch = {
+            name: jnp.zeros((2, *x.shape[1:]), jax.typeof(x).dtype)
+            for name, x in test.items()
+        }
+        return task.apply(params, buffers, batch, jax.random.key(0), train=True)
+
+    traced = jax.make_jaxpr(over_workers(on_one_worker))(jnp.zeros((1, 1)))
+    return "conv_general_dilated" in str(traced)
 
 
 def _values(made: Any) -> dict[str, Any]:

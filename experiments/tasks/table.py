@@ -1,15 +1,21 @@
 """Classification of the user's own table, a .csv or .npz file, without a factory."""
 
 import csv
+import functools
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from experiments.tasks.classify import fields, labelled, perceptron
-from experiments.tasks.data.files import sha256
-from experiments.tasks.task import Task
+from experiments.tasks import classify
+from experiments.tasks.data import files
+from experiments.tasks.task import Data, Task
 from syncalgos import checks
+from syncalgos.collectives import WORKERS
 
 
 class Rows(NamedTuple):
@@ -17,45 +23,56 @@ class Rows(NamedTuple):
 
     Attributes:
         x: (examples, …) numbers.
-        y: (examples,) the names of classes.
+        y: the names of the classes, (examples,).
+        names: the names of x's columns, then of the classes' column; () for an .npz.
+        lines: the line of each example, for errors; () for an .npz.
         held_out: the number of first examples that are held out; None if the file does
             not hold out any.
-        lines: the line of each example, for errors; None for an .npz file.
     """
 
     x: np.ndarray
-    y: np.ndarray
+    y: Sequence[str]
+    names: Sequence[str] = ()
+    lines: Sequence[int] = ()
     held_out: int | None = None
-    lines: list[int] | None = None
 
 
-def table(file: str, target: str = "", hidden: int = 128) -> Task:
-    """Classification of rows of numbers, one fifth of them held out.
+def table(
+    file: str,
+    column: str = "",
+    hidden: int = 128,
+    model: Literal["mlp", "lenet", "resnet20"] = "mlp",
+) -> Task:
+    """Classification of the rows of your own .csv or .npz file, a fifth held out.
 
     Args:
         file: .csv with a header, or .npz with x (examples, …) and y (examples,). If it
             has x_test and y_test, these are held out instead.
-        target: column with the classes; by default the last one.
-        hidden: units of each of two hidden layers.
+        column: column of a .csv with the classes; by default the last one.
+        hidden: units of each of two hidden layers of the mlp.
+        model: mlp; lenet or resnet20 for pictures, (examples, height, width) or
+            (examples, height, width, channels).
     """
-    checks.whole("--hidden", hidden, least=1)
+    if checks.whole("--hidden", hidden, least=1) != 128 and model != "mlp":
+        raise ValueError(f"--hidden is for --model mlp, not for {model}: leave it out")
     path = Path(file)
-    found = _csv(path, target) if path.suffix.lower() == ".csv" else _npz(path)
-    x, y, classes = _checked(path, found)
-    # The same split for every seed, so that runs differ only in training.
-    order, count = np.random.default_rng(0).permutation(len(y)), len(y) // 5
-    if found.held_out is not None:
-        order, count = np.arange(len(y)), found.held_out
-    if not 0 < count < len(y):
-        raise ValueError(f"{path}: {count} of {len(y)} rows are held out")
-    train, test = order[count:], order[:count]
-    mean, deviation = x[train].mean(0), x[train].std(0)
-    x = (x - mean) / np.where(deviation == 0, 1, deviation)
-    parts = [{"x": x[rows], "y": y[rows].astype(np.int32)} for rows in (train, test)]
-    data = labelled(*parts)._replace(sha256=sha256(path))
+    stamp = path.stat().st_size, path.stat().st_mtime_ns
+    data, shape, classes, remarks = _read(path, column, model != "mlp", stamp)
+    if model == "mlp":
+        network = classify.perceptron(*shape, hidden, hidden, classes)
+    else:
+        height, width, channels = shape
+        size = height, width, channels
+        network = classify.network(model, size, classes, "worker", False, WORKERS)
+
+    def load() -> Data:
+        for remark in remarks:
+            files.say(f"{path}: {remark}")
+        return data
+
     return Task(
-        **fields(perceptron(x.shape[1], hidden, hidden, classes)),
-        load=lambda: data,
+        **classify.fields(network),
+        load=load,
         batch_size=64,
         steps=480,
         lr={"sgd": 0.05, "": 1e-3},
@@ -63,69 +80,218 @@ def table(file: str, target: str = "", hidden: int = 128) -> Task:
     )
 
 
-def _checked(path: Path, found: Rows) -> tuple[np.ndarray, np.ndarray, int]:
-    """Returns x, (examples, numbers), the class of each row, and how many there are."""
-
-    def where(row: int) -> str:
-        return f"{path}, line {found.lines[row]}" if found.lines else str(path)
-
+# A run and a study ask for the same task many times.
+@functools.lru_cache(maxsize=1)
+def _read(
+    path: Path, column: str, pictures: bool, stamp: tuple[int, int]
+) -> tuple[Data, tuple[int, ...], int, list[str]]:
+    """Reads and standardizes a file; returns also the shape of x, classes, remarks."""
+    remarks: list[str] = []
+    is_csv = path.suffix.lower() == ".csv"
+    if column and not is_csv:
+        raise ValueError(f"--column: {path} has its classes in y: leave it out")
+    found = _csv(path, column, remarks) if is_csv else _npz(path, remarks)
     if not found.x.size:
         raise ValueError(f"{path} holds no rows of numbers")
-    with np.errstate(over="ignore"):  # reported below
-        x = found.x.reshape(len(found.y), -1).astype(np.float32)
-    if not (finite := np.isfinite(x).all(1)).all():
-        raise ValueError(f"{where(int(finite.argmin()))}: a number of x is not finite")
-    names, rows, y = np.unique(found.y, return_index=True, return_inverse=True)
-    for name, row in zip(names.tolist(), rows.tolist(), strict=True):
-        if not _is_class(str(name)):
-            raise ValueError(
-                f"{where(row)}: the class {name!r} is neither a whole number nor a word"
-            )
+    y, names = _classes(path, found, remarks)
+    # The same split for every seed, so that runs differ only in training.
+    order, count = np.random.default_rng(0).permutation(len(y)), len(y) // 5
+    if found.held_out is not None:
+        order, count = np.arange(len(y)), found.held_out
+    if not 0 < count < len(y):
+        raise ValueError(f"{path}: {count} of {len(y)} rows are held out")
+    train, test = order[count:], order[:count]
+    if alone := len(names) - len({*y[train].tolist()}):
+        remarks.append(f"{alone} of {len(names)} classes have no row to train on")
+    shape = found.x[0].shape
+    looks = len(shape) in (2, 3) and min(shape[:2]) > 4
+    if pictures and not looks:
+        raise ValueError(
+            f"{path} holds no pictures, but x {found.x.shape}: --model mlp"
+        )
+    if looks and not pictures:
+        size = "×".join(map(str, shape))
+        remarks.append(f"pictures of {size}? --model resnet20 reads them as such")
+    shape = (*shape, 1)[:3] if pictures else (found.x[0].size,)
+    x = found.x.reshape(len(y), -1, shape[-1])
+    x = _standardized(path, x, train, found.names, remarks).reshape(len(y), *shape)
+    where = f" in {found.names[-1]!r}" if found.names else ""
+    size = f"rows: {len(y)}; columns: {x[0].size}; classes: {len(names)}{where}"
+    remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
+    parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
+    data = classify.labelled(*parts)._replace(sha256=files.sha256(path))
+    return data, shape, len(names), remarks
+
+
+def _standardized(
+    path: Path,
+    x: np.ndarray,
+    train: np.ndarray,
+    names: Sequence[str],
+    remarks: list[str],
+) -> np.ndarray:
+    """Returns x, (rows, pixels, columns or channels), as float32 for training.
+
+    Each column has mean 0 and deviation 1 over the rows to train on.
+    """
+    scaled, equal, numbered = np.zeros(x.shape, np.float32), [], []
+    for at in range(x.shape[-1]):
+        name = names[at] if names else f"x[…, {at}]"
+        # Times and identifiers are large beside their differences: offset first.
+        wide = _without_offset(x[..., at])
+        with np.errstate(all="ignore"):  # reported below
+            # The range spares most columns the sorting.
+            if 20 <= len(x) <= np.ptp(wide) + 1 and not (wide % 1).any():
+                numbered += [name] if len(np.unique(wide)) == wide.size else []
+            if np.ptp(wide[train]) == 0:
+                equal.append(name)
+                continue
+            wide -= wide[train].mean()
+            largest = np.abs(wide[train]).max()  # the squares stay in range
+            wide /= largest
+            scaled[..., at] = wide / wide[train].std()
+        if not np.isfinite(scaled[..., at]).all():
+            raise ValueError(f"{path}: {name!r} has numbers that are too far apart")
+    if equal:
+        remarks.append(f"left out, as all rows to train on are equal: {_listed(equal)}")
+    if numbered:
+        remarks.append(
+            f"other whole numbers in each row, as of ids: {_listed(numbered)}"
+        )
+    return scaled
+
+
+def _without_offset(x: np.ndarray) -> np.ndarray:
+    """Returns the numbers' differences from one of them, exactly, as float64."""
+    if x.dtype.kind in "iu":  # differences may need all bits
+        return (x - x.min()).view(f"u{x.itemsize}").astype(np.float64)
+    wide = x.astype(np.promote_types(x.dtype, np.float64))
+    with np.errstate(over="ignore"):  # reported by the caller
+        return (wide - wide.flat[0]).astype(np.float64)
+
+
+def _classes(
+    path: Path, found: Rows, remarks: list[str]
+) -> tuple[np.ndarray, list[str]]:
+    """Returns the class of each row, and the classes' names in order."""
+    values = {name: _value(name) for name in found.y}
+    if None in values.values():
+        row = next(i for i, name in enumerate(found.y) if values[name] is None)
+        where = f"{path}, line {found.lines[row]}" if found.lines else str(path)
+        name = repr(found.y[row])
+        raise ValueError(
+            f"{where}: the class {name} is neither a whole number nor a word"
+        )
+    order = sorted({*values.values()}, key=lambda x: (isinstance(x, str), x))
+    numbers = {value: number for number, value in enumerate(order)}
+    names = [str(value) for value in order]
     if len(names) < 2:
         raise ValueError(f"{path}: all rows have the same class, {names[0]}")
-    return x, y, len(names)
+    folded = Counter(name.casefold() for name in names)
+    if alike := [name for name in names if folded[name.casefold()] > 1]:
+        remarks.append(f"classes that differ only in case: {_listed(alike)}")
+    if len(names) > min(100, len(found.y) // 4):
+        remarks.append(f"{len(names)} classes are many: is --column the right one?")
+    return np.array([numbers[values[name]] for name in found.y], np.int32), names
 
 
-def _is_class(name: str) -> bool:
-    """Whether a name is a whole number or a word, not a fraction or empty."""
+def _value(name: str) -> int | str | None:
+    """Returns a class: a whole number or a word; None if it is neither."""
+    name = " ".join(unicodedata.normalize("NFC", name).split())
     try:
-        return float(name).is_integer()
-    except ValueError:
-        return bool(name.strip())
+        number = Decimal(name)
+    except InvalidOperation:
+        return name or None
+    is_whole = number.is_finite() and number.adjusted() < 99 and number % 1 == 0
+    return int(number) if is_whole else None
 
 
-def _csv(path: Path, target: str) -> Rows:
+def _listed(names: Sequence[str]) -> str:
+    """Returns up to ten names, and how many there are beside them."""
+    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
+    return ", ".join(names[:10]) + more
+
+
+def _csv(path: Path, column: str, remarks: list[str]) -> Rows:
     """Reads columns of numbers, and a column of classes."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as text:
-            reader = csv.reader(text)
-            rows = [(reader.line_num, row) for row in reader if row]
+            # Strict: an open quotation mark would take in all that follows.
+            reader = csv.reader(text, skipinitialspace=True, strict=True)
+            rows = [(reader.line_num, x) for x in reader if any(map(str.strip, x))]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a .csv file: {error}") from None
-    (_, header), *rows = rows or [(0, [])]
-    if len(header) < 2:
-        raise ValueError(
-            f"{path} must have a header of two columns or more, separated by "
-            f"commas, got {','.join(header)!r}"
-        )
-    if target and target not in header:
-        have = f"{path} has {', '.join(header)}"
-        raise ValueError(f"--target: there is no column {target!r}: {have}")
-    at = header.index(target) if target else len(header) - 1
-    x, y = np.empty((len(rows), len(header) - 1)), []
-    for number, (line, row) in enumerate(rows):
+        raise ValueError(f"{path} is not a .csv file in UTF-8: {error}") from None
+    (_, cells), *rows = rows or [(0, [])]
+    header = _header(path, cells)
+    if column and column.strip() not in header:
+        have = f"{path} has {_listed(header)}"
+        raise ValueError(f"--column: there is no column {column!r}: {have}")
+    for line, row in rows:
         if len(row) != len(header):
             found = f"{len(row)} columns, and {len(header)} in the header"
             raise ValueError(f"{path}, line {line}: {found}")
-        y.append(row.pop(at))
-        try:
-            x[number] = [float(word) for word in row]
-        except ValueError as error:
-            raise ValueError(f"{path}, line {line}: {error}") from None
-    return Rows(x, np.array(y), lines=[line for line, _ in rows])
+    lines = [line for line, _ in rows]
+    words = {name: [row[at] for _, row in rows] for at, name in enumerate(header)}
+    last = column.strip() or header[-1]
+    y = words.pop(last)
+    x = [_numbers(path, *each, lines, remarks) for each in words.items()]
+    return Rows(np.stack(x, 1), y, [*words, last], lines)
 
 
-def _npz(path: Path) -> Rows:
+def _header(path: Path, cells: Sequence[str]) -> list[str]:
+    """Returns the names of the columns."""
+    if len(cells) < 2:
+        raise ValueError(
+            f"{path} must have a header of two columns or more, separated by "
+            f"commas, got {','.join(cells)!r}"
+        )
+    header = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
+    if twice := [name for name, count in Counter(header).items() if count > 1]:
+        raise ValueError(f"{path}: the header has {twice[0]!r} twice: rename one")
+    numbers = [x for name in header if (x := _float(name)) is not None]
+    # A table made of an array has a header such as 0, 1, 2.
+    if numbers and {*np.diff(numbers)} != {1}:
+        raise ValueError(f"{path}: the first line holds numbers: add a line of names")
+    return header
+
+
+def _float(word: str) -> float | None:
+    """Returns the finite number that a word stands for, or None."""
+    try:
+        value = float(word)
+    except ValueError:
+        return None
+    return value if np.isfinite(value) and "_" not in word else None
+
+
+def _numbers(
+    path: Path,
+    name: str,
+    words: Sequence[str],
+    lines: Sequence[int],
+    remarks: list[str],
+) -> np.ndarray:
+    """Returns the numbers of a column, less a common offset if that is large."""
+    if words and {word.strip().lower() for word in words} <= {"true", "false"}:
+        remarks.append(f"column {name!r}: false and true are read as 0 and 1")
+        return np.array([word.strip().lower() == "true" for word in words], np.float64)
+    values = [_float(word) for word in words]
+    if None in values:
+        at = values.index(None)
+        raise ValueError(
+            f"{path}, line {lines[at]}: column {name!r} has {words[at].strip()!r}, no "
+            "finite number: encode words and dates, fill gaps, or remove the column"
+        )
+    x = np.array(values, np.float64)
+    with np.errstate(over="ignore"):
+        is_far = np.ptp(x) <= np.abs(x).max() * 2**-28 if values else False
+    if is_far:  # float64 would round the differences
+        first = Decimal(words[0].strip())
+        return np.array([float(Decimal(word.strip()) - first) for word in words])
+    return x
+
+
+def _npz(path: Path, remarks: list[str]) -> Rows:
     """Reads x and y, and the held-out examples."""
     with path.open("rb") as file:
         try:
@@ -135,19 +301,28 @@ def _npz(path: Path) -> Rows:
                 f"{path} is neither a .csv file nor an .npz file of numbers and words"
             ) from None
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
-    if missing := {f"{name}{end}" for name in "xy" for end in ends} - {*arrays}:
+    wanted = {f"{name}{end}" for name in "xy" for end in ends}
+    if missing := wanted - {*arrays}:
         raise ValueError(f"{path} has no {min(missing)} (it has: {', '.join(arrays)})")
+    if unread := {*arrays} - wanted:
+        remarks.append(f"not read: {_listed(sorted(unread))}")
     for end in ends:
         x, y = arrays[f"x{end}"], arrays[f"y{end}"]
-        if x.dtype.kind not in "biuf" or x.shape[1:] != arrays["x"].shape[1:]:
+        same = x.shape[1:] == arrays["x"].shape[1:] and x.dtype == arrays["x"].dtype
+        if x.dtype.kind not in "biuf" or not same:
             shape = ", ".join(["examples", *map(str, arrays["x"].shape[1:])])
             raise ValueError(
-                f"{path}: x{end} must be numbers, ({shape}), got {x.dtype} {x.shape}"
+                f"{path}: x{end} must be numbers, ({shape}), all of one type, got "
+                f"{x.dtype} {x.shape}"
             )
-        if y.ndim != 1 or x.shape[:1] != y.shape:
+        if y.ndim != 1 or x.shape[:1] != y.shape or y.dtype.kind not in "biufSU":
             raise ValueError(
                 f"{path}: y{end} must have shape {x.shape[:1]}, a class for each row "
-                f"of x{end}, got {y.shape}"
+                f"of x{end}, got {y.dtype} {y.shape}"
             )
-    x, y = (np.concatenate([arrays[f"{name}{end}"] for end in ends]) for name in "xy")
-    return Rows(x, y, len(arrays["y_test"]) if len(ends) == 2 else None)
+        if not np.isfinite(x).all():
+            raise ValueError(f"{path}: a number of x{end} is not finite")
+    x = np.concatenate([arrays[f"x{end}"] for end in ends])
+    x = x.astype(np.uint8) if x.dtype == bool else x
+    y = [str(name) for end in ends for name in arrays[f"y{end}"].astype(str)]
+    return Rows(x, y, held_out=len(arrays["y_test"]) if len(ends) == 2 else None)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from experiments.cli import factories, flags
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.settings import Group, Setting, checked, flag, settings_of
+from experiments.cli.settings import Group, Setting, checked, flag, plain, settings_of
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks
@@ -267,7 +267,8 @@ class RunConfig:
             object.__setattr__(self, "arguments", own.by_flag(self.arguments))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
-                object.__setattr__(self, name, MappingProxyType(dict(mapping)))
+                own = {key: plain(x) for key, x in mapping.items()}
+                object.__setattr__(self, name, MappingProxyType(own))
         self._check_placement()
         if self.partition != "iid":
             from experiments.pipeline import partition  # imports NumPy

@@ -184,8 +184,8 @@ def exported(out: Path) -> Path | None:
 
 def default_out(task: str, algo: str, *more: int) -> Path:
     """Returns a new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
-    parts = (task, algo.replace(":", "."), time.strftime("%Y%m%d-%H%M%S"), *more)
-    name = "-".join(map(str, parts))
+    parts = (task, algo, time.strftime("%Y%m%d-%H%M%S"), *more)
+    name = "-".join(map(str, parts)).replace(":", ".")  # scp would read a host
     candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
     return next(p for c in candidates if not (p := Path("runs") / c).exists())
 

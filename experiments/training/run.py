@@ -15,7 +15,12 @@ from experiments.cli.factories import OWN
 from experiments.exit_codes import Terminated
 from experiments.pipeline import loading, partition
 from experiments.pipeline.indices import check_indices
-from experiments.tasks.contract import check_apply, check_model, check_shardings
+from experiments.tasks.contract import (
+    check_apply,
+    check_model,
+    check_shardings,
+    convolves,
+)
 from experiments.tasks.task import Data, Task
 from experiments.training import compile_cache, devices, export, records
 from experiments.training.config import RunConfig, Settings
@@ -164,6 +169,14 @@ def make_run(
     """
     config = plan.config
     params, buffers = _model(plan, data)
+    is_slow = like is None and config.dispatch_steps > 1 and _is_custom(config.task)
+    is_slow = is_slow and plan.trainer.layout.devices[0].platform == "cpu"
+    # The models of this project have none on CPUs.
+    if is_slow and convolves(plan.task, params, buffers, data.test):
+        terminal.say(
+            "convolutions are several times slower on CPUs in dispatches of "
+            f"{config.dispatch_steps} steps: try --dispatch-steps 1"
+        )
 
     def start(params: PyTree, buffers: PyTree) -> Replica:
         return Replica(params, plan.method.optimizer.init(params), buffers)
@@ -232,12 +245,16 @@ def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
     return partition.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
+def _is_custom(task: str) -> bool:
+    return ":" in task or task == OWN
+
+
 def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
     c = plan.config
     with refused("task", c.task):
         params, buffers = check_model(plan.task, c.seed)
-        if ":" in c.task or c.task == OWN:  # a custom task is tried out on shapes
+        if _is_custom(c.task):  # it is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:

@@ -67,6 +67,14 @@ def taken(workers=3):
     return Strategy()
 
 
+def aimed(target=3):
+    return Strategy()
+
+
+def denied(fast=False, no_fast=3):
+    return Strategy()
+
+
 def labelled(label=3, step=4):
     return pull(label)
 

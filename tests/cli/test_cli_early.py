@@ -86,7 +86,7 @@ def test_help_of_a_factory_explains_its_parameters(kind, shown):
             assert " ".join(text[1].split()) in " ".join(line[1].split())
             default = parameters[parameter].default
             is_told = f"(default: {default})".lower() in line[1]
-            assert is_told == (default is not inspect.Parameter.empty)
+            assert is_told == (default not in (inspect.Parameter.empty, ""))
             # What happens then is said, and in one place.
             words = " ".join(text[1].split())
             assert default is not None or re.search("[Nn]one means", words), words
@@ -106,6 +106,11 @@ def test_flags_read_from_source_are_those_of_the_factory(kind):
         function = factories.named(kind, name)
         read, asked = describe(kind, name), factories.of_function(kind, name, function)
         assert told(read) == told(asked)
+
+
+def test_no_factory_may_have_a_parameter_named_as_a_flag():
+    own = {"help", "help_all", "version"}
+    assert {*factories.RESERVED.split()} == own | {*SETTINGS} | {*config.SETTINGS}
 
 
 def test_choices_of_flags_are_those_of_the_library():

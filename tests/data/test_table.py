@@ -1,14 +1,12 @@
 """Tables of one's own, as .csv and .npz files."""
 
-import argparse
-
+import jax
 import numpy as np
 import pytest
 
 from experiments import run
 from experiments.api import RunConfig
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import TASK, describe
 from experiments.tasks.table import table
 from experiments.training.run import prepare
 
@@ -51,18 +49,100 @@ def test_an_npz_file_says_what_is_held_out(tmp_path):
 
 def test_a_file_that_is_not_there_is_told_in_a_line(tmp_path):
     path = tmp_path / "data.csv"
-    name = "experiments.tasks.table:table"
     with pytest.raises(BadRequest) as raised:
-        prepare(RunConfig(task=name, task_arguments={"file": str(path)}))
-    # Not where Python's own library failed.
+        prepare(RunConfig(task="table", task_arguments={"file": str(path)}))
     assert str(raised.value).endswith(f"No such file or directory: '{path}'")
 
 
-def test_an_empty_default_is_told_in_words_alone():
-    parser = argparse.ArgumentParser()
-    describe(TASK, "experiments.tasks.table:table").add_to(parser)
-    told = " ".join(parser.format_help().split())
-    assert "by default the last one. --hidden" in told
+FAR = 1_700_000_000_000_000_000  # nanoseconds since 1970
+TIME = FAR + np.arange(200) % 7 + 10 * (np.arange(200) % 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "numbers"),
+    [
+        ([str(x) for x in TIME], TIME - FAR),
+        ([f"{x // 10**9}.{x % 10**9:09}" for x in TIME], TIME - FAR),
+        ([f"{x - FAR}e200" for x in TIME], TIME - FAR),
+        ([f"{x - FAR}e-200" for x in TIME], TIME - FAR),
+        ([f" {bool(x % 2)}".upper() for x in TIME], TIME % 2),
+    ],
+)
+def test_numbers_are_standardized_without_rounding_their_differences(
+    words, numbers, tmp_path
+):
+    path, y = tmp_path / "data.csv", np.arange(200) % 2
+    rows = [f"{word},{label}" for word, label in zip(words, y, strict=True)]
+    path.write_text("\n".join(["time,kind", *rows]))
+    data = table(str(path)).load()
+    # Rounded as float32 they would be one number, and two as float64.
+    order = np.random.default_rng(0).permutation(200)
+    train = numbers[order[40:]]
+    scaled = (numbers[order] - train.mean()) / train.std()
+    x = np.concatenate([data.test["x"], data.train["x"]])
+    np.testing.assert_allclose(x[:, 0], scaled, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_whole_numbers_of_64_bits_keep_all_of_them(dtype, tmp_path):
+    y = np.arange(100) % 2
+    x = np.array([[np.iinfo(dtype).max - 2]], dtype) + y[:, None].astype(dtype)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    data = table(str(tmp_path / "data.npz")).load()
+    assert {*np.round(data.train["x"].ravel() - data.train["x"].min()).tolist()} > {0.0}
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"),
+    [
+        (["1", "1.0", " 1", "2", "+2", "2e0"], "1, 2"),
+        (["10", "9", "b", "a ", "a", " b"], "9, 10, a, b"),
+        (["e\u0301", "é", "é\u00a0", "New  York", "New York", "é"], "New York, é"),
+    ],
+)
+def test_labels_are_compared_as_values(y, classes, tmp_path, capsys):
+    path = tmp_path / "data.csv"
+    path.write_text("kind,x\n" + "".join(f"{y[i % 6]},{i}.5\n" for i in range(60)))
+    table(str(path), "kind").load()
+    assert f" in 'kind' ({classes}); held out: 12 rows" in capsys.readouterr().err
+
+
+def test_what_was_read_is_said(tmp_path, capsys):
+    path, i = tmp_path / "data.csv", np.arange(50)
+    rows = zip(i, i % 3 > 0, i * 0 + 0.1, i % 25, strict=True)
+    lines = [f"{a},{b},{c},{d}\n" for a, b, c, d in rows]
+    path.write_text("".join([" id ,flag,same,kind\n", *lines, ",,,\n"]))
+    for _ in range(2):  # the second time without reading
+        table(str(path)).load()
+        said = capsys.readouterr().err
+        assert (
+            "rows: 50; columns: 3; classes: 25 in 'kind' (0, 1, 2, 3, 4, 5, 6" in said
+        )
+        assert "and 15 more); held out: 10 rows\n" in said
+        assert "column 'flag': false and true are read as 0 and 1\n" in said
+        assert "left out, as all rows to train on are equal: same\n" in said
+        assert "other whole numbers in each row, as of ids: id\n" in said
+        assert "25 classes are many: is --column the right" in said
+    path.write_text("a,b,kind\n" + "1,2,Yes\n2,3,yes\n" * 9)
+    table(str(path)).load()
+    assert "classes that differ only in case: Yes, yes\n" in capsys.readouterr().err
+
+
+def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
+    x = RNG.integers(0, 255, (50, 28, 28), dtype=np.uint8)
+    np.savez(tmp_path / "data.npz", x=x, y=np.arange(50) % 2, z=0)
+    table(str(tmp_path / "data.npz")).load()
+    said = capsys.readouterr().err
+    assert "pictures of 28×28? --model resnet20 reads them as such\n" in said
+    assert "not read: z\n" in said
+    task = table(str(tmp_path / "data.npz"), model="lenet")
+    found = task.load().train["x"]
+    assert found.shape == (40, 28, 28, 1)
+    np.testing.assert_allclose([found.mean(), found.std()], [0, 1], atol=1e-5)
+    assert "--model" not in capsys.readouterr().err
+    params, buffers = task.init(jax.random.key(0))
+    values, _ = task.apply(params, buffers, task.load().test, None, train=False)
+    assert values["loss"].shape == (10,)
 
 
 def test_a_byte_order_mark_and_blank_lines_are_no_content(tmp_path):
@@ -77,7 +157,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_content(tmp_path):
 @pytest.mark.slow
 def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-    words = f"--task experiments.tasks.table:table --file {flowers} --target kind"
+    words = f"--task table --file {flowers} --column kind"
     words += f" --steps 4 --workers 2 --checkpoint-every 4 --out {tmp_path / 'out'}"
     assert run.main(words.split()) == 0
     with open(flowers, "a") as file:

@@ -2,6 +2,8 @@
 
 from typing import NoReturn
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_tasks
@@ -9,9 +11,12 @@ from commands import imported_by
 
 from experiments import run
 from experiments.cli.errors import explained
+from experiments.cli.factories import OWN
 from experiments.exit_codes import Terminated
 from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
+from experiments.training.config import RunConfig
+from experiments.training.run import prepare
 
 BASE = tiny_tasks.drawing()
 FINE = BASE.load()
@@ -196,6 +201,19 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
     line = refused("--task", "tiny_tasks:drawing", *words.split())
     for text in told:
         assert text in line
+
+
+@pytest.mark.parametrize(("steps", "said"), [(3, True), (1, False)])
+def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
+    def apply(params, buffers, batch, key, train):
+        kernel = jnp.ones((1, 1, 3))
+        x = jax.lax.conv(batch["x"][:, None], kernel, (1,), "SAME")[:, 0]
+        return BASE.apply(params, buffers, {**batch, "x": x}, key, train)
+
+    config = RunConfig("sync_sgd", OWN, workers=1, steps=8, dispatch_steps=steps)
+    prepare(config, task=applying(apply))
+    line = "slower on CPUs in dispatches of 3 steps: try --dispatch-steps 1"
+    assert (line in capfd.readouterr().err) == said
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():

@@ -347,6 +347,10 @@ def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, at):
     row = np.memmap(kept, np.uint16)
     row[at] = 3
     row.flush()
+    os.utime(kept, ns=(0, 0))  # a change that its time shows is seen at once:
+    with pytest.raises(ValueError, match=r"\.tokens or .*\.json is damaged: remove b"):
+        task.load()
+    os.utime(kept.with_suffix(".json"), ns=(0, 0))
     with pytest.raises(ValueError, match=r"\.tokens or .*\.json is damaged: remove b"):
         task.load().train[0]
 

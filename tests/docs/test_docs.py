@@ -62,6 +62,24 @@ def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
     assert ended.stdout == (shown or "")
 
 
+# What jax, optax and Python bring, and the folders of a checkout.
+PRESENT = {"jax", "numpy", "optax", "syncalgos", "models", "recurrences"}
+PRESENT |= sys.stdlib_module_names
+BROUGHT = {"experiments": {"experiments", "sklearn"}}  # by an extra
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_says_what_its_programs_need(page):
+    text = page.read_text()
+    asked = re.findall(r"[\w-]+", " ".join(re.findall(r"pip install ([^`\n#]+)", text)))
+    there = PRESENT.union(*(BROUGHT.get(x, {x.partition("-")[0]}) for x in asked))
+    code = "".join(
+        code for kind, code in BLOCK.findall(text) if kind in ("py", "python")
+    )
+    used = {*re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)}
+    assert used <= there, "name it after `pip install` on this page"
+
+
 def test_every_page_is_read():
     assert {
         "README.md",

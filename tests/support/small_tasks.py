@@ -89,6 +89,10 @@ SMALL = {
     # Without noise, which each worker draws from its own key.
     "quadratic": Small({"dimensions": 6, "noise": 0.0}, NUMBERED),
     "rosenbrock": Small({"noise": 0.0}, NUMBERED),
+    "table": Small(
+        {"file": str(Path(__file__).with_name("flowers.csv"))},
+        {"x": Leaf("float32", (2,), 0), "y": Leaf("int32", (), 2)},
+    ),
 }
 
 

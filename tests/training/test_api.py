@@ -175,6 +175,32 @@ assert random.getstate() == before"""
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+@pytest.mark.slow
+def test_a_comparison_takes_objects_as_train_does(tmp_path):
+    flags = {"task": tiny_tasks.drawing(), "workers": 2, "steps": 16, "lr": 0.1}
+    flags |= {"out": tmp_path / "study", "measure": "test_loss"}
+    algos = [
+        syncalgos.bmuf(4),
+        "bmuf --period 4",
+        lambda: syncalgos.bmuf(4),
+        "sync_sgd",
+    ]
+    study = compare(algos, seeds=1, flags=flags)
+    losses = {x["label"]: x["test_loss"] for x in study.runs}
+    assert losses["strategy 1"] == losses["bmuf --period 4"] != losses["sync_sgd"]
+    # Other objects may have the same names.
+    with pytest.raises(BadRequest, match="holds a study with other settings"):
+        compare(algos, seeds=1, flags=flags)
+    assert not [name for name in sys.modules if name.startswith("python_")]
+
+
+def test_what_a_comparison_cannot_take_is_refused_in_a_line():
+    with pytest.raises(BadRequest, match="names, objects and factories, got 3"):
+        compare({"mine": 3})  # pyright: ignore[reportArgumentType]
+    with pytest.raises(BadRequest, match="jobs import by name"):
+        compare([syncalgos.bmuf(4)], flags={"jobs": 2})
+
+
 def test_the_package_has_both_even_after_the_command_was_imported():
     import experiments.compare as command_of_compare
 

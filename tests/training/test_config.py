@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from experiments.checkpoint.same_run import check_config
@@ -49,6 +51,38 @@ def parsed(name):
 def run():
     """A run as its files know it."""
     return prepare(parse(["--steps", "8"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "meant"),
+    [
+        ("out", "runs/x", Path("runs/x")),
+        ("export", PurePosixPath("a.safetensors"), Path("a.safetensors")),
+        ("lr", np.float32(0.5), 0.5),
+        ("lr", jnp.float32(0.5), 0.5),
+        ("steps", np.int64(4), 4),
+        ("resume", np.bool_(True), True),
+        ("devices", np.arange(2), (0, 1)),
+        ("devices", 1, (1,)),
+        ("mesh", {"fsdp": np.int64(2)}, {"fsdp": 2}),
+        ("track", "tensorboard", ("tensorboard",)),
+        ("arguments", {"period": np.int64(3)}, {"period": 3}),
+        ("task_arguments", {"file": Path("a.csv")}, {"file": "a.csv"}),
+    ],
+)
+def test_a_value_of_python_is_that_of_the_flag(name, value, meant):
+    found = getattr(RunConfig(**{name: value}), name)
+    assert found == meant
+    json.dumps(records.plain(found))  # which no number of NumPy is for
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("out", 3), ("resume", "no"), ("partition", 3), ("devices", "0,1"), ("lr", "0.1")],
+)
+def test_a_value_of_another_type_is_refused_in_a_line(name, value):
+    with pytest.raises(ValueError, match=f"^--{name} must be .*, got "):
+        RunConfig(**{name: value})
 
 
 def test_every_field_is_a_setting_or_holds_a_factorys_flags():

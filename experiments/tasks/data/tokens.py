@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -134,6 +135,7 @@ def tokenized(
         _keep(part, path)
         part.write_text(json.dumps(found))
         _keep(part, note)
+        _date(note, path)
 
     # The note is written last, so a file with a note is complete.
     _once(note, write)
@@ -141,11 +143,23 @@ def tokenized(
         found = json.loads(note.read_bytes())
         is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
         sha256 = found["sha256"]
+        # At each start it would read all of a large file.
+        if is_whole and path.stat().st_mtime_ns != note.stat().st_mtime_ns:
+            is_whole = files.sha256(path) == sha256
+        if is_whole:
+            _date(note, path)
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(path) from None
     if not is_whole:
         raise damaged(path)
     return Tokens(np.memmap(path, dtype, "r"), sha256)
+
+
+def _date(note: Path, path: Path) -> None:
+    """Gives a note the time of its file, by which a change of the file is seen."""
+    time = path.stat().st_mtime_ns
+    with suppress(OSError):  # it may be read-only: then each start checks the file
+        os.utime(note, ns=(time, time))
 
 
 def damaged(path: Path) -> ValueError:
