@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.cli import exits, flags
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten, described
 from experiments.cli.words import whole
 
 PROGRAM = "python -m experiments.track"
@@ -20,8 +20,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done, or the claim holds; 1 the claim does not hold; 2 bad
-        request; 75 stopped by SIGTERM or SIGHUP; 130 stopped by Ctrl-C.
+        The exit code: 0 done, or the claim holds; 1 the claim does not hold, or a file
+        could not be written; 2 bad request; 75 stopped by SIGTERM or SIGHUP; 130
+        stopped by Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
 
@@ -41,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
             return track.verify(asked.entry, asked.first_seed, stopped)
         except Stopped:
             return None
+        except OSError as error:
+            raise Unwritten(described(error)) from error
 
     return exits.guarded(program)
 

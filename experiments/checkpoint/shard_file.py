@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from experiments.training.records import replacing
+from experiments.training.records import UNFINISHED, replacing
 
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
@@ -87,14 +87,9 @@ def parse_name(file_name: str) -> ShardName | None:
     return found if fits and found.step < 2**31 else None
 
 
-def unfinished_name(number: int, of: int) -> str:
-    """The name of the file to which a process writes its next shard."""
-    return f".{number}-of-{of}.unfinished"
-
-
 def writer(file_name: str) -> tuple[int, int] | None:
     """Parses an unfinished file's name to (number, of); returns None for others."""
-    match = re.fullmatch(r"\.([0-9]+)-of-([0-9]+)\.unfinished", file_name)
+    match = re.fullmatch(rf"\.([0-9]+)-of-([0-9]+){UNFINISHED}", file_name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -125,10 +120,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     entries = _entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
-    unfinished = folder / unfinished_name(number, of)
-    # A new file: a killed process may still hold the previous one open.
-    unfinished.unlink(missing_ok=True)
-    with replacing(path, unfinished) as file:
+    with replacing(path, f".{number}-of-{of}") as file:
         np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
         with zipfile.ZipFile(file, "a") as archive:
             archive.comment = b"-" * DIGEST  # space for the digest

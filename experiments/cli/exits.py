@@ -12,7 +12,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO
 
 from experiments import exit_codes
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.signals import Stop, end, interrupt
 from experiments.exit_codes import (
     Terminated,
@@ -58,7 +58,7 @@ def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False)
         try:
             return program(stopped)
         except BadRequest as error:
-            say(f"error: {' '.join(str(error).split())}")
+            say(f"error: {in_one_line(error)}")
             return error.code
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED

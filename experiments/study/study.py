@@ -14,7 +14,7 @@ import jax
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest, explained
+from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
 from experiments.study import tuning
@@ -58,10 +58,9 @@ def run(
         return exit_codes.UNCONNECTED
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
-        where = f"{error.filename}: " if error.filename else ""
         terminal.say(
-            f"error: {where}{error.strerror or error}: completed runs are kept; the "
-            "same command continues from them"
+            f"error: {described(error)}: completed runs are kept; the same command "
+            "continues from them"
         )
         return exit_codes.TERMINATED
 
@@ -111,11 +110,17 @@ def _make(
     runs = ended(plan)
     if plan.failures and (code := _failed(config, plan, runs)):
         return code
-    shown = report(config, argv, runs)
-    write_all(config, shown, runs)
+    shown, missing = report(config, argv, runs), ""
+    try:
+        write_all(config, shown, runs)
+    except OSError as error:  # the table is still shown
+        missing = f"error: {described(error)}: the report's files are incomplete; the "
     # Decided before the last line is printed: later signals change nothing.
-    code = exit_codes.decide(exit_codes.FAILED if plan.failures else exit_codes.DONE)
+    is_done = not (plan.failures or missing)
+    code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
     terminal.show(tables.screen(shown, config.folder))
+    if missing:
+        terminal.say(f"{missing}same command writes them")
     return code
 
 

@@ -22,9 +22,8 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest, explain
+from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
-from experiments.exit_codes import Terminated
 from experiments.study import config as study_config
 from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
@@ -138,9 +137,10 @@ def run(path: Path, seeds: int | None, stopped: Callable[[], int]) -> int:
     found = figures(rows, entry.track.target)
     code = {"versions": _versions(), "commit": commit()}
     log = {**entry.identity, **code, "found": found, "runs": rows}
+    terminal.show(shown(found))  # first: its runs have taken minutes
     records.write_json(out, log, seal=SEAL)
     done = exit_codes.decide(exit_codes.DONE)
-    terminal.show(f"{shown(found)}\nlog    {out}")
+    terminal.show(f"log    {out}")
     return done
 
 
@@ -186,9 +186,9 @@ def read_entry(path: Path) -> Entry:
         module = ModuleType(MODULE)
         exec(compile(code, str(path), "exec"), vars(module))
         own = shlex.split(getattr(module, "FLAGS", ""))
-    except Terminated:
+    except STOPS:
         raise
-    except (Exception, SystemExit) as error:  # whatever the file raises
+    except BaseException as error:  # whatever the file raises
         raise explain(str(path), error) from error
     sys.modules[MODULE] = module
     track = study_config.parse(["--preset", PRESET])

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.checkpoint import record, shard_file
+from experiments.checkpoint import record
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import Incomplete, load, prune, remove, steps
 from experiments.checkpoint.shard_file import (
@@ -614,27 +614,24 @@ def test_only_parts_of_the_named_runs_are_removed(tmp_path):
 
 
 def test_unfinished_files_of_processes_that_write_stay(tmp_path):
-    held = {
-        (n, of): tmp_path / f".{n}-of-{of}.unfinished" for of in (2, 3) for n in (0, 1)
-    }
-    for path in held.values():
-        path.touch()
-    (tmp_path / ".other").touch()
+    ends = [".unfinished", ".0a1b2c3d.tmp"]  # as 0.3 left them, and as they are now
+    held = [(n, of, end) for of in (2, 3) for n in (0, 1) for end in ends]
+    for n, of, end in held:
+        (tmp_path / f".{n}-of-{of}{end}").touch()
+    others = {".other", ".1-of-2.txt"}
+    for name in others:
+        (tmp_path / name).touch()
     prune(tmp_path, 3, 1, 2)
-    assert [x for x, path in held.items() if path.exists()] == [(0, 2)]
-    assert names(tmp_path) == [".0-of-2.unfinished", ".other"]
+    assert {*names(tmp_path)} == {*others, *(f".0-of-2{end}" for end in ends)}
 
 
 def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
-    tmp_path.joinpath(shard_file.unfinished_name(0, 1)).write_bytes(b"torn")
-    tmp_path.joinpath(shard_file.unfinished_name(1, 2)).write_bytes(b"another's")
+    for name in (".0-of-1.0a1b2c3d.tmp", ".1-of-2.0a1b2c3d.tmp"):
+        tmp_path.joinpath(name).write_bytes(b"torn")
     write(tmp_path, a_part(8, 4), 0, 1)
     write(tmp_path, a_part(8, 6), 0, 1)
     assert load(tmp_path, 8).workers == 6
-    assert names(tmp_path) == [
-        shard_file.unfinished_name(1, 2),
-        ShardName(8, 0, 1).file_name,
-    ]
+    assert names(tmp_path) == [".1-of-2.0a1b2c3d.tmp", ShardName(8, 0, 1).file_name]
 
 
 def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for():
