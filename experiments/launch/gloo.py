@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from experiments.cli import certificates
 from experiments.cli.errors import BadRequest, named, place
 from experiments.exit_codes import UNCONNECTED
 from experiments.launch.addresses import address, joined_address, own_address
@@ -48,11 +49,7 @@ def check_tls() -> None:
             f"{first} is set, but jax {jax.__version__} does not support TLS: "
             "install jax 0.12, or unset the variable"
         )
-    for name in _TLS:
-        try:
-            open(given[name], "rb").close()
-        except OSError as error:
-            raise BadRequest(f"{name} {given[name]}: {error.strerror}") from error
+    certificates.check({name: given[name] for name in _TLS})
 
 
 def hinted(code: int, log: Callable[[str], None]) -> int:

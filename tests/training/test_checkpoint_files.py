@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import tempfile
 import time
 import zipfile
@@ -444,6 +445,28 @@ def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
     message = refused(path)
     if change == "a newer format":
         assert message.endswith("its format is 2, but this version reads 1")
+
+
+@pytest.mark.parametrize("reads", [read, read_record])
+def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
+    path = write(tmp_path, a_part(), 0, 1)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for name, entry in entries.items():
+        rows = re.search(rb"\((\d+),", entry)
+        assert rows
+        claimed = entry.replace(rows[0], b"(4000000000000,", 1)
+        # The header keeps its size: it ends in spaces.
+        longer = len(claimed) - len(entry)
+        claimed = claimed.replace(b" " * longer + b"\n", b"\n", 1)
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for each, data in (entries | {name: claimed}).items():
+                archive.writestr(each, data)
+            archive.comment = b"-" * DIGEST
+        path.write_bytes(signed(content.getvalue()[:-DIGEST]))
+        with pytest.raises(Damaged, match=f"'{name}' has another size"):
+            reads(path)
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
