@@ -453,7 +453,7 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     for name, entry in entries.items():
-        rows = re.search(rb"\((\d+),", entry)
+        rows = re.search(rb"\((?:\d+,)?", entry)
         assert rows
         claimed = entry.replace(rows[0], b"(4000000000000,", 1)
         # The header keeps its size: it ends in spaces.
