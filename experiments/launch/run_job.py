@@ -10,7 +10,7 @@ from typing import Any
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, Saver, restore
+from experiments.checkpoint.manager import FOLDER, Finished, Saver, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
@@ -57,6 +57,30 @@ def run_job(
     """
     run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
+    try:
+        return _train(run, out, argv, started, asked_to_stop)
+    except Finished as error:
+        terminal.say(str(error))
+        if not group.is_first:
+            return exit_codes.DONE
+        found, path = error.summary, config.export
+        terminal.show_summary(found, out)
+        held = Path(found["export"] or "").absolute()
+        if path and not (path.absolute() == held and path.exists()):
+            terminal.say(f"no model was written to {path}: no checkpoint holds it")
+            return exit_codes.FAILED
+        return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
+
+
+def _train(
+    run: Run,
+    out: Path,
+    argv: list[str],
+    started: float,
+    asked_to_stop: Callable[[], int],
+) -> int:
+    """Trains a run, and shows what came of it; returns as `run_job` does."""
+    config, group = run.config, run.group
     command = [*PROGRAM.split(), *argv]
     with in_folder(run, out, command, started) as (run, progress, save, wait):
         for text in remarks.header(run, config.batch_size is not None):
