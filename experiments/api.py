@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.cli.errors import BadRequest, Unwritten
+from experiments.cli.errors import BadRequest, Unwritten, check_working_folder
 from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
@@ -84,6 +84,7 @@ def train(
             `result` of the error is what `train` would have returned.
     """
     started = time.perf_counter()
+    check_working_folder()
     others = config.processes > 1, config.coordinator
     if any(others) or config.distributed != "none":
         raise BadRequest("train uses only this process: start experiments.run instead")
@@ -184,6 +185,7 @@ def compare(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
+    check_working_folder()
     argv = _argv(algos, seeds, tune or {}, flags or {})
     config = study_config.read(argv)
     if config.list:

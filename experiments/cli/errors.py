@@ -42,6 +42,15 @@ class Unwritten(BadRequest):
         self.result = result
 
 
+def check_working_folder() -> None:
+    """Raises a BadRequest if the working folder was removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        line = f"the working folder cannot be used: {error.strerror}: go to another"
+        raise BadRequest(line) from error
+
+
 def explain(where: str, error: BaseException) -> BadRequest:
     """Returns an error in a user's own code as a BadRequest, with file and line.
 

@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -72,10 +72,16 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
+    out, held, refusal = config.folder, lock.held(config.folder), None
     try:
-        records.check_writable(config.folder)
-        with lock.held(config.folder):
-            out, identity = config.folder, _identity(config)
+        try:
+            records.check_writable(out)
+        except ValueError as error:  # a finished study needs no room to be reported
+            if not (out / NAME).exists():
+                raise
+            held, refusal = nullcontext(), error
+        with held:
+            identity = _identity(config)
             _check_folder(out, identity)
             _use_devices(config)
             loader = Loader()
@@ -86,7 +92,10 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             if not (out / NAME).exists():
                 records.write_json(out / NAME, identity)
             choose = partial(tuning.chosen, measure_key=config.measure)
-            yield Plan(runs, choose), loader
+            plan = Plan(runs, choose)
+            if refusal is not None and plan.done < plan.total:
+                raise refusal
+            yield plan, loader
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
@@ -118,8 +127,9 @@ def _make(
     # Decided before the last line is printed: later signals change nothing.
     is_done = not (plan.failures or missing)
     code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
-    terminal.show(tables.screen(shown, config.folder))
-    if missing:
+    text = tables.screen(shown, config.folder)
+    terminal.show(text.rpartition("\n")[0] if missing else text)
+    if missing:  # the last line would name the report
         terminal.say(f"{missing}same command writes them")
     return code
 
