@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten, check_working_folder
 from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
@@ -97,8 +97,12 @@ def train(
 
     Raises:
         BadRequest: the request cannot be met; one line says why.
+        Unwritten: the run is done, but an output that was asked for could not be
+            written: the exported model, a checkpoint, a file in `out` or a tracker's.
+            `result` of the error is what `train` would have returned.
     """
     started = time.perf_counter()
+    check_working_folder()
     others = config.processes > 1, config.coordinator
     if any(others) or config.distributed != "none":
         raise BadRequest("train uses only this process: start experiments.run instead")
@@ -124,7 +128,8 @@ def train(
     run = prepare(config, task=task, strategy=strategy)
     out, held = run.config.out, nullcontext((run, Progress(), lambda *_: None, _never))
     if out is not None:
-        held = in_folder(run, out, sys.argv, started)
+        # A program that embeds Python may have no argv.
+        held = in_folder(run, out, getattr(sys, "argv", []), started)
     with held as (run, progress, save, wait):
         tracked = tracking(run, progress, out, track)
 
@@ -136,11 +141,13 @@ def train(
         given = Quiet(), _never, save, progress, tell
         outcome, summary = train_and_record(run, out, *given)
         wait()
-        if out is not None:
-            finish(run, outcome, summary, out, started)
+        missing = finish(run, outcome, summary, out, started) if out else []
         tracked.finish(summary)
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))
-    return Trained(summary, outcome.progress.lines, center)
+    trained = Trained(summary, outcome.progress.lines, center)
+    if missing := [*missing, *tracked.failed]:
+        raise Unwritten("; ".join(missing), trained)
+    return trained
 
 
 class Study(NamedTuple):
@@ -206,6 +213,7 @@ def compare(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
+    check_working_folder()
     # A name of its own for each call: no study is continued with other objects.
     given = ModuleType(f"python_{secrets.token_hex(4)}")
     given.__file__ = None

@@ -17,9 +17,9 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done; 2 bad request; 3 diverged; 4 the processes did not find
-        each other; 75 stopped by SIGTERM, SIGHUP or a lost process; 130 stopped by
-        Ctrl-C.
+        The exit code: 0 done; 1 an output could not be written; 2 bad request; 3
+        diverged; 4 the processes did not find each other; 75 stopped by SIGTERM, SIGHUP
+        or a lost process; 130 stopped by Ctrl-C.
     """
     started = time.perf_counter()
     return processes.run(sys.argv[1:] if argv is None else argv, started)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from experiments.cli import exits, flags
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten, described
 from experiments.cli.words import whole
 
 PROGRAM = "python -m experiments.track"
@@ -20,27 +20,28 @@ def main(argv: list[str] | None = None) -> int:
         argv: the flags; None means those of the process.
 
     Returns:
-        The exit code: 0 done, or the claim holds; 1 the claim does not hold; 2 bad
-        request; 75 stopped by SIGTERM or SIGHUP; 130 stopped by Ctrl-C.
+        The exit code: 0 done, or the claim holds; 1 the claim does not hold, or a file
+        could not be written; 2 bad request; 75 stopped by SIGTERM or SIGHUP; 130
+        stopped by Ctrl-C.
     """
     argv = sys.argv[1:] if argv is None else argv
 
     def program(stopped: exits.Stopped) -> int | None:
         asked = parser().parse_args(argv)
-        other = ("first_seed", "seeds")[asked.command == "verify"]
-        if getattr(asked, other) is not None:
-            named = f"--{other.replace('_', '-')}"
-            raise BadRequest(f"{asked.command} takes no {named}: see --help")
+        if asked.command == "run" and asked.first_seed is not None:
+            raise BadRequest("run takes no --first-seed: see --help")
         # They import jax, which is slow.
         from experiments.study import track
         from experiments.study.running.maker import Stopped
 
         try:
             if asked.command == "run":
-                return track.run(asked.entry, asked.seeds, stopped)
+                return track.run(asked.entry, stopped)
             return track.verify(asked.entry, asked.first_seed, stopped)
         except Stopped:
             return None
+        except OSError as error:
+            raise Unwritten(described(error)) from error
 
     return exits.guarded(program)
 
@@ -61,12 +62,6 @@ def parser() -> argparse.ArgumentParser:
         help="run: train, and write ENTRY.json; verify: train again, also on new seeds",
     )
     made.add_argument("entry", type=Path, metavar="ENTRY.py", help="file of the entry")
-    made.add_argument(
-        "--seeds",
-        type=whole,
-        metavar="N",
-        help="for run: use seeds 0 to N - 1 (default: as few as the rules allow)",
-    )
     made.add_argument(
         "--first-seed",
         type=whole,

@@ -28,7 +28,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
 
     Raises:
         BadRequest: all requested programs are refused (with the reason of the first),
-            a compiler is missing, or a file cannot be read or written.
+            a compiler is missing, or a file cannot be read or written (`Unwritten`).
     """
     found: tuple[Result, ...] = ()
     known = files.known(config)

@@ -7,7 +7,7 @@ import re
 from typing import Any, NamedTuple
 
 from experiments.aiming.chips import CHIPS, CPU, PLATFORMS, Chip
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, text_of
 from syncalgos import checks
 
 Device = Any  # jax.Device, which type checkers do not take for a type
@@ -163,9 +163,9 @@ def devices(target: Target) -> tuple[Device, ...]:
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        first = str(error).partition("\n")[0]
+        told = text_of(error).partition("\n")[0]
         raise BadRequest(
-            f"target {target.text!r}: the compiler says: {first}"
+            f"target {target.text!r}: the compiler says: {told}"
         ) from error
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 

@@ -190,8 +190,10 @@ def _load_layout(
         if stop > shard.workers:
             has = f"{shard.workers} workers and has no worker {stop - 1}"
             raise Incomplete(f"{name.file_name} is of a run that had {has}")
-        held = {worker for each in taken.values() for worker in each.held}
-        lacking = next((x for x in range(first, stop) if x not in held), None)
+        # No set: a damaged shard may claim any number of workers.
+        held = [each.held for each in taken.values()]
+        wanted = range(first, stop)
+        lacking = next((x for x in wanted if not any(x in y for y in held)), None)
         # If workers span processes, all shards hold pieces of their arrays.
         is_spread = any(array_name(x) != x for x in shard.own)
         if lacking is not None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +19,8 @@ from experiments.checkpoint.record import Record
 from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
-from experiments.training import records
+from experiments.training import json_files, reading, records
+from experiments.training.config import RunConfig
 from experiments.training.loop import bytes_after
 from experiments.training.records import Line, Progress
 from experiments.training.run import Run
@@ -34,6 +35,19 @@ KEPT = 3  # the newest checkpoints that a run keeps
 USELESS, UNREAD = 1, 2
 # A second attempt to read would raise these errors again.
 LASTING = PermissionError, IsADirectoryError, NotADirectoryError
+
+
+class Finished(BadRequest):
+    """A run to resume that is done, without a checkpoint of its end.
+
+    Attributes:
+        summary: the content of its summary.json; {} in other processes than the first.
+    """
+
+    def __init__(self, out: Path, summary: dict[str, Any]):
+        line = f"the run in {out} is finished, and has no checkpoint: its files stay"
+        super().__init__(line)
+        self.summary = summary
 
 
 class Saver(NamedTuple):
@@ -285,6 +299,18 @@ class Checkpoints(NamedTuple):
         return dataclasses.replace(run, state=state), progress
 
 
+def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
+    """Returns the summary of the whole run in a folder; {} if there is none."""
+    found = None
+    with suppress(json_files.Damaged, OSError):
+        found = reading.read_run(out)
+    if found is None:
+        return {}
+    # A run that diverged is over, whatever its number of steps.
+    is_over = found.summary.get("steps") == config.steps or found.summary["diverged"]
+    return found.summary if is_over else {}
+
+
 def _record_of(shard: Shard) -> Record:
     """Returns the record of a shard; raises a ValueError if it is invalid."""
     return record.read(shard.record, shard.step)
@@ -304,6 +330,7 @@ def restore(
     Raises:
         BadRequest: the folder holds a checkpoint or a config of another run, or none of
             its checkpoints can be used.
+        Finished: it holds the finished run, without a checkpoint.
     """
     group, out, progress = run.group, folder.parent, Progress()
     found = Checkpoints(run, folder)
@@ -318,8 +345,12 @@ def restore(
         run_ids.append(shard.record.get("run_id"))
         terminal.say(f"resuming from the checkpoint of step {progress.step}")
     elif run.config.resume:
+        summary = {}
         if group.is_first:
             same_run.check_config(out, run.config)
+            summary = _finished(out, run.config)
+        if group.largest(bool(summary)):
+            raise Finished(out, summary)
         terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
     elif not run.config.overwrite:
         try:

@@ -19,8 +19,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from numpy.lib.format import read_array_header_1_0, read_magic
 
-from experiments.training.records import replacing
+from experiments.training.records import UNFINISHED, replacing
 
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
@@ -87,14 +88,9 @@ def parse_name(file_name: str) -> ShardName | None:
     return found if fits and found.step < 2**31 else None
 
 
-def unfinished_name(number: int, of: int) -> str:
-    """The name of the file to which a process writes its next shard."""
-    return f".{number}-of-{of}.unfinished"
-
-
 def writer(file_name: str) -> tuple[int, int] | None:
     """Parses an unfinished file's name to (number, of); returns None for others."""
-    match = re.fullmatch(r"\.([0-9]+)-of-([0-9]+)\.unfinished", file_name)
+    match = re.fullmatch(rf"\.([0-9]+)-of-([0-9]+){UNFINISHED}", file_name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -125,10 +121,7 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
     entries = _entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ShardName(shard.step, number, of).file_name
-    unfinished = folder / unfinished_name(number, of)
-    # A new file: a killed process may still hold the previous one open.
-    unfinished.unlink(missing_ok=True)
-    with replacing(path, unfinished) as file:
+    with replacing(path, f".{number}-of-{of}") as file:
         np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
         with zipfile.ZipFile(file, "a") as archive:
             archive.comment = b"-" * DIGEST  # space for the digest
@@ -160,8 +153,7 @@ def read(path: Path) -> Shard:
             )
         # Even a file that is not a shard may end with its own SHA-256.
         with _of_any_content(path):
-            file.seek(0)
-            shard = _parse(np.load(file))
+            shard = _parse(_opened(file))
     named = parse_name(path.name)
     if named and named.step != shard.step:
         raise Damaged(f"{path.name} holds step {shard.step}, not {named.step}")
@@ -176,10 +168,27 @@ def read_record(path: Path) -> dict[str, Any]:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file, _of_any_content(path):
-        record = _manifest(np.load(file))["record"]
+        record = _manifest(_opened(file))["record"]
         if not isinstance(record, dict):
             raise ValueError("its record is not a table of values")
         return record
+
+
+def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
+    """Opens a file's arrays; raises a ValueError if they claim more than it holds."""
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        if sum(x.file_size for x in archive.infolist()) > size:
+            raise ValueError("its arrays claim to be larger than the file")
+        for entry in archive.infolist():
+            with archive.open(entry) as member:
+                read_magic(member)
+                shape, _, dtype = read_array_header_1_0(member)
+                # NumPy would first make room for what the header claims.
+                if member.tell() + math.prod(shape) * dtype.itemsize != entry.file_size:
+                    raise ValueError(f"its array {entry.filename!r} has another size")
+    file.seek(0)
+    return np.load(file)
 
 
 @contextmanager

@@ -5,11 +5,15 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from experiments import exit_codes
 from experiments.exit_codes import Terminated
 
 STANDARD = Path(os.__file__).parent  # Python's own library
+LONGEST = 2000  # characters of an error's text
+# A user's code may raise anything; these alone are not its errors.
+STOPS = KeyboardInterrupt, Terminated
 
 
 class BadRequest(Exception):
@@ -24,15 +28,63 @@ class MayPass(BadRequest):
     code = exit_codes.TERMINATED
 
 
+class Unwritten(BadRequest):
+    """Outputs that were asked for and could not be written; all else is done.
+
+    Attributes:
+        result: what the call would have returned; None for a command.
+    """
+
+    code = exit_codes.FAILED
+
+    def __init__(self, line: str, result: Any = None):
+        super().__init__(line)
+        self.result = result
+
+
+def check_working_folder() -> None:
+    """Raises a BadRequest if the working folder was removed."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        line = f"the working folder cannot be used: {error.strerror}: go to another"
+        raise BadRequest(line) from error
+
+
 def explain(where: str, error: BaseException) -> BadRequest:
     """Returns an error in a user's own code as a BadRequest, with file and line.
 
     A ValueError of ours explains itself, and gets no file and line.
     """
-    first, at = str(error).partition("\n")[0], place(error)
+    at = place(error)
     is_ours = isinstance(error, ValueError) and not at
-    what = first if is_ours else f"{type(error).__name__}: {first}{at}"
+    what = text_of(error).partition("\n")[0] if is_ours else f"{named(error)}{at}"
     return BadRequest(f"{where}: {what}")
+
+
+def named(error: BaseException) -> str:
+    """Returns an error's kind, and the first line of its text."""
+    return f"{type(error).__name__}: {text_of(error)}".partition("\n")[0]
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the text of an error, or as much of it as anyone reads."""
+    try:
+        text = str(error)
+    except BaseException as fault:  # a class of the user's may have any __str__
+        text = f"its text cannot be shown ({type(fault).__name__})"
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def described(error: OSError) -> str:
+    """Returns the file of an error, if it names one, and its reason."""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or in_one_line(error)}"
+
+
+def in_one_line(error: BaseException) -> str:
+    """Returns the text of an error as one line."""
+    return " ".join(text_of(error).split())
 
 
 @contextmanager
@@ -46,10 +98,10 @@ def explained(flag: str, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (BadRequest, Terminated):
+    except (BadRequest, *STOPS):
         raise
     # A user's factory may end the program, as argparse does: that is an error here.
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         if ":" not in name and isinstance(error, ValueError):
             raise
         raise explain(f"--{flag} {name}", error) from error

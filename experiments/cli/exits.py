@@ -12,7 +12,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from typing import Any, TextIO
 
 from experiments import exit_codes
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, check_working_folder, in_one_line
 from experiments.cli.signals import Stop, end, interrupt
 from experiments.exit_codes import (
     Terminated,
@@ -56,9 +56,10 @@ def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False)
 
     def answered(stopped: Stopped) -> int | None:
         try:
+            check_working_folder()
             return program(stopped)
         except BadRequest as error:
-            say(f"error: {' '.join(str(error).split())}")
+            say(f"error: {in_one_line(error)}")
             return error.code
         except KeyboardInterrupt:
             return exit_codes.INTERRUPTED

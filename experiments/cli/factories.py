@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import syncalgos
 from experiments import tasks
-from experiments.cli.errors import BadRequest, explained, place
+from experiments.cli.errors import STOPS, BadRequest, explain, explained
 from experiments.cli.words import literal, number, one_of, or_none, whole
-from experiments.exit_codes import Terminated
 from syncalgos import checks
 
 OWN = "your own"  # the name of an object that Python code passed
@@ -332,13 +331,10 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
         raise BadRequest(f"{where}: use {module[:-3]}:{attribute}, without .py")
     try:
         names = vars(importlib.import_module(module))
-    except Terminated:
+    except STOPS:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's module raises
-        what = type(error).__name__
-        raise BadRequest(
-            f"{where}: cannot import {module!r}: {what}: {error}{place(error)}"
-        ) from error
+    except BaseException as error:  # whatever the user's module raises
+        raise explain(f"{where}: cannot import {module!r}", error) from error
     if attribute not in names:
         hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")

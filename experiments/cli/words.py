@@ -1,6 +1,7 @@
 """Words of a command line: cleaned, and read as values."""
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -45,13 +46,13 @@ def cleaned(argv: Iterable[str]) -> list[str]:
 
     Raises:
         BadRequest: a value is empty, as left by an unset variable in a script, or is
-            not valid UTF-8.
+            not valid UTF-8, or holds letters that the locale lacks.
     """
     # An empty value would cause an error much later, as a name or a path.
     found, flag = [], ""
     for word in argv:
         if word.encode(errors="replace").decode() != word:
-            raise BadRequest(f"{word!a} is not valid UTF-8: use another name")
+            raise BadRequest(f"{word!a} {_why_unreadable(word)}")
         is_flag = word.startswith("--")
         name, equals, value = word.partition("=") if is_flag else (flag, "=", word)
         if equals and not value.strip():
@@ -60,6 +61,15 @@ def cleaned(argv: Iterable[str]) -> list[str]:
         found.append(with_dashes(word))
         flag = name if is_flag else ""
     return found
+
+
+def _why_unreadable(word: str) -> str:
+    """Says why a word could not be read as text."""
+    try:
+        os.fsencode(word).decode()
+    except UnicodeDecodeError:
+        return "is not valid UTF-8: use another name"
+    return "has letters that this locale lacks: set LC_ALL=C.UTF-8"
 
 
 def with_dashes(word: str) -> str:

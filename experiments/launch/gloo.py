@@ -11,16 +11,18 @@ from typing import Any
 
 import jax
 
-from experiments.cli.errors import BadRequest
+from experiments.cli import certificates
+from experiments.cli.errors import BadRequest, named, place
 from experiments.exit_codes import UNCONNECTED
 from experiments.launch.addresses import address, joined_address, own_address
 
 LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
 
-# jax has no error type for a lost process, and each backend has its own text.
+# jax has no error type for a lost process, and each backend has its own text. Errors of
+# a user's callback have jax's type, too, with the user's text.
 _GONE = re.compile(
-    "gloo|nccl|coordination|connection (reset|closed|refused)|broken pipe|"
-    "socket closed|unavailable|deadline_exceeded|timed out",
+    "(?!.*callback error).*(?:gloo|nccl|coordination|broken pipe|socket closed|"
+    "connection (?:reset|closed|refused)|unavailable|deadline_exceeded|timed out)",
     re.IGNORECASE,
 )
 
@@ -47,11 +49,7 @@ def check_tls() -> None:
             f"{first} is set, but jax {jax.__version__} does not support TLS: "
             "install jax 0.12, or unset the variable"
         )
-    for name in _TLS:
-        try:
-            open(given[name], "rb").close()
-        except OSError as error:
-            raise BadRequest(f"{name} {given[name]}: {error.strerror}") from error
+    certificates.check({name: given[name] for name in _TLS})
 
 
 def hinted(code: int, log: Callable[[str], None]) -> int:
@@ -65,8 +63,9 @@ def hinted(code: int, log: Callable[[str], None]) -> int:
 
 
 def tells_of_loss(error: Exception) -> bool:
-    """Whether an error says that another process is gone."""
-    return _GONE.search(str(error)) is not None
+    """Whether an error of jax itself says that another process is gone."""
+    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) and not place(error)
+    return is_of_jax and _GONE.match(named(error)) is not None
 
 
 def connect(coordinator: str, process: int, processes: int, seconds: float) -> None:

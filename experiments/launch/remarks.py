@@ -80,11 +80,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         found.append(
             f"diverged: the loss of step {outcome.diverged_at} was {_how(outcome)}"
         )
-        if c.export is not None and c.keep == "last":
-            found.append(f"no model was written to {c.export}")
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
-    found += _unsaved(c.checkpoints, outcome)
     if c.workers > 1 and run.task.sends:
         found.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
@@ -95,7 +92,7 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     return found
 
 
-def _unsaved(due: list[int], outcome: Outcome) -> list[str]:
+def unsaved(due: list[int], outcome: Outcome) -> list[str]:
     """Says which checkpoint is the newest, if a later one could not be saved."""
     end, saved = outcome.progress.step, outcome.progress.saved
     if outcome.diverged_at is not None:  # no later checkpoint is saved

@@ -10,7 +10,7 @@ from typing import Any
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, Saver, restore
+from experiments.checkpoint.manager import FOLDER, Finished, Saver, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
@@ -27,7 +27,7 @@ from experiments.training.recording import (
     tracking,
     train_and_record,
 )
-from experiments.training.records import Progress
+from experiments.training.records import Line, Progress
 from experiments.training.run import Run, check_files, prepare
 
 
@@ -57,6 +57,30 @@ def run_job(
     """
     run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
+    try:
+        return _train(run, out, argv, started, asked_to_stop)
+    except Finished as error:
+        terminal.say(str(error))
+        if not group.is_first:
+            return exit_codes.DONE
+        found, path = error.summary, config.export
+        terminal.show_summary(found, out)
+        held = Path(found["export"] or "").absolute()
+        if path and not (path.absolute() == held and path.exists()):
+            terminal.say(f"no model was written to {path}: no checkpoint holds it")
+            return exit_codes.FAILED
+        return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
+
+
+def _train(
+    run: Run,
+    out: Path,
+    argv: list[str],
+    started: float,
+    asked_to_stop: Callable[[], int],
+) -> int:
+    """Trains a run, and shows what came of it; returns as `run_job` does."""
+    config, group = run.config, run.group
     command = [*PROGRAM.split(), *argv]
     with in_folder(run, out, command, started) as (run, progress, save, wait):
         for text in remarks.header(run, config.batch_size is not None):
@@ -67,12 +91,12 @@ def run_job(
                 run, out, report, asked_to_stop, save, progress, tracked.log
             )
             wait()
-        is_written = finish(run, outcome, summary, out, started)
+        missing = finish(run, outcome, summary, out, started)
         tracked.finish(summary)
-        code = exit_codes.decide(_code(outcome, is_written))
+        code = exit_codes.decide(_code(outcome, [*missing, *tracked.failed]))
         if group.is_first:
             terminal.show_summary(summary, out)
-        for text in remarks.after(run, outcome, summary["center_step"]):
+        for text in (*missing, *remarks.after(run, outcome, summary["center_step"])):
             terminal.say(text)
         return code
 
@@ -120,8 +144,8 @@ def _open_files(
 
 def finish(
     run: Run, outcome: Outcome, summary: dict[str, Any], out: Path, started: float
-) -> bool:
-    """Writes the last files of a run; returns whether it could.
+) -> list[str]:
+    """Writes the last files of a run; returns a line for each output that is missing.
 
     Args:
         run: a run that has ended.
@@ -130,31 +154,48 @@ def finish(
         out: the folder.
         started: time.perf_counter() at the start of the process.
     """
+    missing = remarks.unsaved(run.config.checkpoints, outcome)
     if (path := run.config.export) is not None:
-        if run.config.keep == "best":  # the file was written at that evaluation
-            line = best(run, outcome.progress.lines)
-            is_it = line and export.facts(path) == header(run, line["step"])
-            summary["export"] = str(path) if is_it else None
-            if run.group.is_first and not is_it:
-                at = f"that of step {line['step']}" if line else "as there is none"
-                terminal.say(f"--keep best: {path} does not hold the best model, {at}")
-        elif outcome.diverged_at is None:
-            summary["export"] = export_center(run, outcome.state, outcome.line["step"])
+        why = _export(run, outcome, path)
+        has_ended = outcome.diverged_at is not None or outcome.stopped
+        if why and has_ended and _model(run, outcome) is None:
+            terminal.say(why)  # as its code says: there was nothing to write
+        elif why:
+            missing.append(why)
+        summary["export"] = None if why else str(path)
     spent = outcome.progress.earlier_seconds + time.perf_counter() - started
     summary["total_seconds"] = round(spent, 3)
-    if not run.group.is_first:
-        return True
-    try:
-        records.finish(out, summary, outcome.progress.lines)
-    except OSError as error:  # the summary is still shown
-        terminal.say(f"--out {out}: {error.strerror}: its files are incomplete")
-        return False
-    return True
+    if run.group.is_first:
+        try:
+            records.finish(out, summary, outcome.progress.lines)
+        except OSError as error:  # the summary is still shown
+            missing.append(f"--out {out}: {error.strerror}: its files are incomplete")
+    return missing
 
 
-def _code(outcome: Outcome, is_written: bool) -> int:
-    """Returns the exit code of a run."""
-    if not is_written:
+def _model(run: Run, outcome: Outcome) -> Line | None:
+    """Returns the evaluation whose model is to be exported; None if there is none."""
+    if run.config.keep == "best":
+        return best(run, outcome.progress.lines)
+    return outcome.line if outcome.diverged_at is None else None
+
+
+def _export(run: Run, outcome: Outcome, path: Path) -> str:
+    """Exports the model, if not done before; returns why it is not there, or ""."""
+    if (line := _model(run, outcome)) is None:
+        return f"no model was written to {path}"
+    if run.config.keep == "last":
+        return export_center(run, outcome.state, line["step"])
+    # The file was written at that evaluation.
+    if not run.group.is_first or export.facts(path) == header(run, line["step"]):
+        return ""
+    at = f"that of step {line['step']}"
+    return f"--keep best: {path} does not hold the best model, {at}"
+
+
+def _code(outcome: Outcome, missing: list[str]) -> int:
+    """Returns the exit code of a run with these outputs missing."""
+    if missing:
         return exit_codes.FAILED
     if outcome.diverged_at is not None:
         return exit_codes.DIVERGED

@@ -2,6 +2,7 @@
 
 import os
 
+from experiments.cli.errors import named
 from experiments.launch.addresses import address, joined_address
 
 Place = tuple[int, int, str]
@@ -70,8 +71,7 @@ def _by_jax(seconds: float) -> Place:
             None, None, None, None, None, round(seconds)
         )
     except Exception as error:  # a scheduler's environment may raise anything
-        line = f"--distributed auto: {type(error).__name__}: {error}"
-        raise ValueError(line) from error
+        raise ValueError(f"--distributed auto: {named(error)}") from error
     if where is None or count is None or number is None:
         raise ValueError(
             "--distributed auto found no scheduler, and none of the variables "

@@ -15,12 +15,14 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from itertools import compress
+from pathlib import Path
 
 from experiments.cli.exits import say
 from experiments.cli.words import without
 from experiments.exit_codes import (
     DIVERGED,
     DONE,
+    FAILED,
     TERMINATED,
     UNCONNECTED,
     decide,
@@ -43,7 +45,8 @@ def start(config: RunConfig, argv: list[str]) -> int:
     """Starts all processes of a run, again after a loss; returns the exit code.
 
     Only a loss (75) leads to a restart: after a bad request, an error, a divergence or
-    a stop, another attempt would end in the same way.
+    a stop, another attempt would end in the same way. So would one after an end that no
+    kill explains, if the attempt before ended at the same step.
 
     Args:
         config: the config of the command line, with the number of processes.
@@ -55,18 +58,40 @@ def start(config: RunConfig, argv: list[str]) -> int:
     again = [*without(words, ("overwrite", "resume")), "--resume"]
     received: list[int] = []
     with handling(lambda number, _: received.append(number)):
-        code, restarts = _attempt(words, argv, config.processes, received), 0
-        while code == TERMINATED and restarts < config.max_restarts and not received:
-            restarts += 1
-            say(f"restart {restarts} of {config.max_restarts}")
-            code = _attempt(again, argv, config.processes, received)
+        code, before = DONE, None
+        for restarts in range(config.max_restarts + 1):
+            if restarts:
+                say(f"restart {restarts} of {config.max_restarts}")
+            flags = again if restarts else words
+            code, is_killed = _attempt(flags, argv, config.processes, received)
+            if code != TERMINATED or received:
+                break
+            here = None if is_killed else _reached(out)
+            if here is not None and here == before:
+                say("it ended at the same step as before: no restart")
+                code = FAILED
+                break
+            before = here
         return decide(code)
+
+
+def _reached(out: Path) -> tuple[list[str], int]:
+    """Returns what tells how far a run has come: its checkpoints and evaluations."""
+    steps = sorted(path.name for path in out.glob("checkpoints/step-*"))
+    try:
+        return steps, (out / "metrics.jsonl").read_bytes().count(b"\n")
+    except OSError:
+        return steps, 0
 
 
 def _attempt(
     words: list[str], argv: list[str], count: int, received: list[int], left=PORTS
-) -> int:
-    """Starts all processes, and on another port if theirs is taken `left` - 1 times."""
+) -> tuple[int, bool]:
+    """Starts all processes, and on another port if theirs is taken `left` - 1 times.
+
+    Returns:
+        The exit code, and whether a process was killed.
+    """
     port = free_port(HERE)
     command = [sys.executable, "-m", "experiments.run", *words]
     command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
@@ -89,7 +114,7 @@ def _attempt(
     if code == UNCONNECTED and left > 1 and not received and _is_taken(port):
         say(f"another program took port {port}: trying another port")
         return _attempt(words, argv, count, received, left - 1)
-    return code
+    return code, any(child.returncode < 0 for child in children)
 
 
 def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from experiments.cli.errors import BadRequest, MayPass, explain
+from experiments.cli.errors import STOPS, BadRequest, MayPass, explain
 from experiments.tasks.task import Arrays, Source
 from syncalgos import checks
 
@@ -81,9 +81,9 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
                 f"{checks.shown(example)}"
             )
         return arrays
-    except BadRequest:
+    except (BadRequest, *STOPS):
         raise
-    except Exception as error:  # a user's source may raise anything
+    except BaseException as error:  # a user's source may raise anything
         refused = explain(f"training example {number}", error)
         if isinstance(error, OSError) and not isinstance(error, _LASTING):
             raise MayPass(str(refused)) from error

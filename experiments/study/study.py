@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -14,7 +14,7 @@ import jax
 from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest, explained
+from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
 from experiments.study import tuning
@@ -58,10 +58,9 @@ def run(
         return exit_codes.UNCONNECTED
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
-        where = f"{error.filename}: " if error.filename else ""
         terminal.say(
-            f"error: {where}{error.strerror or error}: completed runs are kept; the "
-            "same command continues from them"
+            f"error: {described(error)}: completed runs are kept; the same command "
+            "continues from them"
         )
         return exit_codes.TERMINATED
 
@@ -73,10 +72,16 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
+    out, held, refusal = config.folder, lock.held(config.folder), None
     try:
-        records.check_writable(config.folder)
-        with lock.held(config.folder):
-            out, identity = config.folder, _identity(config)
+        try:
+            records.check_writable(out)
+        except ValueError as error:  # a finished study needs no room to be reported
+            if not (out / NAME).exists():
+                raise
+            held, refusal = nullcontext(), error
+        with held:
+            identity = _identity(config)
             _check_folder(out, identity)
             _use_devices(config)
             loader = Loader()
@@ -87,7 +92,10 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             if not (out / NAME).exists():
                 records.write_json(out / NAME, identity)
             choose = partial(tuning.chosen, measure_key=config.measure)
-            yield Plan(runs, choose), loader
+            plan = Plan(runs, choose)
+            if refusal is not None and plan.done < plan.total:
+                raise refusal
+            yield plan, loader
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
@@ -111,11 +119,18 @@ def _make(
     runs = ended(plan)
     if plan.failures and (code := _failed(config, plan, runs)):
         return code
-    shown = report(config, argv, runs)
-    write_all(config, shown, runs)
+    shown, missing = report(config, argv, runs), ""
+    try:
+        write_all(config, shown, runs)
+    except OSError as error:  # the table is still shown
+        missing = f"error: {described(error)}: the report's files are incomplete; the "
     # Decided before the last line is printed: later signals change nothing.
-    code = exit_codes.decide(exit_codes.FAILED if plan.failures else exit_codes.DONE)
-    terminal.show(tables.screen(shown, config.folder))
+    is_done = not (plan.failures or missing)
+    code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
+    text = tables.screen(shown, config.folder)
+    terminal.show(text.rpartition("\n")[0] if missing else text)
+    if missing:  # the last line would name the report
+        terminal.say(f"{missing}same command writes them")
     return code
 
 

@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from experiments.training import records
 from experiments.training.json_files import SEAL
@@ -128,35 +130,55 @@ def load(path: str | Path, like: Replica | None = None) -> Replica:
         Replica(params, (), buffers).
 
     Raises:
-        ValueError: the file was changed, lacks a tensor of `like`, or has it in another
-            shape.
+        ValueError: the file was changed, has a type that NumPy lacks, lacks a tensor of
+            `like`, or has it in another shape.
     """
-    from safetensors.flax import load_file
+    tensors = {name: jnp.asarray(x) for name, x in _tensors(path).items()}
+    if like is not None:
+        return _filled(path, tensors, like)
+    tree: dict[str, Any] = {"params": {}, "buffers": {}}
+    for name, tensor in tensors.items():
+        *folders, last = name.split(".")
+        inner = tree
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[last] = tensor
+    return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
+
+
+def _tensors(path: str | Path) -> dict[str, np.ndarray]:
+    """Returns a file's tensors by name; raises the ValueErrors of `load`."""
+    from safetensors import safe_open
 
     _header(path)
-    tensors = load_file(path)
-    if like is None:
-        tree: dict[str, Any] = {"params": {}, "buffers": {}}
-        for name, tensor in tensors.items():
-            *folders, last = name.split(".")
-            inner = tree
-            for folder in folders:
-                inner = inner.setdefault(folder, {})
-            inner[last] = tensor
-        return Replica(_with_lists(tree["params"]), (), _with_lists(tree["buffers"]))
+    found = {}
+    with safe_open(path, "np") as file:
+        for name in file.keys():  # noqa: SIM118
+            try:
+                found[name] = file.get_tensor(name)
+            except AttributeError:  # such as eight bits
+                dtype = file.get_slice(name).get_dtype()
+                line = f"{path}: {name} has type {dtype}, which cannot be read"
+                raise ValueError(line) from None
+    return found
+
+
+def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Replica:
+    """Returns tensors in a replica's structure; raises the ValueErrors of `load`."""
+
+    def leaf(field: str, place: tuple[Any, ...], own: Any) -> Any:
+        name = _name(field, place)
+        if name not in tensors:
+            raise ValueError(f"{path} has no {name} (it has: {', '.join(tensors)})")
+        if tensors[name].shape != own.shape:
+            raise ValueError(
+                f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
+            )
+        return tensors[name]
 
     def fill(field: str) -> PyTree:
-        def leaf(place, own):
-            name = _name(field, place)
-            if name not in tensors:
-                raise ValueError(f"{path} has no {name} (it has: {', '.join(tensors)})")
-            if tensors[name].shape != own.shape:
-                raise ValueError(
-                    f"{path}: {name} has shape {tensors[name].shape}, not {own.shape}"
-                )
-            return tensors[name]
-
-        return jax.tree_util.tree_map_with_path(leaf, getattr(like, field))
+        leaves = partial(leaf, field)
+        return jax.tree_util.tree_map_with_path(leaves, getattr(like, field))
 
     return Replica(fill("params"), (), fill("buffers"))
 
@@ -165,24 +187,40 @@ def start(path: Path, like: Replica) -> Replica:
     """Reads the model that a run starts from, converted to the run's dtypes.
 
     Raises:
-        ValueError: the file cannot be read, or holds another model.
+        ValueError: the file cannot be read, or holds another model, numbers that are
+            not finite, or numbers that the run's dtypes cannot hold.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     if not path.is_file():
         raise ValueError(f"--init-from {path}: there is no such file")
     try:
-        with safe_open(path, "np") as file:
-            others = {*file.keys()} - {*named(like)}
-        if others:
+        tensors, own = _tensors(path), named(like)
+        if others := {*tensors} - {*own}:
             extra = min(others)
             raise ValueError(f"{path} has {extra}, which this model does not have")
-        found = load(path, like)
+        found = _filled(path, tensors, like)
+        for name, x in named(found).items():
+            _check_fits(f"{path}: {name}", x, own[name].dtype)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"--init-from {path}: {error}") from None
     except ValueError as error:
         raise ValueError(f"--init-from: {error}") from None
-    return jax.tree.map(lambda x, own: x.astype(own.dtype), found, like)
+    return jax.tree.map(lambda x, own: jnp.asarray(x, own.dtype), found, like)
+
+
+def _check_fits(name: str, x: np.ndarray, dtype: Any) -> None:
+    """Raises a ValueError unless a type can hold an array, but for rounding."""
+    kinds = jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_
+    if not any(jnp.issubdtype(x.dtype, k) and jnp.issubdtype(dtype, k) for k in kinds):
+        raise ValueError(f"{name} has type {x.dtype}, which is no {dtype}")
+    with np.errstate(over="ignore"):
+        converted = x.astype(dtype)
+    if not np.isfinite(x).all():
+        raise ValueError(f"{name} holds a number that is not finite")
+    is_kept = np.isfinite(converted) if x.dtype.kind not in "biu" else converted == x
+    if not is_kept.all():
+        raise ValueError(f"{name} holds a number that {dtype} cannot hold")
 
 
 def _name(field: str, place: tuple[Any, ...]) -> str:

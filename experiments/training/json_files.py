@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, named
 
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"
@@ -29,8 +29,7 @@ def using(path: Path) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
-        reason = f"{type(e).__name__}: {e}".partition("\n")[0]
-        raise Damaged(path, f"it cannot be used: {reason}") from e
+        raise Damaged(path, f"it cannot be used: {named(e)}") from e
 
 
 def read(

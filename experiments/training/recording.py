@@ -54,8 +54,9 @@ def train_and_record(
         c, line = run.config, lines[-1]
         if metrics is not None and run.group.is_first:
             metrics.add(lines)
-        if c.export and c.keep == "best" and best(run, lines) is line:
-            export_center(run, state, line["step"])
+        is_best = c.export and c.keep == "best" and best(run, lines) is line
+        if is_best and (why := export_center(run, state, line["step"])):
+            terminal.say(why)
         if on_evaluation is not None and run.group.is_first:
             on_evaluation(line)
 
@@ -113,19 +114,18 @@ def tracking(
     return found
 
 
-def export_center(run: Run, state: TrainState, step: int) -> str | None:
-    """Writes the center and its origin to a file; returns its path, or None."""
+def export_center(run: Run, state: TrainState, step: int) -> str:
+    """Writes the center and its origin to a file; returns why it could not, or ""."""
     # All processes take part.
     center = jax.tree.map(on_host, run.trainer.center(state))
     path = run.config.export
     if path is None or not run.group.is_first:
-        return None
+        return ""
     try:
         export.save(path, center, header(run, step))
     except (OSError, SafetensorError) as error:  # the run's files must still be written
-        terminal.say(f"--export {path}: {error}")
-        return None
-    return str(path)
+        return f"--export {path}: {getattr(error, 'strerror', None) or error}"
+    return ""
 
 
 def header(run: Run, step: int) -> dict[str, str]:

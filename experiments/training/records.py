@@ -4,6 +4,8 @@ import errno
 import json
 import math
 import os
+import re
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +22,8 @@ if TYPE_CHECKING:  # a bad request need not import numpy
 Line = dict[str, Any]
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")
-
+# The ends of unfinished files' names; 0.3 did not draw them.
+UNFINISHED = r"(?:(?:\.[0-9a-f]{8})?\.tmp|\.unfinished)"
 
 # The figures of each line of metrics.jsonl; a task may add others.
 MEASURED = ("step", "train_loss", "worker_losses", "test_loss", "test_accuracy")
@@ -262,45 +265,66 @@ def write(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: it cannot be written; an earlier file is unchanged.
     """
-    # In the same folder, so on the same file system.
-    with replacing(path, path.with_name(f".{path.name}.tmp")) as file:
+    with replacing(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
-def replacing(path: Path, unfinished: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, stem: str = "") -> Iterator[BinaryIO]:
     """Yields a new file that gets its name once it is complete on the disk.
 
     Args:
         path: the final path of the file.
-        unfinished: its path until then, in the same folder; no such file is left.
+        stem: the beginning of its name until then, the same for all files of one
+            writer; by default the final name. What an earlier write with this stem left
+            when it was killed is removed.
+
+    Raises:
+        OSError: it cannot be written, as the error says of this file.
     """
+    stem = stem or f".{path.name}"
+    # In the same folder, so on the same file system.
+    unfinished = path.with_name(f"{stem}.{secrets.token_hex(4)}.tmp")
     try:
-        with unfinished.open("w+b") as file:
-            yield file
-            file.flush()
-            # Otherwise the new name may reach the disk before the content.
-            os.fsync(file.fileno())
-        # Atomic: a reader finds the whole file or none.
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+        _remove_unfinished(path.parent, stem)
+        try:
+            # A new file by a name that nobody can foretell, or an error: a link in its
+            # place would lead to a file of someone else.
+            with unfinished.open("x+b") as file:
+                yield file
+                file.flush()
+                # Otherwise the new name may reach the disk before the content.
+                os.fsync(file.fileno())
+            # Atomic: a reader finds the whole file or none.
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno is not None:  # the text of others has no place for it
+            error.filename, error.filename2 = str(path), None
+        raise
     sync_folder(path.parent)
+
+
+def _remove_unfinished(folder: Path, stem: str) -> None:
+    """Removes what killed writers of this stem left, where it can be removed."""
+    with suppress(OSError):  # a folder may be closed to readers
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(stem) + UNFINISHED, name):
+                with suppress(OSError):  # it is a folder, or another user's
+                    (folder / name).unlink()
 
 
 def sync_folder(folder: Path) -> None:
     """Waits until a folder's entries are on the disk; a mere rename may be lost."""
-    if os.name == "nt":  # Windows cannot open a folder
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Not every file system supports it.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
+    # The file is whole even where this fails: not every file system supports it, a
+    # folder may be closed to readers, and Windows opens none.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def plain(value: Any) -> Any:

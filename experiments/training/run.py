@@ -10,9 +10,8 @@ import jax
 import numpy as np
 
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest, explain
+from experiments.cli.errors import STOPS, BadRequest, explain, named
 from experiments.cli.factories import OWN
-from experiments.exit_codes import Terminated
 from experiments.pipeline import loading, partition
 from experiments.pipeline.indices import check_indices
 from experiments.tasks.contract import (
@@ -288,11 +287,13 @@ def refused(flag: str, name: str) -> Iterator[None]:
     """
     try:
         yield
-    except Terminated:
+    except STOPS:
         raise
     # A user's task or strategy may raise anything.
-    except (Exception, SystemExit) as error:
-        if "RESOURCE_EXHAUSTED" in str(error) or isinstance(error, MemoryError):
+    except BaseException as error:
+        is_of_jax = isinstance(error, jax.errors.JaxRuntimeError)
+        is_full = is_of_jax and str(error).startswith("RESOURCE_EXHAUSTED")
+        if is_full or isinstance(error, MemoryError):
             raise BadRequest("the model does not fit in memory") from error
         if ":" in name:
             raise explain(f"--{flag} {name}", error) from error
@@ -321,9 +322,7 @@ def _effective_lr(plan: Plan, rate: Rate, group: ProcessGroup) -> float | None:
     try:
         return rate(plan.numbers, plan.config.lr)
     except Exception as error:  # one figure must not end the run
-        terminal.say(
-            f"the effective learning rate is unknown: {type(error).__name__}: {error}"
-        )
+        terminal.say(f"the effective learning rate is unknown: {named(error)}")
         return math.nan
 
 

@@ -14,11 +14,13 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from experiments.cli.errors import STOPS, in_one_line
 from experiments.cli.exits import say
 from experiments.training.records import Line, plain
 from syncalgos import checks
 
 PROJECT = "syncalgos"
+LONGEST = 300  # characters of an error
 OURS = f".{PROJECT}"  # the suffix of our event files; the folder may hold others
 
 
@@ -141,11 +143,15 @@ class Tracking:
     Args:
         names: names of trackers.
         own: custom trackers.
+
+    Attributes:
+        failed: a line for each tracker that failed.
     """
 
     def __init__(self, names: Iterable[str], own: Iterable[Tracker] = ()):
         self._left = [(name, KINDS[name].make()) for name in dict.fromkeys(names)]
         self._left += [(type(each).__name__, each) for each in own]
+        self.failed: list[str] = []
 
     def start(self, run: Tracked) -> None:
         """Starts or resumes the run."""
@@ -161,21 +167,17 @@ class Tracking:
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
         with redirect_stdout(sys.stderr):  # stdout holds only the summary
-            self._left = [each for each in self._left if _is_told(*each, call)]
-
-
-def _is_told(name: str, tracker: Tracker, call: Callable[[Tracker], None]) -> bool:
-    """Calls a tracker; returns whether it succeeded, and warns if not."""
-    try:
-        call(tracker)
-    except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())[:300]
-        say(
-            f"--track {name} failed, and is no longer used: "
-            f"{type(error).__name__}: {reason}"
-        )
-        return False
-    return True
+            for each in [*self._left]:
+                try:
+                    call(each[1])
+                except STOPS:
+                    raise
+                except BaseException as error:  # whatever a library raises
+                    self._left.remove(each)
+                    why = f"{type(error).__name__}: {in_one_line(error)[:LONGEST]}"
+                    told = f"--track {each[0]} failed, and is no longer used: {why}"
+                    self.failed.append(told)
+                    say(told)
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:

@@ -215,9 +215,7 @@ EARLY |= {
     # Entries of the track.
     "track": ["{run,verify}, ENTRY.py"],
     "track runn mine.py": ["invalid choice: 'runn'"],
-    "track run mine.py --seeds ten": ["--seeds", "a whole number", "'ten'"],
     "track run mine.py --first-seed 3": ["run takes no --first-seed"],
-    "track verify mine.py --seeds 3": ["verify takes no --seeds"],
     # Machines, and what is compiled for them.
     "aim": ["--target is missing", "tpu:v5e"],
     "aim --target tpu:v55e:4x4": ["did you mean 'tpu:v5e'?"],

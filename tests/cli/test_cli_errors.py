@@ -2,12 +2,16 @@
 
 import sys
 
+import jax
 import pytest
 from answers import MODULES, answered, write_modules
 from commands import BASE, ROOT, SUMMARY, ran
 from lasting import run
 
+from experiments.cli.errors import BadRequest, explained, in_one_line
+from experiments.launch import gloo
 from experiments.run import main
+from experiments.training import records
 
 
 @pytest.fixture
@@ -87,3 +91,42 @@ def test_a_folder_that_is_not_the_runs_is_refused_and_kept(tmp_path):
         assert all(text in line for text in words)
     assert {x for x in tmp_path.rglob("*") if x.is_file()} == {*kept}
     assert all(path.read_text() == "earlier" for path in kept)
+
+
+class Odd(BaseException):
+    """No Exception, and without a text."""
+
+    def __str__(self):
+        raise Odd
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x" * 10**7), Odd(), SystemExit(3)])
+def test_any_error_of_a_users_own_is_a_short_line(error):
+    with pytest.raises(BadRequest) as refused, explained("algo", "mine:odd"):
+        raise error
+    line = in_one_line(refused.value)
+    assert line.startswith(f"--algo mine:odd: {type(error).__name__}: ")
+    assert len(line) < 3000
+
+
+def test_an_error_of_ones_own_is_no_lost_process():
+    def fails(x):
+        raise RuntimeError("server unavailable: gloo timed out")
+
+    number = jax.ShapeDtypeStruct((), "float32")
+    for call in (fails, jax.jit(lambda x: jax.pure_callback(fails, number, x))):
+        with pytest.raises(RuntimeError) as raised:
+            jax.block_until_ready(call(1.0))
+        assert not gloo.tells_of_loss(raised.value)
+    lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: timed out")
+    assert gloo.tells_of_loss(lost)
+
+
+def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "summary.json"
+    victim.write_text("precious")
+    for link in (path, path.with_name(".summary.json.tmp")):
+        link.symlink_to(victim)
+    records.write(path, "new")
+    assert victim.read_text() == "precious" and path.read_text() == "new"
+    assert not path.is_symlink() and len([*tmp_path.iterdir()]) == 2

@@ -293,10 +293,18 @@ def test_a_run_starts_from_an_exported_model(tmp_path):
     run = prepare(replace(config, seed=0, init_from=path))
     assert_same_bits(run.trainer.center(run.state), Replica(params))
     first = {"w": jnp.ones((64, 3)), "b": jnp.ones(3)}
+
+    def as_type(dtype):
+        return jax.tree.map(lambda x: x.astype(dtype), params)
+
     for other, said in [
         ([*params, first], "has params.3.b, which this model does not have"),
         (params[:2], r"has no params.2.b \(it has: params.0.b, "),
         ([first, *params[1:]], r"params.0.b has shape \(3,\), not \(128,\)"),
+        (as_type("float8_e4m3fn"), "params.0.b has type F8_E4M3, which cannot be read"),
+        (as_type("complex64"), "params.0.b has type complex64, which is no float32"),
+        (as_type("int32"), "params.0.b has type int32, which is no float32"),
+        (jax.tree.map(lambda x: x * jnp.nan, params), "params.0.b .* not finite"),
     ]:
         export.save(path, Replica(other), {})
         with pytest.raises(BadRequest, match=f"^--init-from: .*{said}") as refused:

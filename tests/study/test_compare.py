@@ -3,13 +3,14 @@
 import html
 import json
 import re
+import resource
 import shlex
 import shutil
 import signal
-import sys
 
 import pytest
 from commands import LINE, ROOT, TIMEOUT, beneath, execute, in_background, until
+from faults import remount, small_disk
 from studies import (
     COMPARE,
     LENGTHS,
@@ -23,6 +24,7 @@ from studies import (
     table,
 )
 
+from experiments import api
 from experiments.compare import main
 from experiments.study.report import write
 from experiments.study.running.make import cleaned
@@ -292,17 +294,38 @@ def test_a_diverged_algorithm_is_shown_and_counted(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's own")
-def test_a_disk_without_space_leaves_the_old_report(small, copy, here):
+def test_a_report_that_cannot_be_written_is_told_and_the_old_one_stays(
+    small, copy, here
+):
     path = copy / "report.html"
     before = path.read_bytes()
-    path.with_name(f".{path.name}.tmp").symlink_to("/dev/full")  # what is written first
-    code, stdout, stderr = here(SMALL, copy)
-    assert (code, stdout) == (75, "")
-    assert "No space left on device" in said_in_one_line(stderr)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, limits[1]))
+    try:
+        code, stdout, stderr = here(SMALL, copy)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert code == 1 and "report:" not in stdout and "sync_sgd" in stdout
+    assert re.search(rf"{copy}/\S+: File too large", said_in_one_line(stderr))
     assert path.read_bytes() == before
     assert here(SMALL, copy)[0] == 0
     assert but_for_times(copy) == but_for_times(small.out)
+
+
+@pytest.mark.slow
+def test_a_finished_study_in_a_read_only_folder_is_reported(small, here, tmp_path):
+    with small_disk(tmp_path / "disk", "16m") as disk:
+        out = shutil.copytree(small.out, disk / "study")
+        remount(disk, "ro")
+        code, stdout, stderr = here(SMALL, out)
+        assert code == 1 and "sync_sgd" in stdout and "report:" not in stdout
+        assert "Read-only file system" in said_in_one_line(stderr)
+        flags = {"period": 8, "steps": 32, "eval-every": 16, "step-time": 0.001}
+        algos = {"sync_sgd": "sync_sgd", "NBM": "bmuf --nesterov"}
+        study = api.compare(algos, seeds=2, flags={"out": out, **flags})
+        assert study.report(tmp_path / "elsewhere").exists()
+        code, _, stderr = here(SMALL.replace("--seeds 2", "--seeds 3"), out)
+        assert code == 2 and "Read-only file system" in stderr
 
 
 @pytest.mark.slow
@@ -310,7 +333,7 @@ def test_a_run_that_does_not_fit_is_one_line_and_the_command_goes_on(tmp_path):
     out = tmp_path / "study"
     full = compare(SHORT, out, limit=1)  # study.json fits, a run's config.json does not
     assert (full.code, full.stdout) == (75, "")
-    assert "File too large" in said_in_one_line(full.stderr)
+    assert "config.json: File too large" in said_in_one_line(full.stderr)
     assert runs_done(out) == []
     again = compare(SHORT, out)
     assert again.code == 0, again.stderr

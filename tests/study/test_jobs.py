@@ -483,4 +483,9 @@ def test_tls_keeps_strangers_out(tmp_path):
         refused = dask.study(words, tmp_path / "stranger", **stranger).ended()
         assert refused.code == 2
         assert "tls:// needs certificates" in refused.stderr
+        (tmp_path / "foreign").mkdir()
+        foreign = certificates(tmp_path / "foreign")
+        refused = dask.study(words, tmp_path / "stranger", **foreign).ended()
+        assert refused.code == 2
+        assert "do not trust each other's certificates" in refused.stderr
         assert dask.study(words, tmp_path / "study").ended(5 * TIMEOUT).code == 0

@@ -8,7 +8,9 @@ import math
 import shlex
 from functools import partial
 
+import dask.config
 import pytest
+from dask_cluster import certificates
 from reports import made_up
 from test_track import ENTRY, FIXED, MADE
 
@@ -17,6 +19,7 @@ from experiments.cli.errors import BadRequest
 from experiments.study import config, network, presets, statistics, study, track
 from experiments.study.grid import Loader
 from experiments.study.report import tables
+from experiments.study.running.cluster import TLS, reach
 
 NETWORKS = {
     "": ["network '': '' is neither a preset nor a number", *network.PRESETS],
@@ -102,6 +105,29 @@ REFUSED = [
         for x in (0, 1, 95, math.nan)
     ),
 ]
+
+
+def test_certificates_that_cannot_be_used_are_named(tmp_path):
+    pytest.importorskip("distributed")  # its defaults come before other settings
+    for folder in (tmp_path / "foreign", tmp_path):
+        folder.mkdir(exist_ok=True)
+        made = certificates(folder)
+    for number, given, words in (
+        (0, "nowhere.pem", "CLIENT__CERT .*nowhere.pem: No such file"),
+        (1, "nowhere.pem", "CLIENT__KEY .*nowhere.pem: No such file"),
+        (2, "nowhere.pem", "CA_FILE .*nowhere.pem: No such file"),
+        (1, "foreign/key.pem", "CLIENT__KEY .*key.pem is not the key .*/cert.pem"),
+        (1, "cert.pem", "CLIENT__KEY .*cert.pem is not the key"),
+        (2, "key.pem", "CA_FILE .*key.pem is no certificate"),
+    ):
+        names = ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
+        files = [made[f"{TLS}{name}"] for name in names]
+        files[number] = str(tmp_path / given)
+        settings = (f"comm.tls.{x}" for x in ("client.cert", "client.key", "ca-file"))
+        tls = {f"distributed.{x}": y for x, y in zip(settings, files, strict=True)}
+        with dask.config.set(tls), pytest.raises(BadRequest, match=words) as refused:
+            reach("tls://127.0.0.1:1", 1.0)
+        assert refused.value.code == 2
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)

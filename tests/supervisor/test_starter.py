@@ -155,6 +155,24 @@ def test_restart_resumes_in_the_folder_of_the_first_attempt(
     assert {x and x[2] for x in (*first, a, b)} == {a[2]}
 
 
+@pytest.mark.parametrize(
+    ("restarts", "grows", "code"), [(1, "", 1), (2, "checkpoints/step-$$", 75)]
+)
+def test_what_repeats_at_the_same_step_ends_the_run(
+    restarts, grows, code, tmp_path, monkeypatch, capfd
+):
+    program, out = tmp_path / "program", tmp_path / "out"
+    (out / "checkpoints").mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {out}/{grows}\nexit 75\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    argv = shlex.split(f"--algo bmuf --processes 2 --max-restarts 2 --out {out}")
+    assert starter.start(parse(argv), argv) == code
+    said = [f"restart {i + 1} of 2" for i in range(restarts)]
+    ends = ["it ended at the same step as before: no restart"] if code == 1 else []
+    assert capfd.readouterr().err.splitlines() == said + ends
+
+
 def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
     program = "import subprocess, threading; from experiments.launch import starter; "
     program += "assert starter.given_to_starter() == ['--algo', 'bmuf']; "

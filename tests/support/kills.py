@@ -18,7 +18,7 @@ from lasting import assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import parse_name, unfinished_name
+from experiments.checkpoint.shard_file import parse_name, writer
 
 TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
 TASK += "--eval-every 7 --checkpoint-every 1"
@@ -50,8 +50,8 @@ class Victim(NamedTuple):
     @property
     def is_saving(self):
         """Whether it has begun to write a checkpoint, and not ended."""
-        name = unfinished_name(self.number, self.of)
-        return (self.command.run_out / FOLDER / name).exists()
+        there = (self.command.run_out / FOLDER).glob(".*")
+        return any(writer(x.name) == (self.number, self.of) for x in there)
 
     def send(self, number=signal.SIGKILL):
         """Sends it a signal; returns whether it was there."""

@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,11 +21,12 @@ import pytest
 import small_tasks
 import tiny_tasks
 from lasting import run
+from tiers import tiers
 
 import experiments
 import syncalgos
 from experiments.api import RunConfig, compare, train
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten
 from experiments.training.config import parse
 
 TINY = RunConfig(
@@ -96,6 +99,56 @@ def test_a_run_with_a_folder_leaves_the_commands_files_and_goes_on(command, tmp_
 def test_what_a_call_cannot_make_is_refused_in_a_line(changes, given, message):
     with pytest.raises(BadRequest, match=message):
         train(replace(TINY, **changes), **given)
+
+
+# What stands in the way of an output from the first evaluation on, and its flags.
+IN_THE_WAY = {
+    "export": ("--export {0}.safetensors", "{0}.safetensors"),
+    "best": ("--export {0}.safetensors --keep best", "{0}.safetensors"),
+    "checkpoint": ("--checkpoint-every 24", "{0}/checkpoints/step-00000024.0-of-1.npz"),
+    "summary": ("", "{0}/summary.json"),
+    "metrics": ("", "{0}/metrics.jsonl"),
+    "folder": ("", ""),
+    "tracker": ("--track tensorboard", "{0}/tensorboard"),
+}
+DOORS = tiers(
+    [f"{output}-{door}" for output in IN_THE_WAY for door in ("run", "train")],
+    ("export-run", "export-train"),
+)
+
+
+@pytest.mark.parametrize("case", DOORS)
+def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
+    output, door = case.split("-")
+    out = tmp_path / "out"
+    flags, path = (x.format(out) for x in IN_THE_WAY[output])
+    words = f"{WORDS} {flags}"
+
+    def block(*_):
+        if not path:
+            shutil.rmtree(out, ignore_errors=True)
+        elif not Path(path).is_dir():
+            Path(path).unlink(missing_ok=True)
+            Path(path).mkdir(parents=True)
+
+    if output == "tracker":  # it is opened before the first step
+        pytest.importorskip("tensorboardX")
+        out.mkdir()
+        Path(path).touch()
+    block = (lambda *_: None) if output == "tracker" else block
+    if door == "run":
+        ended = run(words, out, block)
+        assert ended.code == 1, ended.stderr
+        told, steps = ended.stderr, re.search(r": (\d+) steps", ended.stdout)
+        assert steps and steps[1] == "24"
+    else:
+        with pytest.raises(Unwritten) as raised:
+            train(parse([*words.split(), "--out", str(out)]), on_evaluation=block)
+        told = str(raised.value)
+        assert raised.value.result.summary["steps"] == 24
+    assert {"tracker": "--track", "checkpoint": "no checkpoint"}.get(
+        output, str(out)
+    ) in told
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import random
+import re
 import tempfile
 import time
 import zipfile
@@ -17,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.checkpoint import record, shard_file
+from experiments.checkpoint import record
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.folder import Incomplete, load, prune, remove, steps
 from experiments.checkpoint.shard_file import (
@@ -446,6 +447,28 @@ def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
         assert message.endswith("its format is 2, but this version reads 1")
 
 
+@pytest.mark.parametrize("reads", [read, read_record])
+def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
+    path = write(tmp_path, a_part(), 0, 1)
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    for name, entry in entries.items():
+        rows = re.search(rb"\((?:\d+,)?", entry)
+        assert rows
+        claimed = entry.replace(rows[0], b"(4000000000000,", 1)
+        # The header keeps its size: it ends in spaces.
+        longer = len(claimed) - len(entry)
+        claimed = claimed.replace(b" " * longer + b"\n", b"\n", 1)
+        content = io.BytesIO()
+        with zipfile.ZipFile(content, "w") as archive:
+            for each, data in (entries | {name: claimed}).items():
+                archive.writestr(each, data)
+            archive.comment = b"-" * DIGEST
+        path.write_bytes(signed(content.getvalue()[:-DIGEST]))
+        with pytest.raises(Damaged, match=f"'{name}' has another size"):
+            reads(path)
+
+
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
     path = write(tmp_path, a_part(16), 0, 1)
     path.rename(tmp_path / file_name(32))
@@ -614,27 +637,24 @@ def test_only_parts_of_the_named_runs_are_removed(tmp_path):
 
 
 def test_unfinished_files_of_processes_that_write_stay(tmp_path):
-    held = {
-        (n, of): tmp_path / f".{n}-of-{of}.unfinished" for of in (2, 3) for n in (0, 1)
-    }
-    for path in held.values():
-        path.touch()
-    (tmp_path / ".other").touch()
+    ends = [".unfinished", ".0a1b2c3d.tmp"]  # as 0.3 left them, and as they are now
+    held = [(n, of, end) for of in (2, 3) for n in (0, 1) for end in ends]
+    for n, of, end in held:
+        (tmp_path / f".{n}-of-{of}{end}").touch()
+    others = {".other", ".1-of-2.txt"}
+    for name in others:
+        (tmp_path / name).touch()
     prune(tmp_path, 3, 1, 2)
-    assert [x for x, path in held.items() if path.exists()] == [(0, 2)]
-    assert names(tmp_path) == [".0-of-2.unfinished", ".other"]
+    assert {*names(tmp_path)} == {*others, *(f".0-of-2{end}" for end in ends)}
 
 
 def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
-    tmp_path.joinpath(shard_file.unfinished_name(0, 1)).write_bytes(b"torn")
-    tmp_path.joinpath(shard_file.unfinished_name(1, 2)).write_bytes(b"another's")
+    for name in (".0-of-1.0a1b2c3d.tmp", ".1-of-2.0a1b2c3d.tmp"):
+        tmp_path.joinpath(name).write_bytes(b"torn")
     write(tmp_path, a_part(8, 4), 0, 1)
     write(tmp_path, a_part(8, 6), 0, 1)
     assert load(tmp_path, 8).workers == 6
-    assert names(tmp_path) == [
-        shard_file.unfinished_name(1, 2),
-        ShardName(8, 0, 1).file_name,
-    ]
+    assert names(tmp_path) == [".1-of-2.0a1b2c3d.tmp", ShardName(8, 0, 1).file_name]
 
 
 def test_background_work_ends_before_the_next_begins_and_raises_when_waited_for():

@@ -21,9 +21,12 @@ from lasting import (
 from owed import parameters
 from small_tasks import folder_of
 
+from experiments.api import train
 from experiments.checkpoint.folder import load, steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.checkpoint.shard_file import ShardName, write
+from experiments.cli.errors import BadRequest
+from experiments.training.config import parse
 
 # Of rounds of four steps and epochs of five, seven steps end neither.
 TINY = "--task tiny_tasks:drawing --workers 2 --optimizer adam --steps 11"
@@ -258,6 +261,24 @@ def test_without_a_checkpoint_a_run_starts_from_the_beginning(whole, out):
     assert ended.stderr.startswith(told)
     assert ended.summary["resumed_at"] == []
     assert_same_end(ended, whole)
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
+    out = shutil.copytree(whole.out, tmp_path / "out")
+    shutil.rmtree(out / FOLDER)
+    before, model = files(out), tmp_path / "m.safetensors"
+    ended = run(f"{BMUF} --resume" + f" --export {model}" * export, out)
+    assert ended.code == export
+    told, *others = ended.stderr.splitlines()
+    assert (
+        told == f"the run in {out} is finished, and has no checkpoint: its files stay"
+    )
+    missing = f"no model was written to {model}: no checkpoint holds it"
+    assert others == [missing] * export
+    assert "test loss" in ended.stdout and files(out) == before
+    with pytest.raises(BadRequest, match="is finished, and has no checkpoint"):
+        train(parse([*BMUF.split(), "--resume", "--out", str(out)]))
 
 
 def assert_none_serves(out, code, advice, of=1, command=BMUF):

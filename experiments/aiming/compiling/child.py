@@ -11,7 +11,7 @@ import sys
 import threading
 
 from experiments.aiming import targets
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, in_one_line
 from experiments.training import config
 
 
@@ -29,7 +29,7 @@ def main() -> None:
 
             content = prepare.compiled(run, target)
         except BadRequest as error:
-            content = {"error": " ".join(str(error).split())}
+            content = {"error": in_one_line(error)}
         json.dump(content, answer)
 
 

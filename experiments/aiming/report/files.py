@@ -8,7 +8,7 @@ from typing import Any
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.report import tables
 from experiments.aiming.report.records import Result
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten
 from experiments.training import json_files
 from experiments.training.records import write
 
@@ -54,7 +54,7 @@ def key_of(job: Job) -> tuple[Any, ...]:
 def write_json(
     config: AimConfig, argv: list[str], found: Sequence[Result], known: Known
 ) -> None:
-    """Writes the file of --json, if any; raises a BadRequest if it cannot.
+    """Writes the file of --json, if any; raises an Unwritten if it cannot.
 
     Args:
         config, argv: config and flags of the command.
@@ -73,7 +73,7 @@ def write_json(
 
 
 def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
-    """Writes the page of --page, if any; raises a BadRequest if it cannot."""
+    """Writes the page of --page, if any; raises an Unwritten if it cannot."""
     if config.page is not None:
         _write(config.page, tables.markdown(config, argv, found))
 
@@ -85,7 +85,7 @@ def _write(path: Path, text: str) -> None:
         else:
             write(path.resolve(), text)
     except OSError as error:
-        raise BadRequest(f"{path}: {error.strerror or error}") from None
+        raise Unwritten(f"{path}: {error.strerror or error}") from None
 
 
 def as_json(result: Result) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import jax
 
 from experiments import exit_codes
 from experiments.cli import exits, signals
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, in_one_line, named
 from experiments.launch import gloo
 from experiments.launch.joining.join import (
     Unconnected,
@@ -98,14 +98,13 @@ class JoinedMember:
         try:
             return self._run(config, argv, started)
         except BadRequest as error:
-            self._refuse(f"error: {' '.join(str(error).split())}", error.code)
+            self._refuse(f"error: {in_one_line(error)}", error.code)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}".partition("\n")[0]
             if gloo.tells_of_loss(error):
-                self._lost(text)
+                self._lost(named(error))
             for line in traceback.format_exc().splitlines():
                 self._say(line)
-            self._refuse(text, exit_codes.FAILED)
+            self._refuse(named(error), exit_codes.FAILED)
 
     def _run(self, config: RunConfig, argv: list[str], started: float) -> int:
         try:

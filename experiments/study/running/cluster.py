@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from experiments.cli import certificates
 from experiments.cli.errors import BadRequest
 from experiments.exit_codes import UNCONNECTED
 from experiments.training import json_files
@@ -20,9 +21,8 @@ from experiments.training import json_files
 if TYPE_CHECKING:
     from distributed import Client
 
-CERTIFICATES = (
-    "DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
-)
+TLS = "DASK_DISTRIBUTED__COMM__TLS__"
+CERTIFICATES = f"{TLS}CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 ANSWER = 30.0  # seconds for a scheduler to answer
 WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
 WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
@@ -46,14 +46,15 @@ def check_installed(flag: str) -> None:
 def reach(scheduler: str, seconds: float) -> str:
     """Tests the connection to a running scheduler, and returns its address.
 
-    For tls://, Dask's own settings name the certificates: `CERTIFICATES`.
+    For tls://, Dask's own settings name the certificates, which are checked first:
+    `CERTIFICATES`.
 
     Args:
         scheduler: tcp://HOST:PORT, tls://HOST:PORT or a scheduler file.
         seconds: seconds to wait for the answer.
 
     Raises:
-        BadRequest: the text is invalid.
+        BadRequest: the text is invalid, or a certificate cannot be used.
         Unreachable: no scheduler answers there.
     """
     silence()
@@ -61,6 +62,8 @@ def reach(scheduler: str, seconds: float) -> str:
     import asyncio
 
     address = _address(scheduler)
+    if address.startswith("tls://"):
+        _check_certificates()
     # A client that fails to connect delays the interpreter's exit for seconds.
     with _explained(scheduler):
         asyncio.run(_knock(address, seconds))
@@ -70,8 +73,15 @@ def reach(scheduler: str, seconds: float) -> str:
 @contextmanager
 def _explained(scheduler: str) -> Iterator[None]:
     """Raises Dask's errors as errors of one line."""
+    from distributed.comm.core import FatalCommClosedError
+
     try:
         yield
+    except FatalCommClosedError as error:  # by TLS alone
+        raise BadRequest(
+            f"--scheduler {scheduler}: it and this command do not trust each other's "
+            f"certificates: set {CERTIFICATES} to files of its authority"
+        ) from error
     except OSError as error:
         reason = " ".join(str(error).split())
         raise Unreachable(f"--scheduler {scheduler}: no answer: {reason}") from error
@@ -82,6 +92,18 @@ def _explained(scheduler: str) -> Iterator[None]:
         if "ssl" in reason:
             reason = f"tls:// needs certificates: set {CERTIFICATES}"
         raise BadRequest(f"--scheduler {scheduler}: {reason}") from error
+
+
+def _check_certificates() -> None:
+    """Raises a BadRequest for certificates that Dask cannot use."""
+    from distributed import Security
+
+    found, names = Security(), ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
+    given = found.tls_client_cert, found.tls_client_key, found.tls_ca_file
+    files = {f"{TLS}{x}": file for x, file in zip(names, given, strict=True)}
+    # Dask names those that are missing, and takes the text of a file in its place.
+    if all(isinstance(x, str) and "\n" not in x for x in files.values()):
+        certificates.check(files)
 
 
 def _address(scheduler: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.checkpoint import lock
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
@@ -19,7 +19,6 @@ from experiments.training.config import RunConfig
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import Run, make_run
 
-LONGEST_TEXT = 2000  # characters of an error
 PAUSE = 0.1  # seconds between two reports of a step
 
 
@@ -129,8 +128,7 @@ class Maker:
 
 def described(error: Exception) -> Refused:
     """Returns an error in one line."""
-    text = " ".join(str(error).split())[:LONGEST_TEXT]
-    is_request = isinstance(error, BadRequest)
+    text, is_request = in_one_line(error), isinstance(error, BadRequest)
     return Refused(
         text if is_request else f"{type(error).__name__}: {text}", is_request
     )

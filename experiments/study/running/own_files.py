@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.training import records
+from experiments.training.records import NAMES, UNFINISHED
 
-_NAMES = "|".join(map(re.escape, records.NAMES))
+_NAMES = "|".join(map(re.escape, NAMES))
 _OF_RUN = re.compile(
-    rf"(?:{_NAMES}|\.(?:{_NAMES})\.tmp)"
-    r"|checkpoints/(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+\.unfinished)"
+    rf"{_NAMES}|\.(?:{_NAMES}){UNFINISHED}|checkpoints/"
+    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{UNFINISHED})"
 )
 _FOLDER = "checkpoints"
 
