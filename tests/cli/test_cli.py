@@ -42,6 +42,7 @@ def run(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_default_run_learns_digits(tmp_path):
     words = [*PROGRAM, "--algo", "bmuf"]
     ended = ran(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
@@ -77,7 +78,7 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
 
 @pytest.mark.parametrize(
     "command, workers, syncs",  # syncs after step 16 and after step 32
-    [(BASE, 8, [1, 2]), (UNEVEN, 2, [3, 6])],
+    [(BASE, 8, [1, 2]), pytest.param(UNEVEN, 2, [3, 6], marks=pytest.mark.slow)],
 )
 def test_files_agree_with_each_other_and_with_theory(run, command, workers, syncs):
     ended = run(command)
@@ -186,6 +187,7 @@ def test_backend_and_devices_change_the_layout_alone(run, command):
         assert abs(summary[name] - base[name]) < 1e-5  # sums in another order
 
 
+@pytest.mark.slow
 def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
     ended = lasting.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
     for shown in (

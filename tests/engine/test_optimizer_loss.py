@@ -166,6 +166,7 @@ def test_a_run_on_a_plateau_ends_at_a_lower_rate_and_says_so(tmp_path):
     assert "1e-07 nominal, 1e-07 effective; 1e-10 nominal at the end" in ended.stdout
 
 
+@pytest.mark.slow
 def test_lines_have_the_rate_of_their_last_step(tmp_path):
     words = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 2 --lr 0.1 "
     with jax.enable_x64(False):
@@ -174,6 +175,7 @@ def test_lines_have_the_rate_of_their_last_step(tmp_path):
     assert {x["step"]: x["learning_rate"] for x in ended.lines} == rates
 
 
+@pytest.mark.slow
 def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     """By an optimizer that needs the loss."""
     words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"

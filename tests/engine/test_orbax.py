@@ -68,6 +68,7 @@ def test_state_restored_in_place_goes_on_to_the_bits(saved):
     assert then(trainer, state) == later
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_state_of_the_host_is_restored_in_another_layout(saved, name):
     folder, held, _ = saved
