@@ -19,6 +19,7 @@ from experiments.tasks import TASKS
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OWN_DEVICES = "jax_num_cpu_devices"
+DEAR = "from-python.md", "models-and-tasks.md", "orbax.md"
 
 
 def examples():
@@ -35,7 +36,10 @@ def examples():
             ):
                 shown = following[2]
             if block[1] == "python":
-                yield pytest.param(block[2], shown, id=f"{page.name}-{number}")
+                # They make runs, a study or files of Orbax.
+                marks = [pytest.mark.slow] * (page.name in DEAR)
+                name = f"{page.name}-{number}"
+                yield pytest.param(block[2], shown, id=name, marks=marks)
 
 
 EXAMPLES = list(examples())
