@@ -62,6 +62,7 @@ def found(tmp_path_factory):
     return ended, programs(ended, folder / "found.json"), folder / "page.md"
 
 
+@pytest.mark.slow
 def test_programs_send_what_rings_send_of_the_params(found):
     _, of, _ = found
     ring = 2 * 3 / 4 * 4 * PARAMS
@@ -72,12 +73,14 @@ def test_programs_send_what_rings_send_of_the_params(found):
     assert all(x["compared"]["is_equal"] for x in of.values())
 
 
+@pytest.mark.slow
 def test_sync_sgd_is_added_for_comparison(found):
     ended, of, _ = found
     assert (of["bmuf"]["is_asked"], of["sync_sgd"]["is_asked"]) == (True, False)
     assert "sync_sgd (for comparison)" in ended.stdout
 
 
+@pytest.mark.slow
 def test_a_device_holds_params_and_two_copies_for_bmuf(found):
     _, of, _ = found
     assert of["bmuf"]["state"] == {
@@ -94,6 +97,7 @@ def test_a_device_holds_params_and_two_copies_for_bmuf(found):
     assert len(names) > 3 and any(name.startswith("sync/") for name in names)
 
 
+@pytest.mark.slow
 def test_products_of_a_step_are_those_of_the_mlp(found):
     """Forward, and backward for params and for inputs but those of the first layer."""
     _, of, _ = found
@@ -104,6 +108,7 @@ def test_products_of_a_step_are_those_of_the_mlp(found):
     assert of["bmuf"]["flops"]["step"] == forward + forward + inputs
 
 
+@pytest.mark.slow
 def test_times_follow_from_the_ring_over_the_link(found):
     _, of, _ = found
     [own, other] = of["bmuf"]["modelled"]
@@ -240,6 +245,7 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     assert str(refused.value) == f"{told}use another file"
 
 
+@pytest.mark.slow
 def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
     docs, empty = ROOT / "docs", tmp_path / "empty.md"
     empty.touch()

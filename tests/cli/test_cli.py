@@ -236,6 +236,7 @@ def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path
     assert "last 4 local steps" in notes[0][0]
 
 
+@pytest.mark.slow
 def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     command = "--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"
     ended = lasting.run(command, tmp_path / "out")

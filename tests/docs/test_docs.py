@@ -86,13 +86,12 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
 @pytest.mark.parametrize(
     "names",
     [
-        ["diloco"],
         pytest.param(
-            ["gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
+            ["diloco", "gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
         ),
         pytest.param([*syncalgos.ALGORITHMS], marks=pytest.mark.long),
     ],
-    ids=["one", "kinds", "all"],
+    ids=["kinds", "all"],
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     command = [sys.executable, "-m", "pages.stacked", *names]

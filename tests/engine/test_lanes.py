@@ -116,8 +116,7 @@ def test_any_split_of_sequential_lanes_gives_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    ("backend", "accumulate"),
-    [("pmap", 3), pytest.param("shard_map", 1, marks=SLOW)],
+    ("backend", "accumulate"), [("pmap", 3), pytest.param("shard_map", 1, marks=SLOW)]
 )
 def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
@@ -250,10 +249,7 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
 
 MEANS = {
-    "terms": (
-        jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
-        RTOL,
-    ),
+    "terms": (jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3), RTOL),
     "short floats": (
         lambda p, b: jnp.mean(error(p, b).astype(jnp.bfloat16) ** 2),
         0.05,

@@ -102,11 +102,7 @@ def test_optimizers_that_do_not_look_at_the_loss_send_none():
     """Though optax's chains, muon and apply_if_finite all take extra arguments."""
     for optimizer in (optax.adam(0.1), optax.apply_if_finite(optax.sgd(0.1), 3)):
         trainer = sa.DataParallel(
-            plain_loss,
-            optimizer,
-            sa.sync_sgd(),
-            workers=2,
-            backend="vmap",
+            plain_loss, optimizer, sa.sync_sgd(), workers=2, backend="vmap"
         )
         state = trainer.init(wide(make_params()))
         assert trainer.communication(state, 1).bytes_per_worker == PARAMS
@@ -123,11 +119,7 @@ def keeping_the_loss():
 
 def test_a_loss_that_is_only_kept_is_shared_too():
     trainer = sa.DataParallel(
-        plain_loss,
-        keeping_the_loss(),
-        sa.sync_sgd(),
-        workers=WORKERS,
-        backend="vmap",
+        plain_loss, keeping_the_loss(), sa.sync_sgd(), workers=WORKERS, backend="vmap"
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     kept = np.ravel(state.replica.opt_state)

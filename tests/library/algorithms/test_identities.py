@@ -77,12 +77,7 @@ def synced_where(synced):
 
 @pytest.mark.parametrize(
     ("name", "synced_first", "s"),
-    [
-        ("bmuf", True, 6),
-        ("bmuf", False, 8),
-        ("diloco", True, 0),
-        ("diloco", False, 6),
-    ],
+    [("bmuf", True, 6), ("bmuf", False, 8), ("diloco", True, 0), ("diloco", False, 6)],
 )
 def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, s):
     """The first block is shorter if the period does not divide s."""
