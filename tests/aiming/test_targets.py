@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from commands import OTHER_MACHINES, ran
+from tiers import tiers
 
 from experiments.aiming import targets
 from experiments.aiming.chips import CHIPS
@@ -108,6 +109,8 @@ def test_devices_of_a_slice_and_of_a_host_are_together():
 
 
 @no_libtpu
-@pytest.mark.parametrize("text", ["tpu:v4:2x2x2", "tpu:v5p:2x2x2"])
+@pytest.mark.parametrize(
+    "text", tiers(["tpu:v4:2x2x2", "tpu:v5p:2x2x2"], ["tpu:v4:2x2x2"])
+)
 def test_a_chip_is_one_device(text):
     assert len(devices(text)) == 8

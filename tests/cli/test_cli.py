@@ -42,6 +42,7 @@ def run(tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 def test_default_run_learns_digits(tmp_path):
     words = [*PROGRAM, "--algo", "bmuf"]
     ended = ran(words, tmp_path, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=None)
@@ -77,7 +78,7 @@ def test_summary_is_shown_on_stdout_and_progress_in_plain_lines_on_stderr(run):
 
 @pytest.mark.parametrize(
     "command, workers, syncs",  # syncs after step 16 and after step 32
-    [(BASE, 8, [1, 2]), (UNEVEN, 2, [3, 6])],
+    [(BASE, 8, [1, 2]), pytest.param(UNEVEN, 2, [3, 6], marks=pytest.mark.slow)],
 )
 def test_files_agree_with_each_other_and_with_theory(run, command, workers, syncs):
     ended = run(command)
@@ -186,6 +187,7 @@ def test_backend_and_devices_change_the_layout_alone(run, command):
         assert abs(summary[name] - base[name]) < 1e-5  # sums in another order
 
 
+@pytest.mark.slow
 def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
     ended = lasting.run("--workers 7 --steps 2 --eval-every 2", tmp_path)
     for shown in (
@@ -197,21 +199,18 @@ def test_header_says_how_workers_and_batch_are_laid_out(tmp_path):
 
 
 TINY = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 8 --period 4"
-FLAGS = ["", "--seed 1", "--momentum 0.9"]
-FLAGS += ["--momentum 0.9 --opt-state-at-sync average"]
-MORE = ["--lr 0.2", "--schedule cosine", "--warmup-steps 4", "--sync-until 4"]
-MORE += ["--weight-decay 0.1", "--clip-norm 0.01", "--batch-size 4", "--workers 4"]
-MORE += ["--period 8", "--nesterov", "--block-momentum 0.2", "--block-lr 0.5"]
-MORE += ["--optimizer adam", "--algo diloco --reduce int4"]
-MORE += ["--momentum 0.9 --opt-state-at-sync reset"]
+FLAGS = ["", "--seed 1", "--momentum 0.9", "--lr 0.2", "--schedule cosine"]
+FLAGS += ["--momentum 0.9 --opt-state-at-sync average", "--batch-size 4", "--workers 4"]
+FLAGS += ["--momentum 0.9 --opt-state-at-sync reset", "--warmup-steps 4"]
+FLAGS += ["--sync-until 4", "--weight-decay 0.1", "--clip-norm 0.01", "--period 8"]
+FLAGS += ["--nesterov", "--block-momentum 0.2", "--block-lr 0.5", "--optimizer adam"]
+FLAGS += ["--algo diloco --reduce int4"]
 
 
-@pytest.mark.parametrize(
-    "flags", [FLAGS, pytest.param(FLAGS + MORE, marks=pytest.mark.slow)], ids=len
-)
-def test_each_flag_changes_the_params(flags, tmp_path):
+@pytest.mark.slow
+def test_each_flag_changes_the_params(tmp_path):
     made = {}
-    for number, each in enumerate(flags):
+    for number, each in enumerate(FLAGS):
         ended = lasting.run(f"{TINY} {each}", tmp_path / str(number))
         assert ended.code == 0, ended.stderr
         alike = made.setdefault(ended.summary["params_sha256"], each)
@@ -237,6 +236,7 @@ def test_note_says_that_the_last_steps_are_not_in_the_global_model(run, tmp_path
     assert "last 4 local steps" in notes[0][0]
 
 
+@pytest.mark.slow
 def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     command = "--lr 1e6 --steps 32 --eval-every 16 --dispatch-steps 4"
     ended = lasting.run(command, tmp_path / "out")

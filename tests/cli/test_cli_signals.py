@@ -27,6 +27,7 @@ def pester(process, number, folder, last):
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_signal_stops_a_run_with_complete_files(tmp_path):
     number = signal.SIGHUP
     with in_background(LONG, tmp_path / "out") as (process, wait_for):

@@ -231,6 +231,7 @@ def test_host_and_device_feed_the_same_bits(summary_of, monkeypatch):
         assert found[name] == expected[name]
 
 
+@pytest.mark.slow
 def test_a_source_trains_as_its_arrays_do(summary_of):
     source, arrays = (
         summary_of(f"--task points:line --kind {kind} --steps 24")

@@ -107,6 +107,7 @@ def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
         assert set(own[inside]) <= {rounds, rounds + 1}
 
 
+@pytest.mark.slow
 def test_a_partition_follows_the_runs_seed():
     words = (*COUNTING, *APART, "--partition", "label")
     first, twice, other = (run_of(*words, "--seed", x) for x in ("1", "1", "2"))

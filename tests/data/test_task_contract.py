@@ -64,10 +64,7 @@ WRONG = {
     "batch": (BASE._replace(batch_size=0), ["batch_size", "at least 1", "got 0"]),
     "dispatch": (BASE._replace(dispatch_steps=1.5), ["dispatch_steps", "got 1.5"]),
     "evaluation": (BASE._replace(eval_batch=0), ["eval_batch", "at least 1", "got 0"]),
-    "schedule": (
-        BASE._replace(schedule="cosin"),
-        ["schedule", "mean 'cosine'"],
-    ),
+    "schedule": (BASE._replace(schedule="cosin"), ["schedule", "mean 'cosine'"]),
     "no schedule": (BASE._replace(schedule=None), ["schedule None", "constant"]),
     "muon": (BASE._replace(muon=["w"]), ["muon must be a function", "got ['w']"]),
     "shardings": (

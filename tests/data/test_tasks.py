@@ -13,13 +13,7 @@ from small_tasks import folder_of, on_real_data
 
 import syncalgos
 from experiments.pipeline import sampler
-from experiments.tasks import (
-    TASKS,
-    cifar10,
-    classify,
-    embeddings,
-    imagenet_synthetic,
-)
+from experiments.tasks import TASKS, cifar10, classify, embeddings, imagenet_synthetic
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.data import text
 from experiments.tasks.task import held_out, losses

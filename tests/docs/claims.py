@@ -37,6 +37,19 @@ def lines_of(path):
     return [{k: last(x) for k, x in json.loads(line).items()} for line in lines]
 
 
+@cache
+def ends_of(path, same, measure):
+    lines = [
+        line
+        for line in lines_of(path)
+        if all(line.get(k, k == "reported") == x for k, x in same)
+        if not line.get("diverged")
+    ]
+    ends = {line["seed"]: line[measure] for line in lines}
+    assert len(ends) == len(lines) > 0, f"{same} is not one row of {path}"
+    return ends
+
+
 def last(value):
     """The last of a curve."""
     return value[-1] if isinstance(value, list) else value
@@ -77,15 +90,7 @@ class Part:
     def ends(self, row, key=""):
         """The figures of a row by seed, without lost runs."""
         path, same = row
-        lines = [
-            line
-            for line in lines_of(path)
-            if all(line.get(k, k == "reported") == x for k, x in same.items())
-            if not line.get("diverged")
-        ]
-        ends = {line["seed"]: line[key or self.measure] for line in lines}
-        assert len(ends) == len(lines) > 0, f"{same} is not one row of {path}"
-        return ends
+        return ends_of(path, tuple(same.items()), key or self.measure)
 
     def values(self, row, key=""):
         return np.array([*self.ends(row, key).values()])

@@ -22,6 +22,7 @@ from syncalgos.combinators import introspection
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OWN_DEVICES = "jax_num_cpu_devices"
+DEAR = "from-python.md", "models-and-tasks.md", "orbax.md"
 
 
 def examples():
@@ -38,7 +39,10 @@ def examples():
             ):
                 shown = following[2]
             if block[1] == "python":
-                yield pytest.param(block[2], shown, id=f"{page.name}-{number}")
+                # They make runs, a study or files of Orbax.
+                marks = [pytest.mark.slow] * (page.name in DEAR)
+                name = f"{page.name}-{number}"
+                yield pytest.param(block[2], shown, id=name, marks=marks)
 
 
 EXAMPLES = list(examples())
@@ -103,13 +107,12 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
 @pytest.mark.parametrize(
     "names",
     [
-        ["diloco"],
         pytest.param(
-            ["gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
+            ["diloco", "gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
         ),
         pytest.param([*syncalgos.ALGORITHMS], marks=pytest.mark.long),
     ],
-    ids=["one", "kinds", "all"],
+    ids=["kinds", "all"],
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     command = [sys.executable, "-m", "pages.stacked", *names]

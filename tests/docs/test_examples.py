@@ -82,7 +82,8 @@ SHORT = {
 }
 
 
-@pytest.mark.parametrize("pair", tiers(PAIRS, [""]))
+@pytest.mark.slow
+@pytest.mark.parametrize("pair", PAIRS)
 def test_one_worker_takes_the_steps_of_the_loop_before(pair, capsys):
     said = []
     for side in "before", "after":

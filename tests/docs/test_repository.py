@@ -8,6 +8,7 @@ import re
 import shlex
 import tomllib
 import unicodedata
+from functools import cache
 
 import pytest
 import yaml
@@ -170,23 +171,30 @@ def entries():
     return {key: dict(field.findall(body)) for key, body in found}
 
 
+@cache
 def texts():
-    """The pages and sources that cite: each as one line."""
+    """The pages and sources that cite: the text of each as one line, by its path."""
     paths = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/[!_]*/*.md")]
     for name in SOURCES:
         paths += [*(ROOT / name).rglob("*.py"), *(ROOT / name).rglob("*.toml")]
-    for path in paths:
-        text = path.read_text("utf-8").replace('\\"', '"')
-        yield path.relative_to(ROOT), re.sub(r"\s+(?:# )?", " ", text)
+    read = {x.relative_to(ROOT): x.read_text("utf-8") for x in paths}
+    return {
+        path: re.sub(r"\s+(?:# )?", " ", text.replace('\\"', '"'))
+        for path, text in read.items()
+    }
 
 
 BIB = entries()
-TEXTS = dict(texts())
-CITATIONS = {
-    (title, name, path)
-    for path, text in TEXTS.items()
-    for name, title in CITED.findall(text)
-}
+
+
+@cache
+def citations():
+    """(title, name, path)s."""
+    return {
+        (title, name, path)
+        for path, text in texts().items()
+        for name, title in CITED.findall(text)
+    }
 
 
 @pytest.mark.parametrize("key", BIB)
@@ -196,7 +204,7 @@ def test_entry_of_the_bibliography_is_whole_and_cited(key):
     assert re.fullmatch(r"(?:19|20)\d\d", entry["year"])
     assert re.fullmatch(r"\d{4}\.\d{4,5}", entry.get("eprint", "1604.00981"))
     title = words(entry["title"])
-    assert any(words(x) in title and by(name, entry) for x, name, _ in CITATIONS)
+    assert any(words(x) in title and by(name, entry) for x, name, _ in citations())
 
 
 def by(name, entry):
@@ -208,16 +216,16 @@ def by(name, entry):
 def test_papers_that_code_and_docs_cite_are_in_the_bibliography():
     missing = {
         (str(path), name, title)
-        for title, name, path in CITATIONS
+        for title, name, path in citations()
         if not any(
             words(title) in words(x["title"]) and by(name, x) for x in BIB.values()
         )
     }
     assert missing == set()
-    assert len(CITATIONS) > 100
+    assert len(citations()) > 100
 
 
 def test_arxiv_numbers_that_code_and_docs_cite_are_in_the_bibliography():
-    cited = {number for text in TEXTS.values() for number in ARXIV.findall(text)}
+    cited = {number for text in texts().values() for number in ARXIV.findall(text)}
     assert cited <= {entry.get("eprint") for entry in BIB.values()}
     assert len(cited) >= 10

@@ -58,9 +58,11 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize(
     ("resident", "optimizer", "parts"),
     [
-        (False, optax.adam(0.05), 3),
+        pytest.param(False, optax.adam(0.05), 3, marks=pytest.mark.slow),
         (True, optax.sgd(0.05, momentum=0.9), 2),
-        (True, optax.sgd(0.05, momentum=0.9), EXAMPLES),
+        pytest.param(
+            True, optax.sgd(0.05, momentum=0.9), EXAMPLES, marks=pytest.mark.slow
+        ),
     ],
     ids=["batches", "rows", "single rows"],
 )

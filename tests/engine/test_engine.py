@@ -240,7 +240,10 @@ def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
 
 @pytest.mark.parametrize(
     ("backend", "kind"),
-    [("pmap", AxisType.Auto), ("shard_map", AxisType.Explicit)],
+    [
+        pytest.param("pmap", AxisType.Auto, marks=pytest.mark.slow),
+        ("shard_map", AxisType.Explicit),
+    ],
 )
 def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
     def train():

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from problems.linear import BATCHES, make_params, plain_loss
+from tiers import tiers
 
 import syncalgos as sa
 
@@ -62,7 +63,7 @@ def test_another_record_compiles_nothing_and_trains_as_a_constant_does():
         assert_close(found, results(own, own.init(make_params())))
 
 
-@pytest.mark.parametrize("form", ["sequential", "merged"])
+@pytest.mark.parametrize("form", tiers(["sequential", "merged"], ["sequential"]))
 def test_every_lane_form_takes_them(form):
     strategy = bmuf if form == "sequential" else lambda numbers: sa.sync_sgd()
     where = sa.Placement(devices=[0], lane_form=form)
@@ -121,6 +122,7 @@ def test_rounds_that_follow_the_learning_rate_are_counted_at_each():
         np.testing.assert_array_equal(sent.per_step, alone.per_step)
 
 
+@pytest.mark.slow
 def test_workers_that_are_meshes_take_them():
     where = sa.Placement(mesh={"fsdp": 2}, lanes=4)
     trainer = trainer_of(placement=where)

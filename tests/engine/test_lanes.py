@@ -104,6 +104,7 @@ def test_sequential_lanes_are_vectorized_ones(name, backend):
         np.testing.assert_allclose(others[metric], expected, RTOL)
 
 
+@pytest.mark.slow
 def test_any_split_of_sequential_lanes_gives_the_same_bits():
     _, whole, reported = train(make("bmuf"), (12,), lane_form="sequential")
     _, cut, again = train(make("bmuf"), (1, 12), lane_form="sequential")
@@ -115,8 +116,7 @@ def test_any_split_of_sequential_lanes_gives_the_same_bits():
 
 
 @pytest.mark.parametrize(
-    ("backend", "accumulate"),
-    [("pmap", 3), pytest.param("shard_map", 1, marks=SLOW)],
+    ("backend", "accumulate"), [("pmap", 3), pytest.param("shard_map", 1, marks=SLOW)]
 )
 def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     options = {"backend": backend, "accumulate": accumulate, "each_worker": True}
@@ -146,7 +146,10 @@ def test_merged_lanes_are_vectorized_ones(backend, accumulate):
 
 @pytest.mark.parametrize(
     ("group", "accumulate", "loss"),
-    [(1, 1, stateless(plain_loss)), (2, 3, per_example(values))],
+    [
+        pytest.param(1, 1, stateless(plain_loss), marks=SLOW),
+        (2, 3, per_example(values)),
+    ],
     ids=["plain", "microbatches of examples"],
 )
 def test_groups_of_merged_lanes_are_vectorized_ones(
@@ -246,10 +249,7 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.01, 0.01),))
 
 
 MEANS = {
-    "terms": (
-        jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3),
-        RTOL,
-    ),
+    "terms": (jax.jit(lambda p, b: plain_loss(p, b) + jnp.sum(p["w"] ** 2) + 3), RTOL),
     "short floats": (
         lambda p, b: jnp.mean(error(p, b).astype(jnp.bfloat16) ** 2),
         0.05,
@@ -298,6 +298,7 @@ def test_values_that_depend_on_other_examples_are_refused():
             trainer.run(state, WIDE)
 
 
+@pytest.mark.slow
 def test_a_mean_is_checked_once(monkeypatch):
     checked = []
     check = selection.check_mean
@@ -361,6 +362,7 @@ def plain_functions():
     )
 
 
+@pytest.mark.slow
 def test_plain_functions_that_say_when_they_act_run_as_the_librarys():
     (_, state, _), (_, expected, _) = (
         train(strategy, lane_form="sequential")
@@ -421,7 +423,7 @@ def test_a_sum_over_lanes_is_numpys_and_has_its_gradient():
     np.testing.assert_allclose(grads, expected, 1e-9, 1e-12)
 
 
-@pytest.mark.parametrize("form", ["vectorized", "sequential"])
+@pytest.mark.parametrize("form", ["vectorized", pytest.param("sequential", marks=SLOW)])
 def test_many_lanes_of_short_floats_are_summed_in_wide_ones(form):
     """A sum of 512 ones in 8 bits would be 256."""
     params = {"w": jnp.ones((600, 1), jnp.bfloat16)}

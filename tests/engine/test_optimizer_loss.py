@@ -102,11 +102,7 @@ def test_optimizers_that_do_not_look_at_the_loss_send_none():
     """Though optax's chains, muon and apply_if_finite all take extra arguments."""
     for optimizer in (optax.adam(0.1), optax.apply_if_finite(optax.sgd(0.1), 3)):
         trainer = sa.DataParallel(
-            plain_loss,
-            optimizer,
-            sa.sync_sgd(),
-            workers=2,
-            backend="vmap",
+            plain_loss, optimizer, sa.sync_sgd(), workers=2, backend="vmap"
         )
         state = trainer.init(wide(make_params()))
         assert trainer.communication(state, 1).bytes_per_worker == PARAMS
@@ -123,11 +119,7 @@ def keeping_the_loss():
 
 def test_a_loss_that_is_only_kept_is_shared_too():
     trainer = sa.DataParallel(
-        plain_loss,
-        keeping_the_loss(),
-        sa.sync_sgd(),
-        workers=WORKERS,
-        backend="vmap",
+        plain_loss, keeping_the_loss(), sa.sync_sgd(), workers=WORKERS, backend="vmap"
     )
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     kept = np.ravel(state.replica.opt_state)
@@ -166,6 +158,7 @@ def test_a_run_on_a_plateau_ends_at_a_lower_rate_and_says_so(tmp_path):
     assert "1e-07 nominal, 1e-07 effective; 1e-10 nominal at the end" in ended.stdout
 
 
+@pytest.mark.slow
 def test_lines_have_the_rate_of_their_last_step(tmp_path):
     words = "--task tiny_tasks:drawing --workers 2 --steps 8 --eval-every 2 --lr 0.1 "
     with jax.enable_x64(False):
@@ -174,6 +167,7 @@ def test_lines_have_the_rate_of_their_last_step(tmp_path):
     assert {x["step"]: x["learning_rate"] for x in ended.lines} == rates
 
 
+@pytest.mark.slow
 def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     """By an optimizer that needs the loss."""
     words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"

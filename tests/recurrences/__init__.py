@@ -48,10 +48,7 @@ def rate(learning_rate: Any, step: int) -> Any:
 
 
 def local_steps(
-    workers,
-    learning_rate=LR,
-    combine=lambda grads, theta, step: grads,
-    momentum=None,
+    workers, learning_rate=LR, combine=lambda grads, theta, step: grads, momentum=None
 ):
     """Yields (step, θ), with every worker's θ stepped by its own heavy ball.
 

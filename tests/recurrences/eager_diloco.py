@@ -8,10 +8,7 @@ import numpy as np
 
 from recurrences import PERIOD, START, local_steps, mean
 
-SETTINGS = [
-    {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.5},
-    {"period": PERIOD},
-]
+SETTINGS = [{"period": 3, "outer_lr": 0.7, "outer_momentum": 0.5}, {"period": PERIOD}]
 
 
 def recurrence(workers, period, outer_lr=0.4, outer_momentum=0.4):

@@ -13,13 +13,7 @@ SETTINGS = [
 
 
 def recurrence(
-    workers,
-    period,
-    method="adam",
-    outer_lr=0.03,
-    b1=0.9,
-    b2=0.99,
-    tau=1e-3,
+    workers, period, method="adam", outer_lr=0.03, b1=0.9, b2=0.99, tau=1e-3
 ):
     x, m, v = START, np.zeros_like(START), np.full_like(START, tau**2)
     for step, theta in local_steps(workers):

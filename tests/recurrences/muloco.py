@@ -32,13 +32,7 @@ def by_parts(leaf, part):
 
 
 def recurrence(
-    workers,
-    period,
-    outer_lr=0.9,
-    outer_momentum=0.8,
-    reduce="mean",
-    decay=None,
-    seed=0,
+    workers, period, outer_lr=0.9, outer_momentum=0.8, reduce="mean", decay=None, seed=0
 ):
     anchor, velocity = START, np.zeros_like(START)
     residual = [np.zeros_like(START)] * workers

@@ -8,11 +8,7 @@ from recurrences import SIZES, START, by_leaf, draw_key, leaf_draws, local_steps
 
 DRAWN = {"zeros_drawn": True}
 NO_TIES = {"workers": 3}
-SETTINGS = [
-    {},
-    ({"majority": True}, NO_TIES),
-    ({"majority": True, "seed": 3}, DRAWN),
-]
+SETTINGS = [{}, ({"majority": True}, NO_TIES), ({"majority": True, "seed": 3}, DRAWN)]
 
 
 def scaled_sign(number, x):

@@ -52,6 +52,17 @@ def small(tmp_path_factory):
     return ended
 
 
+@pytest.fixture(scope="module")
+def short(tmp_path_factory):
+    """The folder of the shortest study, made in this process; not to be changed."""
+    out = tmp_path_factory.mktemp("short") / "study"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        patch.setattr(write, "DPI", 20)  # PNG takes most of the time
+        assert main([*shlex.split(SHORT), "--out", str(out)]) == 0
+    return out
+
+
 @pytest.fixture
 def copy(small, tmp_path):
     """A copy of the finished study's folder."""
@@ -62,7 +73,7 @@ def copy(small, tmp_path):
 def here(capsys, monkeypatch):
     """Runs a command line in this process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(write, "DPI", 20)  # PNG takes most of the time
+    monkeypatch.setattr(write, "DPI", 20)
 
     def run(command, out):
         code = main([*shlex.split(command), "--out", str(out)])
@@ -71,15 +82,15 @@ def here(capsys, monkeypatch):
     return run
 
 
-def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(small):
-    assert {path.name for path in small.out.iterdir()} == FILES | {"runs", "figures"}
-    assert len(runs_done(small.out)) == 4
-    for run in runs_done(small.out):
-        names = {"config.json", "metrics.jsonl", "summary.json"}
-        assert {path.name for path in run.iterdir()} == names
-        assert [path.name for path in run.parent.glob(".*")] == []
+def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
+    assert {path.name for path in short.iterdir()} == FILES | {"runs", "figures"}
+    [run] = runs_done(short)
+    names = {"config.json", "metrics.jsonl", "summary.json"}
+    assert {path.name for path in run.iterdir()} == names
+    assert [path.name for path in run.parent.glob(".*")] == []
 
 
+@pytest.mark.slow
 def test_what_the_runs_have_in_common_is_drawn(small):
     names = {path.stem for path in (small.out / "figures").iterdir()}
     for by in ("steps", "bytes", "time-10gbe", "time-dsl"):
@@ -89,6 +100,7 @@ def test_what_the_runs_have_in_common_is_drawn(small):
     assert "divergence-by-steps" not in names
 
 
+@pytest.mark.slow
 def test_lines_of_all_runs_are_valid_json_and_say_what_they_are_of(small):
     lines = metrics(small.out)  # refuses NaN and Infinity
     about = [(x["label"], x["algo"], x["seed"], x["step"]) for x in lines]
@@ -101,6 +113,7 @@ def test_lines_of_all_runs_are_valid_json_and_say_what_they_are_of(small):
     assert all(set(line) >= OF_THE_RUN for line in lines)
 
 
+@pytest.mark.slow
 def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     for label, line in table(small.out).items():
         mean = 100 * float(line["test_accuracy_mean"])
@@ -257,19 +270,20 @@ def of_other_files(folder):
 
 KEPT = {
     "other settings": (
-        SMALL.replace("32", "48"),
+        SHORT.replace("16", "48"),
         None,
-        ["48", "32", "use another folder"],
+        ["48", "16", "use another folder"],
     ),
-    "other versions": (SMALL, of_another_version, ["numpy: '0.0.1'"]),
-    "holds other files": (SMALL, of_other_files, ["use another folder"]),
-    "'test_accurcy'": (f"{SMALL} --measure test_accurcy", None, ["'test_accuracy'"]),
+    "other versions": (SHORT, of_another_version, ["numpy: '0.0.1'"]),
+    "holds other files": (SHORT, of_other_files, ["use another folder"]),
+    "'test_accurcy'": (f"{SHORT} --measure test_accurcy", None, ["'test_accuracy'"]),
 }
 
 
 @pytest.mark.parametrize("why", KEPT)
-def test_what_a_study_cannot_use_is_kept(why, copy, here):
+def test_what_a_study_cannot_use_is_kept(why, short, tmp_path, here):
     command, change, words = KEPT[why]
+    copy = shutil.copytree(short, tmp_path / "copy")
     if change:
         change(copy)
     before = content(copy)

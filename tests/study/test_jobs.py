@@ -11,13 +11,7 @@ import sys
 import uuid
 
 import pytest
-from commands import (
-    ROOT,
-    TIMEOUT,
-    beneath,
-    execute,
-    printed_by,
-)
+from commands import ROOT, TIMEOUT, beneath, execute, printed_by
 from dask_cluster import certificates, cluster
 from faults import Command, tagged, until
 from hypothesis import given, settings

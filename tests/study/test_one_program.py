@@ -44,10 +44,10 @@ class Runs:
 
 # The default algorithm; where the rate decides when workers sync, where the optimizer
 # is inside, and where workers wait for nobody. The others are nearly all alike.
-KINDS = "qsr", "dgc", "halos"
+KINDS = "bmuf", "qsr", "dgc", "halos"
 
 
-@pytest.mark.parametrize("name", tiers(ALGORITHM.files, ["bmuf"], KINDS))
+@pytest.mark.parametrize("name", tiers(ALGORITHM.files, slow=KINDS))
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)
     words = f"--algo {name}"

@@ -16,7 +16,6 @@ from experiments.cli.words import parameter
 from experiments.study import config, grid, presets
 from experiments.training.config import parse
 
-SLOW = pytest.mark.slow
 NAMES = presets.NAMES
 
 
@@ -69,9 +68,9 @@ def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
 
 
 @pytest.mark.parametrize(
+    # An atlas has 45 algorithms.
     "name",
-    # An atlas has 45 algorithms; one of two is enough.
-    [pytest.param(x, marks=[SLOW] * (x == "atlas-spoken-digits")) for x in NAMES],
+    tiers(NAMES, [x for x in NAMES if not x.startswith("atlas")]),
 )
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     decided = under(name)

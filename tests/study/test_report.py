@@ -674,6 +674,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
     assert path.read_text() == "earlier"
 
 
+@pytest.mark.slow
 def test_a_study_imports_neither_matplotlib_nor_dask_before_it_needs_them():
     found = imported_by("from experiments.study import study")
     assert not {"matplotlib", "dask", "distributed"} & found

@@ -75,6 +75,7 @@ def room_for(disk, count, wide):
     return lambda: fill(disk, but=ROOM + size * count + size // 2)
 
 
+@pytest.mark.slow
 def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     ended = run(WIDE, disk / "out", AtLooks({1: room_for(disk, 2, wide)}))
     assert ended.code == 1, ended.stderr
@@ -108,6 +109,7 @@ def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, wide):
     assert_same_end(run(f"{WIDE} --resume", ended.out), wide)
 
 
+@pytest.mark.slow
 def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
     faults = AtLooks({4: lambda: remount(disk, "ro"), 7: lambda: remount(disk, "rw")})
     ended = run(WIDE, disk / "out", faults)

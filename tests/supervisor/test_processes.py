@@ -265,7 +265,8 @@ def test_processes_go_on_from_orbax(start, tmp_path, backend):
     assert_same(moved, saved)
 
 
-@pytest.mark.parametrize("backend", tiers(BACKENDS, ["shard_map"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
     trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])
     halves = [taken(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]

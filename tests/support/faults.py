@@ -25,11 +25,7 @@ class Command(Started):
 
     def __init__(self, words, out, tag, number, devices, environ, program=PROGRAM):
         self.run_out, self.tag = out, tag
-        given = {
-            "JAX_NUM_CPU_DEVICES": devices,
-            "PYTHONPATH": OURS,
-            TAG: tag,
-        }
+        given = {"JAX_NUM_CPU_DEVICES": devices, "PYTHONPATH": OURS, TAG: tag}
         argv = [*program, *shlex.split(words), "--out", str(out)]
         environ = environment(**{**given, **environ})
         super().__init__(argv, out.parent, number, environ)

@@ -46,6 +46,7 @@ def command(tmp_path_factory):
     return run(WORDS, tmp_path_factory.mktemp("command") / "out")
 
 
+@pytest.mark.slow
 def test_a_call_makes_the_run_of_the_command(command):
     lines = []
     trained = train(TINY, on_evaluation=lines.append)

@@ -22,6 +22,7 @@ from syncalgos import (
     reduce_with,
     sync_sgd,
 )
+from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import has_center, mean_center
 from syncalgos.engine.placement.make_layout import BACKENDS
 
@@ -106,10 +107,11 @@ ALWAYS = range(STEPS)
 CASES = [
     ("bmuf", {"period": 3, "nesterov": True}, (2, 5, 8, 11)),
     # Sent one step before it arrives, so that it is part of the next round.
-    (
+    pytest.param(
         "streaming_diloco",
         {"period": 6, "fragments": 2, "delay": 1},
         (1, 4, 7, 10, 13),
+        marks=pytest.mark.slow,
     ),
     pytest.param("sync_sgd", {}, ALWAYS, marks=pytest.mark.slow),
     pytest.param("gossip", {"topology": "ring"}, ALWAYS, marks=pytest.mark.slow),
@@ -236,6 +238,8 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
 
     for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
         noting = measured(strategy, sent, evaluated)
+        acts = [bool(introspection.acts(noting, x)) for x in ALWAYS]
+        np.testing.assert_array_equal(acts, sent)
         all_of_it = communication(
             noting, initial_params(), workers=WORKERS, steps=STEPS
         )
@@ -245,10 +249,8 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
         assert 3 * params * rounds <= more <= (3 * params + flags) * rounds
 
 
-@pytest.mark.parametrize(
-    "own",
-    [model_averaging(4), pytest.param(masked(bmuf(4), True), marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [model_averaging(4), masked(bmuf(4), True)])
 def test_the_center_is_that_of_the_plain_strategy(own):
     noting = measured(own, sync_steps(own), AT)
 

@@ -78,6 +78,7 @@ def test_every_held_out_example_counts_once(workers, batch):
     np.testing.assert_array_equal(np.sort(rows[rows < 360]), np.arange(360))
 
 
+@pytest.mark.slow
 def test_neither_training_nor_evaluation_depends_on_the_workers():
     """A batch is cut, not drawn, by workers: rows know nothing of them."""
     task = small_tasks.make("digits")

@@ -40,6 +40,7 @@ def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     assert f"no model was written to {path}" in first.stderr
 
 
+@pytest.mark.slow
 def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 4 --keep best --overwrite --export {path}"

@@ -198,6 +198,7 @@ def meshed(tmp_path_factory):
     return run(f"{TINY} --mesh fsdp=2", tmp_path_factory.mktemp("meshed") / "out")
 
 
+@pytest.mark.slow
 def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
     assert_close_end(meshed, plain)
     assert "2 workers of 2 devices (fsdp 2) on 2 cpu devices × 2 lanes" in meshed.stderr
@@ -222,6 +223,7 @@ def test_summary_has_the_bytes_of_a_device(plain, meshed):
     assert "without the mesh" in shown and "a device holds" not in plain.stdout
 
 
+@pytest.mark.slow
 def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
     words = f"{TINY} {OWN} --rule whole --mesh fsdp=2 --steps 1 --eval-every 1"
     ended = run(words, tmp_path / "out")

@@ -77,11 +77,7 @@ def assert_complete(ended, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "streams", "processes"),
-    [
-        (left, {"stdout"}, 1),
-        (full, {"stderr"}, 1),
-        (full, {"stdout", "stderr"}, 2),
-    ],
+    [(left, {"stdout"}, 1), (full, {"stderr"}, 1), (full, {"stdout", "stderr"}, 2)],
 )
 def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
     words = f"{TINY} --processes {processes}"

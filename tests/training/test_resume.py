@@ -298,6 +298,7 @@ def assert_none_serves(out, code, advice, of=1, command=BMUF):
 ANEW = "--overwrite starts anew"
 
 
+@pytest.mark.slow
 def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
     for path in (out / FOLDER).iterdir():
         path.write_bytes(path.read_bytes()[:-1])
@@ -307,6 +308,7 @@ def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
     assert_same_end(ended, whole)
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_path):
     """As links into a file system that is not mounted."""
     there, away = tmp_path / "mounted", tmp_path / "away"
@@ -332,6 +334,7 @@ def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
     assert_none_serves(out, 2, ANEW, of=2)
 
 
+@pytest.mark.slow
 def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
     only_half(stopped, out, 3)
     ended = run(f"{BMUF} --resume", out)
@@ -409,6 +412,7 @@ def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
     assert_refused(out, f"{BMUF} {flags}", f"--resume{colon} {told}")
 
 
+@pytest.mark.slow
 def test_settings_on_which_no_number_depends_may_differ(out, stopped, whole):
     free = "--checkpoint-every 11 --eval-every 4"
     ended = run(f"{BMUF} {free} --resume", out)
@@ -441,6 +445,7 @@ def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
     assert all(new[name] == old[name] for name in old if name not in others)
 
 
+@pytest.mark.slow
 def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
     command = BMUF.replace("--checkpoint-every 3", "")
     left = run(command, tmp_path / "out", signal_at(STOP))

@@ -66,6 +66,7 @@ SETUPS = {
     "bmuf": Setup({"block_momentum": 0.5}),
     "fedopt": Setup({"outer_lr": 0.15, "b1": 0.5, "tau": 0.1}),
     "diloco": Setup({"outer_momentum": 0.6}),
+    "pulseloco": Setup({"outer_momentum": 0.6}),
     "muloco": Setup({"outer_momentum": 0.5}, optax.contrib.muon, 0.06, 0.1),
     "edit": Setup({"outer_momentum": 0.6}),
     "streaming_diloco": Setup({"outer_momentum": 0.6, "fragments": 2}, leaves=2),

@@ -69,7 +69,7 @@ def lax_conv(x, w, stride=1, padding="SAME"):
         ((3, 2), 1, "SAME"),
         ((2, 2), 2, "VALID"),
         ((3, 3), 3, "VALID"),
-        ((7, 7), 2, "SAME"),
+        pytest.param((7, 7), 2, "SAME", marks=pytest.mark.slow),
     ],
 )
 def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, float64):
@@ -334,7 +334,7 @@ def literal_resnet(name, params, buffers, x, train):
 @pytest.mark.parametrize(
     ("name", "image", "train"),
     [
-        ("resnet20", (18, 18, 1), False),
+        pytest.param("resnet20", (18, 18, 1), False, marks=pytest.mark.slow),
         ("resnet20", (18, 18, 1), True),
         pytest.param("resnet50", (64, 64, 3), True, marks=pytest.mark.slow),
     ],

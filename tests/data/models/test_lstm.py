@@ -98,13 +98,18 @@ def assert_near(actual, expected, atol):
 @pytest.mark.parametrize(
     ("layers", "dtype", "remat_chunk", "atol"),
     [
-        (1, "float64", None, 1e-12),
-        (3, "float64", None, 1e-12),
-        (2, "float64", 1, 1e-12),
         (2, "float64", 4, 1e-12),  # the last chunk is not full
-        (2, "float64", 20, 1e-12),
-        (2, "float32", None, 1e-5),
         (2, "bfloat16", None, 0.06),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in [
+                (1, "float64", None, 1e-12),
+                (3, "float64", None, 1e-12),
+                (2, "float64", 1, 1e-12),
+                (2, "float64", 20, 1e-12),
+                (2, "float32", None, 1e-5),
+            ]
+        ),
     ],
 )
 def test_lstm_and_its_gradients_match_the_equations(layers, dtype, remat_chunk, atol):

@@ -357,15 +357,16 @@ def test_a_part_of_an_array_is_read_across_its_pieces():
 
 @pytest.mark.parametrize("name", tiers(["powersgd", "loco"], ["loco"]))
 def test_a_state_of_shards_goes_on_with_its_mesh_alone(name):
-    params, batches = small_model()
+    params, _ = small_model()
     settings = {"min_rate": 0} if name == "powersgd" else {}
     strategy = ALGORITHMS[name](**settings)
-    trainer = trainer_of(strategy=strategy)
-    state, _ = trainer.run(trainer.init(params), batches)
-    held = trainer.to_host(state)
-    trainer.from_host(held)
+    trainer = trainer_of(strategy=strategy, workers=2, lanes=2)
+    held = trainer.to_host(trainer.init(params))
+    with jax.set_mesh(jax.make_mesh((3,), ("users",))):
+        trainer.from_host(held)
     plain = trainer_of(
-        strategy=strategy, backend="vmap", mesh=None, shardings=None, devices=[0]
+        **{"strategy": strategy, "workers": 2, "backend": "vmap"},
+        **{"mesh": None, "shardings": None, "devices": [0]},
     )
     refuses("only on the same mesh", lambda: plain.from_host(held))
 

@@ -33,8 +33,8 @@ ROUNDING = 1e-5  # of float32 after 8 steps: sums of workers in another order
 # Each algorithm trains on vmap, and on devices with one to three lanes on each.
 ON_DEVICES = [(6, "pmap", 2), (6, "shard_map", 3), (3, "pmap", 3), (4, "shard_map", 2)]
 LAYOUT = dict(zip(NAMES, itertools.cycle(ON_DEVICES), strict=False))
-# A round of some, decisions, peers, parts of a mean, a server.
-KINDS = ("fedavg", "dynamic_averaging", "gossip", "quantized_sgd", "async_diloco")
+# A round of some, decisions, peers.
+KINDS = ("fedavg", "dynamic_averaging", "gossip")
 LAYOUT |= dict.fromkeys(KINDS, ON_DEVICES[0])
 TOGETHER = 8  # the compiler needs more than twice as long for twice as many
 

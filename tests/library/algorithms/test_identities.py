@@ -31,10 +31,12 @@ PERIOD = 4
 HEAVY_BALL = optax.sgd(LR, momentum=0.9)
 SCHEDULED = optax.sgd(optax.cosine_decay_schedule(LR, 16), momentum=0.9)
 CLEARLY = 1e-2
+HOSTS = (8, 4, 4), (8, 1, 2)
 
 
 @pytest.mark.parametrize(
-    ("workers", "hosts", "groups"), [(8, 4, 4), (8, 1, 2), (6, 3, 3)]
+    ("workers", "hosts", "groups"),
+    [(6, 3, 3), *(pytest.param(*x, marks=pytest.mark.slow) for x in HOSTS)],
 )
 def test_groups_are_as_many_as_lie_on_whole_hosts(workers, hosts, groups):
     on_hosts = sa.hierarchical(8, inner_period=PERIOD, hosts=hosts)
@@ -75,12 +77,7 @@ def synced_where(synced):
 
 @pytest.mark.parametrize(
     ("name", "synced_first", "s"),
-    [
-        ("bmuf", True, 6),
-        ("bmuf", False, 8),
-        ("diloco", True, 0),
-        ("diloco", False, 6),
-    ],
+    [("bmuf", True, 6), ("bmuf", False, 8), ("diloco", True, 0), ("diloco", False, 6)],
 )
 def test_strategy_after_s_starts_from_the_synchronous_model(name, synced_first, s):
     """The first block is shorter if the period does not divide s."""
@@ -250,6 +247,7 @@ def test_easgd_rests_at_a_point_of_its_own():
     rests(sa.easgd(PERIOD, beta=0.9), weighted(w / (w + alpha * sigma)), lr=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("consensus", "holds"), [(None, True), (1.0, False)])
 def test_choco_sgd_stays_together_at_its_default_step(consensus, holds):
     """Whole steps towards peers of whom little is known lead away from them."""

@@ -141,10 +141,7 @@ CASES = {
     "power_sgd": (functools.partial(reducers.power_sgd, 3), power_sgd_bytes),
     "median": (reducers.median, plainly),
     "clipped": (reducers.clipped, clipped_bytes),
-    "low_bit": (
-        reducers.low_bit,
-        lambda n: in_parts(n, functools.partial(levels, 4)),
-    ),
+    "low_bit": (reducers.low_bit, lambda n: in_parts(n, functools.partial(levels, 4))),
     "ef21": (
         lambda **axis: reducers.ef21(functools.partial(reducers.random_k, 0.3), **axis),
         lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],

@@ -84,10 +84,7 @@ def test_stacked_is_a_tree_or_a_function_of_path_and_shape(stacked):
     ("stacked", "message"),
     [
         ({"blocks": 1}, "stacked must be a tree like params"),
-        (
-            {"blocks": 1, "out": 2},
-            "'out/0' must be at most 1, its axes, got 2",
-        ),
+        ({"blocks": 1, "out": 2}, "'out/0' must be at most 1, its axes, got 2"),
         (lambda path, shape: True, "stacked of 'blocks/b' must be a whole number"),
         (lambda path, shape: None, "'blocks/b' must be a whole number .* got None"),
     ],

@@ -72,14 +72,7 @@ class Trained(NamedTuple):
     replicas: np.ndarray  # (times, workers, size)
 
 
-def train(
-    strategy,
-    optimizer,
-    workers=3,
-    at=(4, 8, 12),
-    batches=None,
-    backend="vmap",
-):
+def train(strategy, optimizer, workers=3, at=(4, 8, 12), batches=None, backend="vmap"):
     """Trains on the batches in turn and looks at the model after the steps `at`.
 
     Equal distances in `at` compile once.

@@ -16,10 +16,7 @@ from own_loop import local_steps
 from problems import relative_error
 from syncalgos import WORKERS, Replica
 
-SHAPES = {
-    "body": {"bias": (4,), "kernel": (3, 4)},
-    "head": {"scale": ()},
-}
+SHAPES = {"body": {"bias": (4,), "kernel": (3, 4)}, "head": {"scale": ()}}
 LR = 0.1
 STEPS = 12
 ROUNDING = 1e-12  # of float64, relative
