@@ -147,7 +147,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     sent = run.rounds.sent(progress)
     steps, seconds, total = line["step"], progress.seconds, line["bytes_per_worker"]
     sha256 = params_sha256(run.trainer.center(outcome.state))
-    decided = introspection.decides(run.method.strategy)
+    decided = introspection.has(run.method.strategy, "decided")
     moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
     # For modelling their time.
     shown = {} if sent is None else sends.to_json(sends.sends(sent))

@@ -214,6 +214,7 @@ def fed_by_a_source():
     """A task whose examples grain's threads read."""
     task = tiny_tasks.drawing()
     data = task.load()
+    assert isinstance(data.train, dict)
     names = [*data.train]
     rows = [*zip(*data.train.values(), strict=True)]
     source = [dict(zip(names, row, strict=True)) for row in rows]

@@ -163,9 +163,9 @@ def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
         return apply_reduce(worker.strategy, replica.params, replica, own.sync, step)
 
     jaxpr = traces.traced(reduced, layout, model, jnp.int32(0))[0].jaxpr
-    for equation in equations(jaxpr):
+    for equation, _ in equations(jaxpr):
         arms = core.jaxprs_in_params(equation.params)
-        names = [{x.primitive.name for x in equations(arm)} for arm in arms]
+        names = [{x.primitive.name for x, _ in equations(arm)} for arm in arms]
         sends = [not COLLECTIVES.keys().isdisjoint(x) for x in names]
         if equation.primitive.name == "cond" and any(sends) and not all(sends):
             return True

@@ -26,7 +26,7 @@ def test_a_momentum_has_a_derivative_at_any_rank(grads):
                 total = total + jnp.sum(jnp.sin(moves))
             return total
 
-        return jax.vmap(worker, axis_name="w")(jnp.asarray(grads)).mean()
+        return jnp.mean(jax.vmap(worker, axis_name="w")(jnp.asarray(grads)))
 
     slope = (end(0.9 + 1e-6) - end(0.9 - 1e-6)) / 2e-6
     assert jax.grad(end)(0.9) == pytest.approx(float(slope), rel=1e-5, abs=1e-7)
