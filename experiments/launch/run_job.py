@@ -57,48 +57,41 @@ def run_job(
     """
     run = prepare(config, group)
     out = config.out or records.default_out(config.task, config.algo)
+    command = [*PROGRAM.split(), *argv]
     try:
-        return _train(run, out, argv, started, asked_to_stop)
+        with in_folder(run, out, command, started) as (run, progress, save, wait):
+            for text in remarks.header(run, config.batch_size is not None):
+                terminal.say(text)
+            tracked = tracking(run, progress, out)
+            with terminal.report(run.config.steps) as report:
+                outcome, summary = train_and_record(
+                    run, out, report, asked_to_stop, save, progress, tracked.log
+                )
+                wait()
+            missing = finish(run, outcome, summary, out, started)
+            tracked.finish(summary)
+            code = exit_codes.decide(_code(outcome, [*missing, *tracked.failed]))
+            if group.is_first:
+                terminal.show_summary(summary, out)
+            after = remarks.after(run, outcome, summary["center_step"])
+            for text in (*missing, *after):
+                terminal.say(text)
+            return code
     except Finished as error:
         terminal.say(str(error))
-        if not group.is_first:
-            return exit_codes.DONE
-        found, path = error.summary, config.export
-        terminal.show_summary(found, out)
-        held = Path(found["export"] or "").absolute()
-        if path and not (path.absolute() == held and path.exists()):
-            terminal.say(f"no model was written to {path}: no checkpoint holds it")
-            return exit_codes.FAILED
-        return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
+        return _shown(error.summary, run, out)
 
 
-def _train(
-    run: Run,
-    out: Path,
-    argv: list[str],
-    started: float,
-    asked_to_stop: Callable[[], int],
-) -> int:
-    """Trains a run, and shows what came of it; returns as `run_job` does."""
-    config, group = run.config, run.group
-    command = [*PROGRAM.split(), *argv]
-    with in_folder(run, out, command, started) as (run, progress, save, wait):
-        for text in remarks.header(run, config.batch_size is not None):
-            terminal.say(text)
-        tracked = tracking(run, progress, out)
-        with terminal.report(run.config.steps) as report:
-            outcome, summary = train_and_record(
-                run, out, report, asked_to_stop, save, progress, tracked.log
-            )
-            wait()
-        missing = finish(run, outcome, summary, out, started)
-        tracked.finish(summary)
-        code = exit_codes.decide(_code(outcome, [*missing, *tracked.failed]))
-        if group.is_first:
-            terminal.show_summary(summary, out)
-        for text in (*missing, *remarks.after(run, outcome, summary["center_step"])):
-            terminal.say(text)
-        return code
+def _shown(found: dict[str, Any], run: Run, out: Path) -> int:
+    """Shows the summary of a run that had finished before; returns the exit code."""
+    if not run.group.is_first:
+        return exit_codes.DONE
+    terminal.show_summary(found, out)
+    path, held = run.config.export, Path(found["export"] or "").absolute()
+    if path and not (path.absolute() == held and path.exists()):
+        terminal.say(f"no model was written to {path}: no checkpoint holds it")
+        return exit_codes.FAILED
+    return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
 
 
 @contextmanager
