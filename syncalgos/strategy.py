@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, collectives, removed
+from syncalgos import checks, removed
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
+from syncalgos.collectives.means import weighted_mean
 from syncalgos.dtypes import wide_dtype
 from syncalgos.host_arrays import check_ours
 
@@ -76,7 +77,7 @@ class MeanCenter(NamedTuple):
     over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        mean = collectives.mean(collectives.weighted(params), self.axis)
+        mean = weighted_mean(params, self.axis)
         return mean if self.over is None else self.over(mean, params, state)
 
 

@@ -17,7 +17,7 @@ from syncalgos.collectives.axes import (
 )
 from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
-from syncalgos.collectives.shares import no_mean
+from syncalgos.collectives.shares import are_weighted, no_mean, weighted
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 SUMMED = 2**18
@@ -39,6 +39,25 @@ def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """
     names, workers = names_of(axis), size(axis)
     return on_floats(lambda xs: _total(xs, names, workers), tree)
+
+
+def weighted_mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+    """Returns the mean over the workers, each of which counts by its weight.
+
+    Args:
+        tree: arrays; leaves that are not floats are kept.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        A tree of the same shapes and dtypes. Without weights it is that of `mean`.
+    """
+
+    # In float32: the product of a float16 and a worker's share may overflow.
+    def leaves(xs):
+        shares = weighted(widen(xs))
+        return narrow(mean(shares, axis), xs)
+
+    return on_floats(leaves, tree) if are_weighted() else mean(tree, axis)
 
 
 def _total(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from syncalgos import collectives
+from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import of_state
@@ -59,7 +59,7 @@ def optimizer_loss(
     # learning rates at different steps, and replicas would drift apart. The mean would
     # be sent at each local step, which local-update algorithms are meant to avoid.
     if introspection.reduces(strategy) and asks(optimizer, replica, loss):
-        return collectives.mean(collectives.weighted(loss), axis)
+        return weighted_mean(loss, axis)
     return loss
 
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
@@ -177,7 +178,7 @@ class Worker(NamedTuple):
         last, me = jnp.maximum(step - 1, 0), collectives.index()
         with collectives.counting(self.share(last, me)):
             params = self.strategy.center(mine, own.sync)
-            buffers = collectives.mean(collectives.weighted(own.replica.buffers))
+            buffers = weighted_mean(own.replica.buffers)
         params = require_same("center", "params", mine, params)
         # Workers' centers may differ, as in a phase that is not active. Without this
         # mean, one worker's model would be evaluated, without an error.

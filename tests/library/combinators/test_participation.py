@@ -184,6 +184,14 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
     assert sampled(0.1, least=2)(0, 1).tolist() == [True]
 
 
+def test_a_weighted_center_of_float16_does_not_overflow():
+    alone = participating(model_averaging(1), lambda step, n: jnp.arange(n) == 3)
+    trainer = trainer_of(alone, lambda params, buffers, *_: (0 * params, (buffers, {})))
+    state = trainer.init(jnp.float16(20000), jnp.float16(30000))
+    center = trainer.center(trainer.run(state, np.zeros((1, 4)))[0])
+    assert (center.params, center.buffers) == (20000, 30000)
+
+
 def test_bfloat16_keeps_its_dtype():
     weighted = participating(model_averaging(2), three_to_one, stale=True)
     trained = train(paced(weighted, [2, 1, 1, 0]), steps=4, dtype=jnp.bfloat16)
