@@ -69,7 +69,7 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 def follow(
     jaxpr: Any, inputs: list, visit: Callable[[Any, list], list], literals: bool = True
 ) -> list:
-    """Follows values of one's own through a jaxpr; returns those of its outputs.
+    """Follows values of any kind through a jaxpr; returns those of its outputs.
 
     Args:
         jaxpr: the jaxpr, with or without its constants.

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import syncalgos
 from experiments import tasks
-from experiments.cli.errors import STOPS, BadRequest, explain, explained
+from experiments.cli.errors import STOPS, BadRequest, explained, in_one_line, place
 from experiments.cli.words import literal, number, one_of, or_none, whole
 from syncalgos import checks
 
@@ -334,7 +334,8 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     except STOPS:
         raise
     except BaseException as error:  # whatever the user's module raises
-        raise explain(f"{where}: cannot import {module!r}", error) from error
+        what = f"{type(error).__name__}: {in_one_line(error)}{place(error)}"
+        raise BadRequest(f"{where}: cannot import {module!r}: {what}") from error
     if attribute not in names:
         hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
         raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")

@@ -196,6 +196,7 @@ def checked(settings: Mapping[str, Setting], config: Any) -> None:
         elif (each.is_repeated or each.read is indices) and value is not None:
             is_one = isinstance(value, str) or not isinstance(value, Iterable)
             value = tuple(map(plain, [value] if is_one else value))
+            value = tuple(map(Path, value)) if each.read is Path else value
         object.__setattr__(config, name, value)  # it may be frozen
         if not each.is_repeated:
             each.check(value)

@@ -88,7 +88,7 @@ def in_signs(
         own = *map(pieces.split, (x + e, v > 0)), part
         *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
         m, e, new = map(pieces.join, own)
-        usual = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0), 1)
+        usual = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0, dtype=v.dtype), 1)
         first = jnp.where(usual > 0, usual, (new / unit / (1 - b1)) ** 2)
         return m / unit, jnp.where(new > 0, first, v), e, part
 

@@ -82,8 +82,10 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
 
     def sync(replica, state, step):
         replica, inner = strategy.sync(replica, state.strategy, step)
-        size, me = collectives.size(axis), collectives.index(axis)
-        share = participation.share_in(rounds, step, size, me)
+        share = None
+        if rounds:
+            size, me = collectives.size(axis), collectives.index(axis)
+            share = participation.share_in(rounds, step, size, me)
         with collectives.counting(share):
             params = collectives.weighted(widen(replica.params))
         average = jax.tree.map(

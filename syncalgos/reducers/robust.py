@@ -212,7 +212,7 @@ def screened_mean(
     collectives.no_mean("EDiT's screened mean")
     leaves, form = jax.tree.flatten(tree)
     # 0 times NaN or infinity would be NaN, in derivatives too.
-    finite = jnp.array([jnp.isfinite(_norm(x)) for x in leaves])
+    finite = jnp.array([jnp.isfinite(_norm(x)) for x in leaves], bool)
     leaves = [jnp.where(ok, x, 0) for x, ok in zip(leaves, finite, strict=True)]
     norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
     usual = finite & _are_usual(norms, seen, screen)

@@ -61,7 +61,7 @@ COMBINED: list[sa.Strategy] = [
     sa.delayed(sa.every(sa.outer_step(OUTER, "int4"), 64), 8, arrival="add"),
     sa.masked(sa.diloco(64), {"w": True, "b": False}),
     sa.ema(sa.bmuf(16), decay=0.999),
-    sa.participating(sa.fedavg(16), sa.sampled(0.5, seed=1), stale=True),
+    sa.participating(sa.bmuf(16), sa.sampled(0.5, seed=1), stale=True),
     sa.paced(sa.model_averaging(16), [16, 8]),
     sa.at_syncs(sa.model_averaging(16), sa.reset(INNER)),
     sa.reduce_with(

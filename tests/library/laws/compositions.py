@@ -87,7 +87,7 @@ NEUTRAL = listed(
 
 
 def names(workers: int, optimizer: str) -> dict[str, Any]:
-    """What an expression may name."""
+    """The names of an expression."""
     rest = [9] * (workers - 1)
     return {name: getattr(sa, name) for name in dir(sa) if name[0] != "_"} | {
         **{name: functools.partial(make, name) for name in sa.ALGORITHMS},

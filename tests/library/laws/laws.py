@@ -246,7 +246,7 @@ def laid_out(asked: Asked) -> Iterator[Found]:
 
 
 def neutral(asked: Asked, wrapper: str = "") -> Iterator[Found]:
-    """What must change nothing around a strategy changes nothing."""
+    """Wrappers that must change nothing change nothing."""
     wrapper = wrapper or one(asked.rng, NEUTRAL)
     wrapped = filled("X", asked.drawn.expression, wrapper)
     try:
