@@ -64,7 +64,9 @@ def hinted(code: int, log: Callable[[str], None]) -> int:
 
 def tells_of_loss(error: Exception) -> bool:
     """Whether an error of jax itself says that another process is gone."""
-    is_of_jax = isinstance(error, jax.errors.JaxRuntimeError) and not place(error)
+    # Where a call begins, jax raises a runtime's error as a ValueError.
+    kinds = jax.errors.JaxRuntimeError, ValueError
+    is_of_jax = isinstance(error, kinds) and not place(error)
     return is_of_jax and _GONE.match(named(error)) is not None
 
 
