@@ -69,8 +69,8 @@ class Combination(NamedTuple):
             combinators.
         kind: what the combinator itself does at other steps.
         delay: local steps from sending to landing.
-        behind: extra -> the same strategy, with `extra` applied after it at its syncs,
-            if the data decide on these or the workers are weighted; else None.
+        behind: extra -> the same strategy, with `extra` applied after it whenever the
+            data decide to act; None if the step alone decides.
         rounds: the schedules of the workers' weights, which are multiplied; (): all
             workers weigh the same.
         turns: number -> the same strategy that takes its turns, such as the links of a

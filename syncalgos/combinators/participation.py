@@ -13,7 +13,6 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import introspection
-from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import when, while_tracing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.keys import common_key
@@ -156,6 +155,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             "participating do: use one schedule, such as the product of both"
         )
     syncs = introspection.ever_syncs(strategy)
+    if not (syncs or introspection.has_reduce(strategy)):
+        return strategy  # it combines nothing, at no step
     if syncs and introspection.has_reduce(strategy):
         raise ValueError(
             "participating: strategy must not both reduce gradients and sync replicas, "
@@ -185,26 +186,39 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         weighted = partial(_weighted_sync, strategy, stale, replica, state, step)
         return _among(schedule, step, axis, weighted, (replica, state))
 
-    # At the same steps, and with the same weights.
-    def behind(extra):
-        extra = when(participating(extra, schedule, stale=stale), landing)
-        return chain(made, extra)
-
     # A whole, as its state is one: combinators must not take it apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(Strategy(sync=sync), landing)).call
-    made = strategy._replace(
+    return strategy._replace(
         init=init,
         reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             gated if syncs else keep_replica,
-            behind=behind if syncs else None,
             rounds=(introspection.Rounds(schedule, landing if syncs else None),),
         ),
         center=introspection.inner_center(strategy),
         acts=landing if syncs else introspection.never,
     )
-    return made
+
+
+def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
+    """Gives a strategy that is applied at another's syncs the weights of these.
+
+    Raises:
+        ValueError: the syncs arrive after several delays.
+    """
+    rounds = [x for x in introspection.rounds(strategy) if x.lands is not None]
+    delays = {x.delay for x in introspection.inside(strategy)} - {0}
+    if not rounds:
+        return extra
+    if len(delays) > 1:
+        raise ValueError("at_syncs: the workers are weighted, and delays differ")
+    delay = sum(delays)
+
+    def schedule(step, workers):
+        return math.prod(_weights_in(x, step - delay, workers) for x in rounds)
+
+    return participating(extra, schedule)
 
 
 LOOKED_AT = 1024

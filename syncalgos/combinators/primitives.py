@@ -15,6 +15,7 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
+from syncalgos.combinators.participation import as_weighted
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import is_key, is_untyped
@@ -201,18 +202,13 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
-    # If the data decide, only the code inside the branch knows of a sync; and only
-    # the strategy inside knows its weights.
-    if not any(x.behind for x in introspection.inside(strategy)):
+    # If the data decide, only the code inside the branch knows of a sync.
+    if not introspection.has(strategy, "decided"):
+        extra = as_weighted(extra, strategy)
         return chain(strategy, when(extra, partial(introspection.lands, strategy)))
     behind = introspection.combination(strategy).behind
     if behind is not None:
         return behind(extra)
-    if introspection.combination(strategy).delay:
-        raise ValueError(
-            "at_syncs: this strategy is delayed, and its workers are weighted: put "
-            "at_syncs inside, as in delayed(at_syncs(…), …)"
-        )
 
     def change(member):
         return _behind(member, extra) if introspection.ever_syncs(member) else member

@@ -161,7 +161,6 @@ CALLS = [
             (lambda x: sa.participating(x, alike), "weighs its workers already"),
             (lambda x: sa.at_syncs(x, FEDAVG), "weighs its workers already"),
             (lambda x: sa.decided(x, alike), "decided: the weights of `participating`"),
-            (lambda x: sa.at_syncs(sa.delayed(x, 1), RESET), "put at_syncs inside"),
         ]
     ),
     (lambda: sa.paced(sa.chain(sa.ema(AVERAGED, 0.5)), [0, 9]), "ema around the whole"),

@@ -367,6 +367,8 @@ def rate(drawn: Drawn) -> float | None:
     factor = FACTOR.search(joined(" ".join(doc.notes)))
     if factor is None:
         return 1.0
+    if re.search(r"\bto\b", factor[1]):  # a bound, not a factor
+        return None
     symbols = {doc.parameters[k].split(",")[0]: x for k, x in values.items()}
     symbols |= {"N": drawn.workers, "mean": lambda x: x, "Λ": 1.0}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
