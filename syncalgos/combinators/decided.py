@@ -100,18 +100,19 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
 
 
 def _reduces(strategy: Strategy) -> bool:
-    """Whether a strategy or a member has a reduce, which no vote would hold back."""
-    members = introspection.combination(strategy).members
-    if not members:
-        return introspection.has_reduce(strategy)
-    return any(map(_reduces, members))
+    """Whether a whole inside has a reduce, which no vote would hold back."""
+    return any(
+        introspection.has_reduce(x) and not introspection.combination(x).members
+        for x in introspection.parts(strategy)
+    )
 
 
 def _follows(strategy: Strategy) -> bool:
     """Whether a phase inside makes its state anew at each step outside of it."""
-    made = introspection.combination(strategy)
-    phase = made.kind == "phase" and introspection.has_center(strategy)
-    return phase or any(map(_follows, made.members))
+    return any(
+        introspection.combination(x).kind == "phase" and introspection.has_center(x)
+        for x in introspection.parts(strategy)
+    )
 
 
 def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:

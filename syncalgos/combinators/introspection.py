@@ -103,12 +103,16 @@ def combination(strategy: Strategy) -> Combination:
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
+def parts(strategy: Strategy) -> Iterator[Strategy]:
+    """Yields a strategy, and all strategies inside it."""
+    yield strategy
+    for member in combination(strategy).members:
+        yield from parts(member)
+
+
 def inside(strategy: Strategy) -> Iterator[Combination]:
     """The structure of a strategy, and those of all strategies inside it."""
-    made = combination(strategy)
-    yield made
-    for member in made.members:
-        yield from inside(member)
+    return map(combination, parts(strategy))
 
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:

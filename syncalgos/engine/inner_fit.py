@@ -1,6 +1,6 @@
 """Refuses inner optimizers that do not fit what a strategy was told of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,12 +24,9 @@ _CLOCKS = {
 }
 
 
-def told(strategy: Strategy) -> Iterator[Strategy]:
+def told(strategy: Strategy) -> list[Strategy]:
     """The strategies inside, itself included, that were told the learning rate."""
-    if strategy.learning_rate is not None:
-        yield strategy
-    for member in introspection.combination(strategy).members:
-        yield from told(member)
+    return [x for x in introspection.parts(strategy) if x.learning_rate is not None]
 
 
 def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:

@@ -19,7 +19,7 @@ from syncalgos.dtypes import narrow, weak_floats, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
 from syncalgos.engine.inner_fit import check_clock
 from syncalgos.engine.losses import OF_WORKERS, WEIGHT, Loss, normalized_loss
-from syncalgos.engine.placement.layout import DEVICES, LANES, is_key, on_words
+from syncalgos.engine.placement.layout import DEVICES, LANES, on_words
 from syncalgos.engine.program import (
     Inputs,
     Model,
@@ -29,7 +29,7 @@ from syncalgos.engine.program import (
     Shared,
     Trained,
 )
-from syncalgos.keys import own_keys
+from syncalgos.keys import is_key, own_keys
 from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import (
     Replica,

@@ -17,7 +17,7 @@ from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
 from syncalgos import DataParallel, Placement, TrainState
-from syncalgos.engine.placement.layout import is_key
+from syncalgos.keys import is_key
 
 HALF, STEPS = 4, 8
 EXAMPLES = 200

@@ -14,19 +14,17 @@ import numpy as np
 import optax
 from jax import lax
 from jax.custom_batching import custom_vmap
-from jax.extend import core
 
 from syncalgos.combinators import introspection
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.engine.lanes import traces
-from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.sharded_tables import beside
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker, first_own
-from syncalgos.jaxprs import equations
-from syncalgos.keys import holds_keys
-from syncalgos.ledger.traced import COLLECTIVES
+from syncalgos.jaxprs import axes, equations, inner
+from syncalgos.keys import holds_keys, is_key
 from syncalgos.strategy import WORKERS, PyTree, apply_reduce, apply_sync, seeing
 
 
@@ -164,9 +162,8 @@ def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
 
     jaxpr = traces.traced(reduced, layout, model, jnp.int32(0))[0].jaxpr
     for equation, _ in equations(jaxpr):
-        arms = core.jaxprs_in_params(equation.params)
-        names = [{x.primitive.name for x, _ in equations(arm)} for arm in arms]
-        sends = [not COLLECTIVES.keys().isdisjoint(x) for x in names]
+        arms = inner(equation)
+        sends = [any(axes(x) for x, _ in equations(arm)) for arm in arms]
         if equation.primitive.name == "cond" and any(sends) and not all(sends):
             return True
     return False

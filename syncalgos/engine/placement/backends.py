@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from syncalgos.engine.placement.layout import DEVICES, LANES, Layout, is_key
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Inputs, Outputs, Program
+from syncalgos.keys import is_key
 from syncalgos.reducers.stacking.shards import Sharding
 
 Replicated = tuple[bool, ...] | None  # for each leaf; None: no leaf is replicated

@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from syncalgos.collectives import WORKERS
 from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
-from syncalgos.keys import is_key as is_key
+from syncalgos.keys import is_key
 
 Device = Any  # jax.Device, which type checkers do not accept as a type
 DEVICES, LANES = WORKERS
