@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from syncalgos.collectives import PyTree
+from syncalgos.held_parts import HeldPart
 
 
 def taken(what: str, tree: PyTree) -> PyTree:
@@ -32,7 +33,7 @@ def taken(what: str, tree: PyTree) -> PyTree:
 
 def check_ours(name: str, x: Any) -> None:
     """Raises a ValueError for an array of another library, such as a torch.Tensor."""
-    ours = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct
+    ours = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | HeldPart
     if hasattr(x, "shape") and not isinstance(x, ours):
         kind = f"{type(x).__module__}.{type(x).__name__}"
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from syncalgos.engine.placement.parts import Bounds, HeldPart
+from syncalgos.held_parts import Bounds, HeldPart
 
 _PIECE = re.compile(r"(.*)@([\d,]+)@([\d:,]+)", re.DOTALL)
 

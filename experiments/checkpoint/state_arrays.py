@@ -12,7 +12,7 @@ from experiments.checkpoint.shard_file import Shard
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
-from syncalgos.engine.placement.parts import HeldPart, bounds_of, part_of
+from syncalgos.held_parts import HeldPart, bounds_of, part_of
 
 Named = dict[str, np.ndarray]
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos.collectives import WORKERS
-from syncalgos.engine.placement.parts import HeldPart, bounds_of, pieces_of
+from syncalgos.held_parts import HeldPart, bounds_of, pieces_of
 from syncalgos.keys import is_key
 
 Device = Any  # jax.Device, which type checkers do not accept as a type

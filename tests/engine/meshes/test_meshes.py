@@ -22,7 +22,7 @@ from tiers import tiers
 
 import syncalgos
 from syncalgos import ALGORITHMS
-from syncalgos.engine.placement.parts import HeldPart
+from syncalgos.held_parts import HeldPart
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import Draws, _drawn
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known

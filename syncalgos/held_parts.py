@@ -57,9 +57,8 @@ class HeldPart:
     def joined(self) -> "np.ndarray | HeldPart":
         """Returns the array if this process holds all of it; else this part."""
         # Pieces do not overlap.
-        if sum(piece.size for piece in self.pieces.values()) < math.prod(self.shape):
-            return self
-        return self.read(tuple((0, size) for size in self.shape))
+        whole = sum(x.size for x in self.pieces.values()) == math.prod(self.shape)
+        return self.read(tuple((0, size) for size in self.shape)) if whole else self
 
 
 def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
