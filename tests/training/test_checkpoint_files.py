@@ -205,7 +205,7 @@ def splits(draw):
     return workers, sorted({0, workers, *cuts}), first, count
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(splits())
 def test_any_rows_are_put_together_from_any_parts(split):
     workers, edges, first, count = split

@@ -1,5 +1,6 @@
 """Displacements that the harness measures, against NumPy."""
 
+import functools
 import importlib
 import itertools
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import initial_params, loss, make_batches
+from problems import initial_params, loss
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
 
 import syncalgos
@@ -16,7 +17,6 @@ from experiments.training.measurements.displacements import figures, measured
 from syncalgos import (
     bmuf,
     communication,
-    gossip,
     masked,
     model_averaging,
     reduce_with,
@@ -24,7 +24,6 @@ from syncalgos import (
 )
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import has_center, mean_center
-from syncalgos.engine.placement.make_layout import BACKENDS
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -128,7 +127,7 @@ def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
     module = importlib.import_module(f"recurrences.{name}")
     expected = literal(module, monkeypatch, settings, syncs)
 
-    found = compared(strategy, sent)
+    found = compared(strategy, sent, backend="shard_map")  # lanes and devices
     np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
@@ -149,20 +148,6 @@ def same_array(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("strategy", "workers"), [(bmuf(4), 3), (gossip(), 6)])
-def test_backends_train_the_same_measured_or_not_and_agree(strategy, workers):
-    sent, at, figures_of = sync_steps(strategy, workers), (6, 12), {}
-    for backend in BACKENDS:
-        with jax.enable_x64(False):
-            given = {"workers": workers, "backend": backend}
-            figures_of[backend] = compared(strategy, sent, at, **given)
-
-    # They round in another order: 1e-7 of params, in displacements of 1e-2 of them.
-    for found in figures_of.values():
-        np.testing.assert_allclose(found, figures_of["vmap"], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.slow
 def test_dispatches_of_one_step_are_measured_too():
     strategy, at = bmuf(4), range(1, 9)
     sent = sync_steps(strategy)
@@ -180,21 +165,28 @@ def drift(params, batch):
     return jnp.sum(params["x"] * jnp.mean(batch[0], axis=0))
 
 
+@functools.cache
+def drifting_trainer(workers):
+    """The same one for all tests, which takes one round of two steps of 0.5."""
+    strategy = model_averaging(2)
+    sent = sync_steps(strategy, 2)  # one worker sends nothing, yet its rounds end
+    return syncalgos.DataParallel(
+        syncalgos.stateless(drift),
+        optax.sgd(0.5),
+        measured(strategy, sent, (2,)),
+        workers=workers,
+        backend="vmap",
+    )
+
+
 def drifting(rows, dtype=float):
     """Figures after one round of two steps in which worker i goes along -rows[i]."""
     rows = np.asarray(rows, float)
-    strategy = model_averaging(2)
-    sent = sync_steps(strategy, 2)  # one worker sends nothing, yet its rounds end
-    _, found = train(
-        measured(strategy, sent, (2,)),
-        (2,),
-        len(rows),
-        loss=drift,
-        optimizer=optax.sgd(0.5),
-        batches=(np.stack([rows] * STEPS),),
-        params={"x": jnp.ones(rows.shape[1], dtype)},
-    )
-    return found[0]
+    trainer = drifting_trainer(len(rows))
+    state = trainer.init({"x": jnp.ones(rows.shape[1], dtype)})
+    state, _ = trainer.run(state, (np.stack([rows] * 2),))
+    found = figures(state)
+    return np.array([found[name] for name in NAMES])
 
 
 DRIFTS = {  # and their cosine
@@ -227,8 +219,8 @@ def test_short_floats_are_measured_in_float32():
 
 
 def test_nothing_is_measured_where_nothing_is_sent():
-    strategy = syncalgos.Strategy()
-    assert np.isnan(compared(strategy, sync_steps(strategy))).all()
+    _, found = train(measured(syncalgos.Strategy(), np.zeros(STEPS, bool), AT), (2,))
+    assert np.isnan(found).all()
 
 
 def test_no_round_is_measured_that_no_evaluation_tells_of():
@@ -294,6 +286,7 @@ def test_rows_of_sharded_tables_are_not_measured():
     np.testing.assert_allclose(found, expected, rtol=ROUNDING)
 
 
+@pytest.mark.slow
 def test_all_tables_leave_nothing_to_measure():
     table = {"table": np.ones((WORKERS, 3))}
 
@@ -309,6 +302,7 @@ def test_all_tables_leave_nothing_to_measure():
     assert np.isnan(found[0, 1])
 
 
+@pytest.mark.slow
 def test_debugging_nans_finds_none_of_ours():
     strategy = reduce_with("mean")
     with jax.debug_nans(True):
@@ -325,10 +319,5 @@ def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
 
 
 def test_steps_beyond_the_plan_are_not_measured():
-    batches = make_batches(20)
-    strategy, at = sync_sgd(), (4, 20)
-    noting = measured(strategy, np.ones(4, bool), (4,))
-
-    _, found = train(noting, at, batches=batches)
-
+    _, found = train(measured(sync_sgd(), np.ones(4, bool), (4,)), (4, 8))
     np.testing.assert_array_equal(found[0], found[1])

@@ -272,21 +272,18 @@ def rate_of(strategy, workers, params=PARAMS):
 @pytest.mark.parametrize(
     ("strategy", "workers", "times"),
     [
-        (syncalgos.bmuf(16), 256, 256),
         (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
-        (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
-        (syncalgos.co2(8), 2, (5**0.5 - 1) / 2),  # Λ = 1 + 1 / Λ
         (fixed_kinds(), 4, 1),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
-                (syncalgos.sync_sgd(), 8, 1),
+                (syncalgos.bmuf(16), 256, 256),
+                (syncalgos.diloco(period=5000), 2, 7),
+                (syncalgos.co2(8), 2, (5**0.5 - 1) / 2),  # Λ = 1 + 1 / Λ
                 (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
                 (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
-                (syncalgos.dynamic_averaging(bound=1e-3), 3, 1),
                 (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
-                (syncalgos.edit(8), 2, 0.8 / 0.15),
             ]
         ),
     ],
@@ -296,6 +293,7 @@ def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     assert found == pytest.approx(0.02 * times, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "times"),
     [
@@ -336,6 +334,7 @@ def test_effective_lr_is_none_where_there_is_none(strategy):
     assert rate_of(strategy, 4) is None
 
 
+@pytest.mark.slow
 def test_effective_lr_is_nan_where_movement_never_gets_steady():
     faster_and_faster = every(outer_step(optax.sgd(0.1, momentum=1.0)), 4)
     found = rate_of(faster_and_faster, 4)
@@ -403,18 +402,13 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     assert plan.config.arguments == {"period": 4}
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-def test_processes_that_read_other_data_are_refused(shift, monkeypatch):
-    """The digest of the other of two is the same, or another."""
+def test_processes_that_read_other_data_are_refused(monkeypatch):
+    """The digest of the other of two is another."""
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     gathered = multihost_utils, "process_allgather"
-    monkeypatch.setattr(*gathered, lambda x: np.stack([x, x + shift]))
-    config, group = parse(["--workers", "2"]), ProcessGroup(processes=2)
-    if not shift:
-        assert prepare(config, group).group is group
-    else:
-        with pytest.raises(BadRequest, match=r"^processes read different data"):
-            prepare(config, group)
+    monkeypatch.setattr(*gathered, lambda x: np.stack([x, x + 1]))
+    with pytest.raises(BadRequest, match=r"^processes read different data"):
+        prepare(parse(["--workers", "2"]), ProcessGroup(processes=2))
 
 
 def test_numbers_that_are_not_finite_are_null():

@@ -30,6 +30,7 @@ def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
         assert (own["w"] == other["w"]).all() and (own["b"] == other["b"]).all()
 
 
+@pytest.mark.slow
 def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
@@ -40,7 +41,7 @@ def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     assert f"no model was written to {path}" in first.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 4 --keep best --overwrite --export {path}"

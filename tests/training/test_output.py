@@ -74,10 +74,13 @@ def assert_complete(ended, whole):
     assert ended.summary["params_sha256"] == whole.summary["params_sha256"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "streams", "processes"),
-    [(left, {"stdout"}, 1), (full, {"stderr"}, 1), (full, {"stdout", "stderr"}, 2)],
+    [
+        pytest.param(left, {"stdout"}, 1, marks=pytest.mark.slow),
+        pytest.param(full, {"stderr"}, 1, marks=pytest.mark.long),
+        pytest.param(full, {"stdout", "stderr"}, 2, marks=pytest.mark.long),
+    ],
 )
 def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path):
     words = f"{TINY} --processes {processes}"
@@ -151,7 +154,7 @@ def test_commands_run_in_a_thread(tmp_path, words=TINY):
     assert codes == [0]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_are_started_from_a_thread(tmp_path, monkeypatch):
     for name, value in environment(JAX_NUM_CPU_DEVICES=1, PYTHONPATH=OURS).items():
         monkeypatch.setenv(name, value)

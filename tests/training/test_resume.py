@@ -20,6 +20,7 @@ from lasting import (
 )
 from owed import parameters
 from small_tasks import folder_of
+from tiers import tiers
 
 from experiments.api import train
 from experiments.checkpoint.folder import load, steps
@@ -121,6 +122,9 @@ def test_resumed_runs_of_two_processes_are_the_uninterrupted_ones(in_two, tmp_pa
 
 # What else a run may carry along
 
+SYNCHRONOUS = (
+    "a synchronous start, averaged moments, labels of its own, and displacements"
+)
 KINDS = {  # flags, and the look after seven steps
     "a schedule, dispatches of several steps, and moments that are reset": (
         f"{BMUF} --optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3 "
@@ -128,7 +132,7 @@ KINDS = {  # flags, and the look after seven steps
         "--opt-state-at-sync reset",
         4,
     ),
-    "a synchronous start, averaged moments, labels of its own, and displacements": (
+    SYNCHRONOUS: (
         f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2 "
         "--partition label --displacements",
         STOP,
@@ -140,13 +144,9 @@ KINDS = {  # flags, and the look after seven steps
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command, look", KINDS.values(), ids=[x.replace(" ", "-") for x in KINDS]
-)
-def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(
-    command, look, tmp_path
-):
+@pytest.mark.parametrize("kind", tiers(KINDS, slow=[SYNCHRONOUS]))
+def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(kind, tmp_path):
+    command, look = KINDS[kind]
     assert_resumed_is_whole(command, tmp_path, look)
 
 
@@ -185,7 +185,7 @@ def assert_near(actual, expected):
             assert mine[name] == pytest.approx(others[name], rel=ROUNDING)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_take_over_from_each_other(in_two, tmp_path):
     command, out = f"{BMUF} --workers 4", tmp_path / "out"
     alone = f"{command} --devices 0,1"
@@ -211,8 +211,7 @@ def assert_refused(out, command, told, code=2):
 # Other numbers of workers
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", tiers([1, 4], slow=[4]))
 def test_new_workers_start_from_the_center(workers, stopped, out):
     command = f"{BMUF} --workers {workers} --steps 7 --resume-center"
     ended = run(command, out)
@@ -223,7 +222,7 @@ def test_new_workers_start_from_the_center(workers, stopped, out):
     assert ended.summary["params_sha256"] == stopped.summary["params_sha256"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     schedule = "--optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3"
     command, out = f"{BMUF} {schedule}", tmp_path / "out"
@@ -242,7 +241,7 @@ def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     assert found[11] == ended.summary["bytes_per_worker"] == found[8]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
     copy, four = shutil.copytree(out, tmp_path / "copy"), f"{BMUF} --workers 4"
     whole = run(f"{four} --resume-center", copy)
@@ -254,16 +253,7 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
 # Nothing to go on from
 
 
-def test_without_a_checkpoint_a_run_starts_from_the_beginning(whole, out):
-    shutil.rmtree(out / FOLDER)
-    ended = run(f"{BMUF} --resume", out)
-    told = f"no checkpoint in {out}: the run starts from the beginning\n"
-    assert ended.stderr.startswith(told)
-    assert ended.summary["resumed_at"] == []
-    assert_same_end(ended, whole)
-
-
-@pytest.mark.parametrize("export", [False, True])
+@pytest.mark.parametrize("export", tiers([False, True], [False]))
 def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
     out = shutil.copytree(whole.out, tmp_path / "out")
     shutil.rmtree(out / FOLDER)
@@ -340,10 +330,11 @@ def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
     ended = run(f"{BMUF} --resume", out)
     assert ended.stderr.splitlines()[1].startswith(f"no checkpoint in {out}: the run ")
     assert (out / FOLDER / ShardName(3, 0, 2).file_name).exists()
+    assert ended.summary["resumed_at"] == []
     assert_same_end(ended, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
     of_two_parts, in_two, tmp_path
 ):
@@ -357,12 +348,14 @@ def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
     assert files(out) == before
 
 
+@pytest.mark.slow
 def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
     for path in out.glob("*.json*"):
         path.unlink()
     assert_refused(out, BMUF, f"--out {out} already holds checkpoints: use another ")
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_stay(out, whole):
     other = out / FOLDER / ShardName(1, 0, 1).file_name
     write(out / FOLDER, load(whole.out / FOLDER, 9)._replace(step=1), 0, 1)
@@ -372,6 +365,7 @@ def test_checkpoints_of_another_run_stay(out, whole):
     assert_same_end(ended, whole)
 
 
+@pytest.mark.slow
 def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(out, whole):
     part = load(out / FOLDER, 7)
     part.record["progress"].update(new=1)
@@ -391,8 +385,6 @@ def test_without_a_checkpoint_another_run_is_not_replaced(out):
 
 
 REFUSED = {
-    "--lr 0.1 --resume": "the run was made with --lr 0.05, not 0.1",
-    "--period 2 --resume": "the run was made with --period 4, not 2",
     "--steps 6 --resume": "the checkpoint of step 7 is after the last step, --steps 6",
     "--workers 4 --resume": (
         "the checkpoint of step 7 has 2 workers, not 4: --resume-center starts new "
@@ -405,7 +397,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("flags", REFUSED)
+@pytest.mark.parametrize(
+    "flags", tiers(REFUSED, [x for x in REFUSED if "steps" not in x])
+)
 def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
     told = REFUSED[flags]
     colon = "" if "--overwrite" in told else ":"
@@ -456,26 +450,21 @@ def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
     assert_goes_on(left.out, whole, command=f"{command} --checkpoint-every 11")
 
 
+@pytest.mark.slow
 def test_crash_costs_what_came_after_the_last_checkpoint(whole, tmp_path):
     out = tmp_path / "out"
     with pytest.raises(Crash):
         run(BMUF, out, crash_at(6))
     assert not (out / "summary.json").exists()
-    assert [json.loads(x)["step"] for x in read(out / "metrics.jsonl")] == [4]
+    lines = (out / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(x)["step"] for x in lines] == [4]
     assert_goes_on(out, whole, 3)
 
 
-def read(path):
-    return path.read_text().splitlines()
-
-
-def torn(path):
-    """As a kill may leave a file's end."""
-    path.write_bytes(path.read_bytes()[:-7])
-
-
 BROKEN = {
-    "metrics-torn": lambda out: torn(out / "metrics.jsonl"),
+    "metrics-torn": lambda out: (out / "metrics.jsonl").write_bytes(  # as by a kill
+        (out / "metrics.jsonl").read_bytes()[:-7]
+    ),
     "metrics-garbage": lambda out: (out / "metrics.jsonl").write_bytes(b"\xff\x00"),
     "all-but-checkpoints-missing": lambda out: [
         path.unlink() for path in out.glob("*.json*")
@@ -483,7 +472,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", tiers(BROKEN, ["metrics-torn"]))
 def test_broken_files_are_made_good(kind, whole, tmp_path):
     """The run is done: with nothing to train, this is quick."""
     out = shutil.copytree(whole.out, tmp_path / "out")
@@ -530,6 +519,7 @@ def run_id(ended):
     return last_part(ended).record["run_id"]
 
 
+@pytest.mark.slow
 def test_checkpoint_of_before_ids_and_flags_serves(whole, out):
     for step in steps(out / FOLDER):
         part = load(out / FOLDER, step)
@@ -565,7 +555,7 @@ def flipped(path):
     [
         (flipped, 0, 1),
         pytest.param(flipped, 1, 2, marks=pytest.mark.slow),
-        pytest.param(Path.unlink, 0, 2, marks=pytest.mark.slow),
+        pytest.param(Path.unlink, 0, 2, marks=pytest.mark.long),
     ],
 )
 def test_damage_is_told_and_the_checkpoint_before_serves(
