@@ -58,13 +58,10 @@ def assert_close(actual, expected):
 @pytest.mark.parametrize(
     ("resident", "optimizer", "parts"),
     [
-        pytest.param(False, optax.adam(0.05), 3, marks=pytest.mark.slow),
+        pytest.param(False, optax.adam(0.05), EXAMPLES, marks=pytest.mark.slow),
         (True, optax.sgd(0.05, momentum=0.9), 2),
-        pytest.param(
-            True, optax.sgd(0.05, momentum=0.9), EXAMPLES, marks=pytest.mark.slow
-        ),
     ],
-    ids=["batches", "rows", "single rows"],
+    ids=["batches", "rows"],
 )
 def test_microbatches_give_the_result_of_the_whole_batch(resident, optimizer, parts):
     whole = train(optimizer, resident)
@@ -90,7 +87,10 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
     assert_close(metrics["mean"], np.reshape(seen, (12, 3)).mean(1))
 
 
-@pytest.mark.parametrize(("backend", "k"), [("pmap", 1), ("shard_map", 2)])
+@pytest.mark.parametrize(
+    ("backend", "k"),
+    [pytest.param("pmap", 1, marks=pytest.mark.slow), ("shard_map", 2)],
+)
 def test_each_worker_step_and_microbatch_draws_from_its_own_key(backend, k):
     """The key of the step itself, where there is one microbatch."""
 

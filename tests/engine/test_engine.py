@@ -19,6 +19,7 @@ from problems.linear import (
     plain_loss,
     plain_trainer,
 )
+from tiers import tiers
 
 import syncalgos
 from syncalgos import Strategy, stateless
@@ -122,9 +123,7 @@ def test_center_is_one_plain_model_that_can_start_a_run():
     jax.jit(plain_loss)(center.params, {"x": X, "y": Y})
 
 
-@pytest.mark.parametrize(
-    ("resident", "examples"), [(False, 24), (False, 3), (True, 3), (False, 11)]
-)
+@pytest.mark.parametrize(("resident", "examples"), [(False, 3), (True, 3), (False, 11)])
 def test_evaluate_weighs_examples_that_workers_do_not_divide_as_all_others(
     resident, examples
 ):
@@ -216,8 +215,7 @@ def test_numpy_numbers_as_parameters_widen_nothing():
         assert syncalgos.communication(strategy, params, workers=2, steps=4).syncs == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], slow=["pmap"]))
 def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
     def train():
         offset = jnp.zeros(3)  # the user's data, which the loss holds
@@ -238,16 +236,10 @@ def test_nothing_is_left_of_a_trainer_that_is_gone(backend):
     assert [x() for x in left] == [None, None, None]
 
 
-@pytest.mark.parametrize(
-    ("backend", "kind"),
-    [
-        pytest.param("pmap", AxisType.Auto, marks=pytest.mark.slow),
-        ("shard_map", AxisType.Explicit),
-    ],
-)
-def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
+@pytest.mark.slow
+def test_a_mesh_that_the_users_program_has_set_changes_nothing():
     def train():
-        trainer = make_trainer(backend=backend)
+        trainer = make_trainer(backend="shard_map")
         state = trainer.init(jax.tree.map(jnp.asarray, make_params()))
         batches = jax.tree.map(jnp.asarray, BATCHES)
         state, metrics = trainer.run(state, batches)
@@ -257,7 +249,7 @@ def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
         return host((metrics, evaluated, trainer.center(state).params)), apart, sent
 
     expected = train()
-    mesh = jax.make_mesh((3,), ("data",), axis_types=(kind,))
+    mesh = jax.make_mesh((3,), ("data",), axis_types=(AxisType.Explicit,))
     with jax.set_mesh(mesh):
         found = train()
         assert jax.sharding.get_mesh() == mesh
@@ -265,6 +257,7 @@ def test_a_mesh_that_the_users_program_has_set_changes_nothing(backend, kind):
     assert found[1:] == expected[1:]
 
 
+@pytest.mark.slow
 def test_negatives_of_all_workers_are_those_of_the_whole_batch():
     """As docs/strategies.md has it: workers add up to one with their batches."""
 
@@ -298,7 +291,7 @@ def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
         make_trainer(backend="pmap")
 
 
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], ["shard_map"]))
 def test_nans_that_jax_looks_for_are_found_and_their_step_named(backend):
     with jax.debug_nans(True):
         trainer = make_trainer(backend=backend)
@@ -382,7 +375,7 @@ def test_nothing_is_compiled_twice():
     assert trainer.compile_seconds == seconds > 0
 
 
-@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+@pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], ["shard_map"]))
 def test_many_dispatches_do_not_deadlock(backend):
     """Without throttling, executions in flight abort after 40 s (docs/design.md)."""
     trainer = make_trainer(syncalgos.sync_sgd(), workers=6, backend=backend)

@@ -158,10 +158,8 @@ OF_PARAMS = [
     (started(seed=2**32), "seed must be below 2.*31, got 4294967296"),
     (started(seed=-1), "seed must be a whole number of at least 0, got -1"),
     (with_step(np.int32(3)), STEP.format("of dtype int32")),
-    (with_step(np.zeros(3, bool)), STEP.format("of dtype bool")),
     (with_step(jax.random.key(0)), STEP.format("of dtype key<fry>")),
     (with_step("text"), STEP.format("str")),
-    (with_step(plain_loss), STEP.format("function")),
     (started({"w": 1.5}), r"params\['w'\] is float.*asarray\(1\.5\)$"),
     (started(Normed), r"^params is .* an object of this class, Normed\(…\)$"),
     (started({}), "params hold no arrays"),
@@ -209,12 +207,9 @@ MIXES = r"^optimizer: the step of params\['{}'\], .* same on all workers, depend
 DRAWS = "^optimizer: its state holds a random key, which must be the same"
 OF_OPTIMIZERS = [
     (beside_tables(CLIPPED), MIXES.format("rest")),
-    (beside_tables(CLIPPED, sa.bmuf(4)), MIXES.format("rest")),
     (beside_tables(optax.apply_if_finite(SGD, 3)), MIXES.format("rest")),
-    (beside_tables(optax.contrib.prodigy()), MIXES.format("rest")),
     (inner(CLIPPED, IN_PART), MIXES.format("w")),
     (beside_tables(NOISY), DRAWS),
-    (inner(NOISY, IN_PART), DRAWS),
     (inner(NOISY, sa.post_local_sgd(dense_steps=8, period=4)), DRAWS),
     (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
     (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
@@ -300,9 +295,6 @@ OF_BATCHES = [
     (ran({"x": X[ROWS[:, :10]]}), r"divide over 4 workers: .* step, pass x\["),
     (ran(TEN), r"divide over 4 workers: .* step, pass x\["),
     (ran(accumulate=4), "6 examples of each of 4 workers .* multiple of 16, .* or 32$"),
-    (ran({"x": X[ROWS[:, :10]]}, accumulate=4), "batch of 10 does not .* over 4"),
-    (evaluated({"x": X[ROWS], "y": Y[ROWS[:6]]}), rf"{Y_LEADS} \(6, 24\), but"),
-    (evaluated(X[ROWS].tolist()), r"batches\[0\].* is float: convert lists to"),
     (evaluated(ELEVEN, counting("hits")), r"shape \(2,\) depends on the .* size: drop"),
     (evaluated(ELEVEN, counting(WEIGHT)), f"of 11 .* into 4 parts, and {WEIGHT}"),
     (stepped(TEN), r"10 does not divide .* such as 8 or 12; .* steps, call run$"),
@@ -482,8 +474,8 @@ def merged(loss=None, strategy=SYNC_SGD, buffers=()):
 
 OF_FORMS = [
     (in_turn(strategy=SYNC_SGD), "'sequential': the strategy reduces gradients"),
-    (in_turn(talking), "'sequential': .* communicates with other workers"),
     (in_turn(talking_by_jax), "'sequential': .* communicates with other workers"),
+    (in_turn(talking), "'sequential': .* communicates with other workers"),
     (merged(strategy=BMUF), "'merged': .*does not take the mean of all gradients"),
     (merged(growing, buffers={"n": np.zeros(2, np.float32)}), "has buffers of its own"),
     (merged(drawn), "lane_form cannot be 'merged': .*draws from each worker's own key"),

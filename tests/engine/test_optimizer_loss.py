@@ -76,9 +76,8 @@ def strategies(kind):
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        ("local", {"backend": "shard_map", "each_worker": True}),
         ("local", {"backend": "pmap", "lane_form": "sequential", "accumulate": 3}),
-        ("synchronous", {"lane_form": "vectorized", "accumulate": 2}),
+        pytest.param("local", {"each_worker": True}, marks=pytest.mark.slow),
         ("synchronous", {"backend": "pmap", "lane_form": "merged", "accumulate": 2}),
     ],
 )
@@ -131,11 +130,8 @@ FOLLOWING = optax.chain(
 )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "workers"), [(sa.sync_sgd(), WORKERS), (sa.bmuf(4), 1)]
-)
-def test_reduce_on_plateau_reduces(strategy, workers):
-    trainer = sa.DataParallel(plain_loss, FOLLOWING, strategy, workers=workers)
+def test_reduce_on_plateau_reduces():
+    trainer = sa.DataParallel(plain_loss, FOLLOWING, sa.sync_sgd(), workers=WORKERS)
     state, _ = trainer.run(trainer.init(wide(make_params())), wide(BATCHES))
     plateau = state.replica.opt_state[-1]
     assert (np.asarray(plateau.scale) < 0.2).all()
@@ -167,7 +163,7 @@ def test_lines_have_the_rate_of_their_last_step(tmp_path):
     assert {x["step"]: x["learning_rate"] for x in ended.lines} == rates
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     """By an optimizer that needs the loss."""
     words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"

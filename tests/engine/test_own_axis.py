@@ -76,18 +76,6 @@ def assert_trains_alike(factories, mapped, optimizers_of):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-# Means, peers, parts that are gathered, groups, and votes: the recurrences are tested
-# in a loop over an axis of jax.vmap, all of them.
-KINDS = ("bmuf", "gossip", "topk_sgd", "hierarchical", "dynamic_averaging")
-
-
-@pytest.mark.parametrize("mapped", [jax.pmap, shard_mapped])
-def test_own_loop_trains_as_the_engine_does(mapped):
-    factories = {name: partial(make, name) for name in KINDS}
-    kept = {name: owed(name).optimizer for name in KINDS}
-    assert_trains_alike(factories, mapped, kept)
-
-
 # An elastic pull towards the mean, as a user would write it.
 SOURCE = '''
 import jax
@@ -120,8 +108,18 @@ def pulled(**axis):
     return names["pulled"](**axis)
 
 
-def test_a_strategy_of_ones_own_trains_as_in_the_engine():
-    assert_trains_alike({"own": pulled}, jax.pmap, {"own": optax.sgd(0.1)})
+# Means, peers, parts that are gathered, groups, and votes: the recurrences are tested
+# in a loop over an axis of jax.vmap, all of them.
+KINDS = ("bmuf", "gossip", "topk_sgd", "hierarchical", "dynamic_averaging")
+
+
+@pytest.mark.parametrize(
+    "mapped", [pytest.param(jax.pmap, marks=pytest.mark.slow), shard_mapped]
+)
+def test_own_loop_trains_as_the_engine_does(mapped):
+    factories = {name: partial(make, name) for name in KINDS} | {"own": pulled}
+    kept = {name: owed(name).optimizer for name in KINDS} | {"own": optax.sgd(0.1)}
+    assert_trains_alike(factories, mapped, kept)
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """Models of flax and equinox, tasks of the user's own, and models in files."""
 
-import functools
 import re
 import sys
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,38 +46,6 @@ class Model(NamedTuple):
     buffers: Any
     loss: Any
     predict: Any
-
-
-class Linen(nn.Module):
-    dropout: float
-    axis_name: Any
-
-    @nn.compact
-    def __call__(self, x, train):
-        norm = nn.BatchNorm(not train, axis_name=self.axis_name)
-        x = nn.relu(norm(nn.Dense(8)(x)))
-        return nn.Dense(2)(nn.Dropout(self.dropout, deterministic=not train)(x))
-
-
-def of_linen(dropout, axis_name):
-    model = Linen(dropout, axis_name)
-    buffers = model.init(jax.random.key(0), POINTS[0], train=False)
-    params = buffers.pop("params")
-
-    def loss(params, buffers, batch, key):
-        logits, buffers = model.apply(
-            {"params": params, **buffers},
-            batch["x"],
-            train=True,
-            rngs={"dropout": key},
-            mutable=["batch_stats"],
-        )
-        return cross_entropy(logits, batch), (buffers, {})
-
-    def predict(params, buffers, x):
-        return model.apply({"params": params, **buffers}, x, train=False)
-
-    return Model(params, buffers, loss, predict)
 
 
 def of_nnx(dropout, axis_name):
@@ -137,14 +103,6 @@ def of_equinox():
     return Model(params, buffers, loss, predict)
 
 
-FLAX = {"linen": of_linen, "nnx": of_nnx}
-MODELS = {
-    "linen": functools.partial(of_linen, 0.2, None),
-    "nnx": functools.partial(of_nnx, 0.2, None),
-    "equinox": of_equinox,
-}
-
-
 def train(model, strategy):
     """Returns the center and each step's loss."""
     trainer = DataParallel(model.loss, optax.sgd(LR), strategy, workers=4)
@@ -167,18 +125,17 @@ def assert_same_bits(tree, other):
 
 
 @pytest.mark.parametrize(
-    ("name", "strategy"),
+    ("model", "strategy"),
     [
-        pytest.param("linen", bmuf(5, block_momentum=0.5), marks=pytest.mark.slow),
-        ("nnx", sync_sgd()),
-        ("equinox", bmuf(5, block_momentum=0.5)),
+        (lambda: of_nnx(0.2, None), sync_sgd()),
+        pytest.param(of_equinox, bmuf(5, block_momentum=0.5), marks=pytest.mark.slow),
     ],
-    ids=MODELS,
+    ids=["nnx", "equinox"],
 )
 def test_models_of_other_libraries_learn_and_are_loaded_as_they_were(
-    name, strategy, tmp_path
+    model, strategy, tmp_path
 ):
-    model, path = MODELS[name](), tmp_path / "model.safetensors"
+    model, path = model(), tmp_path / "model.safetensors"
     center, losses = train(model, strategy)
     assert losses[-5:].mean() < 0.8 * losses[:5].mean()
     assert jax.tree.structure(center.params) == jax.tree.structure(model.params)
@@ -190,11 +147,8 @@ def test_models_of_other_libraries_learn_and_are_loaded_as_they_were(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", ["linen", "nnx"])
-def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
-    library, float64
-):
-    local, joint = (FLAX[library](0.0, axis) for axis in (None, WORKERS))
+def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(float64):
+    local, joint = (of_nnx(0.0, axis) for axis in (None, WORKERS))
     start = doubled(local.params), doubled(local.buffers)
 
     @jax.jit
@@ -224,7 +178,7 @@ def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(
 def test_bytes_leave_out_what_batch_statistics_send():
     sent = []
     for axis_name in (None, WORKERS):
-        model = of_linen(0.0, axis_name)
+        model = of_nnx(0.0, axis_name)
         trainer = DataParallel(model.loss, optax.sgd(LR), sync_sgd(), workers=4)
         state = trainer.init(model.params, model.buffers)
         sent.append(trainer.communication(state, steps=3).per_step.tolist())
@@ -409,6 +363,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     assert (predicted.stdout, predicted.stderr) == (shown, "")
 
 
+@pytest.mark.slow
 def test_a_modules_own_random_state_draws_apart_on_each_worker():
     """One that is equal on all workers would drop the same units on all of them."""
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))

@@ -39,6 +39,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path):
     ended = run(f"{TINY} --steps 10 --algo model_averaging", tmp_path / "out")
     assert ended.code == 0
@@ -52,8 +53,7 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     [
         ("--steps 16", ""),
         ("--steps 10 --sync-until 2", ""),
-        ("--steps 10 --workers 1", WITHOUT_SYNC),
-        ("--steps 10 --algo model_averaging", ""),  # the mean is no center of its own
+        pytest.param("--steps 10 --workers 1", WITHOUT_SYNC, marks=pytest.mark.slow),
         (
             "--steps 3 --period 100000",
             "bmuf does not sync in these 3 steps: use --period 3 or less",
@@ -64,15 +64,9 @@ def test_no_sync_is_told_where_a_center_waits_for_one(words, told):
     assert never(words) == told
 
 
-# A first sync after a period, of fragments, and by clocks.
-@pytest.mark.parametrize(
-    "name",
-    [
-        "bmuf",
-        pytest.param("streaming_diloco", marks=pytest.mark.slow),
-        pytest.param("async_diloco", marks=pytest.mark.slow),
-    ],
-)
+# A first sync of fragments, and by clocks.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["streaming_diloco", "async_diloco"])
 def test_the_way_out_of_any_algorithm_leads_out(name):
     """The period of a sync is found by counting what is sent."""
     told = never(f"--steps 1 --algo {name}")
@@ -114,15 +108,8 @@ def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ("--task tiny_tasks:poisoned --at 2", "step 2 was not finite on worker"),
-        ("--task tiny_tasks:drawing --lr 1e9", r"was [\d.e+]+, above 1000 times the"),
-    ],
-)
-def test_a_diverged_run_says_in_which_way(words, told, tmp_path):
-    ended = run(f"{TINY} {words} --algo sync_sgd", tmp_path / "out")
+def test_a_run_whose_loss_has_grown_says_so(tmp_path):
+    ended = run(f"{TINY} --lr 1e9 --algo sync_sgd", tmp_path / "out")
     assert ended.code == 3
     [line] = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
-    assert re.search(told, line) and " or " not in line
+    assert re.search(r"was [\d.e+]+, above 1000 times the", line) and " or " not in line

@@ -9,14 +9,12 @@ import jax
 import jax.monitoring
 import jax.numpy as jnp
 import numpy as np
-import optax
 import side_by_side
-from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
-from syncalgos import DataParallel, Placement, TrainState
+from syncalgos import DataParallel
 from syncalgos.keys import is_key
 
 HALF, STEPS = 4, 8
@@ -53,15 +51,6 @@ def host(tree):
         return np.asarray(x)
 
     return jax.tree.map(leaf, tree)
-
-
-def revived(tree):
-    """The inverse of `host`, with typed keys."""
-
-    def leaf(x):
-        return jax.random.wrap_key_data(x.data) if isinstance(x, Key) else x
-
-    return jax.tree.map(leaf, tree, is_leaf=lambda x: isinstance(x, Key))
 
 
 def part(trainer, batches):
@@ -140,51 +129,6 @@ def of_draws(backend, workers, devices=None):
     return train(trainer, drawing.start(trainer), drawing.make_batches())[1]
 
 
-# Workers, and the axes within one, on four devices.
-MESHES = [(2, {"fsdp": 2}), (1, {"fsdp": 4}), (2, {"fsdp": 4})]
-MESHES += [(1, {"tensor": 2, "fsdp": 2}), (1, {"fsdp": 2, "tensor": 2})]
-
-
-def of_meshes():
-    """Trains with workers that are meshes, of one process and of several."""
-    rng = np.random.default_rng(0)
-    params = {"in": rng.normal(size=(4, 8)), "out": rng.normal(size=(8, 4))}
-    batches = {name: rng.normal(size=(STEPS, 16, 4)) for name in ("x", "y")}
-
-    def loss(params, batch):
-        hidden = jnp.tanh(batch["x"] @ params["in"])
-        return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
-
-    found = {}
-    for strategy in (syncalgos.bmuf(2), syncalgos.topk_sgd(density=0.3)):
-        for workers, axes in MESHES:
-            names = [*axes, None][:2]
-            trainer = DataParallel(
-                syncalgos.stateless(loss),
-                optax.sgd(0.1, momentum=0.9),
-                strategy,
-                workers=workers,
-                backend="shard_map",
-                placement=Placement(
-                    mesh=axes, shardings={"in": P(*names[::-1]), "out": P(*names)}
-                ),
-            )
-            rows = trainer.layout.own_rows(16)
-            mine = jax.tree.map(lambda x, rows=rows: x[:, rows], batches)
-            state, metrics = trainer.run(trainer.init(params), mine)
-            found[f"{workers} {axes} {len(found)}"] = {
-                "metrics": metrics,
-                "evaluation": trainer.evaluate(state, mine),
-                "divergence": trainer.divergence(state),
-                "sent": trainer.communication(state, STEPS).bytes_per_device,
-            }
-            again = trainer.from_host(trainer.to_host(state))
-            found[f"{len(found)} goes on"] = [
-                trainer.run(each, mine)[1]["loss"] for each in (again, state)
-            ]
-    return host(found)
-
-
 def of_rows(backend, workers, devices=None):
     """Trains on rows of data that lie on the devices."""
     trainer = drawing.make_trainer(backend, workers, devices)
@@ -204,24 +148,6 @@ def debugged(backend, workers, devices=None):
     with jax.debug_nans(True):
         trainer = linear.make_trainer(None, workers, backend, devices=devices)
         return train(trainer, trainer.init(linear.make_params()), linear.BATCHES)[1]
-
-
-def go_on(held, first, stop, backend, workers, devices=None):
-    """Takes these steps from what `to_host` gave of all workers.
-
-    Args:
-        held: the pickle of it, a dict of the fields of TrainState; None begins.
-    """
-    trainer = drawing.make_trainer(backend, workers, devices)
-    state = drawing.start(trainer)
-    if held is not None:
-        here = trainer.layout.own_workers
-        kept = revived(pickle.loads(Path(held).read_bytes()))
-        kept |= taken({x: kept[x] for x in ("replica", "sync")}, here.start, here.stop)
-        state = trainer.from_host(TrainState(**kept))
-    batches = drawing.make_batches()
-    state, metrics = trainer.run(state, part(trainer, taken(batches, first, stop)))
-    return seen(trainer, state, [metrics], batches)
 
 
 def of_orbax(backend, folder):
@@ -333,8 +259,8 @@ def refusals():
 WORK = {
     f.__name__: f
     for f in (
-        *(algorithms, alone, debugged, go_on),
-        *(of_draws, of_meshes, of_orbax, of_rows, of_tables, refusals),
+        *(algorithms, alone, debugged, of_draws),
+        *(of_orbax, of_rows, of_tables, refusals),
     )
 }
 

@@ -65,7 +65,7 @@ def test_processes_of_one_machine_listen_to_it_alone(start):
     assert {*found} == {HERE}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_name_that_means_nothing_here_serves_all_the_same(start):
     """Processes of one machine that has its own name in /etc/hosts."""
     name = socket.gethostname()

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import signal
-import time
 
 import numpy as np
 import pytest
@@ -92,7 +91,7 @@ def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     assert_same_end(again, wide)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_disk_that_takes_no_file_is_told_and_the_summary_is_shown(disk, wide):
     ended = run(WIDE, disk / "out", AtLooks({4: lambda: fill(disk)}))
     why = os.strerror(errno.ENOSPC)
@@ -147,29 +146,6 @@ LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
 def in_training(command, step=40):
     """Waits until all processes have saved a step."""
     until(lambda: newest(command.run_out) >= step, f"step {step}")
-
-
-def lose(command, number):
-    """Kills a process, which must be named in time."""
-    pid, since = command.member(number), time.monotonic()
-    os.kill(pid, signal.SIGKILL)
-    command.wait_for(rf"process {number} \(pid {pid}\) was killed by SIGKILL", NOTICED)
-    assert time.monotonic() - since < NOTICED
-
-
-@pytest.mark.slow
-def test_four_survive_a_kill_and_end_by_a_second(start):
-    command = start(f"{LONG} --processes 4 --max-restarts 1 --steps 40000")
-    in_training(command)
-    lose(command, 2)
-    command.wait_for("restart 1 of 1")
-    in_training(command, newest(command.run_out) + 40)
-    lose(command, 0)
-    ended = command.ended(NOTICED)
-    assert ended.code == 75, ended.stderr
-    assert len(re.findall(r"^process . .*", ended.stderr, re.M)) == 2
-    assert "Traceback" not in ended.stderr
-    assert ended.stdout == ""
 
 
 @pytest.mark.slow
@@ -242,26 +218,21 @@ def assert_names_the_worker(ended):
     told = [x for x in ended.stderr.splitlines() if x.startswith("diverged")]
     assert len(told) == 1
     assert f"the loss of step {AT} was not finite on worker {worker}" in told[0]
+    assert " or " not in told[0]
 
 
 def test_worker_whose_loss_is_not_finite_is_named_and_nothing_of_it_saved(tmp_path):
     out = tmp_path / "out"
     assert_names_the_worker(run(f"{POISONED} --checkpoint-every 4", out))
     assert steps(out / FOLDER) == [4]
-    again = run(f"{POISONED} --resume", out)
-    assert "resuming from the checkpoint of step 4" in again.stderr
-    assert_names_the_worker(again)
 
 
-@pytest.mark.slow
-def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
-    assert_names_the_worker(start(f"{POISONED} --processes 2").ended())
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "when, code, what",
-    [("init", 2, "no init here"), ("read", 75, "the disk is on fire")],
+    [
+        pytest.param("init", 2, "no init here", marks=pytest.mark.slow),
+        pytest.param("read", 75, "the disk is on fire", marks=pytest.mark.long),
+    ],
 )
 def test_task_that_fails_on_one_process_ends_all_alike(when, code, what, start):
     words = LONG.replace("drawing", f"failing --when {when}")

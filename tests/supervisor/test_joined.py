@@ -34,13 +34,14 @@ def refused(command):
 # Processes that do not find each other
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address_is_told(start):
     at = free_address()
     line = refused(start(f"{by_hand(at, 1, RUN)} --init-timeout 1"))
     assert line.startswith(f"process 1 could not reach process 0 at {at} in 1 s (")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_those_that_came_say_that_others_are_missing(start):
     at = free_address()
     words = [by_hand(at, i, RUN, count=4) for i in (0, 1)]
@@ -71,7 +72,7 @@ def test_processes_that_differ_end_with_one_line_each(start, tmp_path):
 @pytest.mark.parametrize(
     "number, code, thread",
     [
-        pytest.param(signal.SIGINT, 130, 0, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, 130, 0, marks=pytest.mark.long),
         (signal.SIGTERM, 75, -1),  # which does not wake the main thread
     ],
     ids=str,

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 from commands import CACHE, members
-from in_process import HALF, STEPS, Seen, host, taken
+from in_process import HALF, Seen, host, taken
 from problems import drawing
 from tiers import tiers
 
@@ -106,10 +106,10 @@ def both(start, several, one, piece):
 
 
 # Processes, their devices, a backend: two workers on each device.
-LAYOUTS = [(2, 1, "pmap"), (4, 1, "shard_map"), (2, 2, "shard_map")]
+LAYOUTS = [(2, 1, "pmap"), (4, 1, "shard_map")]
 
 
-@pytest.mark.parametrize("layout", tiers(LAYOUTS, slow=LAYOUTS[:2]), ids=str)
+@pytest.mark.parametrize("layout", tiers(LAYOUTS, slow=LAYOUTS[:1]), ids=str)
 def test_algorithms_give_the_numbers_of_one_process(start, layout):
     processes, devices, backend = layout
     in_all = processes * devices
@@ -119,73 +119,47 @@ def test_algorithms_give_the_numbers_of_one_process(start, layout):
     assert_same(*both(start, several, one, *todo), ROUNDING)
 
 
-# For two processes of two devices each: what, workers, devices. With the first device
-# of each, a sum has one order. REORDERED starts with the last process, and in it with
-# its last device.
+# For two processes of two devices each: a backend, what, workers, devices. With the
+# first device of each, a sum has one order. REORDERED starts with the last process,
+# and in it with its last device.
 FIRST, REORDERED = [0, 2], [3, 2, 1, 0]
 ENGINE = {
-    "debugged": ("debugged", 4, FIRST),
-    "rows": ("of_rows", 4, FIRST),
-    "draws-reordered": ("of_draws", 8, REORDERED),
-    "draws-on-all": ("of_draws", 8, None),
-    "tables": ("of_tables", 4, FIRST),
-    "tables-reordered": ("of_tables", 4, REORDERED),
-    "tables-on-all": ("of_tables", 4, None),
+    "rows": ("pmap", "of_rows", 4, FIRST),
+    "draws-reordered": ("pmap", "of_draws", 8, REORDERED),
+    "tables": ("pmap", "of_tables", 4, FIRST),
+    "debugged": ("shard_map", "debugged", 4, FIRST),
+    "draws-on-all": ("shard_map", "of_draws", 8, None),
+    "tables-on-all": ("shard_map", "of_tables", 4, None),
 }
-FAST = ("rows", "draws-reordered", "tables")
 ALONE = {backend: work("alone", backend=backend, rounds=[1, 2]) for backend in BACKENDS}
-MESHED = work("of_meshes")
-REFUSALS = work("refusals")  # by processes of their own, as only they are not slow
+REFUSALS = work("refusals")  # by processes of their own
 
 
-def engine_piece(backend, name):
-    what, workers, devices = ENGINE[name]
+def engine_piece(name):
+    backend, what, workers, devices = ENGINE[name]
     return work(what, backend=backend, workers=workers, devices=devices)
 
 
-def engine_groups(backend, fast):
+def engine_groups(backend):
     """Several processes, which do more, and one."""
-    names = [name for name in ENGINE if name in FAST or not fast]
-    todo = tuple(engine_piece(backend, name) for name in names)
-    more = (ALONE["pmap"], ALONE["vmap"]) if fast else (ALONE["shard_map"],)
-    if (backend, fast) == ("shard_map", False):
-        todo = (*todo, MESHED)
-    return Group(2, 2, todo + more), Group(1, 4, todo)
+    todo = tuple(engine_piece(name) for name, x in ENGINE.items() if x[0] == backend)
+    more = [ALONE[x] for x in BACKENDS if (x == "shard_map") == (backend == x)]
+    return Group(2, 2, (*todo, *more)), Group(1, 4, todo)
 
 
-def cases_of_the_engine():
-    for backend in ("pmap", "shard_map"):
-        for name in ENGINE:
-            fast = backend == "pmap" and name in FAST
-            marks = pytest.mark.slow if fast else pytest.mark.long
-            yield pytest.param(backend, name, fast, id=f"{backend}-{name}", marks=marks)
-
-
-@pytest.mark.parametrize(("backend", "name", "fast"), list(cases_of_the_engine()))
-def test_engine_gives_the_numbers_of_one_process(start, backend, name, fast):
+@pytest.mark.parametrize(
+    "name", tiers(ENGINE, slow=["rows", "draws-reordered", "tables"])
+)
+def test_engine_gives_the_numbers_of_one_process(start, name):
     """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""
-    several, one = engine_groups(backend, fast)
-    found = both(start, several, one, engine_piece(backend, name))
-    assert_same(*found, ROUNDING)
+    several, one = engine_groups(ENGINE[name][0])
+    assert_same(*both(start, several, one, engine_piece(name)), ROUNDING)
 
 
-@pytest.mark.long
-def test_workers_that_are_meshes_may_lie_in_a_process_or_span_several(start):
-    several, one = (start(x) for x in engine_groups("shard_map", fast=False))
-    (whole,) = one.result()
-    for each in several.result():
-        assert_same(each[MESHED], whole[MESHED], ROUNDING)
-        for again, unbroken in [
-            x for x in each[MESHED].values() if isinstance(x, list)
-        ]:
-            np.testing.assert_array_equal(again, unbroken)
-
-
-@pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["shard_map"]))
+@pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["pmap"]))
 def test_process_on_its_own_devices_trains_alone(start, backend):
     """One goes on when the other has ended, which no collective would outlast."""
-    fast = backend != "shard_map"
-    several, _ = engine_groups("pmap" if fast else backend, fast)
+    several, _ = engine_groups("shard_map" if backend == "shard_map" else "pmap")
     pieces = [work("alone", backend=b, rounds=[2]) for b in ALONE]
     futures = start(several), start(Group(1, 2, tuple(pieces)))
     apart, [whole] = (future.result() for future in futures)
@@ -211,6 +185,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
     for found in start(Group(2, 2, (REFUSALS,))).result():
@@ -219,39 +194,6 @@ def test_what_processes_cannot_do_is_refused_in_one_line(start, name):
         assert "\n" not in message
         with pytest.raises(ValueError, match=REFUSED[name]):
             raise ValueError(message)
-
-
-@pytest.mark.long
-def test_state_goes_on_in_another_layout(start, tmp_path):
-    """From one process to two, and back to one: on two devices, and on one."""
-
-    def ran(processes, devices, *pieces):
-        found = start(Group(processes, devices, pieces)).result()
-        return [joined([each[piece] for each in found]) for piece in pieces]
-
-    def piece(held, first, stop, backend="pmap", devices=None):
-        where = {"backend": backend, "workers": 4, "devices": devices}
-        return work("go_on", held=held, first=first, stop=stop, **where)
-
-    def kept(seen, name):
-        path = tmp_path / name
-        both_kinds = seen.own | seen.common
-        fields = {x: both_kinds[x] for x in ("replica", "sync", "step", "key")}
-        path.write_bytes(pickle.dumps(fields))
-        return str(path)
-
-    whole, before = ran(1, 2, piece(None, 0, STEPS), piece(None, 0, 3))
-    [between] = ran(2, 1, piece(kept(before, "before"), 3, 6))
-    last = kept(between, "between"), 6, STEPS
-    layouts = ("shard_map", None), ("pmap", [0]), ("vmap", None)
-    after = ran(1, 2, *(piece(*last, *layout) for layout in layouts))
-    for each in after:
-        assert_same(each.own, whole.own, ROUNDING)
-        parts = [x.common["metrics"][0] for x in (before, between, each)]
-        metrics = jax.tree.map(lambda *xs: np.concatenate(xs), *parts)
-        assert_same(metrics, whole.common["metrics"][0], ROUNDING)
-        for name in ("center", "divergence", "evaluation", "key", "step"):
-            assert_same(each.common[name], whole.common[name], ROUNDING)
 
 
 @pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], slow=["shard_map"]))
@@ -265,8 +207,7 @@ def test_processes_go_on_from_orbax(start, tmp_path, backend):
     assert_same(moved, saved)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", tiers(BACKENDS, slow=["pmap"]))
 def test_one_process_goes_on_from_the_host_with_nothing_compiled(backend):
     trainer = drawing.make_trainer(backend, 4, [0] if backend == "vmap" else [0, 1])
     halves = [taken(drawing.make_batches(), n, n + HALF) for n in (0, HALF)]

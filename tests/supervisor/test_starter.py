@@ -240,7 +240,7 @@ def test_stopped_process_ends_the_run_and_is_named(start):
     assert ended.stderr.splitlines()[-1] == f"process 0 (pid {pid}) {FROZEN}"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_port_that_another_program_takes_is_tried_again(start):
     command = start(f"{RUN} --processes 2")
     words = Path(f"/proc/{command.member(0)}/cmdline").read_text()

@@ -46,21 +46,17 @@ def command(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_call_makes_the_run_of_the_command(command):
+@pytest.mark.parametrize("strategy", [None, syncalgos.diloco(16)])
+def test_a_call_makes_the_run_of_the_command(strategy, command):
+    """By the algorithm's name, or by an object in its place."""
     lines = []
-    trained = train(TINY, on_evaluation=lines.append)
+    trained = train(TINY, strategy=strategy, on_evaluation=lines.append)
     assert command.code == 0
-    assert trained.summary["params_sha256"] == command.summary["params_sha256"]
+    for name in ("params_sha256", "bytes_per_worker", "effective_lr", "syncs"):
+        assert trained.summary[name] == command.summary[name]
     assert trained.metrics == lines
     assert [line["step"] for line in lines] == [8, 16, 24]
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(trained.center.params))
-
-
-@pytest.mark.slow
-def test_a_strategy_of_ones_own_takes_the_place_of_the_algorithm(command):
-    trained = train(TINY, strategy=syncalgos.diloco(16))
-    for name in ("params_sha256", "bytes_per_worker", "effective_lr", "syncs"):
-        assert trained.summary[name] == command.summary[name]
 
 
 @pytest.mark.slow
@@ -140,15 +136,6 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     assert {"tracker": "--track", "checkpoint": "no checkpoint"}.get(
         output, str(out)
     ) in told
-
-
-@pytest.mark.slow
-def test_a_preset_gives_an_algorithm_its_papers_flags():
-    config = replace(TINY, preset="paper", algo="slowmo", steps=128)
-    paper = parse([*WORDS.split(), "--algo", "slowmo", "--preset", "paper"])
-    summary = train(config).summary
-    assert summary["arguments"] == paper.arguments
-    assert summary["arguments"] != parse(["--algo", "slowmo"]).arguments
 
 
 @pytest.mark.slow

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import small_tasks
 from jax.core import Tracer
 from jax.experimental import multihost_utils
 
@@ -17,7 +16,7 @@ import syncalgos
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.pipeline import sampler
-from experiments.tasks.task import held_out, losses
+from experiments.tasks.task import held_out
 from experiments.training import optimizers, records
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
@@ -76,33 +75,6 @@ def test_every_held_out_example_counts_once(workers, batch):
     weighted = data["weight"][rows] * data["v"][rows]
     assert np.mean(weighted, dtype=np.float64) == pytest.approx(values.mean(), rel=1e-6)
     np.testing.assert_array_equal(np.sort(rows[rows < 360]), np.arange(360))
-
-
-@pytest.mark.slow
-def test_neither_training_nor_evaluation_depends_on_the_workers():
-    """A batch is cut, not drawn, by workers: rows know nothing of them."""
-    task = small_tasks.make("digits")
-    data = task.load()
-    params, buffers = task.init(jax.random.key(0))
-    on_test, _ = task.apply(params, buffers, data.test, None, train=False)
-    losses_seen = []
-    for workers in (1, 7):
-        train_loss, eval_loss = losses(task)
-        trainer = syncalgos.DataParallel(
-            *(train_loss, optax.sgd(0.1), syncalgos.sync_sgd()),
-            workers=workers,
-            backend="vmap",
-            eval_loss=eval_loss,
-        )
-        state = trainer.init(params, buffers)
-        test, rows = held_out(data.test, workers)
-        metrics = trainer.evaluate(state, rows, trainer.place(test))
-        for name, x in on_test.items():
-            assert np.mean(metrics[name]) == pytest.approx(float(np.mean(x)), rel=1e-5)
-        rows = sampler.rows(0, 0, 5, 14, data.examples)
-        _, metrics = trainer.run(state, rows, trainer.place(data.train))
-        losses_seen.append(np.asarray(metrics["loss"]))
-    np.testing.assert_allclose(*losses_seen, rtol=1e-5)  # rounding of the mean
 
 
 @pytest.mark.parametrize(

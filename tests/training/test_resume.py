@@ -19,7 +19,6 @@ from lasting import (
     signal_at,
 )
 from owed import parameters
-from small_tasks import folder_of
 from tiers import tiers
 
 from experiments.api import train
@@ -70,9 +69,9 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
     return ended
 
 
-def assert_resumed_is_whole(command, tmp_path, look=STOP):
+def assert_resumed_is_whole(command, tmp_path):
     """A run that was stopped after seven steps ends as one that was not."""
-    left = run(command, tmp_path / "stopped", signal_at(look))
+    left = run(command, tmp_path / "stopped", signal_at(STOP))
     assert left.code == 75, left.stderr
     assert_goes_on(left.out, run(command, tmp_path / "whole"), command=command)
 
@@ -122,40 +121,13 @@ def test_resumed_runs_of_two_processes_are_the_uninterrupted_ones(in_two, tmp_pa
 
 # What else a run may carry along
 
-SYNCHRONOUS = (
-    "a synchronous start, averaged moments, labels of its own, and displacements"
-)
-KINDS = {  # flags, and the look after seven steps
-    "a schedule, dispatches of several steps, and moments that are reset": (
-        f"{BMUF} --optimizer sgd --momentum 0.9 --schedule cosine --warmup-steps 3 "
-        "--checkpoint-every 7 --eval-every 7 --dispatch-steps 3 "
-        "--opt-state-at-sync reset",
-        4,
-    ),
-    SYNCHRONOUS: (
-        f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2 "
-        "--partition label --displacements",
-        STOP,
-    ),
-    "errors fed back, and lanes of shard_map": (
-        f"{TINY} --algo topk_sgd --density 0.3 --workers 4 --backend shard_map",
-        STOP,
-    ),
-}
 
-
-@pytest.mark.parametrize("kind", tiers(KINDS, slow=[SYNCHRONOUS]))
-def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(kind, tmp_path):
-    command, look = KINDS[kind]
-    assert_resumed_is_whole(command, tmp_path, look)
-
-
-@pytest.mark.long
-def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
-    command = f"--task embeddings --batch-size 16 --data-dir {folder_of('embeddings')}"
-    command += " --order 3 --width 4 --tables sharded --negatives 4 --workers 2"
-    command += " --algo bmuf --period 4 --steps 9 --eval-every 4 --checkpoint-every 6"
-    assert_resumed_is_whole(f"{command} --dispatch-steps 1", tmp_path)
+@pytest.mark.slow
+def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
+    """A synchronous start, averaged moments, a schedule, and labels of its own."""
+    command = f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2 "
+    command += "--partition label --displacements --schedule cosine --warmup-steps 3"
+    assert_resumed_is_whole(command, tmp_path)
 
 
 # Other devices and processes
@@ -316,7 +288,7 @@ def only_half(source, out, step):
     """Leaves one of two shards of a checkpoint."""
     for path in (out / FOLDER).iterdir():
         path.unlink()
-    split(source, out / FOLDER, 0, step)
+    write(out / FOLDER, load(source.out / FOLDER, step, 0, 1), 0, 2)
 
 
 def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
@@ -332,20 +304,6 @@ def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
     assert (out / FOLDER / ShardName(3, 0, 2).file_name).exists()
     assert ended.summary["resumed_at"] == []
     assert_same_end(ended, whole)
-
-
-@pytest.mark.long
-def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
-    of_two_parts, in_two, tmp_path
-):
-    out = shutil.copytree(of_two_parts.out, tmp_path / "out")
-    for path in (out / FOLDER).glob("*.1-of-2.npz"):
-        flipped(path)
-    before = files(out)
-    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
-    assert ended.code == 2  # of both
-    assert ended.stderr.endswith(f"; no file was removed: {ANEW}\n")
-    assert files(out) == before
 
 
 @pytest.mark.slow
@@ -397,9 +355,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(
-    "flags", tiers(REFUSED, [x for x in REFUSED if "steps" not in x])
-)
+@pytest.mark.parametrize("flags", REFUSED)
 def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
     told = REFUSED[flags]
     colon = "" if "--overwrite" in told else ":"
@@ -491,27 +447,6 @@ def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
 
 
 # Runs that are not to be mixed
-
-
-def split(source, folder, number, step=7):
-    """Puts a worker's rows of a run's step into a folder, as a part of two."""
-    write(folder, load(source.out / FOLDER, step, number, 1), number, 2)
-
-
-@pytest.mark.long
-def test_processes_that_read_parts_of_two_runs_notice(
-    stopped, whole, in_two, out, tmp_path
-):
-    """Each one reads its own part alone."""
-    other = run(BMUF, tmp_path / "again", signal_at(STOP))
-    (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
-    for number, source in enumerate((stopped, other)):
-        split(source, out / FOLDER, number)
-    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
-    told = "the checkpoint of step 7 cannot be used: "
-    assert f"{told}its shard files are of different runs" in ended.stderr.splitlines()
-    assert ended.summary["resumed_at"] == [6]
-    assert_same_end(ended, whole)
 
 
 def run_id(ended):

@@ -56,7 +56,9 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-@pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
+@pytest.mark.parametrize(
+    "given", [pytest.param({"workers": 6}, marks=pytest.mark.slow), ON_A_MESH]
+)
 def test_a_program_from_shapes_is_the_one_that_runs(given):
     trainer = trainer_of(syncalgos.bmuf(PERIOD), **given)
     params, batches = model()

@@ -128,14 +128,14 @@ def constrained(params, batch):
     return jnp.mean((hidden @ params["out"] - batch["y"]) ** 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "given"),
     [
-        (2, {"loss": constrained}),  # two lanes
-        pytest.param(2, {"lane_form": "sequential"}, marks=pytest.mark.slow),
-        pytest.param(1, {"accumulate": 2}, marks=pytest.mark.slow),
+        (2, {"lane_form": "sequential"}),
+        (1, {"accumulate": 2}),
         (1, {"shardings": lambda path, shape: SPECS[path]}),
-        pytest.param(1, {"batch_axes": (), "shardings": P()}, marks=pytest.mark.slow),
+        (1, {"batch_axes": (), "shardings": P()}),
     ],
 )
 def test_params_are_those_of_workers_without_a_mesh(workers, given):
@@ -145,7 +145,7 @@ def test_params_are_those_of_workers_without_a_mesh(workers, given):
 
 
 def test_all_that_is_shaped_like_params_is_cut_as_they_are():
-    trainer = trainer_of(workers=2)
+    trainer = trainer_of(workers=2, loss=constrained)
     state = ends_alike(trainer, small_model()[0], 2)
     adam = state.replica.opt_state[0]
     assert adam.count.sharding.is_fully_replicated
@@ -168,7 +168,7 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
         for name, x in params.items()
     }
     trainer = trainer_of(mesh=mesh, shardings=None)
-    state = ends_alike(trainer, placed, 1)
+    state = trainer.init(placed)
     assert state.replica.params["in"].sharding.spec == P("devices", None, None, "fsdp")
     again = trainer.from_host(trainer.to_host(state))
     assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
@@ -209,7 +209,7 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
-@pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], ["sparta"]))
+@pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], slow=["sparta"]))
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
     trainer = trainer_of(

@@ -35,7 +35,6 @@ def loss_with(look):
 
 OPTIMIZER = optax.sgd(LR, momentum=MOMENTUM)
 STRATEGIES = {
-    "average": model_averaging(PERIOD),
     "bmuf": bmuf(PERIOD, block_momentum=0.5),
     "reset": chain(model_averaging(PERIOD), every(reset(OPTIMIZER), PERIOD)),
 }
