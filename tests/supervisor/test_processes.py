@@ -143,8 +143,8 @@ def engine_piece(name):
 def engine_groups(backend):
     """Several processes, which do more, and one."""
     todo = tuple(engine_piece(name) for name, x in ENGINE.items() if x[0] == backend)
-    more = [ALONE[x] for x in BACKENDS if (x == "shard_map") == (backend == x)]
-    return Group(2, 2, (*todo, *more)), Group(1, 4, todo)
+    alone = ("shard_map",) if backend == "shard_map" else ("pmap", "vmap")
+    return Group(2, 2, (*todo, *(ALONE[x] for x in alone))), Group(1, 4, todo)
 
 
 @pytest.mark.parametrize(
