@@ -245,13 +245,13 @@ def rate_of(strategy, workers, params=PARAMS):
     ("strategy", "workers", "times"),
     [
         (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
+        (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
         (fixed_kinds(), 4, 1),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
                 (syncalgos.bmuf(16), 256, 256),
-                (syncalgos.diloco(period=5000), 2, 7),
                 (syncalgos.co2(8), 2, (5**0.5 - 1) / 2),  # Λ = 1 + 1 / Λ
                 (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
                 (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
