@@ -71,10 +71,10 @@ MEANS = words(
 SAME_RATE = words(
     """when participating sampled ema at_end at_syncs every chain average reset"""
 )
-# Steps of one size, another factor in the docstring's words, or none at all.
+# Steps of one size or by lot, another factor in the docstring's words, or none at all.
 OTHER_RATE = words(
     """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc fedopt
-    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco"""
+    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco palsgd"""
 )
 # In a sum over the steps these send all of a gradient that stays.
 WHOLE = words("mean median trimmed error_feedback late low_bit int8 ef21")
@@ -369,7 +369,11 @@ def rate(drawn: Drawn) -> float | None:
         return 1.0
     if re.search(r"\bto\b", factor[1]):  # a bound, not a factor
         return None
-    symbols = {doc.parameters[k].split(",")[0]: x for k, x in values.items()}
+    usual = 1 - 1 / drawn.workers  # of bmuf's momentum
+    symbols = {
+        doc.parameters[k].split(",")[0]: usual if x is None else x
+        for k, x in values.items()
+    }
     symbols |= {"N": drawn.workers, "mean": lambda x: x, "Λ": 1.0}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
     text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1])
