@@ -108,6 +108,7 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
     assert (summary["diverged"], summary["diverged_at"]) == (False, None)
 
 
+@pytest.mark.slow
 def test_train_loss_is_the_mean_since_the_last_line(run):
     fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
     pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))

@@ -91,6 +91,7 @@ def counted(*argv):
 # Who gets what.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["label", "dirichlet:0.5 --validation 0.1"])
 def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
     """And on each as often as on the others, to within one round of the shard."""
@@ -201,6 +202,7 @@ def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seede
 # Displacements.
 
 
+@pytest.mark.slow
 def test_displacements_are_those_of_what_the_workers_saw():
     """Two workers that count go from 0 to their counts."""
     _, counts, _ = counted()
@@ -214,6 +216,7 @@ def test_displacements_are_those_of_what_the_workers_saw():
     assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_displacements_that_were_never_measured_are_null():
     _, _, _, (line,) = finished(run_of(*COUNTING, *APART, "--displacements"))
     assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None
