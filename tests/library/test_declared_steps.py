@@ -90,8 +90,8 @@ def seen(made):
     return jax.tree.map(np.asarray, found)
 
 
-# A period, periods that grow, drawn ones, a server's.
-FEW = ("bmuf", "qsr", "scaffnew", "halos")
+# Periods that grow, and a server's.
+FEW = ("qsr", "halos")
 REST = [name for name in sa.ALGORITHMS if name not in FEW]
 
 

@@ -20,20 +20,21 @@ def follow(strategy, steps, opt_state=(), start=None):
     """
 
     def worker(params):
-        replica, state = sa.Replica(params, opt_state), strategy.init(params)
-        history = []
-        for step in range(steps):
-            grads, state = strategy.reduce(params, replica, state, jnp.int32(step))
-            replica, state = strategy.sync(replica, state, jnp.int32(step))
+        def local_step(carry, step):
+            replica, state = carry
+            grads, state = strategy.reduce(params, replica, state, step)
+            replica, state = strategy.sync(replica, state, step)
             center = strategy.center(replica.params, state)
-            history.append((replica, state, center, grads))
-        return history
+            return (replica, state), (replica, state, center, grads)
 
-    lanes = jax.vmap(worker, axis_name="lanes", in_axes=0)
+        carry = sa.Replica(params, opt_state), strategy.init(params)
+        return jax.lax.scan(local_step, carry, jnp.arange(steps))[1]
+
+    lanes = jax.vmap(worker, axis_name="lanes", out_axes=1)
     start = np.arange(3.0) if start is None else start
     mapped = jax.jit(jax.vmap(lanes, axis_name="devices"))
     found = jax.tree.map(np.asarray, mapped(jnp.asarray(start)[None]))
-    return jax.tree.map(lambda x: x[0], found)
+    return [jax.tree.map(lambda x, i=step: x[0, i], found) for step in range(steps)]
 
 
 def moving(change):
@@ -124,8 +125,9 @@ SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
 def reset_after(updates, optimizer, **given):
     """The state of an optimizer that was reset after some updates along ones."""
     state = optimizer.init(ONES)
+    update = jax.jit(lambda state: optimizer.update(ONES, state, ONES, **given)[1])
     for _ in range(updates):
-        _, state = optimizer.update(ONES, state, ONES, **given)
+        state = update(state)
     return sa.reset(optimizer).sync(sa.Replica(ONES, state), (), 3)[0].opt_state
 
 
@@ -157,10 +159,10 @@ def test_reset_keeps_what_counts_steps_and_remembers_losses():
 )
 def test_reset_keeps_accumulated_gradients(accumulating):
     """Reset every 2 steps, updates of every third would never come."""
-    params = jnp.ones(3)
+    params, update = jnp.ones(3), jax.jit(accumulating.update)
     state = accumulating.init(params)
     for step in range(12):
-        updates, state = accumulating.update(jnp.ones(3), state, params)
+        updates, state = update(jnp.ones(3), state, params)
         params = optax.apply_updates(params, updates)
         if step % 2:
             replica = sa.Replica(params, state)
