@@ -73,29 +73,6 @@ def test_it_trains_as_the_engine_does_with_one_worker(names):
         syncalgos.center_of(strategy, inner.init(start), start)
 
 
-@pytest.mark.parametrize(("rate", "momentum"), [(0.7, 0.9), (0.5, 0.0)])
-def test_diloco_of_one_worker_is_snoo(rate, momentum):
-    """b <- mu b + s; w <- w - eta (mu b + s), with s the way of K inner steps back."""
-    batches, period, lr = data(), 4, 0.05
-    slow = {k: np.float64(v) for k, v in PARAMS.items()}
-    velocity = {k: np.zeros_like(v) for k, v in slow.items()}
-    for start in range(0, STEPS // period * period, period):
-        fast = dict(slow)
-        for batch in batches[start : start + period].astype(np.float64):
-            error = batch @ fast["matrix"] - batch[:, :3] + fast["scalar"]
-            fast["matrix"] = fast["matrix"] - lr * 2 * batch.T @ error / error.size
-            fast["scalar"] = fast["scalar"] - lr * 2 * error.mean()
-        for key in ("matrix", "scalar"):
-            s = slow[key] - fast[key]
-            velocity[key] = momentum * velocity[key] + s
-            slow[key] = slow[key] - rate * (momentum * velocity[key] + s)
-    strategy = syncalgos.diloco(period, outer_lr=rate, outer_momentum=momentum)
-    optimizer = syncalgos.as_optimizer(strategy, optax.sgd(lr))
-    own, _ = trained(optimizer, PARAMS, batches[: STEPS // period * period])
-    for key in slow:
-        np.testing.assert_allclose(own[key], slow[key], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_params_keep_their_dtypes(dtype):
     params = jax.tree.map(lambda x: jnp.asarray(x, dtype), PARAMS)

@@ -72,6 +72,7 @@ def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     assert relative_error(trained.replicas[0], np.array(theta)) <= ROUNDING
 
 
+@pytest.mark.slow
 def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     """Momentum under a constant gradient only grows; one made anew would be 0."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)

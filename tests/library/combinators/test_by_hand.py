@@ -311,13 +311,10 @@ def crossed(draw):
     return text, hooks
 
 
-@pytest.mark.parametrize("examples", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_crossed_combinators_are_as_by_hand(examples):
-    @settings(max_examples=examples, derandomize=True, phases=[Phase.generate])
-    @given(crossed())
-    def each_is(composition):
-        text, hooks = composition
-        expected = Synced(momentum=0.9, steps=16, **hooks)
-        assert_same(train(eval(text), HEAVY_BALL, steps=16), expected)
-
-    each_is()
+@pytest.mark.slow
+@settings(max_examples=20, derandomize=True, phases=[Phase.generate])
+@given(crossed())
+def test_crossed_combinators_are_as_by_hand(composition):
+    text, hooks = composition
+    expected = Synced(momentum=0.9, steps=16, **hooks)
+    assert_same(train(eval(text), HEAVY_BALL, steps=16), expected)

@@ -159,7 +159,10 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+LATER = "a pace begins with its phase", "what is chained behind a pace stays"
+
+
+@pytest.mark.parametrize("name", tiers(VALUES, {*VALUES} - {*LATER}))
 def test_values_where_two_meet(name):
     strategy, moves, replicas, center = VALUES[name]
     [(found, mean, _)] = trained(strategy, moves)

@@ -13,6 +13,7 @@ from problems.quadratics import (
     train,
     unflatten,
 )
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import model_averaging, paced, participating, reducers, sampled
@@ -49,7 +50,7 @@ WEIGHED = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("name", tiers(WEIGHED, ["one gate", "gradients"]))
 def test_weights_reach_all_that_is_made_of_the_workers(name):
     """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
     trainer = trainer_of(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))

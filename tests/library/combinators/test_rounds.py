@@ -146,6 +146,7 @@ def test_a_sync_at_the_end_is_one_more_and_no_other():
     assert landed == [6, 13, 19]
 
 
+@pytest.mark.slow
 def test_a_sync_at_the_end_is_that_of_a_shorter_last_round():
     """10 local steps are two rounds of 4, then one of 2."""
     batches = np.random.default_rng(0).normal(size=(10, 6, 3)).astype(np.float32)
