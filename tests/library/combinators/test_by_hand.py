@@ -116,7 +116,6 @@ ALONE = {
         delayed(every(sa.average(), lambda step: 3), 5, arrival="add"),
         {"ends": each(3), "delay": 5, "add": True},
     ),
-    "phase, delayed": (delayed(sa.after(AVERAGED, 4), 2), {"ends": late, "delay": 2}),
     # Nothing arrives in it that was sent before.
     "phase with a center, delayed": (
         chain(sa.until(sa.sync_sgd(), 4), delayed(sa.after(sa.bmuf(4, **BMUF), 4), 2)),
@@ -127,10 +126,6 @@ ALONE = {
             "delay": 2,
             "combine": at_first(reduced()),
         },
-    ),
-    "gradients, delayed": (
-        delayed(sa.sync_sgd(), 3),
-        {"ends": never, "combine": reduced(delay=3)},
     ),
     "gradients first and models later, delayed": (
         delayed(sa.post_local_sgd(dense_steps=4, period=4), 2),
@@ -157,10 +152,6 @@ ALONE = {
     "weighted, stale": (
         participating(AVERAGED, by_round, stale=True),
         {"weights": of_round, "stale": True},
-    ),
-    "weighted gradients": (
-        participating(sa.sync_sgd(), by_round),
-        {"ends": never, "combine": reduced(of_round)},
     ),
     "weighted gradients first and models later": (
         participating(sa.post_local_sgd(dense_steps=4, period=4), by_round),
@@ -199,10 +190,6 @@ ALONE = {
     "schedule, paced": (
         paced(every(sa.average(), lambda step: 2 + step), [9, 9, 3, 3]),
         {"ends": lambda step: step in (1, 5, 13, 29), "quotas": [9, 9, 3, 3]},
-    ),
-    "masked gradients": (
-        masked(sa.sync_sgd(), PART),
-        {"ends": never, "combine": reduced(mask=BODY)},
     ),
     "masked rows": (masked(AVERAGED, ROWS), {"mask": IN_ROWS}),
     "masked, the optimizer whole": (

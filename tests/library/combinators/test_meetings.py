@@ -51,16 +51,8 @@ NOBODY = {
     "moving average": (sa.ema(weighted(sa.model_averaging(4)), 0.5), None),
     "moving average inside": (weighted(sa.ema(sa.model_averaging(4), 0.5)), None),
     "moving average of the paced": (sa.ema(FIRST_RESTS, 0.5), None),
-    "paced moving average": (
-        sa.paced(sa.ema(sa.model_averaging(4), 0.5), [0, 9, 9, 9]),
-        None,
-    ),
     "optimizer at syncs": (
         sa.at_syncs(weighted(sa.model_averaging(2)), OF_STATE),
-        MOMENTUM,
-    ),
-    "optimizer at syncs, in a period": (
-        sa.at_syncs(sa.every(weighted(sa.average()), 2), OF_STATE),
         MOMENTUM,
     ),
     "in a phase": (

@@ -11,7 +11,6 @@ import optax
 import pytest
 from optax import contrib
 
-import syncalgos
 from syncalgos import optax_states
 from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import restart
@@ -152,24 +151,6 @@ def is_key(x):
 
 def data(x):
     return jax.random.key_data(x) if is_key(x) else x
-
-
-def test_prodigy_trains_on_through_resets():
-    """A line is found; restarted at each sync, the rate would stay near 1e-6."""
-    optimizer = contrib.prodigy()
-    strategy = syncalgos.chain(
-        syncalgos.model_averaging(8), syncalgos.every(syncalgos.reset(optimizer), 8)
-    )
-    trainer = syncalgos.DataParallel(
-        lambda params, batch: jnp.mean((params - batch) ** 2),
-        optimizer,
-        strategy,
-        workers=2,
-    )
-    _, metrics = trainer.run(
-        trainer.init(jnp.zeros(3)), np.full((200, 2, 3), 5.0, "f4")
-    )
-    assert metrics["loss"][-1] < 1e-2 < metrics["loss"][0]
 
 
 def test_states_have_the_names_of_the_installed_optax():
