@@ -190,9 +190,23 @@ def train(
         noise: in the gradients, (at least steps, 8, SIZE).
         dtype: of params.
     """
-    optimizer = SGD if optimizer is None else optimizer
+    alone = {"": (strategy, SGD if optimizer is None else optimizer)}
+    return train_all(alone, workers, steps, axis, start, noise, dtype)[""]
+
+
+def train_all(
+    pairs,
+    workers=4,
+    steps=STEPS,
+    axis: Any = WORKERS,
+    start=START,
+    noise=NOISE,
+    dtype: Any = float,
+):
+    """Trains with each of {name: (strategy, inner optimizer)}, in one program."""
     own = of_workers(workers, steps, axis, start, noise, dtype)
-    compiled = jax.jit(program(strategy, optimizer, steps, axis))
+    programs = {name: program(*pair, steps, axis) for name, pair in pairs.items()}
+    compiled = jax.jit(lambda own: {name: run(own) for name, run in programs.items()})
 
     def by_step(x):  # (*shape, steps, …) -> (steps, workers, …)
         x = np.asarray(x)
@@ -200,7 +214,11 @@ def train(
             x.reshape(workers, *x.shape[len(_shape(workers, axis)) :]), 1, 0
         )
 
-    replica, center = jax.tree.map(by_step, compiled(own))
+    found = jax.tree.map(by_step, compiled(own))
+    return {name: _trained(*pair) for name, pair in found.items()}
+
+
+def _trained(replica, center):
     centers = flatten(center, lead=2)  # (steps, workers, SIZE)
     return Trained(
         centers=centers.mean(1),
