@@ -203,6 +203,8 @@ SOME = ("bmuf", "quantized_sgd", "edit")
 # Shares of workers, schedules, decisions, delays, servers, lost messages, coins.
 SOME += ("fedavg", "qsr", "dynamic_averaging", "overlap_local_sgd", "async_diloco")
 SOME += ("push_sum", "scaffnew", "zero_one_adam", "powersgd", *COMBINED)
+# A mean, a block momentum, weights, servers, bits: each takes its numbers another way.
+PLAIN = ("sync_sgd", "bmuf", "fedavg", "decoupled_diloco", "quantized_sgd")
 TOGETHER = 6
 CASES = [*WITH_NUMBERS, *COMBINED]
 
@@ -242,7 +244,7 @@ def test_many_values_at_once_are_each_alone():
         assert relative_error(each, centers(arrays(numbers))) <= ROUNDING
 
 
-@pytest.mark.parametrize("name", WITH_NUMBERS)
+@pytest.mark.parametrize("name", tiers(WITH_NUMBERS, PLAIN))
 def test_traced_numbers_promote_nothing_by_themselves(name):
     """jax refuses promotion then, in the user's own program too.
 
