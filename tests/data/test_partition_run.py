@@ -131,6 +131,7 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 # Validation data.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["iid", "dirichlet:0.5"])
 def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test(kind):
     plan, counts, lines = counted("--partition", kind, "--validation", "0.1")
@@ -147,6 +148,7 @@ def test_without_validation_the_test_is_that_of_the_task():
     assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
 
 
+@pytest.mark.slow
 def test_validation_data_does_not_follow_the_seed():
     """Runs of several seeds choose by the same examples."""
     held = [

@@ -331,6 +331,7 @@ def only_half(source, out, step):
     split(source, out / FOLDER, 0, step)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
     only_half(stopped, out, 7)
     assert_none_serves(out, 2, ANEW, of=2)

@@ -19,7 +19,7 @@ MARK = sa.Strategy(
 
 
 def ends_seen(strategies, steps):
-    """Those of the local steps at which MARK, so combined, is applied: by name.
+    """Returns the local steps at which MARK, so combined, is applied: by name.
 
     All in one program, as each would take as long to compile.
     """
