@@ -130,9 +130,13 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
 
 def _check_meeting(strategy: Strategy, active: introspection.Steps) -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
+    if not isinstance(active, Period):
+        return
     for made in introspection.inside(strategy):
         inner = made.condition
-        if isinstance(active, Period) and isinstance(inner, Period):
+        if isinstance(inner, WithLast) and not active(inner.last):
+            inner = inner.steps
+        if isinstance(inner, Period):
             shared = math.gcd(active.period, inner.period)
             if (active.offset - inner.offset) % shared:
                 raise ValueError(

@@ -55,6 +55,10 @@ NEVER_AGREE = words(
     dynamic_averaging until stale decided easgd overlap_local_sgd sparta choco_sgd
     qg_dsgdm delayed"""
 )
+# Under these, rounds come late: corrections fade by the round, and two schedules may
+# never meet, of which the engine warns.
+LATE = {"GROWS", "paced"}
+FADING = words("feddyn scaffnew qsr")
 # In a gate each worker takes its own gradients between two syncs.
 GATES = words("every when until after")
 GRADIENTS = words(
@@ -314,7 +318,9 @@ def agreed(asked: Asked) -> Iterator[Found]:
     params = np.asarray(flat(end.replica.params, 1))
     shared = np.full(params.shape[1], not named & {"PART", "ROWS"})
     shared[: 1 if "PART" in named else 5] = True
-    if not named & NEVER_AGREE and not (named & GATES and named & GRADIENTS):
+    is_late = named & LATE and named & FADING
+    is_apart = named & GATES and named & GRADIENTS
+    if not (named & NEVER_AGREE or is_late or is_apart):
         spread = np.ptp(params, 0)[shared].max(initial=0)
         wrong = spread > 1e-5 * (1 + abs(params).max())
         yield "consensus", f"spread {spread:.2g}" if wrong else ""
