@@ -70,11 +70,11 @@ CALLS = [
     # Clocks inside clocks.
     (
         lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
-        r"2 \+ 4, …, and never",
+        "every 4 steps, but at none of a period of 4",
     ),
     (
         lambda: sa.every(sa.at_end(sa.bmuf(4), 24), 4, offset=1),
-        "never at one of a period of 4",
+        "every 4 steps, but at none of a period of 4",
     ),
     *(
         (lambda around=around, graph=graph: around(graph), "graph changes with each")
