@@ -110,12 +110,14 @@ RESTARTS = {
         "count hyperparams_states",
     ),
     "condition": (
-        optax.transforms.conditionally_transform(MOMENTUM, lambda step: step < 3),
+        optax.transforms.conditionally_transform(
+            MOMENTUM, lambda step: jnp.less(step, 3)
+        ),
         "trace",
         "step",
     ),
     "masking condition": (
-        optax.transforms.conditionally_mask(MOMENTUM, lambda step: step < 3),
+        optax.transforms.conditionally_mask(MOMENTUM, lambda step: jnp.less(step, 3)),
         "trace",
         "step",
     ),
