@@ -101,9 +101,7 @@ def centers_of(strategy):
     for tree in curvature, noise:
         tree["head"]["scale"] *= 0
         tree["body"]["kernel"] = tree["body"]["kernel"].at[..., 0, :].set(0)
-    _, centers = quadratics.program(strategy, steps=STEPS)(
-        [start, curvature, minimum, noise]
-    )
+    _, centers = quadratics.program(strategy)([start, curvature, minimum, noise])
     leaves = [x.reshape(4, STEPS, -1) for x in jax.tree.leaves(centers)]
     return jnp.concatenate(leaves, axis=-1)
 

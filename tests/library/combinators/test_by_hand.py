@@ -7,7 +7,7 @@ import optax
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from problems.quadratics import LR, SIZE, assert_same, train, train_all
+from problems.quadratics import LR, SIZE, assert_same, of_workers, train, train_all
 from problems.synced import (
     ALL,
     BODY,
@@ -230,7 +230,7 @@ def alone():
 
     with jax.enable_x64(True):
         made = {name: pair(*case) for name, case in ALONE.items()}
-        return train_all(made, steps=STEPS)
+        return train_all(made, of_workers(steps=STEPS))
 
 
 @pytest.mark.parametrize("name", ALONE)
