@@ -207,9 +207,11 @@ MIXES = r"^optimizer: the step of params\['{}'\], .* same on all workers, depend
 DRAWS = "^optimizer: its state holds a random key, which must be the same"
 OF_OPTIMIZERS = [
     (beside_tables(CLIPPED), MIXES.format("rest")),
+    (beside_tables(CLIPPED, sa.bmuf(4)), MIXES.format("rest")),
     (beside_tables(optax.apply_if_finite(SGD, 3)), MIXES.format("rest")),
     (inner(CLIPPED, IN_PART), MIXES.format("w")),
     (beside_tables(NOISY), DRAWS),
+    (inner(NOISY, IN_PART), DRAWS),
     (inner(NOISY, sa.post_local_sgd(dense_steps=8, period=4)), DRAWS),
     (made(sa.bmuf), r"expected a Strategy, .*call it: bmuf\(\)"),
     (made("bmuf"), r"got 'bmuf' \(.* is an object: syncalgos.bmuf\(\)\)"),
@@ -474,8 +476,8 @@ def merged(loss=None, strategy=SYNC_SGD, buffers=()):
 
 OF_FORMS = [
     (in_turn(strategy=SYNC_SGD), "'sequential': the strategy reduces gradients"),
-    (in_turn(talking_by_jax), "'sequential': .* communicates with other workers"),
     (in_turn(talking), "'sequential': .* communicates with other workers"),
+    (in_turn(talking_by_jax), "'sequential': .* communicates with other workers"),
     (merged(strategy=BMUF), "'merged': .*does not take the mean of all gradients"),
     (merged(growing, buffers={"n": np.zeros(2, np.float32)}), "has buffers of its own"),
     (merged(drawn), "lane_form cannot be 'merged': .*draws from each worker's own key"),

@@ -107,6 +107,7 @@ def test_bfloat16_params_keep_their_dtype():
     }
 
 
+@pytest.mark.slow
 def test_rounds_that_follow_the_learning_rate_are_counted_at_each():
     def qsr(numbers):
         return sa.qsr(2, growth=0.2, learning_rate=numbers["lr"])

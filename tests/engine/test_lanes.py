@@ -87,7 +87,7 @@ def form_of(strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE, **opti
 
 
 @pytest.mark.parametrize(
-    "name", tiers(IN_TURN, ["bmuf"], ["streaming_diloco", "dynamic_averaging"])
+    "name", tiers(IN_TURN, slow=["bmuf", "streaming_diloco", "dynamic_averaging"])
 )
 def test_sequential_lanes_are_vectorized_ones(name):
     given = {"loss": drawing, "buffers": BUFFERS, "backend": IN_TURN[name]}

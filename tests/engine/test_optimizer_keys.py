@@ -32,7 +32,7 @@ def drawing(key):
 
 
 NOISY = optax.noisy_sgd(1.0, eta=1.0, gamma=0.0, key=jax.random.key(0))
-TYPED, RAW = drawing(jax.random.key(0)), drawing(jax.random.PRNGKey(0))
+RAW = drawing(jax.random.PRNGKey(0))
 NESTED = optax.MultiSteps(optax.masked(NOISY, True), 1)
 RESTARTED = sa.every(sa.chain(sa.average(), sa.reset(RAW)), 1)
 
@@ -49,20 +49,16 @@ def trained(trainer, state=None):
     return trainer.run(state, BATCHES)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "is_own"),
     [
         (sa.model_averaging(STEPS), NOISY, True),
+        (sa.gossip(topology="complete"), NESTED, True),
+        (sa.scaffold(STEPS, learning_rate=1.0), drawing(jax.random.key(0)), True),
         (RESTARTED, RAW, True),
+        (sa.sync_sgd(), RAW, False),
         (sa.powersgd(), NESTED, False),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (sa.gossip(topology="complete"), NESTED, True),
-                (sa.scaffold(STEPS, learning_rate=1.0), TYPED, True),
-                (sa.sync_sgd(), RAW, False),
-            ]
-        ),
     ],
 )
 def test_noise_of_workers_averages_out_unless_their_steps_are_equal(

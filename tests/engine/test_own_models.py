@@ -239,6 +239,7 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
         export.named(replica)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_an_exported_model(tmp_path):
     path, config = tmp_path / "model.safetensors", RunConfig(workers=2, seed=1)
     made = prepare(config)

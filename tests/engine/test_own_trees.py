@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from problems.held import Held
 
 import syncalgos as sa
@@ -58,6 +59,7 @@ def trained(strategy, wrap=lambda tree: tree, unwrap=lambda tree: tree):
     return unwrap(trainer.center(state).params)
 
 
+@pytest.mark.slow
 def test_params_and_state_may_be_classes_that_cannot_be_compared():
     expected = trained(sa.bmuf(2))
     found = trained(held_inside(sa.bmuf(2)), Held, lambda held: held.tree)

@@ -48,12 +48,13 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     assert ended.summary["syncs"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         ("--steps 16", ""),
         ("--steps 10 --sync-until 2", ""),
-        pytest.param("--steps 10 --workers 1", WITHOUT_SYNC, marks=pytest.mark.slow),
+        ("--steps 10 --workers 1", WITHOUT_SYNC),
         (
             "--steps 3 --period 100000",
             "bmuf does not sync in these 3 steps: use --period 3 or less",

@@ -221,10 +221,16 @@ def assert_names_the_worker(ended):
     assert " or " not in told[0]
 
 
+@pytest.mark.slow
 def test_worker_whose_loss_is_not_finite_is_named_and_nothing_of_it_saved(tmp_path):
     out = tmp_path / "out"
     assert_names_the_worker(run(f"{POISONED} --checkpoint-every 4", out))
     assert steps(out / FOLDER) == [4]
+
+
+@pytest.mark.long
+def test_worker_whose_loss_is_not_finite_is_named_by_two_processes(start):
+    assert_names_the_worker(start(f"{POISONED} --processes 2").ended())
 
 
 @pytest.mark.parametrize(

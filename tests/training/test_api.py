@@ -172,6 +172,7 @@ def process():
     }
 
 
+@pytest.mark.slow
 def test_a_call_leaves_the_process_as_it_was(tmp_path, monkeypatch, request):
     folder = jax.config.values["jax_compilation_cache_dir"]
     undo = partial(jax.config.update, "jax_compilation_cache_dir", folder)

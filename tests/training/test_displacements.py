@@ -318,6 +318,7 @@ def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
         train(measured(broken, np.ones(STEPS, bool), AT))
 
 
+@pytest.mark.slow
 def test_steps_beyond_the_plan_are_not_measured():
     _, found = train(measured(sync_sgd(), np.ones(4, bool), (4,)), (4, 8))
     np.testing.assert_array_equal(found[0], found[1])

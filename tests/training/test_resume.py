@@ -19,6 +19,7 @@ from lasting import (
     signal_at,
 )
 from owed import parameters
+from small_tasks import folder_of
 from tiers import tiers
 
 from experiments.api import train
@@ -128,6 +129,14 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
     command = f"{BMUF} --sync-until 5 --opt-state-at-sync average --accumulate 2 "
     command += "--partition label --displacements --schedule cosine --warmup-steps 3"
     assert_resumed_is_whole(command, tmp_path)
+
+
+@pytest.mark.long
+def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
+    command = f"--task embeddings --batch-size 16 --data-dir {folder_of('embeddings')}"
+    command += " --order 3 --width 4 --tables sharded --negatives 4 --workers 2"
+    command += " --algo bmuf --period 4 --steps 9 --eval-every 4 --checkpoint-every 6"
+    assert_resumed_is_whole(f"{command} --dispatch-steps 1", tmp_path)
 
 
 # Other devices and processes
@@ -288,9 +297,10 @@ def only_half(source, out, step):
     """Leaves one of two shards of a checkpoint."""
     for path in (out / FOLDER).iterdir():
         path.unlink()
-    write(out / FOLDER, load(source.out / FOLDER, step, 0, 1), 0, 2)
+    split(source, out / FOLDER, 0, step)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
     only_half(stopped, out, 7)
     assert_none_serves(out, 2, ANEW, of=2)
@@ -304,6 +314,20 @@ def test_run_that_was_killed_in_its_first_save_begins_anew(stopped, out, whole):
     assert (out / FOLDER / ShardName(3, 0, 2).file_name).exists()
     assert ended.summary["resumed_at"] == []
     assert_same_end(ended, whole)
+
+
+@pytest.mark.long
+def test_processes_of_which_one_can_use_no_checkpoint_all_refuse(
+    of_two_parts, in_two, tmp_path
+):
+    out = shutil.copytree(of_two_parts.out, tmp_path / "out")
+    for path in (out / FOLDER).glob("*.1-of-2.npz"):
+        flipped(path)
+    before = files(out)
+    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    assert ended.code == 2  # of both
+    assert ended.stderr.endswith(f"; no file was removed: {ANEW}\n")
+    assert files(out) == before
 
 
 @pytest.mark.slow
@@ -447,6 +471,27 @@ def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
 
 
 # Runs that are not to be mixed
+
+
+def split(source, folder, number, step=7):
+    """Puts a worker's rows of a run's step into a folder, as a part of two."""
+    write(folder, load(source.out / FOLDER, step, number, 1), number, 2)
+
+
+@pytest.mark.long
+def test_processes_that_read_parts_of_two_runs_notice(
+    stopped, whole, in_two, out, tmp_path
+):
+    """Each one reads its own part alone."""
+    other = run(BMUF, tmp_path / "again", signal_at(STOP))
+    (out / FOLDER / ShardName(7, 0, 1).file_name).unlink()
+    for number, source in enumerate((stopped, other)):
+        split(source, out / FOLDER, number)
+    (ended,) = in_two((Work(f"{BMUF} --resume", str(out)),))
+    told = "the checkpoint of step 7 cannot be used: "
+    assert f"{told}its shard files are of different runs" in ended.stderr.splitlines()
+    assert ended.summary["resumed_at"] == [6]
+    assert_same_end(ended, whole)
 
 
 def run_id(ended):
