@@ -91,10 +91,12 @@ def counted(*argv):
 # Who gets what.
 
 
-@pytest.mark.parametrize("words", ["label", "dirichlet:0.5 --validation 0.1"])
-def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
+DEALT = "--partition", "dirichlet:0.5", "--validation", "0.1"
+
+
+def test_a_worker_trains_on_examples_of_its_own_shard_alone():
     """And on each as often as on the others, to within one round of the shard."""
-    plan, counts, _ = counted("--partition", *words.split())
+    plan, counts, _ = counted(*DEALT)
     numbers = plan.data.train["number"]
     assert len(plan.shards) == WORKERS
     every = np.sort(np.concatenate(plan.shards))
@@ -108,8 +110,9 @@ def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
 
 
 @pytest.mark.slow
-def test_a_partition_follows_the_runs_seed():
-    words = (*COUNTING, *APART, "--partition", "label")
+def test_a_partition_follows_the_runs_seed_and_validation_data_does_not():
+    """Runs of several seeds choose by the same examples."""
+    words = (*COUNTING, *APART, "--partition", "label", "--validation", "0.1")
     first, twice, other = (run_of(*words, "--seed", x) for x in ("1", "1", "2"))
     dealt_anew = again(first, *words, "--seed", "2")
     assert (first.config.seed, dealt_anew.config.seed) == (1, 2)
@@ -118,6 +121,8 @@ def test_a_partition_follows_the_runs_seed():
             np.testing.assert_array_equal(mine, its)
     pairs = zip(first.shards, other.shards, strict=True)
     assert any(set(a) != set(b) for a, b in pairs)
+    held = [each.data.test["number"] for each in (first, other)]
+    np.testing.assert_array_equal(*held)
 
 
 def test_without_a_partition_workers_share_one_stream_of_all_examples():
@@ -130,9 +135,8 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 # Validation data.
 
 
-@pytest.mark.parametrize("kind", ["iid", "dirichlet:0.5"])
-def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test(kind):
-    plan, counts, lines = counted("--partition", kind, "--validation", "0.1")
+def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test():
+    plan, counts, lines = counted(*DEALT)
     held = np.flatnonzero(counts.sum(0) == 0)
     assert len(held) == EXAMPLES // 10
     assert sorted(held % 4) == [0, 1, 2, 3]  # one of each label
@@ -144,15 +148,6 @@ def test_without_validation_the_test_is_that_of_the_task():
     plan, counts, lines = counted()
     assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()
     assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
-
-
-def test_validation_data_does_not_follow_the_seed():
-    """Runs of several seeds choose by the same examples."""
-    held = [
-        run_of(*COUNTING, *APART, "--validation", "0.1", "--seed", seed).data.test
-        for seed in ("0", "1")
-    ]
-    np.testing.assert_array_equal(held[0]["number"], held[1]["number"])
 
 
 def test_a_batch_larger_than_what_is_left_is_refused():
@@ -214,6 +209,7 @@ def test_displacements_are_those_of_what_the_workers_saw():
     assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_displacements_that_were_never_measured_are_null():
     _, _, _, (line,) = finished(run_of(*COUNTING, *APART, "--displacements"))
     assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None
