@@ -22,7 +22,7 @@ from syncalgos.combinators import introspection
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OWN_DEVICES = "jax_num_cpu_devices"
-FIRST = "README.md", "index.md", "start.md", "strategies.md"  # what readers try
+FIRST = "README.md", "index.md", "start.md"  # what readers try
 
 
 def examples():
