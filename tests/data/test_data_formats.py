@@ -41,6 +41,7 @@ def test_idx_data_sets_have_their_published_counts(name, train_counts, test_coun
         assert (part["x"].min(), part["x"].max()) == (0, 255)
 
 
+@pytest.mark.slow
 def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
     packed = folder_with(*(file.path for file in idx.FILES["mnist"]))
     places = "mnist/{}-idx{}", "MNIST/raw/{}-idx{}", "{}.idx{}", "mnist/{}.idx{}"
@@ -173,6 +174,7 @@ def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
     np.testing.assert_allclose(features, np.log(1e-6), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
     recordings, monkeypatch
 ):

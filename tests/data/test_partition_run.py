@@ -94,6 +94,7 @@ def counted(*argv):
 DEALT = "--partition", "dirichlet:0.5", "--validation", "0.1"
 
 
+@pytest.mark.slow
 def test_a_worker_trains_on_examples_of_its_own_shard_alone():
     """And on each as often as on the others, to within one round of the shard."""
     plan, counts, _ = counted(*DEALT)
@@ -135,6 +136,7 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 # Validation data.
 
 
+@pytest.mark.slow
 def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test():
     plan, counts, lines = counted(*DEALT)
     held = np.flatnonzero(counts.sum(0) == 0)
@@ -196,6 +198,7 @@ def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seede
 # Displacements.
 
 
+@pytest.mark.slow
 def test_displacements_are_those_of_what_the_workers_saw():
     """Two workers that count go from 0 to their counts."""
     _, counts, _ = counted()

@@ -226,6 +226,7 @@ def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
     assert relative_errors((params, loss), expected).max() < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_devices")
 def test_row_sparse_sends_ten_times_fewer_bytes_by_default():
     words = "--algo sync_sgd --accumulate 2 --reduce row_sparse"
@@ -268,6 +269,7 @@ def products(task, batch):
 WITH_REMAT = [n for n in TASKS if "remat" in small_tasks.parameters(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_REMAT)
 @pytest.mark.usefixtures("small_resnets")
 def test_remat_is_what_the_model_gets(name):

@@ -156,6 +156,7 @@ def test_every_preset_has_records():
     assert {*presets.NAMES} - {track.PRESET} <= made
 
 
+@pytest.mark.slow
 def test_a_table_and_its_figures_are_made_again_from_records(tmp_path):
     name = "fashion-mnist"
     folder = shutil.copytree(FOLDER / name, tmp_path / name)

@@ -9,7 +9,7 @@ import shutil
 import signal
 
 import pytest
-from commands import ROOT, TIMEOUT, beneath, execute, in_background, until
+from commands import LINE, ROOT, TIMEOUT, beneath, execute, in_background, until
 from faults import remount, small_disk
 from studies import (
     LENGTHS,
@@ -32,6 +32,13 @@ from experiments.training import json_files, records
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}
+OF_THE_RUN = {
+    "step",
+    "divergence",
+    "pseudo_gradient",
+    "displacement_cosine",
+    "drift",
+} | LINE
 # One algorithm, one seed: the shortest study that is none of the above.
 ONE = "--algos sync_sgd --seeds 1 --steps 16 --eval-every 8 --step-time 0.001"
 SHORT = f"{ONE} --task tiny_tasks:drawing --workers 2 --network dsl"
@@ -91,6 +98,19 @@ def test_what_the_runs_have_in_common_is_drawn(small):
     assert {"train-loss-by-steps", "drift-by-steps"} <= names
     # At both evaluations the replicas have just agreed: there is nothing to see.
     assert "divergence-by-steps" not in names
+
+
+@pytest.mark.slow
+def test_lines_of_all_runs_are_valid_json_and_say_what_they_are_of(small):
+    lines = metrics(small.out)  # refuses NaN and Infinity
+    about = [(x["label"], x["algo"], x["seed"], x["step"]) for x in lines]
+    assert about == [
+        (label, algo, seed, step)
+        for label, algo in (("sync_sgd", "sync_sgd"), ("NBM", "bmuf"))
+        for seed in (0, 1)
+        for step in (16, 32)
+    ]
+    assert all(set(line) >= OF_THE_RUN for line in lines)
 
 
 @pytest.mark.slow

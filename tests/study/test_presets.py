@@ -67,16 +67,8 @@ def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
     assert min(len(paper["found"]), len(paper["differs"])) > 60
 
 
-@pytest.mark.parametrize(
-    # A sweep, a tuned rate beside a period, and a batch for each worker.
-    "name",
-    tiers(
-        NAMES,
-        ["effective-rate", "unlike-data", "large-batch"],
-        # An atlas has 45 algorithms.
-        [x for x in NAMES if not x.startswith("atlas")],
-    ),
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     decided = under(name)
     content = content_of(name)["flags"]

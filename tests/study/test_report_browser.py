@@ -126,6 +126,17 @@ def test_the_page_breaks_no_rule_of_its_own_policy(folder, tmp_path):
     assert dom.count("<figure>") == len(list((folder / "figures").glob("*.svg")))
 
 
+@pytest.mark.slow
+def test_what_a_page_must_not_do_would_be_seen(folder, tmp_path):
+    page = tmp_path / "page.html"
+    text = (folder / "report.html").read_text()
+    wrong = "<script>throw new Error('broken')</script><img src='http://localhost/x'>"
+    page.write_text(text.replace("</body>", f"{wrong}</body>"))
+    _, log = browse(page, tmp_path / "profile")
+    lines = [x for x in log.splitlines() if "CONSOLE" in x]
+    assert len([x for x in lines if "Content Security Policy" in x]) == 2
+
+
 def test_dark_pages_have_light_text_in_their_figures(measured):
     light = measured(360)
     dark = measured(360, "--blink-settings=preferredColorScheme=0")

@@ -532,9 +532,11 @@ def test_an_interval_may_hold_the_noise_of_tuning(make_study):
     assert found.rows[0].comparison.retuned is None
 
 
+LAW = ["--algos=bmuf", "--tune=lr=0.1,0.2", "--sweep=period=2,4"]
+
+
 def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
-    swept = "--algos=bmuf", "--tune=lr=0.1,0.2", "--sweep=period=2,4"
-    study = make_study(*swept, "--tune-seeds=5", seeds=1)
+    study = make_study(*LAW, "--tune-seeds=5", seeds=1)
     torn = [0.4] * 4 + [0.95]  # the best where the last seed is drawn once: 0.51 > 0.5
     for point, better in zip(points(study), ("0.1", "0.2"), strict=True):
         for each in point.trials:
@@ -547,6 +549,17 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
     assert ends == [(0.1, 0.1, 0.2), (0.1, 0.2, 0.2)]
     lead, law = laws(report.tuning)
     assert (report.lead, report.headline) == (lead, *law)
+
+
+def test_no_law_is_named_where_all_trials_diverged(make_study):
+    study = make_study(*LAW, "--tune-seeds=1", seeds=1)
+    tried(study, {"bmuf": {"0.1": [None], "0.2": [None]}})
+    runs = final(study, ({"lr": "0.1"}, {"lr": "0.1"}))
+    for r in runs:
+        r.summaries[0]["diverged"] = True
+    report = analysis.report(study, runs, "")
+    assert laws(report.tuning) == ("", [])
+    assert report.lead and report.headline
 
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from commands import ROOT
+from safetensors import safe_open
 from safetensors.numpy import load_file
 
 from experiments.tasks.gpt2_synthetic import gpt2_synthetic
@@ -148,6 +149,10 @@ CLOSE = {"rtol": 0, "atol": 1e-4}
 def test_a_converted_model_is_the_gpt2_of_the_paper(converted):
     params, folder = converted
     config = json.loads((folder / "config.json").read_text())
+    # Transformers reads these, and NumPy below does not.
+    assert (config["model_type"], config["activation_function"]) == ("gpt2", "gelu_new")
+    with safe_open(folder / "model.safetensors", "numpy") as file:
+        assert file.metadata() == {"format": "pt"}
     tensors = load_file(folder / "model.safetensors")
     logits = gpt.apply(params, TOKENS[:, :64], TINY.heads)
     expected = [gpt2_in_numpy(config, tensors, row[:64]) for row in TOKENS]

@@ -89,6 +89,7 @@ def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, de
     assert_replicas_equal(train(trainer, batch), on_one_machine(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("devices", "backend"),
     [([1], "shard_map"), ([2, 0], "pmap"), ([2, 0], "shard_map"), ([0, 1, 2], "pmap")],

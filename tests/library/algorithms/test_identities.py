@@ -154,6 +154,7 @@ def test_momentum_at_an_average_of_params_is_the_users_choice(member, kept):
     assert_replicas(seen, own.replicas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("growth", "rate", "steps"),
@@ -209,6 +210,7 @@ def rests(strategy, expected, lr):
     assert relative_error(centers[-1], expected) <= ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -12,6 +12,7 @@ LATE = GRADS * np.array([0, 1, 1])[:, None, None]
 RANK_1 = np.arange(1.0, 4)[:, None, None] * np.outer(GRADS[0, 0, :, 0], GRADS[0, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize("grads", [0 * GRADS, LATE, [RANK_1, 2 * RANK_1]])
 def test_a_momentum_has_a_derivative_at_any_rank(grads):
