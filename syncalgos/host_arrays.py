@@ -35,9 +35,9 @@ def check_ours(name: str, x: Any) -> None:
     """Raises a ValueError for an array of another library, such as a torch.Tensor."""
     ours = jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | HeldPart
     if hasattr(x, "shape") and not isinstance(x, ours):
-        kind = f"{type(x).__module__}.{type(x).__name__}"
         raise ValueError(
-            f"{name} is a {kind}, not an array of NumPy or jax: use np.asarray(…)"
+            f"{name} is a {type(x).__module__}.{type(x).__name__}, not an array of "
+            "NumPy or jax: use np.asarray(…)"
         )
 
 

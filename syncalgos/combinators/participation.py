@@ -179,8 +179,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
             new, inner = apply_reduce(strategy, mine, replica, state.strategy, step)
             return new, state._replace(strategy=inner)
 
-        none = jax.tree.map(jnp.zeros_like, grads)
-        return _among(schedule, step, axis, weighted, (none, state))
+        none = jax.tree.map(jnp.zeros_like, grads), state
+        return _among(schedule, step, axis, weighted, none)
 
     def sync(replica, state, step):
         weighted = partial(_weighted_sync, strategy, stale, replica, state, step)
@@ -213,10 +213,9 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
         return extra
     if len(delays) > 1:
         raise ValueError("at_syncs: the workers are weighted, and delays differ")
-    delay = sum(delays)
 
     def schedule(step, workers):
-        return math.prod(_weights_in(x, step - delay, workers) for x in rounds)
+        return math.prod(_weights_in(x, step - sum(delays), workers) for x in rounds)
 
     return participating(extra, schedule)
 

@@ -70,7 +70,8 @@ def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     if introspection.has(strategy, "clocked", "ema"):
         # With the condition around it, a delayed result would wait for the next period.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
-    _check_meeting(strategy, active)
+    if isinstance(active, Period):
+        _check_meeting(strategy, active)
     strategy = introspection.innermost(functools.partial(_in_turn, active), strategy)
     return _gated(strategy, active, lambda f: _when(f(strategy), active), "plain")
 
@@ -128,19 +129,19 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     return strategy
 
 
-def _check_meeting(strategy: Strategy, active: introspection.Steps) -> None:
+def _check_meeting(strategy: Strategy, active: "Period") -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
     for made in introspection.inside(strategy):
         inner = made.condition
-        if isinstance(active, Period) and isinstance(inner, Period):
-            shared = math.gcd(active.period, inner.period)
-            if (active.offset - inner.offset) % shared:
-                raise ValueError(
-                    f"every: a part of this strategy acts after local steps "
-                    f"{inner.offset or inner.period}, "
-                    f"{inner.offset or inner.period} + {inner.period}, …, and never at "
-                    f"one of a period of {active.period}: set the strategy's own period"
-                )
+        if isinstance(inner, WithLast) and not active(inner.last):
+            inner = inner.steps
+        if isinstance(inner, Period) and (active.offset - inner.offset) % math.gcd(
+            active.period, inner.period
+        ):
+            raise ValueError(
+                f"every: a part of this strategy acts every {inner.period} steps, but "
+                f"at none of a period of {active.period}: set the strategy's own period"
+            )
 
 
 class Period(NamedTuple):

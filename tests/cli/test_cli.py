@@ -108,6 +108,7 @@ def test_files_agree_with_each_other_and_with_theory(run, command, workers, sync
     assert (summary["diverged"], summary["diverged_at"]) == (False, None)
 
 
+@pytest.mark.slow
 def test_train_loss_is_the_mean_since_the_last_line(run):
     fine, coarse = run("--steps 32 --eval-every 8").lines, run(BASE).lines
     pairs = np.reshape([line["train_loss"] for line in fine], (2, 2))
@@ -115,6 +116,7 @@ def test_train_loss_is_the_mean_since_the_last_line(run):
     np.testing.assert_allclose(pairs.mean(1), expected, rtol=1e-6)  # float32 losses
 
 
+@pytest.mark.slow
 def test_divergence_is_zero_right_after_a_sync_alone(run):
     apart = [line["divergence"] for line in run("--steps 32 --eval-every 8").lines]
     assert apart[1] == apart[3] == 0

@@ -56,6 +56,7 @@ def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys)
     assert "how far replicas go, where 1 is 100% of the way." in shown
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_the_runs_files_alone(tmp_path):
     for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
         (tmp_path / name).write_text("earlier\n")

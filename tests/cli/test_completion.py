@@ -37,6 +37,7 @@ LINES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
 def test_tab_completes_flags_and_files():
     ended = subprocess.run(

@@ -185,6 +185,7 @@ def test_exported_model_has_the_figures_of_the_summary(tmp_path):
     assert header["arguments"] == summary["arguments"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("offline")
 def test_export_over_a_file_needs_overwrite(capfd, tmp_path):
     path = tmp_path / "model.safetensors"

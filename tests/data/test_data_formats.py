@@ -41,6 +41,7 @@ def test_idx_data_sets_have_their_published_counts(name, train_counts, test_coun
         assert (part["x"].min(), part["x"].max()) == (0, 255)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name"),
     [("mnist", "{}-idx{}"), ("MNIST/raw", "{}-idx{}"), (".", "{}.idx{}")],
@@ -111,6 +112,7 @@ def upstream(packed):
     return out.getvalue()
 
 
+@pytest.mark.slow
 def test_recordings_of_the_repository_are_packed_and_kept(packed, recordings, tmp_path):
     """To the same bytes, whatever a server has packed them in."""
     served = put(tmp_path, "fsdd/v1.0.10.tar.gz", upstream(packed))
@@ -176,6 +178,7 @@ def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
     np.testing.assert_allclose(features, np.log(1e-6), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(recordings):
     train, test, _ = speech.spoken_digits(folder_with(TAR_GZ), frames=12)
     takes = np.array([r.take for r in recordings])

@@ -41,6 +41,7 @@ def test_the_minimum_is_0_where_the_distance_is(name):
         np.testing.assert_allclose(values["distance"], [0, 0], atol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_quadratic_has_the_eigenvalues_that_it_was_asked_for():
     with jax.enable_x64(True):
         task = quadratic(dimensions=7, condition=100.0, noise=0.0)
@@ -56,6 +57,7 @@ def test_rosenbrock_is_rosenbrocks():
     np.testing.assert_allclose(gradient["x"], [-215.6, -88.0], rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("count", [1, 16])
 def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):

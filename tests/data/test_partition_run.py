@@ -91,6 +91,7 @@ def counted(*argv):
 # Who gets what.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", ["label", "dirichlet:0.5 --validation 0.1"])
 def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
     """And on each as often as on the others, to within one round of the shard."""
@@ -130,6 +131,7 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 # Validation data.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["iid", "dirichlet:0.5"])
 def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test(kind):
     plan, counts, lines = counted("--partition", kind, "--validation", "0.1")
@@ -146,6 +148,7 @@ def test_without_validation_the_test_is_that_of_the_task():
     assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
 
 
+@pytest.mark.slow
 def test_validation_data_does_not_follow_the_seed():
     """Runs of several seeds choose by the same examples."""
     held = [
@@ -201,6 +204,7 @@ def test_what_draws_from_the_seed_while_it_trains_is_another_program(argv, seede
 # Displacements.
 
 
+@pytest.mark.slow
 def test_displacements_are_those_of_what_the_workers_saw():
     """Two workers that count go from 0 to their counts."""
     _, counts, _ = counted()
@@ -214,6 +218,7 @@ def test_displacements_are_those_of_what_the_workers_saw():
     assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_displacements_that_were_never_measured_are_null():
     _, _, _, (line,) = finished(run_of(*COUNTING, *APART, "--displacements"))
     assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None

@@ -129,6 +129,7 @@ def test_what_was_read_is_said(tmp_path, capsys):
     assert "classes that differ only in case: Yes, yes\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
     x = RNG.integers(0, 255, (50, 28, 28), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(50) % 2, z=0)

@@ -208,6 +208,7 @@ def on_replicated_tables(words):
 
 
 # Over 4 workers the 12,631 words leave a rest. A full softmax reads tables whole.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kept", "words"),
     [
@@ -231,6 +232,7 @@ def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
     assert relative_errors((params, loss), expected).max() < ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [1, 2])
 @pytest.mark.usefixtures("own_devices")
 def test_row_sparse_sends_ten_times_fewer_bytes_by_default(microbatches):
@@ -255,6 +257,7 @@ def test_row_sparse_sends_ten_times_fewer_bytes_by_default(microbatches):
     assert sparse < dense / 10
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("own_devices")
 def test_shared_tables_step_at_once_while_the_rest_waits_for_a_sync():
     words = "--algo bmuf --period 100 --workers 4 --tables shared --order 3"
@@ -279,6 +282,7 @@ def products(task, batch):
 WITH_REMAT = [n for n in TASKS if "remat" in small_tasks.parameters(n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_REMAT)
 @pytest.mark.usefixtures("small_resnets")
 def test_remat_is_what_the_model_gets(name):

@@ -274,6 +274,7 @@ def test_bits_per_byte_are_left_out_where_tokens_stand_for_no_bytes(songs, tmp_p
     assert data.sha256 and data.sha256 != other.load().sha256  # a run may go on with it
 
 
+@pytest.mark.slow
 def test_a_shape_of_gpt2_gets_the_vocabulary_of_the_tokenizer(songs, tmp_path):
     given = partial(text, str(songs / "b.txt"), tmp_path, model="gpt2-tiny")
     task = given(vocabulary=300, context=8, dtype="bfloat16")

@@ -189,6 +189,7 @@ def test_of_a_source_only_what_is_held_out_is_read():
         split.train[900]
 
 
+@pytest.mark.slow
 def test_speakers_are_those_of_the_recordings_to_train_on():
     data = on_real_data("spoken_digits").load()
     loaded = speech.recordings(small_tasks.folder_of("spoken_digits"))

@@ -22,7 +22,8 @@ from syncalgos.combinators import introspection
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 OWN_DEVICES = "jax_num_cpu_devices"
-DEAR = "from-python.md", "models-and-tasks.md", "orbax.md"
+# The pages that a newcomer copies from first; examples of all others run in CI.
+FIRST = "README.md", "index.md", "own-loop.md", "adding-an-algorithm.md"
 
 
 def examples():
@@ -39,8 +40,7 @@ def examples():
             ):
                 shown = following[2]
             if block[1] == "python":
-                # They make runs, a study or files of Orbax.
-                marks = [pytest.mark.slow] * (page.name in DEAR)
+                marks = [pytest.mark.slow] * (page.name not in FIRST)
                 name = f"{page.name}-{number}"
                 yield pytest.param(block[2], shown, id=name, marks=marks)
 

@@ -162,6 +162,7 @@ FIGURES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_table_and_its_figures_are_made_again_from_records(name, tmp_path):
     folder = shutil.copytree(FOLDER / name, tmp_path / name)

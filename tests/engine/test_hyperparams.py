@@ -63,6 +63,7 @@ def test_another_record_compiles_nothing_and_trains_as_a_constant_does():
         assert_close(found, results(own, own.init(make_params())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", tiers(["sequential", "merged"], ["sequential"]))
 def test_every_lane_form_takes_them(form):
     strategy = bmuf if form == "sequential" else lambda numbers: sa.sync_sgd()
@@ -109,6 +110,7 @@ def test_bfloat16_params_keep_their_dtype():
     }
 
 
+@pytest.mark.slow
 def test_rounds_that_follow_the_learning_rate_are_counted_at_each():
     def qsr(numbers):
         return sa.qsr(2, growth=0.2, learning_rate=numbers["lr"])

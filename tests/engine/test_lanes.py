@@ -90,6 +90,7 @@ def form_of(strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE, **opti
     return trainer.lane_form
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), IN_TURN)
 def test_sequential_lanes_are_vectorized_ones(name, backend):
     given = {"loss": drawing, "buffers": BUFFERS, "backend": backend}
@@ -265,6 +266,7 @@ NO_MEANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss", "rtol"), MEANS.values(), ids=MEANS)
 def test_losses_said_to_be_means_are_merged(loss, rtol):
     options = {"loss": stateless(loss), "ends": (4,)}
@@ -379,6 +381,7 @@ def test_lanes_choose_the_devices():
     assert make_trainer(workers=6, lanes=3).layout.shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_what_follows_from_means_is_replicated():
     def replicated(strategy, **options):
         trainer, state, _ = train(strategy, lane_form="vectorized", **options)

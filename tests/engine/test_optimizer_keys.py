@@ -49,6 +49,7 @@ def trained(trainer, state=None):
     return trainer.run(state, BATCHES)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "optimizer", "is_own"),
     [

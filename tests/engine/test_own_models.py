@@ -285,6 +285,7 @@ def test_names_with_dots_that_no_file_tells_apart_are_refused(params, message):
         export.named(replica)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_an_exported_model(tmp_path):
     path, config = tmp_path / "model.safetensors", RunConfig(workers=2, seed=1)
     made = prepare(config)
@@ -409,6 +410,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     assert (predicted.stdout, predicted.stderr) == (shown, "")
 
 
+@pytest.mark.slow
 def test_a_modules_own_random_state_draws_apart_on_each_worker():
     """One that is equal on all workers would drop the same units on all of them."""
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))

@@ -63,6 +63,7 @@ def trained(strategy, backend, wrap=lambda tree: tree, unwrap=lambda tree: tree)
 BMUF, SYNCHRONOUS = sa.bmuf(2), sa.sync_sgd()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "plain", "backend"),
     [(SYNCHRONOUS, SYNCHRONOUS, "shard_map"), (held_inside(BMUF), BMUF, "pmap")],

@@ -68,6 +68,7 @@ def trained(strategy, *options, parts=(STEPS,)):
     return np.ravel(state.replica.params["w"]), metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "form", "period"),
     [

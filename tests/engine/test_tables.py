@@ -117,6 +117,7 @@ def assert_close(actual, expected):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("backend", "workers"), [("pmap", 4), ("shard_map", 2)])
 def test_sharded_tables_train_as_whole_ones_under_synchronous_sgd(backend, workers):
     # Of a whole table on one worker.
@@ -203,6 +204,7 @@ def test_what_is_sent_for_tables_is_none_of_the_strategys():
     assert sent[1].bytes_per_worker == 3 * ring * 4
 
 
+@pytest.mark.slow
 def test_averages_of_opt_state_do_not_mix_rows():
     """Under synchronous SGD the moments of the rest agree: their mean is no change."""
     optimizer = optax.adafactor(0.1)  # with moments of rows and of columns

@@ -39,6 +39,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path):
     ended = run(f"{TINY} --steps 10 --algo model_averaging", tmp_path / "out")
     assert ended.code == 0
@@ -47,6 +48,7 @@ def test_a_run_without_a_sync_says_so_first_where_the_mean_is_evaluated(tmp_path
     assert ended.summary["syncs"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -114,6 +116,7 @@ def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "told"),
     [

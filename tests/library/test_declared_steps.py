@@ -1,7 +1,5 @@
 """A strategy declares when it acts: elsewhere its sync hands on what it was given."""
 
-import inspect
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -90,8 +88,8 @@ def seen(made):
     return jax.tree.map(np.asarray, found)
 
 
-# A period, periods that grow, drawn ones, a server's.
-FEW = ("bmuf", "qsr", "scaffnew", "halos")
+# Periods that grow, and a server's.
+FEW = ("qsr", "halos")
 REST = [name for name in sa.ALGORITHMS if name not in FEW]
 
 
@@ -155,24 +153,6 @@ def test_four_plain_functions_may_act_at_every_step():
     assert not introspection.acts(NOTHING, 0) and introspection.rests(NOTHING)
 
 
-def test_what_follows_a_sync_made_by_hand_comes_at_its_steps():
-    both = COMBINED["at syncs"]
-    landed = [s for s in range(9) if introspection.lands(both, s)]
-    assert landed == [1, 4, 7]
-
-
 def test_acts_that_is_no_function_is_refused():
     with pytest.raises(ValueError, match=r"acts of a Strategy must be a function.* 16"):
         sa.chain(sa.average()._replace(acts=16))
-
-
-NEED = ("slowmo", "scaffold", "qsr", "scaffnew")
-
-
-@pytest.mark.parametrize("name", NEED)
-def test_a_learning_rate_that_must_be_given_has_no_default(name):
-    factory = sa.ALGORITHMS[name]
-    shown = inspect.signature(factory).parameters["learning_rate"]
-    assert shown.default is shown.empty
-    with pytest.raises(TypeError, match="'learning_rate'"):
-        factory()

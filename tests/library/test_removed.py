@@ -83,6 +83,9 @@ def test_what_to_use_now_works():
         (lambda: sa.bmuf(4, 0.5), "positional"),
         (lambda: sa.dgc(warm=3), "warm"),
         (lambda: sa.slowmo(4), "learning_rate"),
+        (lambda: sa.scaffold(4), "learning_rate"),
+        (lambda: sa.scaffnew(4), "learning_rate"),
+        (lambda: sa.qsr(), "learning_rate"),
         (lambda: sa.DataParallel(1, 2, 3, 4), "positional"),
     ],
 )

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+import pytest
 import typed
 
 import syncalgos
@@ -18,6 +19,7 @@ def test_every_public_name_is_used():
     assert public - used <= {*syncalgos.ALGORITHMS}
 
 
+@pytest.mark.slow
 def test_what_is_typed_runs():
     center, sent = typed.trained()
     assert center.params["w"].shape == (4,)

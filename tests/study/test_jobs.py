@@ -327,6 +327,7 @@ def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
     assert "2 of 6 runs failed" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_cluster_of_a_command_listens_here_alone():
     psutil = pytest.importorskip("psutil")
     this = psutil.Process()

@@ -81,6 +81,7 @@ def test_what_is_structure_has_a_program_of_its_own(tmp_path):
     assert plain == momentum and len({plain, *own}) == 4
 
 
+@pytest.mark.slow
 def test_trials_share_the_program_of_the_runs_to_report(tmp_path):
     runs = Runs(tmp_path)
     runs.make("--algo bmuf --period 2 --validation 0.2 --batch-size 8")

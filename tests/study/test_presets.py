@@ -67,6 +67,7 @@ def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
     assert min(len(paper["found"]), len(paper["differs"])) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     # An atlas has 45 algorithms.
     "name",

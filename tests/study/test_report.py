@@ -323,6 +323,7 @@ def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(page):
     assert [labels[head] for head in heads] == [len(ALGORITHMS)] * len(heads)
 
 
+@pytest.mark.slow
 def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path):
     labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x', "bmuf --nesterov": "b\nc"}
     labels["slowmo --slow-momentum 0.95"] = odd = '#1c2024 0.12345 id="a'

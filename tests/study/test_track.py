@@ -83,6 +83,7 @@ def changed(logged, tmp_path):
     return change
 
 
+@pytest.mark.slow
 def test_a_log_has_the_code_the_seeds_and_what_was_sent(logged):
     log = json.loads(logged.with_suffix(".json").read_text())
     assert log["code"] == ENTRY

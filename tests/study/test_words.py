@@ -488,6 +488,7 @@ def null_study(rng, count):
     ]
 
 
+@pytest.mark.slow
 def test_a_study_of_equal_algorithms_rarely_names_a_winner():
     """Corrected for the pairs with the best alone it did in 10 %."""
     rng, count, studies = np.random.default_rng(6), 6, 200

@@ -244,6 +244,7 @@ def assert_names_the_worker(ended):
     assert f"the loss of step {AT} was not finite on worker {worker}" in told[0]
 
 
+@pytest.mark.slow
 def test_worker_whose_loss_is_not_finite_is_named_and_nothing_of_it_saved(tmp_path):
     out = tmp_path / "out"
     assert_names_the_worker(run(f"{POISONED} --checkpoint-every 4", out))

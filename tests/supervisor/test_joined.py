@@ -34,6 +34,7 @@ def refused(command):
 # Processes that do not find each other
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address_is_told(start):
     at = free_address()
     line = refused(start(f"{by_hand(at, 1, RUN)} --init-timeout 1"))

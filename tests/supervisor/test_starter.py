@@ -74,6 +74,7 @@ def test_refusal_of_one_process_gives_the_others_time_to_say_why(capfd, tmp_path
     assert said.exists() and capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_what_a_lost_process_started_goes_with_it(tmp_path):
     helper = f"sleep 1000 & echo $! > {tmp_path}/pid; kill -9 $$"
     assert watch(programs(HANG, helper), []) == 75

@@ -195,6 +195,7 @@ def process():
     }
 
 
+@pytest.mark.slow
 def test_a_call_leaves_the_process_as_it_was(tmp_path, monkeypatch, request):
     folder = jax.config.values["jax_compilation_cache_dir"]
     undo = partial(jax.config.update, "jax_compilation_cache_dir", folder)
@@ -221,6 +222,7 @@ def fed_by_a_source():
     return task._replace(load=lambda: data._replace(train=source))
 
 
+@pytest.mark.slow
 def test_importing_the_harness_draws_no_number():
     program = """
 import random

@@ -324,6 +324,7 @@ def test_a_strategy_that_breaks_its_contract_is_refused_as_without_measuring():
         train(measured(broken, np.ones(STEPS, bool), AT))
 
 
+@pytest.mark.slow
 def test_steps_beyond_the_plan_are_not_measured():
     batches = make_batches(20)
     strategy, at = sync_sgd(), (4, 20)

@@ -296,6 +296,7 @@ def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     assert found == pytest.approx(0.02 * times, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "times"),
     [

@@ -30,6 +30,7 @@ def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
         assert (own["w"] == other["w"]).all() and (own["b"] == other["b"]).all()
 
 
+@pytest.mark.slow
 def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     path = tmp_path / "best.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"

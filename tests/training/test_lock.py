@@ -52,6 +52,7 @@ def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
     assert not (out / lock.NAME).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "words"),
     [

@@ -208,6 +208,7 @@ def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
     assert (plain.config["mesh"], plain.config["backend"]) == ({}, "pmap")
 
 
+@pytest.mark.slow
 def test_summary_has_the_bytes_of_a_device(plain, meshed):
     whole = 4 * (4 * 6 + 6 + 6 * 4)  # of params: in, bias and out
     shard = 4 * (4 * 6 // 2 + 6 + 6 * 4 // 2)
@@ -253,6 +254,7 @@ def resumed(source, folder, words, step=7, resume="--resume", run=run):
     return ended
 
 
+@pytest.mark.slow
 def test_a_run_with_a_mesh_goes_on_bit_for_bit(meshed, stopped, tmp_path):
     assert_same_end(resumed(stopped, tmp_path, f"{TINY} --mesh fsdp=2"), meshed)
 

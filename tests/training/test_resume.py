@@ -254,6 +254,7 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
 # Nothing to go on from
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_a_run_starts_from_the_beginning(whole, out):
     shutil.rmtree(out / FOLDER)
     ended = run(f"{BMUF} --resume", out)
@@ -263,6 +264,7 @@ def test_without_a_checkpoint_a_run_starts_from_the_beginning(whole, out):
     assert_same_end(ended, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", [False, True])
 def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
     out = shutil.copytree(whole.out, tmp_path / "out")
@@ -329,6 +331,7 @@ def only_half(source, out, step):
     split(source, out / FOLDER, 0, step)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_which_a_part_was_lost_is_not_given_up(stopped, out):
     only_half(stopped, out, 7)
     assert_none_serves(out, 2, ANEW, of=2)
@@ -363,6 +366,7 @@ def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
     assert_refused(out, BMUF, f"--out {out} already holds checkpoints: use another ")
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_run_stay(out, whole):
     other = out / FOLDER / ShardName(1, 0, 1).file_name
     write(out / FOLDER, load(whole.out / FOLDER, 9)._replace(step=1), 0, 1)
@@ -530,6 +534,7 @@ def run_id(ended):
     return last_part(ended).record["run_id"]
 
 
+@pytest.mark.slow
 def test_checkpoint_of_before_ids_and_flags_serves(whole, out):
     for step in steps(out / FOLDER):
         part = load(out / FOLDER, step)

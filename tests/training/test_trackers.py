@@ -173,6 +173,7 @@ class Mine:
             raise ConnectionError("no network\nhere")
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_left_out_and_all_else_goes_on(capsys):
     failing, mine = Mine("log"), Mine()
     with pytest.raises(Unwritten, match="Mine failed") as raised:

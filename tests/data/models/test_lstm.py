@@ -150,6 +150,7 @@ def test_streaming_gives_the_outputs_of_training():
     np.testing.assert_allclose(np.stack(streamed, 1), lstm.apply(params, X), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_stream_by_its_first_carry_are_those_of_the_plain_formulation():
     params, x = make_params(), X
     first = jax.tree.map(lambda x: x + 0.3, lstm.start(params, BATCH))

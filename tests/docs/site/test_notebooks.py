@@ -108,6 +108,7 @@ def test_interval_of_a_study_is_that_of_its_table(tmp_path):
     assert "figures: 3" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_code_of_a_notebook_is_formatted(name):
     for source in cells(name):

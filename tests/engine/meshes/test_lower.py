@@ -56,6 +56,7 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{}, {"workers": 6}, ON_A_MESH])
 def test_a_program_from_shapes_is_the_one_that_runs(given):
     trainer = trainer_of(syncalgos.bmuf(PERIOD), **given)

@@ -88,6 +88,7 @@ def test_params_are_the_same_for_any_workers_on_any_devices(workers, backend, de
     assert_replicas_equal(train(trainer, batch), on_one_machine(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["pmap", "shard_map"])
 def test_replicas_live_on_the_chosen_devices_in_their_order(backend):
     devices = [2, 0]

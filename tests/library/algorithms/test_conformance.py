@@ -174,6 +174,7 @@ def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
     assert tuple(np.flatnonzero(gaps.max(1) <= ROUNDING)) == owed(name).agree_after
 
 
+@pytest.mark.slow
 def test_workers_that_start_from_a_center_have_it_as_theirs():
     """So a run goes on with other workers."""
     strategies = {name: make(name) for name in NAMES}

@@ -78,6 +78,7 @@ def test_a_mask_may_leave_nothing_to_screen():
     assert sent.bytes_per_worker == 0
 
 
+@pytest.mark.slow
 def test_a_rate_has_a_derivative_where_all_workers_are_unusual():
     """The softmax of a column of infinities is NaN, and hid behind a selection."""
     moves = np.array([MOVES, MOVES, 100 * MOVES, MOVES])

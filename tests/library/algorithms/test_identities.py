@@ -153,9 +153,11 @@ def test_momentum_at_an_average_of_params_is_the_users_choice(member, kept):
     assert_replicas(seen, own.replicas)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize(
-    ("growth", "rate", "steps"), [(0.01, 0.001, 100), (0.29, 0.005, 3364)]
+    ("growth", "rate", "steps"),
+    [(0.01, 0.001, 100), (0.29, 0.005, 3364), (0.0999, 0.01, 99)],
 )
 def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
     """(0.01 / 0.001)² is below 100 in float32, and (0.29 / 0.005)² below 3364."""
@@ -207,6 +209,7 @@ def rests(strategy, expected, lr):
     assert relative_error(centers[-1], expected) <= ROUNDING
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -207,6 +207,7 @@ def test_zero_one_adam_in_its_papers_order_does_not_move_before_it_freezes_v():
         np.testing.assert_array_equal(center, START)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", fedavg.SETTINGS[:1])
 def test_the_engine_s_center_of_fedavg_is_of_those_who_take_part(settings):
     path = [center for center, _ in fedavg.recurrence(4, **settings)]

@@ -7,6 +7,7 @@ import optax
 import pytest
 from problems import relative_error, train
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X, async_diloco, palsgd
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos.combinators import asynchrony, servers
@@ -52,28 +53,26 @@ def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
         np.testing.assert_array_equal(x, y)
 
 
-@pytest.mark.parametrize(
-    ("recurrence", "strategy", "settings"),
-    [
-        (palsgd, sa.palsgd, {"period": 4, "learning_rate": LR, "chance": 0.4}),
-        pytest.param(
-            *(async_diloco, sa.async_diloco, {"period": 3, "slowest": 0.3}),
-            marks=pytest.mark.slow,  # the same of four lines in another module
-        ),
-    ],
-    ids=["palsgd", "async_diloco"],
-)
-def test_the_optimizers_state_rests_as_its_worker_does(recurrence, strategy, settings):
+RESTING = {
+    palsgd: {"period": 4, "learning_rate": LR, "chance": 0.4},
+    async_diloco: {"period": 3, "slowest": 0.3},
+}
+
+
+@pytest.mark.parametrize("recurrence", tiers(RESTING, [palsgd]))
+def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     """At a pull, and while others train."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
-    zeros = [np.zeros_like(START) for _ in range(3)]
+    zeros, settings = [np.zeros_like(START) for _ in range(3)], RESTING[recurrence]
     *_, (center, theta) = recurrence.recurrence(3, momentum=zeros, **settings)
-    made = strategy(**settings, optimizer=optimizer)
+    name = recurrence.__name__.split(".")[-1]
+    made = sa.ALGORITHMS[name](**settings, optimizer=optimizer)
     trained = train(made, optimizer, 3, at=(STEPS,), batches=(X, TARGET))
     assert relative_error(trained.centers[0], center) <= ROUNDING
     assert relative_error(trained.replicas[0], np.array(theta)) <= ROUNDING
 
 
+@pytest.mark.slow
 def test_a_start_in_step_leaves_the_optimizers_state_to_who_rests_first():
     """Momentum under a constant gradient only grows; one made anew would be 0."""
     optimizer = optax.sgd(LR, momentum=MOMENTUM)
@@ -114,14 +113,12 @@ def test_paced_rounds_end_at_almost_the_same_time():
     np.testing.assert_array_equal(np.flatnonzero(arrivals.all(1)), [15, 31, 47, 63])
 
 
-@pytest.mark.parametrize("around", [sa.until, sa.after])
-def test_phases_hold_slow_workers_back(around):
+def test_a_phase_holds_slow_workers_back():
     """Four steps of the phase move a worker of half the speed by two."""
-    strategy = sa.async_diloco(99, slowest=0.5)
     trainer = sa.DataParallel(
         sa.stateless(lambda params, batch: params["w"] - params["w"] * batch.mean()),
         optax.sgd(1.0),
-        around(strategy, 4 if around is sa.until else 0),
+        sa.until(sa.async_diloco(99, slowest=0.5), 4),
         workers=2,
         backend="vmap",
     )

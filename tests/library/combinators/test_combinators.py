@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from optax import contrib
 
 import syncalgos as sa
 
@@ -20,20 +19,21 @@ def follow(strategy, steps, opt_state=(), start=None):
     """
 
     def worker(params):
-        replica, state = sa.Replica(params, opt_state), strategy.init(params)
-        history = []
-        for step in range(steps):
-            grads, state = strategy.reduce(params, replica, state, jnp.int32(step))
-            replica, state = strategy.sync(replica, state, jnp.int32(step))
+        def local_step(carry, step):
+            replica, state = carry
+            grads, state = strategy.reduce(params, replica, state, step)
+            replica, state = strategy.sync(replica, state, step)
             center = strategy.center(replica.params, state)
-            history.append((replica, state, center, grads))
-        return history
+            return (replica, state), (replica, state, center, grads)
 
-    lanes = jax.vmap(worker, axis_name="lanes", in_axes=0)
+        carry = sa.Replica(params, opt_state), strategy.init(params)
+        return jax.lax.scan(local_step, carry, jnp.arange(steps))[1]
+
+    lanes = jax.vmap(worker, axis_name="lanes", out_axes=1)
     start = np.arange(3.0) if start is None else start
     mapped = jax.jit(jax.vmap(lanes, axis_name="devices"))
     found = jax.tree.map(np.asarray, mapped(jnp.asarray(start)[None]))
-    return jax.tree.map(lambda x: x[0], found)
+    return [jax.tree.map(lambda x, i=step: x[0, i], found) for step in range(steps)]
 
 
 def moving(change):
@@ -117,84 +117,6 @@ def test_reducers_may_be_made_or_to_be_made():
         np.testing.assert_array_equal(grads, np.ones(3))
 
 
-ONES = {"a": jnp.ones(3)}
-SCHEDULE = optax.linear_schedule(1.0, 0.0, 10)
-
-
-def reset_after(updates, optimizer, **given):
-    """The state of an optimizer that was reset after some updates along ones."""
-    state = optimizer.init(ONES)
-    for _ in range(updates):
-        _, state = optimizer.update(ONES, state, ONES, **given)
-    return sa.reset(optimizer).sync(sa.Replica(ONES, state), (), 3)[0].opt_state
-
-
-def test_reset_restarts_momentum_and_keeps_the_schedule():
-    trace, schedule = reset_after(4, optax.sgd(SCHEDULE, momentum=0.9))
-    np.testing.assert_array_equal(trace.trace["a"], np.zeros(3))
-    assert int(schedule.count) == 4
-
-
-def test_reset_keeps_what_counts_steps_and_remembers_losses():
-    optimizer = optax.chain(
-        optax.add_noise(0.1, 0.5, jax.random.key(0)),
-        optax.adamw(0.1, weight_decay=SCHEDULE),
-        contrib.reduce_on_plateau(factor=0.5, patience=2),
-    )
-    noise, adam, plateau = reset_after(4, optimizer, value=1.0)
-    np.testing.assert_array_equal(adam[0].mu["a"], np.zeros(3))
-    assert int(noise.count) == int(adam[1].count) == 4
-    assert float(plateau.scale) == 0.5
-
-
-@pytest.mark.parametrize(
-    "accumulating",
-    [
-        optax.MultiSteps(optax.sgd(0.1), 3).gradient_transformation(),
-        optax.chain(optax.apply_every(3), optax.sgd(0.1 / 3)),
-    ],
-    ids=["MultiSteps", "apply_every"],
-)
-def test_reset_keeps_accumulated_gradients(accumulating):
-    """Reset every 2 steps, updates of every third would never come."""
-    params = jnp.ones(3)
-    state = accumulating.init(params)
-    for step in range(12):
-        updates, state = accumulating.update(jnp.ones(3), state, params)
-        params = optax.apply_updates(params, updates)
-        if step % 2:
-            replica = sa.Replica(params, state)
-            state = sa.reset(accumulating).sync(replica, (), step)[0].opt_state
-    np.testing.assert_allclose(params, np.full(3, 1 - 4 * 0.1), rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "conditional",
-    [optax.transforms.conditionally_transform, optax.transforms.conditionally_mask],
-)
-def test_reset_keeps_the_step_that_a_condition_goes_by(conditional):
-    momentum = optax.sgd(0.1, momentum=0.9)
-    state = reset_after(2, conditional(momentum, lambda step: step < 3))
-    assert state.step == 2
-    np.testing.assert_array_equal(state.inner_state[0].trace["a"], np.zeros(3))
-
-
-def test_reset_restarts_momentum_inside_of_accumulation():
-    optimizer = optax.MultiSteps(optax.sgd(0.1, momentum=0.9), 2)
-    state = reset_after(3, optimizer.gradient_transformation())
-    assert state.mini_step == state.gradient_step == 1
-    np.testing.assert_array_equal(state.acc_grads["a"], np.ones(3))
-    np.testing.assert_array_equal(state.inner_opt_state[0].trace["a"], np.zeros(3))
-
-
-def test_reset_keeps_injected_hyperparameters():
-    optimizer = optax.inject_hyperparams(optax.sgd)(SCHEDULE, momentum=0.9)
-    state = reset_after(4, optimizer)
-    np.testing.assert_array_equal(state.inner_state[0].trace["a"], np.zeros(3))
-    updates, _ = optimizer.update(ONES, state, ONES)
-    np.testing.assert_allclose(updates["a"], np.full(3, -0.6), rtol=1e-6)
-
-
 def short_center(strategy, batches, dtype=jnp.bfloat16):
     """The center after steps of a batch's mean / 256 from 1."""
     loss = sa.stateless(lambda params, batch: params * jnp.mean(batch))
@@ -212,6 +134,7 @@ def test_short_params_keep_small_moves_by_an_outer_step_of_one():
     assert [short_center(x, batches) for x in strategies] == [1.0, 0.875]
 
 
+@pytest.mark.slow
 def test_short_params_keep_what_palsgd_adds_to_their_steps():
     """Steps of a unit grow to 5/4 units, which would be rounded to one."""
     rates = {"learning_rate": 1 / 256, "outer_lr": 1.0, "outer_momentum": 0.0}

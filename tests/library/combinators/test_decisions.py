@@ -73,15 +73,6 @@ def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
 
 
 @pytest.mark.slow
-def test_lanes_in_turn_and_two_dispatches_decide_alike():
-    strategy = sa.every(sa.decided(sa.average(), far), 2)
-    *_, expected = trained(strategy)
-    assert 1 < expected.sum() < STEPS // 2  # the data have a say
-    assert not expected[::2].any()
-    *_, told = trained(strategy, (5, STEPS - 5), lane_form="sequential")
-    np.testing.assert_array_equal(told, expected)
-
-
 def test_merged_lanes_report_what_is_decided():
     both = sa.sync_sgd()._replace(sync=sa.decided(sa.average(), far).sync)
     both = both._replace(init=lambda params: sa.decided(sa.average(), far).init(params))

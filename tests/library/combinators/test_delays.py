@@ -9,7 +9,6 @@ from problems import relative_error
 from problems.quadratics import LR, START, flatten, train, unflatten
 
 import syncalgos as sa
-from experiments.training.measurements.effective_lr import effective_lr
 from syncalgos import delayed, model_averaging
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -18,23 +17,6 @@ pytestmark = pytest.mark.usefixtures("float64")
 def test_delay_of_zero_is_the_strategy_itself():
     strategy = sa.bmuf(4)
     assert delayed(strategy, 0) is strategy
-
-
-@pytest.mark.parametrize(
-    ("strategy", "times"),
-    [
-        # Three of eight steps are under way, and half of them stays.
-        (delayed(model_averaging(8), 3, alpha=0.5), 1 - 0.5 * 3 / 8),
-        (delayed(sa.diloco(4), 9, arrival="add"), 7),
-    ],
-    ids=["replaced", "added"],
-)
-def test_a_steady_drift_loses_the_steps_under_way_unless_they_are_added(
-    strategy, times
-):
-    made = strategy, optax.sgd(LR)
-    found = effective_lr(lambda numbers: made, unflatten(START), 4)((), LR)
-    assert found == pytest.approx(times * LR, rel=1e-3)
 
 
 # On both sides of the bound, 0.38.

@@ -7,25 +7,18 @@ import optax
 import pytest
 from problems import relative_error
 from problems.quadratics import (
-    LR,
     ROUNDING,
     START,
-    assert_same,
     flatten,
     train,
     unflatten,
 )
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import model_averaging, paced, participating, reducers, sampled
 
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-def test_strategy_that_all_take_part_in_is_the_strategy():
-    strategy = sa.slowmo(4, learning_rate=LR)
-    alike = participating(strategy, lambda step, workers: jnp.ones(workers))
-    assert_same(train(alike), train(strategy))
 
 
 WEIGHTS = np.array([3.0, 1, 0, 0])
@@ -57,7 +50,7 @@ WEIGHED = {
 }
 
 
-@pytest.mark.parametrize("name", WEIGHED)
+@pytest.mark.parametrize("name", tiers(WEIGHED, ["one gate", "gradients"]))
 def test_weights_reach_all_that_is_made_of_the_workers(name):
     """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
     trainer = trainer_of(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))
@@ -102,18 +95,6 @@ def test_evaluate_takes_the_weighted_buffers():
     state = trainer.init(jnp.zeros(()), jnp.zeros(()))
     state, _ = trainer.run(state, OF_WORKERS[None])
     assert trainer.evaluate(state, OF_WORKERS[None])["loss"][0] == 1.25
-
-
-@pytest.mark.parametrize("strategy", [model_averaging(4), sa.sync_sgd()])
-def test_a_worker_that_skips_may_have_diverged(strategy):
-    """NaN of worker 0, which never takes part, reaches nobody."""
-    others = participating(strategy, lambda step, workers: jnp.arange(workers) > 0)
-    loss = sa.stateless(lambda params, batch: jnp.sum(params * batch.mean()))
-    trainer = trainer_of(others, loss)
-    batches = np.ones((4, 4), np.float32)
-    batches[:, 0] = np.nan
-    state, _ = trainer.run(trainer.init(jnp.ones(2)), batches)
-    np.testing.assert_allclose(state.replica.params, 0.6, rtol=1e-6)
 
 
 FEEDBACK = {

@@ -60,23 +60,21 @@ CALLS = [
     # Periods and phases.
     (lambda: sa.when(sa.average(), 3), "active must be a function, got 3"),
     (lambda: sa.every(3, 3), "every: expected a Strategy, got 3"),
-    (lambda: sa.every(sa.bmuf, lambda s: 5), "every: expected a Strategy"),
-    (lambda: sa.every(AVERAGED, AVERAGED), "period must be a whole number of at least"),
     (lambda: sa.every(AVERAGED, 0), "period must be .* at least 1, got 0"),
     (lambda: sa.every(AVERAGED, 2.0), "period must be .* at least 1, got 2.0"),
-    (lambda: sa.every(AVERAGED, np.array([3])), r"period must be .*, got array\("),
-    (lambda: sa.every(AVERAGED, jnp.float32(3)), "period must be a whole number"),
     (lambda: sa.every(AVERAGED, 2**40), r"period must be below 2\*\*31"),
     (lambda: sa.every(AVERAGED, 5, offset=5), "offset must be below the period of 5"),
     (lambda: sa.every(AVERAGED, 5, offset=-1), "every: offset must be .* at least 0"),
-    (lambda: sa.every(AVERAGED, 5, offset=0.5), "every: offset must be a whole number"),
     (lambda: sa.every(AVERAGED, lambda s: 5, offset=1), "offset must be 0 with"),
-    (lambda: sa.until(AVERAGED, -1), "until: s must be .* at least 0, got -1"),
     (lambda: sa.after(AVERAGED, "x"), "after: s must be .* at least 0, got 'x'"),
     # Clocks inside clocks.
     (
         lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
-        r"2 \+ 4, …, and never",
+        "every 4 steps, but at none of a period of 4",
+    ),
+    (
+        lambda: sa.every(sa.at_end(sa.bmuf(4), 24), 4, offset=1),
+        "every 4 steps, but at none of a period of 4",
     ),
     *(
         (lambda around=around, graph=graph: around(graph), "graph changes with each")
@@ -102,13 +100,11 @@ CALLS = [
     # Delays.
     (lambda: sa.delayed(sa.bmuf, 1), r"delayed: expected a Strategy.*bmuf\(\)"),
     (lambda: sa.delayed(AVERAGED, -1), "delayed: delay must be .* at least 0, got -1"),
-    (lambda: sa.delayed(AVERAGED, 1.5), "delayed: delay must be a whole number"),
     (lambda: sa.delayed(AVERAGED, 1, alpha=-0.1), "alpha must be .* at least 0"),
     (lambda: sa.delayed(AVERAGED, 0, alpha=2.0), "alpha must be at most 1, got 2.0"),
     (lambda: sa.delayed(AVERAGED, 1, arrival="ad"), "unknown arrival of delayed 'ad'"),
     (lambda: sa.delayed(LATE, 2), "delayed already: add up the"),
     (lambda: sa.delayed(sa.streaming_diloco(delay=1), 2), "delayed already"),
-    (lambda: sa.delayed(sa.delayed(sa.sync_sgd(), 1), 1), "delayed already"),
     (lambda: sa.until(LATE, 8), "a delay of 2 sends before local step 8 would arrive"),
     (lambda: sa.delayed(sa.until(AVERAGED, 5), 2), "would arrive after it"),
     (lambda: sa.delayed(SLOW, 1), "delayed: this strategy acts at every local"),
@@ -117,10 +113,8 @@ CALLS = [
     *(
         (lambda late=late: made(late), "so no local step would be kept")
         for late in (
-            sa.delayed(AVERAGED, 4),
             sa.delayed(sa.diloco(4), 8, alpha=0.5),
             sa.delayed(sa.every(sa.average(), lambda step: 4), 6),
-            sa.every(sa.delayed(sa.average(), 5), 4),
             sa.delayed(sa.chain(sa.model_averaging(8), sa.average()), 1),
         )
     ),
@@ -128,13 +122,11 @@ CALLS = [
     (lambda: sa.sampled(0), "sampled: fraction must be .* above 0, got 0"),
     (lambda: sa.sampled(1.5), "sampled: fraction must be at most 1, got 1.5"),
     (lambda: sa.sampled(0.5, least=0), "sampled: least must be .* at least 1, got 0"),
-    (lambda: sa.fedavg(4, fraction=0), "fedavg: fraction must be .* above 0, got 0"),
     (lambda: sa.participating(sa.bmuf, alike), "participating: expected a Strategy"),
     (lambda: sa.participating(AVERAGED, 0.5), "schedule must be a function, got 0.5"),
     (lambda: sa.participating(SLOW, alike), "participating: .* acts at every local"),
     (lambda: sa.participating(DECIDED, alike), "participating: .* data decide on them"),
     (lambda: weighing(lambda *_: jnp.ones(3)), r"the 4 workers, got shape \(3,\)"),
-    (lambda: weighing(lambda *_: 1.0), r"for each of the 4 workers, got shape \(\)"),
     (
         lambda: weighing(lambda *_: np.r_[1, np.nan, 1, 1]),
         "finite and at least 0, got nan for worker 1 at local step 0",
@@ -169,7 +161,6 @@ CALLS = [
     (lambda: sa.masked(sa.bmuf, True), r"masked: expected a Strategy.*bmuf\(\)"),
     (lambda: made(sa.masked(AVERAGED, 1)), "must hold booleans or slices, got 1"),
     (lambda: made(sa.masked(AVERAGED, {"body": "yes", "head": False})), "got 'yes'"),
-    (lambda: made(sa.masked(AVERAGED, lambda params: None)), "masked"),
     (lambda: made(sa.masked(AVERAGED, {"boddy": True, "head": False})), "masked"),
     (
         lambda: made(sa.masked(AVERAGED, {"body": True, "head": slice(0, 1)})),
@@ -203,7 +194,6 @@ CALLS = [
             (sa.bmuf, "at_syncs: expected a Strategy"),
             (sa.sync_sgd(), "never syncs"),
             (sa.until(sa.masked(sa.sync_sgd(), True), 4), "never syncs"),
-            (sa.chain(sa.sync_sgd(), sa.topk_sgd()), "never syncs"),
             (sa.delayed(sa.sync_sgd(), 2), "never syncs"),
         ]
     ),
@@ -211,14 +201,13 @@ CALLS = [
     (lambda: sa.ema(sa.bmuf, 0.9), "ema: expected a Strategy.*call it: bmuf"),
     *(
         (lambda decay=decay: sa.ema(AVERAGED, decay), f"ema: decay must be .*{decay}")
-        for decay in (1, -0.1, float("nan"), "abc")
+        for decay in (1, -0.1, float("nan"))
     ),
     # Workers that do not wait.
     *(
         (lambda settings=settings: train(sa.async_diloco(2, **settings)), words)
         for settings, words in [
             ({"early_momentum": 0.3}, r"must be at most 1 / 4, .* got 0.3"),
-            ({"early_momentum": 0.6, "buffer": 2}, "must be at most 1 / 2"),
             ({"slowest": 1.5}, "slowest must be at most 1, got 1.5"),
             ({"optimizer": optax.sgd}, "optimizer must be an optax optimizer"),
         ]

@@ -18,8 +18,8 @@ MARK = sa.Strategy(
 )
 
 
-def ends_seen(strategies, steps, first=0):
-    """The local steps from `first` on at which MARK, so combined, is applied: by name.
+def ends_seen(strategies, steps):
+    """Returns the local steps at which MARK, so combined, is applied: by name.
 
     All in one program, as each would take as long to compile.
     """
@@ -32,22 +32,18 @@ def ends_seen(strategies, steps, first=0):
             acted[name] = replica.params == step
         return nothing, acted
 
-    numbers = jnp.arange(first, first + steps, dtype=jnp.int32)
+    numbers = np.array([*steps], np.int32)
     _, acted = jax.jit(lambda: jax.lax.scan(local_step, (), numbers))()
-    return {name: [*(first + np.flatnonzero(x))] for name, x in acted.items()}
+    return {name: numbers[x].tolist() for name, x in acted.items()}
 
 
-def ends_of(strategy, steps, first=0):
-    return ends_seen({"": strategy}, steps, first)[""]
-
-
-def ends_by_hand(length, steps, first=0):
+def ends_by_hand(length, steps):
     """The same, by going through all rounds: each is asked for at its first step."""
     ends, start = [], 0
-    while start < first + steps:
+    while start <= steps[-1]:
         start += max(1, math.floor(length(start)))
         ends.append(start - 1)
-    return [end for end in ends if first <= end < first + steps]
+    return sorted({*ends} & {*steps})
 
 
 def of_lengths(lengths):
@@ -68,46 +64,37 @@ SCHEDULES = {
 }
 
 
-def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start():
-    expected = {name: ends_by_hand(x, 200) for name, x in SCHEDULES.items()}
-    assert ends_seen(of_lengths(SCHEDULES), 200) == expected
-
-
 BEYOND = {
-    "growing": lambda s: 1 + s // 500,
-    "shrinking": lambda s: 1000 - s // 100,
+    "growing slowly": lambda s: 1 + s // 500,
+    "shrinking slowly": lambda s: 1000 - s // 100,
     "jumping": lambda s: 2 + 40 * (s >= 65500),
-    "not whole": lambda s: 2.75 + s / 4096,
+    "a little longer": lambda s: 2.75 + s / 4096,
     "beyond the table": lambda s: 70000 - s // 2,
+    "longer than the table": lambda s: TABLED + 1000,
     "varied": lambda s: 1 + s % 7 % 4,
 }
 
 
-def test_scheduled_rounds_go_on_beyond_the_table():
-    strategies = of_lengths(BEYOND)
-    for first in (TABLED - 200, TABLED + 4000):
-        expected = {name: ends_by_hand(x, 1000, first) for name, x in BEYOND.items()}
-        assert ends_seen(strategies, 1000, first) == expected
-
-
-def test_round_longer_than_the_table_ends():
-    strategy = sa.every(MARK, lambda s: TABLED + 1000)
-    assert ends_of(strategy, 3000, first=TABLED - 1000) == [TABLED + 999]
-    assert ends_of(strategy, 10, first=2 * TABLED + 1995) == [2 * TABLED + 1999]
+def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start():
+    """Within the table and beyond it."""
+    for lengths, firsts in (SCHEDULES, [0]), (BEYOND, [TABLED - 200, TABLED + 4000]):
+        steps = [first + k for first in firsts for k in range(1000)]
+        expected = {name: ends_by_hand(x, steps) for name, x in lengths.items()}
+        assert ends_seen(of_lengths(lengths), steps) == expected
 
 
 def test_round_of_infinite_or_undefined_length_does_not_end():
     """A round of minus infinity steps has one, as all that are too short."""
-    at_last = {"inf": math.inf, "nan": math.nan, "-inf": -math.inf}
     strategies = {
-        name: sa.every(MARK, lambda s, x=x: jnp.where(s < 20, 6.0, x))
-        for name, x in at_last.items()
+        name: sa.every(MARK, lambda s, x=float(name): jnp.where(s < 20, 6.0, x))
+        for name in ("inf", "nan", "-inf")
     }
-    ends = [5, 11, 17, 23]
-    expected = {"inf": ends, "nan": ends, "-inf": [*ends, *range(24, 500)]}
-    assert ends_seen(strategies, 500) == expected
-    beyond = ends_seen(strategies, 100, first=TABLED + 500)
-    assert [len(beyond[name]) for name in at_last] == [0, 0, 100]
+    beyond, ends = [*range(TABLED + 500, TABLED + 600)], [5, 11, 17, 23]
+    assert ends_seen(strategies, [*range(500), *beyond]) == {
+        "inf": ends,
+        "nan": ends,
+        "-inf": [*ends, *range(24, 500), *beyond],
+    }
 
 
 def test_conditions_periods_and_phases_act_at_their_steps():
@@ -122,7 +109,7 @@ def test_conditions_periods_and_phases_act_at_their_steps():
         "one in another": sa.every(sa.every(MARK, lambda s: 3), 2),
         "chain": sa.chain(sa.until(MARK, 2), sa.every(MARK, 9)),
     }
-    assert ends_seen(strategies, 20) == {
+    assert ends_seen(strategies, range(20)) == {
         "every": [6, 13],
         "every step": [*range(20)],
         "offset": [1, 6, 11, 16],
@@ -145,7 +132,7 @@ def test_a_sync_at_the_end_is_one_more_and_no_other():
         "phase": sa.after(sa.every(MARK, 9), 4),
     }
     ending = {name: sa.at_end(x, 20) for name, x in strategies.items()}
-    assert ends_seen(ending, 20) == {
+    assert ends_seen(ending, range(20)) == {
         "period": [6, 13, 19],
         "schedule": [*range(5), 6, 8, 10, 13, 16, 19],
         "ends there": [4, 9, 14, 19],
@@ -159,6 +146,7 @@ def test_a_sync_at_the_end_is_one_more_and_no_other():
     assert landed == [6, 13, 19]
 
 
+@pytest.mark.slow
 def test_a_sync_at_the_end_is_that_of_a_shorter_last_round():
     """10 local steps are two rounds of 4, then one of 2."""
     batches = np.random.default_rng(0).normal(size=(10, 6, 3)).astype(np.float32)
@@ -199,14 +187,6 @@ def test_an_algorithm_whose_rounds_end_with_the_training_needs_no_other():
     assert sa.at_end(sa.scaffold(8, learning_rate=0.1), 16)
 
 
-def test_rounds_do_not_depend_on_where_training_resumes():
-    strategy = sa.every(MARK, SCHEDULES["growing"])
-    whole = ends_by_hand(SCHEDULES["growing"], 150)
-    for first in (37, 38):
-        resumed = ends_of(strategy, 150 - first, first)
-        assert resumed == [end for end in whole if end >= first]
-
-
 @pytest.mark.parametrize(("period", "offset"), [(SCHEDULES["growing"], 0), (5, 2)])
 def test_communication_counts_the_ends_of_rounds(period, offset):
     params = {"w": np.zeros((4, 4), np.float32)}
@@ -215,7 +195,7 @@ def test_communication_counts_the_ends_of_rounds(period, offset):
     )
     moved = np.diff(sent.per_step, prepend=0)
     length = period if callable(period) else lambda s: 5 if s else 2
-    ends = ends_by_hand(length, 100)
+    ends = ends_by_hand(length, range(100))
     assert np.flatnonzero(moved).tolist() == ends
     assert set(moved[ends]) == {64}  # a ring of two sends all once
     assert sent.syncs == len(ends)

@@ -55,6 +55,10 @@ NEVER_AGREE = words(
     dynamic_averaging until stale decided easgd overlap_local_sgd sparta choco_sgd
     qg_dsgdm delayed"""
 )
+# Under these, rounds come late: corrections fade by the round, and two schedules may
+# never meet, of which the engine warns.
+LATE = {"GROWS", "paced"}
+FADING = words("feddyn scaffnew qsr")
 # In a gate each worker takes its own gradients between two syncs.
 GATES = words("every when until after")
 GRADIENTS = words(
@@ -71,10 +75,10 @@ MEANS = words(
 SAME_RATE = words(
     """when participating sampled ema at_end at_syncs every chain average reset"""
 )
-# Steps of one size, another factor in the docstring's words, or none at all.
+# Steps of one size or by lot, another factor in the docstring's words, or none at all.
 OTHER_RATE = words(
     """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc fedopt
-    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco"""
+    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco palsgd"""
 )
 # In a sum over the steps these send all of a gradient that stays.
 WHOLE = words("mean median trimmed error_feedback late low_bit int8 ef21")
@@ -314,7 +318,9 @@ def agreed(asked: Asked) -> Iterator[Found]:
     params = np.asarray(flat(end.replica.params, 1))
     shared = np.full(params.shape[1], not named & {"PART", "ROWS"})
     shared[: 1 if "PART" in named else 5] = True
-    if not named & NEVER_AGREE and not (named & GATES and named & GRADIENTS):
+    is_late = named & LATE and named & FADING
+    is_apart = named & GATES and named & GRADIENTS
+    if not (named & NEVER_AGREE or is_late or is_apart):
         spread = np.ptp(params, 0)[shared].max(initial=0)
         wrong = spread > 1e-5 * (1 + abs(params).max())
         yield "consensus", f"spread {spread:.2g}" if wrong else ""
@@ -369,7 +375,11 @@ def rate(drawn: Drawn) -> float | None:
         return 1.0
     if re.search(r"\bto\b", factor[1]):  # a bound, not a factor
         return None
-    symbols = {doc.parameters[k].split(",")[0]: x for k, x in values.items()}
+    usual = 1 - 1 / drawn.workers  # of bmuf's momentum
+    symbols = {
+        doc.parameters[k].split(",")[0]: usual if x is None else x
+        for k, x in values.items()
+    }
     symbols |= {"N": drawn.workers, "mean": lambda x: x, "Λ": 1.0}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
     text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1])

@@ -21,13 +21,13 @@ def assert_lawful(drawn, rng, asked):
     assert not broken, drawn
 
 
-@pytest.mark.parametrize("number", range(len(KINDS)))
-def test_what_must_change_nothing_changes_nothing(number):
-    _, rng = draw(0, number)
-    assert_lawful(Drawn(KINDS[number], 3, "momentum", "plain"), rng, [neutral])
+@pytest.mark.parametrize("kind", tiers(KINDS, KINDS[:2]))
+def test_what_must_change_nothing_changes_nothing(kind):
+    _, rng = draw(0, KINDS.index(kind))
+    assert_lawful(Drawn(kind, 3, "momentum", "plain"), rng, [neutral])
 
 
-@pytest.mark.parametrize("number", tiers(range(80), range(2)))
+@pytest.mark.parametrize("number", tiers(range(80), [0], range(1, 29)))
 def test_random_compositions_are_lawful_or_refused(number):
     drawn, rng = draw(0, number)
     assert_lawful(drawn, rng, some(rng))

@@ -55,6 +55,7 @@ LATE = GRADS * np.array([0, 1, 1])[:, None, None]
 RANK_1 = np.arange(1.0, 4)[:, None, None] * np.outer(GRADS[0, 0, :, 0], GRADS[0, 0, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_momentum_has_a_derivative_at_any_rank():
     @jax.jit

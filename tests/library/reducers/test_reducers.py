@@ -218,6 +218,7 @@ LIMITS = {
 }
 
 
+@pytest.mark.slow
 def test_limits_are_the_mean():
     with jax.enable_x64(True):
         updates = normal_tree(2, a=(5,), matrix=(5, 4), wide=(3, 8))

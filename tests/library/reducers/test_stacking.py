@@ -53,6 +53,7 @@ def test_stacked_layers_are_sent_as_leaves_of_their_own(name):
     assert sent(make(stacked=STACKED), stack) == expected != sent(make(), stack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "top_k-int4"])  # of a state, and of draws
 def test_stacked_layers_are_combined_as_leaves_of_their_own(name):
     make = STRATEGIES[name]

@@ -113,13 +113,12 @@ class Trained(NamedTuple):
     disagreement: float
 
 
-def program(strategy, optimizer=SGD, steps=STEPS, axis: Any = WORKERS):
+def program(strategy, optimizer=SGD, axis: Any = WORKERS):
     """The training, to be compiled: what `of_workers` makes -> replicas and centers.
 
     Args:
         strategy: made for this axis.
         optimizer: the inner one.
-        steps: local steps.
         axis: a name or two.
     """
 
@@ -190,17 +189,31 @@ def train(
         noise: in the gradients, (at least steps, 8, SIZE).
         dtype: of params.
     """
-    optimizer = SGD if optimizer is None else optimizer
+    alone = {"": (strategy, SGD if optimizer is None else optimizer)}
     own = of_workers(workers, steps, axis, start, noise, dtype)
-    compiled = jax.jit(program(strategy, optimizer, steps, axis))
+    return train_all(alone, own, axis)[""]
+
+
+def train_all(pairs, own, axis: Any = WORKERS):
+    """Trains with each of {name: (strategy, inner optimizer)}, in one program.
+
+    Args:
+        pairs: strategies made for this axis, and their inner optimizers.
+        own: what `of_workers` makes.
+        axis: a name or two.
+    """
+    programs = {name: program(*pair, axis) for name, pair in pairs.items()}
+    compiled = jax.jit(lambda own: {name: run(own) for name, run in programs.items()})
+    lead = 1 if isinstance(axis, str) else len(axis)
 
     def by_step(x):  # (*shape, steps, …) -> (steps, workers, …)
-        x = np.asarray(x)
-        return np.moveaxis(
-            x.reshape(workers, *x.shape[len(_shape(workers, axis)) :]), 1, 0
-        )
+        return np.moveaxis(np.reshape(x, (-1, *x.shape[lead:])), 1, 0)
 
-    replica, center = jax.tree.map(by_step, compiled(own))
+    found = jax.tree.map(by_step, compiled(own))
+    return {name: _trained(*pair) for name, pair in found.items()}
+
+
+def _trained(replica, center):
     centers = flatten(center, lead=2)  # (steps, workers, SIZE)
     return Trained(
         centers=centers.mean(1),
