@@ -38,13 +38,20 @@ def test_the_package_names_its_commands():
         assert f"python -m experiments.{name} " in shown.stdout
 
 
-def test_strategy_of_the_users_own_runs_with_its_parameters_as_flags(modules, tmp_path):
-    own = "--algo mine:pull --strength 0.25 --period 8 --steps 16 --eval-every 8"
-    ended = run(f"{own} --workers 2", tmp_path / "out")
-    assert ended.code == 0
+def test_strategy_of_the_users_own_runs_over_an_earlier_runs_files_alone(
+    modules, tmp_path
+):
+    (out := tmp_path / "out").mkdir()
+    for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
+        (out / name).write_text("earlier\n")
+    own = "--algo mine:pull --strength 0.25 --period 8 --steps 16 --eval-every 16"
+    ended = run(f"{own} --workers 2 --overwrite", out)
+    assert ended.code == 0 and set(ended.summary) >= SUMMARY
     assert ended.summary["arguments"] == {"period": 8, "strength": 0.25}
-    assert ended.summary["syncs"] == 2
-    assert ended.summary["algo"] == "mine:pull"
+    assert (ended.summary["algo"], ended.summary["syncs"]) == ("mine:pull", 2)
+    assert ended.config["settings"]["steps"] == 16
+    assert [line["step"] for line in ended.lines] == [16]
+    assert (out / "notes.txt").read_text() == "earlier\n"
 
 
 def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys):
@@ -54,18 +61,6 @@ def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys)
     assert "Pulls replicas to their mean." in shown
     assert "--period N steps between pulls. (default: 4)" in shown
     assert "how far replicas go, where 1 is 100% of the way." in shown
-
-
-@pytest.mark.slow
-def test_overwrite_replaces_the_runs_files_alone(tmp_path):
-    for name in ("config.json", "metrics.jsonl", "summary.json", "notes.txt"):
-        (tmp_path / name).write_text("earlier\n")
-    ended = run("--steps 16 --eval-every 16 --overwrite --workers 2", tmp_path)
-    assert ended.code == 0
-    assert set(ended.summary) >= SUMMARY
-    assert ended.config["settings"]["steps"] == 16
-    assert [line["step"] for line in ended.lines] == [16]
-    assert (tmp_path / "notes.txt").read_text() == "earlier\n"
 
 
 def test_a_folder_that_is_not_the_runs_is_refused_and_kept(tmp_path):

@@ -28,7 +28,6 @@ done
 OUTER = ["--out", "--outer-lr", "--outer-momentum"]
 LINES = {
     "run --algo diloco --ou": OUTER,  # own flags, too
-    "run --algo bmuf --ou": OUTER[:1],
     "run --algo nonse --steps 3 --ou": OUTER[:1],
     "run --data-dir exper": ["experiments/"],
     "compare --tune-s": ["--tune-seeds"],

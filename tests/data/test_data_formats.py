@@ -42,17 +42,13 @@ def test_idx_data_sets_have_their_published_counts(name, train_counts, test_coun
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("place", "name"),
-    [("mnist", "{}-idx{}"), ("MNIST/raw", "{}-idx{}"), (".", "{}.idx{}")],
-)
-def test_mnist_is_found_unpacked_where_others_keep_it(place, name, tmp_path):
+def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
     packed = folder_with(*(file.path for file in idx.FILES["mnist"]))
-    (tmp_path / place).mkdir(parents=True, exist_ok=True)
-    for file in idx.FILES["mnist"]:
-        own = name.format(*Path(file.path).stem.split("-idx"))
-        content = gzip.decompress((packed / file.path).read_bytes())
-        (tmp_path / place / own).write_bytes(content)
+    places = "mnist/{}-idx{}", "MNIST/raw/{}-idx{}", "{}.idx{}", "mnist/{}.idx{}"
+    for place, file in zip(places, idx.FILES["mnist"], strict=True):
+        own = tmp_path / place.format(*Path(file.path).stem.split("-idx"))
+        own.parent.mkdir(parents=True, exist_ok=True)
+        own.write_bytes(gzip.decompress((packed / file.path).read_bytes()))
     parts = zip(idx.images("mnist", tmp_path), idx.images("mnist", packed), strict=True)
     for own, expected in parts:
         np.testing.assert_array_equal(own["x"], expected["x"])
@@ -179,7 +175,11 @@ def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
 
 
 @pytest.mark.slow
-def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(recordings):
+def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
+    recordings, monkeypatch
+):
+    recordings = recordings[::7]
+    monkeypatch.setattr(speech, "recordings", lambda folder: recordings)
     train, test, _ = speech.spoken_digits(folder_with(TAR_GZ), frames=12)
     takes = np.array([r.take for r in recordings])
     digits = np.array([r.digit for r in recordings])
@@ -193,7 +193,7 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(reco
         assert part["length"].tolist() == [len(x) for x in rows]
         np.testing.assert_array_equal(part["y"], digits[chosen])
         assert [x.dtype.name for x in part.values()] == ["float32", "int32", "int32"]
-    assert train["length"].max() == 12 > train["length"].min() == 8
+    assert train["length"].max() == 12 > train["length"].min()
 
 
 @pytest.fixture(scope="module")

@@ -222,23 +222,16 @@ def summary_of(tmp_path, module, monkeypatch):
 
 
 @pytest.mark.slow
-def test_host_and_device_feed_the_same_bits(summary_of, monkeypatch):
-    words = "--task points:line --kind arrays --steps 24"
-    expected = summary_of(f"{words} --eval-every 12")
+def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
+    words = "--task points:line --steps 24"
+    expected = summary_of(f"{words} --kind arrays --eval-every 12")
+    assert expected["test_loss"] < 0.5
+    found = [summary_of(f"{words} --kind source")]
     monkeypatch.setattr(loading, "MOST_ON_DEVICE", 0)
-    found = summary_of(f"{words} --eval-every 4 --dispatch-steps 3")
-    for name in ("params_sha256", "test_loss"):
-        assert found[name] == expected[name]
-
-
-@pytest.mark.slow
-def test_a_source_trains_as_its_arrays_do(summary_of):
-    source, arrays = (
-        summary_of(f"--task points:line --kind {kind} --steps 24")
-        for kind in ("source", "arrays")
-    )
-    assert source["params_sha256"] == arrays["params_sha256"]
-    assert source["test_loss"] < 0.5
+    found.append(summary_of(f"{words} --kind arrays --eval-every 4 --dispatch-steps 3"))
+    for each in found:
+        assert each["params_sha256"] == expected["params_sha256"]
+        assert each["test_loss"] == expected["test_loss"]
 
 
 @pytest.mark.slow
@@ -257,7 +250,7 @@ def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
     assert "resuming from the checkpoint of step 5" in ended.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_stops_a_host_fed_run_with_complete_files(module, tmp_path):
     words = "--task points:line --workers 2 --steps 1000000 --dispatch-steps 16"
     words += " --eval-every 16"

@@ -45,7 +45,8 @@ def test_the_minimum_is_0_where_the_distance_is(name):
 def test_a_quadratic_has_the_eigenvalues_that_it_was_asked_for():
     with jax.enable_x64(True):
         task = quadratic(dimensions=7, condition=100.0, noise=0.0)
-        hessian = jax.hessian(lambda x: loss_at(task, {"x": x})[0])(np.zeros(7))
+        curved = jax.jit(jax.hessian(lambda x: loss_at(task, {"x": x})[0]))
+        hessian = curved(np.zeros(7))
         found = np.linalg.eigvalsh(hessian)
         np.testing.assert_allclose(found, 10.0 ** np.linspace(-2, 0, 7), rtol=1e-9)
         assert np.abs(hessian - np.diag(np.diag(hessian))).max() > 0.01  # rotated
@@ -58,13 +59,12 @@ def test_rosenbrock_is_rosenbrocks():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("count", [1, 16])
+@pytest.mark.parametrize(("name", "count"), [("quadratic", 1), ("rosenbrock", 16)])
 def test_noise_is_of_the_gradient_alone_and_falls_with_the_batch(name, count):
     task, plain = TASKS[name](noise=2.0), TASKS[name](noise=0.0)
     params = task.init(jax.random.key(1))[0]
     height, exact = loss_at(plain, params, count)
-    at = jax.vmap(lambda seed: loss_at(task, params, count, seed))
+    at = jax.jit(jax.vmap(lambda seed: loss_at(task, params, count, seed)))
     heights, found = at(np.arange(2000))
     np.testing.assert_allclose(heights, height, rtol=1e-5)
     noise = np.asarray(found["x"]) - exact["x"]

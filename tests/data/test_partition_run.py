@@ -91,11 +91,13 @@ def counted(*argv):
 # Who gets what.
 
 
+DEALT = "--partition", "dirichlet:0.5", "--validation", "0.1"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["label", "dirichlet:0.5 --validation 0.1"])
-def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
+def test_a_worker_trains_on_examples_of_its_own_shard_alone():
     """And on each as often as on the others, to within one round of the shard."""
-    plan, counts, _ = counted("--partition", *words.split())
+    plan, counts, _ = counted(*DEALT)
     numbers = plan.data.train["number"]
     assert len(plan.shards) == WORKERS
     every = np.sort(np.concatenate(plan.shards))
@@ -109,8 +111,9 @@ def test_a_worker_trains_on_examples_of_its_own_shard_alone(words):
 
 
 @pytest.mark.slow
-def test_a_partition_follows_the_runs_seed():
-    words = (*COUNTING, *APART, "--partition", "label")
+def test_a_partition_follows_the_runs_seed_and_validation_data_does_not():
+    """Runs of several seeds choose by the same examples."""
+    words = (*COUNTING, *APART, "--partition", "label", "--validation", "0.1")
     first, twice, other = (run_of(*words, "--seed", x) for x in ("1", "1", "2"))
     dealt_anew = again(first, *words, "--seed", "2")
     assert (first.config.seed, dealt_anew.config.seed) == (1, 2)
@@ -119,6 +122,8 @@ def test_a_partition_follows_the_runs_seed():
             np.testing.assert_array_equal(mine, its)
     pairs = zip(first.shards, other.shards, strict=True)
     assert any(set(a) != set(b) for a, b in pairs)
+    held = [each.data.test["number"] for each in (first, other)]
+    np.testing.assert_array_equal(*held)
 
 
 def test_without_a_partition_workers_share_one_stream_of_all_examples():
@@ -132,9 +137,8 @@ def test_without_a_partition_workers_share_one_stream_of_all_examples():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["iid", "dirichlet:0.5"])
-def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test(kind):
-    plan, counts, lines = counted("--partition", kind, "--validation", "0.1")
+def test_the_validation_part_is_trained_on_by_nobody_and_is_the_test():
+    plan, counts, lines = counted(*DEALT)
     held = np.flatnonzero(counts.sum(0) == 0)
     assert len(held) == EXAMPLES // 10
     assert sorted(held % 4) == [0, 1, 2, 3]  # one of each label
@@ -146,16 +150,6 @@ def test_without_validation_the_test_is_that_of_the_task():
     plan, counts, lines = counted()
     assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()
     assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
-
-
-@pytest.mark.slow
-def test_validation_data_does_not_follow_the_seed():
-    """Runs of several seeds choose by the same examples."""
-    held = [
-        run_of(*COUNTING, *APART, "--validation", "0.1", "--seed", seed).data.test
-        for seed in ("0", "1")
-    ]
-    np.testing.assert_array_equal(held[0]["number"], held[1]["number"])
 
 
 def test_a_batch_larger_than_what_is_left_is_refused():

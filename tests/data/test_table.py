@@ -1,5 +1,7 @@
 """Tables of one's own, as .csv and .npz files."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -142,8 +144,9 @@ def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
     assert found.shape == (40, 28, 28, 1)
     np.testing.assert_allclose([found.mean(), found.std()], [0, 1], atol=1e-5)
     assert "--model" not in capsys.readouterr().err
-    params, buffers = task.init(jax.random.key(0))
-    values, _ = task.apply(params, buffers, task.load().test, None, train=False)
+    start = jax.eval_shape(task.init, jax.random.key(0))
+    apply = partial(task.apply, key=None, train=False)
+    values, _ = jax.eval_shape(apply, *start, task.load().test)
     assert values["loss"].shape == (10,)
 
 

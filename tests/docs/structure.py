@@ -41,13 +41,21 @@ class File(NamedTuple):
     tree: ast.Module
 
 
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """A module and all its statements; of the expressions, which are most, none."""
+    yield node
+    for field in ("body", "orelse", "handlers", "finalbody", "cases"):
+        for child in getattr(node, field, ()):
+            yield from statements(child)
+
+
 @cache
 def read(path: Path) -> File:
     """Reads one file of the project."""
     text = path.read_text()
     tree = ast.parse(text)
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Module | ast.ClassDef | FUNCTIONS):
             first = node.body[0] if node.body else None
             if ast.get_docstring(node, clean=False) is not None and first:
@@ -58,7 +66,7 @@ def read(path: Path) -> File:
         if token.type == tokenize.COMMENT:
             comments.add(token.start[0])
         elif token.type not in (*silent, tokenize.ENDMARKER):
-            code |= set(range(token.start[0], token.end[0] + 1))
+            code.update(range(token.start[0], token.end[0] + 1))
     counts = Lines(len(code - docstrings), len(docstrings), len(comments - code))
     return File(str(path.relative_to(ROOT)), counts, tree)
 
@@ -81,7 +89,7 @@ def module_file(dotted: str) -> str | None:
 
 def imports(tree: ast.AST) -> Iterator[tuple[str, str, str | None]]:
     """(name in the file, file that it comes from, its name there; None: the module)."""
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 name = alias.asname or alias.name

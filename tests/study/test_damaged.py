@@ -24,7 +24,7 @@ from experiments.study.running import cluster
 from experiments.training import config, export, json_files, reading, records
 from syncalgos import Replica
 
-FEW = 60  # of many damages, in the default run
+FEW = 30  # of many damages, in the default run
 DEEP = b"[" * 100_000 + b"]" * 100_000
 PICTURE = b"\x89PNG\r\n\x1a\n" + bytes(range(256))
 VALUES = [None, True, -1, 0, 1.5, 10**400, 1e308, "x", "\ud800", [], [[1]], {}]

@@ -260,15 +260,6 @@ def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_jobs_make_the_same_runs_as_one_process(here, tmp_path):
-    words = f"{SHORT} --task tiny_tasks:drawing --seeds 2 --devices 0"
-    for name, flags in ("serial", ""), ("jobs", "--jobs 2"):
-        code, _, stderr = here(f"{words} {flags}", tmp_path / name)
-        assert code == 0, stderr
-    assert hashes(tmp_path / "jobs") == hashes(tmp_path / "serial")
-
-
-@pytest.mark.slow
 def test_jobs_with_devices_of_their_own_make_the_same_tuned_study(serial, tmp_path):
     words = f"{STUDY} --jobs 2 --devices-per-job 1"
     ended = study(words, tmp_path / "study", JAX_NUM_CPU_DEVICES=2)

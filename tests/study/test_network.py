@@ -1,7 +1,6 @@
 """The network model, against formulas of the literature and a simulation by events."""
 
 import json
-import math
 
 import jax
 import numpy as np
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from owed import make, owed
 from problems.quadratics import NOISE, START, STEPS, train, unflatten
+from tiers import tiers
 
 import syncalgos
 from benchmarks.network import published
@@ -135,12 +135,9 @@ def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly():
     assert calls == 2
 
 
-def test_sends_survive_json_exactly_and_compactly():
-    strategy = every(syncalgos.average(), 16)
-    original = sent(strategy, workers=7, steps=10_000)
-    text = json.dumps(sending.to_json(original))
-    assert sending.from_json(json.loads(text)) == original
-    assert len(text) < 10_000
+def test_the_json_of_long_runs_is_short():
+    original = sent(every(syncalgos.average(), 16), workers=7, steps=10_000)
+    assert len(json.dumps(sending.to_json(original))) < 10_000
 
 
 @SETTINGS
@@ -202,13 +199,6 @@ def test_without_delay_computation_and_communication_add_up():
     np.testing.assert_allclose(seconds, expected, rtol=1e-12)
 
 
-def test_hand_worked_delay_hides_what_the_link_can_carry_meanwhile():
-    # One second a step, three a message, two steps on the way: messages are sent from
-    # 1 to 4, 4 to 7, 7 to 10; steps 2, 3, 4 wait for them.
-    seconds = net.modelled_seconds(messages([3] * 5), UNIT, 2, 1.0, delay=2)
-    np.testing.assert_array_equal(seconds, [1, 2, 4, 7, 10])
-
-
 def test_steps_before_the_delay_applies_wait_at_once():
     sends = messages([3] * 6)
     seconds = net.modelled_seconds(sends, UNIT, 2, 1.0, delay=2, since=2)
@@ -259,13 +249,6 @@ def test_delays_agree_with_a_simulation_by_events(durations, step_seconds, delay
     assert seconds.tolist() == simulated(durations, step_seconds, delay)
 
 
-def test_infinitely_fast_network_leaves_the_computation():
-    ideal = Network("ideal", math.inf, 0.0)
-    for delay in (0, 3):
-        seconds = net.modelled_seconds(messages([5] * 4), ideal, 2, 0.5, delay)
-        np.testing.assert_array_equal(seconds, [0.5, 1, 1.5, 2])
-
-
 # Which algorithms let their sends take a while: what the others did first shows in a
 # worker's params so many steps after the first sync. Noise on one worker tells.
 
@@ -285,17 +268,13 @@ LATE = {
 WAITING = {"diloco": 0, "decoupled_diloco": 0, "async_diloco": 1, "halos": 1}
 CASES = {key: (*case, 0) for key, case in LATE.items()}
 CASES |= {name: (name, {}, watched) for name, watched in WAITING.items()}
-AT_ONCE = "streaming, 3 steps", "eager", "exponential graph"  # the others are slow
+AT_ONCE = "streaming, 3 steps", "exponential graph"
+SLOW = "eager", "low rank", "gradient tracking", "async_diloco"
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "watched"),
-    [
-        pytest.param(*case, id=key, marks=() if key in AT_ONCE else pytest.mark.slow)
-        for key, case in CASES.items()
-    ],
-)
-def test_delay_is_the_one_with_which_sends_take_effect(name, changes, watched):
+@pytest.mark.parametrize("case", tiers(CASES, AT_ONCE, SLOW))
+def test_delay_is_the_one_with_which_sends_take_effect(case):
+    name, changes, watched = CASES[case]
     strategy, noise = make(name, **changes), NOISE.copy()
     noise[:, 1 - watched] *= -7
     with jax.enable_x64(True):

@@ -68,11 +68,7 @@ def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    # An atlas has 45 algorithms.
-    "name",
-    tiers(NAMES, [x for x in NAMES if not x.startswith("atlas")]),
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):
     decided = under(name)
     content = content_of(name)["flags"]

@@ -126,6 +126,7 @@ def test_the_page_breaks_no_rule_of_its_own_policy(folder, tmp_path):
     assert dom.count("<figure>") == len(list((folder / "figures").glob("*.svg")))
 
 
+@pytest.mark.slow
 def test_what_a_page_must_not_do_would_be_seen(folder, tmp_path):
     page = tmp_path / "page.html"
     text = (folder / "report.html").read_text()

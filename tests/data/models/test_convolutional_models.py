@@ -67,7 +67,6 @@ def lax_conv(x, w, stride=1, padding="SAME"):
     [
         ((1, 1), 2, "SAME"),
         ((3, 2), 1, "SAME"),
-        ((2, 2), 2, "VALID"),
         ((3, 3), 3, "VALID"),
         pytest.param((7, 7), 2, "SAME", marks=pytest.mark.slow),
     ],
@@ -160,7 +159,8 @@ def test_lenet_is_the_one_of_lax_and_flax(rng, float64):
 
 def test_lenet_counts_its_parameters():
     def count(**arguments):
-        params = lenet.init(jax.random.key(0), **arguments)
+        init = functools.partial(lenet.init, **arguments)
+        params = jax.eval_shape(init, jax.random.key(0))
         return sum(x.size for x in jax.tree.leaves(params))
 
     assert count() == (25 * 16 + 16) + (25 * 16 * 32 + 32) + (512 * 10 + 10)
@@ -347,7 +347,8 @@ def test_resnet_is_the_one_written_block_by_block(name, image, train, rng, float
     x = rng.normal(size=(3, *image))
     apply = jax.jit(resnet.apply, static_argnums=(0, 4))
     logits, moved = apply(spec, params, buffers, x, train)
-    expected = literal_resnet(name, params, buffers, x, train)
+    literal = jax.jit(literal_resnet, static_argnums=(0, 4))
+    expected = literal(name, params, buffers, x, train)
     assert logits.shape == (3, 10)
     assert relative_error(logits, expected) < 1e-5
     assert relative_error(logits[:1], logits[1:2]) > 1e-4  # the images do matter
@@ -357,10 +358,11 @@ def test_resnet_is_the_one_written_block_by_block(name, image, train, rng, float
 
 
 def test_blocks_of_a_new_resnet_are_identities(rng):
-    params, buffers = resnet.init(jax.random.key(0), resnet.RESNET20, 10)
+    spec = resnet.RESNET20._replace(stages=((2, 16, 1), (2, 32, 2)))
+    params, buffers = jax.jit(lambda key: resnet.init(key, spec, 10))(jax.random.key(0))
     x = rng.normal(size=(4, 8, 8, 3)).astype(np.float32)
     apply = jax.jit(resnet.apply, static_argnums=(0, 4))
-    logits, _ = apply(resnet.RESNET20, params, buffers, x, False)
+    logits, _ = apply(spec, params, buffers, x, False)
     stem = nn.relu(lax_conv(x, params["stem"]["w"]) / np.sqrt(1 + 1e-5))
-    skipped = stem[:, ::4, ::4].mean((1, 2)) @ params["dense"]["w"][:16]
+    skipped = stem[:, ::2, ::2].mean((1, 2)) @ params["dense"]["w"][:16]
     np.testing.assert_allclose(logits, skipped, rtol=1e-4, atol=1e-5)

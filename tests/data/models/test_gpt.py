@@ -115,7 +115,7 @@ def test_params_are_as_many_as_the_formula_says():
 
 
 def test_matrices_start_small_and_those_that_end_a_branch_smaller():
-    params = gpt.init(jax.random.key(0), 100, 100, 64, 8)
+    params = jax.jit(lambda key: gpt.init(key, 100, 100, 64, 8))(jax.random.key(0))
     blocks = params["blocks"]
     expected = {
         0.02: [

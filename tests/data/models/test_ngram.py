@@ -48,10 +48,10 @@ def test_losses_match_their_sums():
         others = [word for word in NEGATIVES if word != target]
         total = odds[target] + sum(odds[others] / (len(NEGATIVES) * Q[others]))
         sampled.append(-math.log(odds[target] / total))
-    actual = ngram.full_loss(params, CONTEXTS, TARGETS)
+    actual = jax.jit(ngram.full_loss)(params, CONTEXTS, TARGETS)
     np.testing.assert_allclose(actual, full, atol=1e-12)
-    actual = ngram.sampled_loss(params, CONTEXTS, TARGETS, NEGATIVES, np.log(Q))
-    np.testing.assert_allclose(actual, sampled, atol=1e-12)
+    given = params, CONTEXTS, TARGETS, NEGATIVES, np.log(Q)
+    np.testing.assert_allclose(jax.jit(ngram.sampled_loss)(*given), sampled, atol=1e-12)
 
 
 def test_sampled_sum_is_the_full_one_in_expectation():

@@ -96,7 +96,7 @@ def test_workers_of_the_gpt_are_sharded_and_diloco_sends_a_tenth(tmp_path):
     assert "figures: 2" in text
 
 
-@pytest.mark.slow
+@pytest.mark.long  # `make docs` runs it, too
 def test_interval_of_a_study_is_that_of_its_table(tmp_path):
     text = printed("reading-a-study.md", tmp_path)
     ends = r":.* from ([-\d.]+) to ([-\d.]+)$"

@@ -73,15 +73,6 @@ def test_workers_of_sync_sgd_are_at_one_place():
     assert recorded.syncs.all()
 
 
-def test_sgd_goes_the_same_way_in_more_dimensions(monkeypatch):
-    small = trajectories.record("sync_sgd", steps=16)
-    many = trajectories.Setup(shape=(6, 6))
-    monkeypatch.setitem(trajectories.SETUPS, "sync_sgd", many)
-    large = trajectories.record("sync_sgd", steps=16)
-    # sums of 36 products in float32
-    np.testing.assert_allclose(large.places, small.places, atol=1e-5)
-
-
 def test_a_worker_alone_stops_in_its_own_minimum():
     h = 1e-5
     for tilt, (u, v) in zip(landscape.TILTS, landscape.own_minima(), strict=True):

@@ -32,9 +32,9 @@ def test_a_worker_that_is_not_finite_is_left_out_at_once():
     np.testing.assert_allclose(after_rounds([bad])[0], [-of_others] * 3, rtol=1e-10)
 
 
-@pytest.mark.parametrize("wide", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize(
-    ("factor", "left_out"), [(10, 3), (0.1, 0), (1, 0), (1 + 1e-7, 0)]
+    ("factor", "left_out", "wide"),
+    [(10, 3, True), (10, 3, False), (0.1, 0, False), (1 + 1e-7, 0, False)],
 )
 def test_norms_that_change_for_good_are_usual_again(factor, left_out, wide):
     """In float32 the variance of equal norms was below 0, and its root NaN."""
@@ -96,5 +96,6 @@ def test_a_rate_has_a_derivative_where_all_workers_are_unusual():
         return jax.vmap(worker, 1, axis_name="w")(moves).mean()
 
     with jax.enable_x64(True):
-        slope = (end(0.8 + 1e-6) - end(0.8 - 1e-6)) / 2e-6
-        assert float(jax.grad(end)(0.8)) == pytest.approx(float(slope), rel=1e-6)
+        run = jax.jit(jax.value_and_grad(end))
+        slope = (run(0.8 + 1e-6)[0] - run(0.8 - 1e-6)[0]) / 2e-6
+        assert float(run(0.8)[1]) == pytest.approx(float(slope), rel=1e-6)

@@ -70,6 +70,7 @@ def run(copy, *arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_new_algorithm_touches_five_places(project):
     _, changed = project
     assert changed == {

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import side_by_side
 from own_loop import local_steps
 from problems import flatten, initial_params, loss, relative_error, train
 from recurrences import (
@@ -151,16 +152,20 @@ def train_together(made, workers):
     Returns:
         For each, the workers' centers and replicas, (steps, workers, size).
     """
+    strategy = side_by_side.strategies({name: x for name, (x, _) in made.items()})
+    optimizer = side_by_side.optimizers({name: x for name, (_, x) in made.items()})
 
-    def trained(strategy, optimizer, batches):
-        params = jax.tree.map(jnp.asarray, initial_params())
-        start = Replica(params, optimizer.init(params)), strategy.init(params)
-        found = local_steps(strategy, optimizer, jax.grad(loss), start, batches)
-        replica, center = found
-        return center, replica.params
+    def gradients(params, batch):
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *params.values())
+        found = jax.vmap(jax.grad(loss), (0, None))(stacked, batch)
+        each = enumerate(params)
+        return {name: jax.tree.map(lambda x, i=i: x[i], found) for i, name in each}
 
     def worker(batches):
-        return {name: trained(*both, batches) for name, both in made.items()}
+        params = dict.fromkeys(made, jax.tree.map(jnp.asarray, initial_params()))
+        start = Replica(params, optimizer.init(params)), strategy.init(params)
+        replica, center = local_steps(strategy, optimizer, gradients, start, batches)
+        return {name: (center[name], replica.params[name]) for name in made}
 
     def by_step(tree):
         found = jax.tree.map(lambda x: np.moveaxis(np.asarray(x), 1, 0), tree)
@@ -169,10 +174,7 @@ def train_together(made, workers):
     parts = [x.reshape(STEPS, workers, -1, *x.shape[2:]) for x in (X, TARGET)]
     own = tuple(jnp.asarray(np.moveaxis(x, 1, 0)) for x in parts)
     found = jax.jit(jax.vmap(worker, axis_name=AXIS))(own)
-    return {
-        name: (by_step(center), by_step(params))
-        for name, (center, params) in found.items()
-    }
+    return {name: tuple(map(by_step, both)) for name, both in found.items()}
 
 
 @pytest.mark.parametrize("case", list(cases()))

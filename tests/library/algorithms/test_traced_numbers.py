@@ -246,7 +246,7 @@ def test_many_values_at_once_are_each_alone():
 def test_traced_numbers_promote_nothing_by_themselves(name):
     """jax refuses promotion then, in the user's own program too.
 
-    Strong float32 numbers would widen bfloat16, strong float64 ones float32.
+    Strong numbers, of float64 here, would widen bfloat16 and float32.
     """
     sizes = [*zip(sa.WORKERS, (2, 2), strict=True)]
 
@@ -257,18 +257,16 @@ def test_traced_numbers_promote_nothing_by_themselves(name):
         replica, state = strategy.sync(replica, state, step)
         return grads, replica.params, strategy.center(replica.params, state)
 
-    def check(dtype):
+    def check(*dtypes):
         numbers = arrays(values(name)[0])
-        params = {"w": jnp.zeros((6, 3), dtype), "b": jnp.zeros(3, dtype)}
+        params = [jnp.zeros((6, 3), dtypes[0]), jnp.zeros(3, dtypes[-1])]
         program = jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, jnp.int32(0))
-        assert {x.dtype.name for x in program.out_avals} == {dtype}
+        assert [x.dtype.name for x in program.out_avals] == 3 * [dtypes[0], dtypes[-1]]
 
     strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
-    with jax.enable_x64(False):
-        check("bfloat16")
-        with strict[0], strict[1]:
-            check("float32")
-    check("float32")
+    with jax.enable_x64(False), strict[0], strict[1]:
+        check("float32")
+    check("bfloat16", "float32")
 
 
 def structure():

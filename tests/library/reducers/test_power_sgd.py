@@ -1,4 +1,4 @@
-"""Low-rank products, against NumPy, and the matrices that are worth one."""
+"""Low-rank products against NumPy, their derivatives, and matrices worth one."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from reducing import assert_close, normal_tree, run, shapes_of
 
 from models import gpt
-from syncalgos import communication, powersgd
+from syncalgos import Replica, communication, dion, powersgd
 from syncalgos.reducers import power_sgd
 
 STACKED = {"bias": 1, "kernel": 0, "stack": 1}
@@ -47,6 +47,36 @@ def test_power_sgd_recovers_from_a_zero_gradient():
     x[1:, :, 4:] = np.outer(rng.normal(size=4), rng.normal(size=6))
     combined, _, _ = run(power_sgd(2, min_rate=0), x)
     assert_close(combined[-1, 0], x[-1, 0], 1e-5)
+
+
+# Gradients (workers, steps, 6, 4): of zeros, zeros at first, of rank 1.
+GRADS = np.random.default_rng(0).normal(size=(2, 3, 6, 4))
+LATE = GRADS * np.array([0, 1, 1])[:, None, None]
+RANK_1 = np.arange(1.0, 4)[:, None, None] * np.outer(GRADS[0, 0, :, 0], GRADS[0, 0, 0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_a_momentum_has_a_derivative_at_any_rank():
+    @jax.jit
+    @jax.value_and_grad
+    def end(momentum, grads):
+        strategy = dion(local_momentum=momentum, axis="w")
+
+        def worker(own):
+            replica = Replica(jnp.ones((6, 4)))
+            state, total = strategy.init(replica.params), 0.0
+            for step, g in enumerate(own):
+                moves, state = strategy.reduce(g, replica, state, step)
+                total = total + jnp.sum(jnp.sin(moves))
+            return total
+
+        return jnp.mean(jax.vmap(worker, axis_name="w")(grads))
+
+    for grads in 0 * GRADS, LATE, np.stack([RANK_1, 2 * RANK_1]):
+        slope = (end(0.9 + 1e-6, grads)[0] - end(0.9 - 1e-6, grads)[0]) / 2e-6
+        found = end(0.9, grads)[1]
+        assert found == pytest.approx(float(slope), rel=1e-5, abs=1e-7)
 
 
 def sent_of(params, **settings):
