@@ -34,8 +34,8 @@ from experiments.tasks.task import Task
 from experiments.training import compile_cache
 from experiments.training.config import RunConfig
 from experiments.training.process_group import on_host
+from experiments.training.progress import Line, Progress
 from experiments.training.recording import tracking, train_and_record
-from experiments.training.records import Line, Progress
 from experiments.training.run import prepare
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy

@@ -15,10 +15,11 @@ from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.launch import remarks
-from experiments.training import export, records
+from experiments.training import export, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import Outcome, Save
 from experiments.training.process_group import ALONE, ProcessGroup
+from experiments.training.progress import Line, Progress
 from experiments.training.recording import (
     best,
     export_center,
@@ -27,7 +28,6 @@ from experiments.training.recording import (
     tracking,
     train_and_record,
 )
-from experiments.training.records import Line, Progress
 from experiments.training.run import Run, check_files, prepare
 
 
@@ -56,7 +56,7 @@ def run_job(
             unless it shows only in a dispatch or an evaluation.
     """
     run = prepare(config, group)
-    out = config.out or records.default_out(config.task, config.algo)
+    out = config.out or run_folder.default_out(config.task, config.algo)
     command = [*PROGRAM.split(), *argv]
     try:
         with in_folder(run, out, command, started) as (run, progress, save, wait):
@@ -160,7 +160,7 @@ def finish(
     summary["total_seconds"] = round(spent, 3)
     if run.group.is_first:
         try:
-            records.finish(out, summary, outcome.progress.lines)
+            run_folder.finish(out, summary, outcome.progress.lines)
         except OSError as error:  # the summary is still shown
             missing.append(f"--out {out}: {error.strerror}: its files are incomplete")
     return missing

@@ -20,9 +20,9 @@ from experiments.study.search_space import combinations, named
 from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
-from experiments.training import reading
+from experiments.training import run_folder
 from experiments.training.config import RunConfig, Settings, parse
-from experiments.training.json_files import Damaged
+from experiments.training.files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
 from experiments.training.plan import Plan
 from experiments.training.run import Run, checked
@@ -174,16 +174,16 @@ def damage(run: Path) -> str:
     return ""
 
 
-def _sound(run: Path) -> reading.Made | None:
+def _sound(run: Path) -> run_folder.Made | None:
     """Returns a run's files; None if the run is incomplete or a file is damaged."""
     # An OSError is not caught: it says nothing about the content of a file.
     with suppress(Damaged):
         return _read(run)
 
 
-def _read(run: Path) -> reading.Made | None:
+def _read(run: Path) -> run_folder.Made | None:
     """Returns a run's files; None if the run is incomplete."""
-    found, path = reading.read_run(run), run / "summary.json"
+    found, path = run_folder.read_run(run), run / "summary.json"
     if found is None:
         return None
     seed = found.summary.get("seed")

@@ -20,7 +20,7 @@ from experiments.tasks.task import Task, held_out
 from experiments.training.measurements import displacements
 from experiments.training.optimizers import in_force
 from experiments.training.process_group import ProcessGroup
-from experiments.training.records import Line, Progress
+from experiments.training.progress import Line, Progress
 from experiments.training.run import Run
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC

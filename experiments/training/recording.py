@@ -16,12 +16,12 @@ import syncalgos
 from experiments.cli import terminal
 from experiments.cli.signals import keeping_results
 from experiments.tasks.task import Task
-from experiments.training import export, records
+from experiments.training import export, files, progress, run_folder
 from experiments.training.config import SETTINGS, Settings
 from experiments.training.loop import Outcome, Save, train
 from experiments.training.measurements import memory, sends
 from experiments.training.process_group import on_host
-from experiments.training.records import Line, Progress
+from experiments.training.progress import Line, Progress
 from experiments.training.run import ORIGIN, Run
 from experiments.training.trackers import Tracked, Tracker, Tracking
 from syncalgos import Replica, Strategy, TrainState
@@ -48,7 +48,7 @@ def train_and_record(
         progress: the progress of a resumed run.
         on_evaluation: called with each line of metrics.jsonl, in the first process.
     """
-    metrics = None if out is None else records.Metrics(out, run.group.note)
+    metrics = None if out is None else run_folder.Metrics(out, run.group.note)
 
     def write(state: TrainState, lines: list[Line]) -> None:
         c, line = run.config, lines[-1]
@@ -91,8 +91,8 @@ def record_config(run: Run, command: list[str], out: Path, lines: list[Line]) ->
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "summary.json").unlink(missing_ok=True)
-    records.write_json(out / "config.json", config)
-    records.write_metrics(out, lines)
+    files.write_json(out / "config.json", config)
+    run_folder.write_metrics(out, lines)
 
 
 def tracking(
@@ -130,7 +130,7 @@ def export_center(run: Run, state: TrainState, step: int) -> str:
 
 def header(run: Run, step: int) -> dict[str, str]:
     """Returns the header of an exported model: its run, and the step."""
-    found = {name: records.plain(run.facts[name]) for name in ORIGIN}
+    found = {name: files.plain(run.facts[name]) for name in ORIGIN}
     found |= {"steps": step, "syncalgos": syncalgos.__version__}
     return {name: json.dumps(x) for name, x in found.items()}
 
@@ -138,7 +138,7 @@ def header(run: Run, step: int) -> dict[str, str]:
 def best(run: Run, lines: Iterable[Line]) -> Line | None:
     """Returns the best of the planned evaluations, which exclude that of a stop."""
     planned = {*run.config.evaluations}
-    return records.best(line for line in lines if line["step"] in planned)
+    return progress.best(line for line in lines if line["step"] in planned)
 
 
 def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:

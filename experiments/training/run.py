@@ -21,7 +21,7 @@ from experiments.tasks.contract import (
     convolves,
 )
 from experiments.tasks.task import Data, Task
-from experiments.training import compile_cache, devices, export, records
+from experiments.training import compile_cache, devices, export, run_folder
 from experiments.training.config import RunConfig, Settings
 from experiments.training.measurements import displacements
 from experiments.training.measurements.effective_lr import effective_lr
@@ -35,7 +35,7 @@ from experiments.training.plan import (
     make_trainer,
 )
 from experiments.training.process_group import ALONE, ProcessGroup
-from experiments.training.records import Progress
+from experiments.training.progress import Progress
 from experiments.training.strategies import make_algorithm
 from experiments.training.versions import commit, versions
 from syncalgos import Communication, DataParallel, Replica, Strategy, TrainState
@@ -119,7 +119,7 @@ def checked(
     try:
         if group.is_first:
             if config.out is not None:
-                records.check_writable(config.out)
+                run_folder.check_writable(config.out)
             check_files(config)
         given = {"task": task, "strategy": strategy}
         earlier = None if like is None else replace(like, trainer=like.plain)
@@ -143,9 +143,9 @@ def check_files(config: RunConfig) -> None:
     out, goes_on = config.out, config.resume or config.resume_center
     try:
         if out is not None:
-            records.check_out(out, config.overwrite or goes_on)
+            run_folder.check_out(out, config.overwrite or goes_on)
         if (path := config.export) is not None:
-            before = records.exported(out) if out is not None and goes_on else None
+            before = run_folder.exported(out) if out is not None and goes_on else None
             is_own = before is not None and before.absolute() == path.absolute()
             export.check(path, config.overwrite or is_own)
     except ValueError as error:

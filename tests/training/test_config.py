@@ -12,7 +12,7 @@ import pytest
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
-from experiments.training import records, trackers
+from experiments.training import files, trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.recording import record_config
 from experiments.training.run import prepare
@@ -73,7 +73,7 @@ def run():
 def test_a_value_of_python_is_that_of_the_flag(name, value, meant):
     found = getattr(RunConfig(**{name: value}), name)
     assert found == meant
-    json.dumps(records.plain(found))  # which no number of NumPy is for
+    json.dumps(files.plain(found))  # which no number of NumPy is for
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
     record_config(run, ["command"], tmp_path, [])
     written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
-    records.write_json(tmp_path / "config.json", written)
+    files.write_json(tmp_path / "config.json", written)
     if SETTINGS[name].scope != "run" or name == "steps":
         check_config(tmp_path, run.config)  # its rate is constant: it may be longer
         return
@@ -141,7 +141,7 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
     older = {**written, "settings": settings, "arguments": {}, "task_arguments": {}}
-    records.write_json(tmp_path / "config.json", older)
+    files.write_json(tmp_path / "config.json", older)
     check_config(tmp_path, run.config)
 
 

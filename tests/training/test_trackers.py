@@ -11,8 +11,8 @@ from lasting import run, signal_at
 from experiments.api import RunConfig, train
 from experiments.cli.errors import BadRequest, Unwritten
 from experiments.training.config import parse
+from experiments.training.progress import Progress
 from experiments.training.recording import tracking
-from experiments.training.records import Progress
 from experiments.training.run import prepare
 from experiments.training.trackers import KINDS, Tracked
 

@@ -14,7 +14,7 @@ from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
-from experiments.training import records
+from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.recording import record_config, train_and_record
 from experiments.training.run import Run, make_run
@@ -117,7 +117,7 @@ class Maker:
                 if outcome.stopped:
                     raise Stopped
                 summary["total_seconds"] = round(time.perf_counter() - started, 3)
-                records.finish(place, summary, outcome.progress.lines)
+                run_folder.finish(place, summary, outcome.progress.lines)
         except (Stopped, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
@@ -171,9 +171,9 @@ def _rename(place: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         # It holds other files of the user. The summary comes last: it marks a made run.
-        for name in records.NAMES:
+        for name in run_folder.NAMES:
             (place / name).replace(folder / name)
-    records.sync_folder(folder.parent)
+    files.sync_folder(folder.parent)
 
 
 def _results(summary: dict[str, Any]) -> str:
