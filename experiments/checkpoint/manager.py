@@ -22,8 +22,8 @@ from experiments.cli.errors import BadRequest, MayPass
 from experiments.training import files, progress, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import bytes_after
+from experiments.training.prepare import Run
 from experiments.training.progress import Line, Progress
-from experiments.training.run import Run
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.combinators import decided
@@ -296,7 +296,7 @@ class Checkpoints(NamedTuple):
             progress.run_id = ""
         progress.saved = shard.step
         progress.resumed_at.append(shard.step)
-        return dataclasses.replace(run, state=state), progress
+        return run._replace(state=state), progress
 
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
 from experiments.training.loop import dispatches, first_diverged, remaining
 from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.prepare import prepare
 from experiments.training.process_group import ProcessGroup
-from experiments.training.run import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
