@@ -10,7 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,6 @@ from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
 from experiments.cli.words import as_words
-from experiments.launch.run_job import finish, in_folder
 from experiments.study import config as study_config
 from experiments.study import study
 from experiments.study.analysis.results import Report
@@ -33,10 +32,10 @@ from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
 from experiments.training import compile_cache
 from experiments.training.config import RunConfig
+from experiments.training.one_run import opened
+from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
-from experiments.training.recording import tracking, train_and_record
-from experiments.training.records import Line, Progress
-from experiments.training.run import prepare
+from experiments.training.progress import Line
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy
 from syncalgos.checks import shown
@@ -126,22 +125,19 @@ def train(
         task_arguments=own_task.defaults | {**config.task_arguments},
     )
     run = prepare(config, task=task, strategy=strategy)
-    out, held = run.config.out, nullcontext((run, Progress(), lambda *_: None, _never))
-    if out is not None:
-        # A program that embeds Python may have no argv.
-        held = in_folder(run, out, getattr(sys, "argv", []), started)
-    with held as (run, progress, save, wait):
-        tracked = tracking(run, progress, out, track)
+    # A program that embeds Python may have no argv.
+    command = getattr(sys, "argv", [])
+    with opened(run, config.out, command, started) as folder:
+        run = folder.run  # frees the initial state
+        tracked = folder.tracking(track)
 
         def tell(line: Line) -> None:
             tracked.log(line)
             if on_evaluation is not None:
                 on_evaluation(line)
 
-        given = Quiet(), _never, save, progress, tell
-        outcome, summary = train_and_record(run, out, *given)
-        wait()
-        missing = finish(run, outcome, summary, out, started) if out else []
+        outcome, summary = folder.train(Quiet(), _never, tell)
+        missing = folder.finish(outcome, summary)
         tracked.finish(summary)
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))
     trained = Trained(summary, outcome.progress.lines, center)

@@ -15,7 +15,7 @@ from benchmarks.harness.atlas import FIRST, read
 from experiments.study.report import figures
 from experiments.study.report.figures import Line, Plot
 from experiments.study.report.styles import LIGHT
-from experiments.training import records
+from experiments.training import files
 
 SHARES = {"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0}
 # Positions of the names, in points from the algorithms' points.
@@ -68,5 +68,5 @@ def write(folder: Path) -> Path:
     path = folder / f"{found.name}.svg"
     with figures.style():
         look = {"best": {"color": LIGHT["series-0"], "marker": "o"}}
-        records.write(path, figures.svg(found, figures.draw(found, look)))
+        files.write(path, figures.svg(found, figures.draw(found, look)))
     return path

@@ -35,7 +35,7 @@ from experiments.study.report import tables
 from experiments.study.report.styles import styles
 from experiments.study.search_space import combinations
 from experiments.study.statistics import measure
-from experiments.training import records
+from experiments.training import files
 
 FOLDER = Path("docs/studies")
 JOINED = "atlas-mnist1d", "atlas-spoken-digits"
@@ -169,7 +169,7 @@ def again(folder: Path) -> list[Path]:
         path = folder / f"table{suffix}.csv"
         if path.exists():
             old = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
-            records.write(path, table(report, old))
+            files.write(path, table(report, old))
             written.append(path)
         written += _drawn_again(report, folder, suffix)
     return written
@@ -184,7 +184,7 @@ def atlas_again(folder: Path) -> Path:
     studies, page = atlas.joined([folder / x for x in JOINED]), folder / "atlas.md"
     rows = "".join(f"{row}\n" for row in atlas.table(studies)[2:])
     text = ROWS.sub(lambda found: found[1] + rows, page.read_text("utf-8"))
-    records.write(page, text)
+    files.write(page, text)
     return page
 
 
@@ -197,7 +197,7 @@ def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
     there = {path: plot for path, plot in each.items() if path.exists()}
     with figures.style():
         for path, plot in there.items():
-            records.write(path, figures.svg(plot, figures.draw(plot, look)))
+            files.write(path, figures.svg(plot, figures.draw(plot, look)))
     return [*there]
 
 

@@ -13,7 +13,7 @@ from filelock import FileLock, Timeout
 from experiments.cli.errors import BadRequest
 from experiments.cli.exits import say
 from experiments.cli.signals import before_the_end
-from experiments.training.records import made
+from experiments.training.files import made
 
 NAME = ".lock"  # in --out
 LONGEST = 200  # characters of the lock file that an error shows

@@ -19,11 +19,11 @@ from experiments.checkpoint.record import Record
 from experiments.checkpoint.shard_file import Damaged, Shard, write
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, MayPass
-from experiments.training import json_files, reading, records
+from experiments.training import files, progress, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import bytes_after
-from experiments.training.records import Line, Progress
-from experiments.training.run import Run
+from experiments.training.prepare import Run
+from experiments.training.progress import Line, Progress
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.combinators import decided
@@ -139,7 +139,7 @@ class Saver(NamedTuple):
             first=trainer.layout.own_workers.start,
             own=state_arrays.own(held),
             shared=state_arrays.shared(held, center),
-            record=records.plain(vars(kept) | {"progress": vars(kept.progress)}),
+            record=files.plain(vars(kept) | {"progress": vars(kept.progress)}),
         )
 
     def prune(self, newest: int, lines: Iterable[Line]) -> None:
@@ -155,7 +155,7 @@ class Saver(NamedTuple):
         c, best = self.run.config, None
         if c.keep == "best":
             there = {*checkpoints.steps(self.folder)}
-            best = records.best(x for x in lines if x["step"] in there)
+            best = progress.best(x for x in lines if x["step"] in there)
         old = KEPT, *self._place, newest, self.run_ids
         checkpoints.prune(self.folder, *old, best["step"] if best else None)
 
@@ -296,14 +296,14 @@ class Checkpoints(NamedTuple):
             progress.run_id = ""
         progress.saved = shard.step
         progress.resumed_at.append(shard.step)
-        return dataclasses.replace(run, state=state), progress
+        return run._replace(state=state), progress
 
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     """Returns the summary of the whole run in a folder; {} if there is none."""
     found = None
-    with suppress(json_files.Damaged, OSError):
-        found = reading.read_run(out)
+    with suppress(files.Damaged, OSError):
+        found = run_folder.read_run(out)
     if found is None:
         return {}
     # A run that diverged is over, whatever its number of steps.

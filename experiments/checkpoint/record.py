@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from experiments.training.records import Progress
+from experiments.training.progress import Progress
 
 
 @dataclasses.dataclass

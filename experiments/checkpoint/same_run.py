@@ -6,7 +6,7 @@ from typing import Any
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.training import json_files, records
+from experiments.training import files
 from experiments.training.config import SETTINGS, RunConfig
 
 # Flags of 0.3 that are gone; no numbers depended on them.
@@ -19,8 +19,8 @@ def check_config(out: Path, config: RunConfig) -> None:
     if not path.exists():
         return
     try:
-        found = json_files.read(path)
-        with json_files.using(path):
+        found = files.read(path)
+        with files.using(path):
             before = {
                 name: value
                 for name, value in found["settings"].items()
@@ -28,7 +28,7 @@ def check_config(out: Path, config: RunConfig) -> None:
                 and (name not in SETTINGS or SETTINGS[name].scope == "run")
             }
             before |= {**found["arguments"], **found["task_arguments"]}
-    except json_files.Damaged as error:
+    except files.Damaged as error:
         raise BadRequest(
             f"--resume: {error}; no file was removed: --overwrite starts anew"
         ) from error
@@ -43,12 +43,12 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
         config: the config of the run to resume.
         same: whether both have the same number of workers.
     """
-    now = records.plain(config.values("run"))
+    now = files.plain(config.values("run"))
     # A run started before a flag existed used the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.defaults(TASK, config.task)
-    before = records.plain(common) | before
+    before = files.plain(common) | before
     # A flag that is gone had no effect unless it was set.
     before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
     free = set() if same else {"workers", "batch_size", "accumulate"}

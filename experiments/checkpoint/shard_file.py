@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_magic
 
-from experiments.training.records import UNFINISHED, replacing
+from experiments.training.files import UNFINISHED, replacing
 
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256

@@ -4,6 +4,7 @@ import argparse
 import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -57,16 +58,11 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
         BadRequest: one line says what was wrong and what is possible.
     """
     words, settings = cleaned(argv), settings_of(config)
-    named = _named(words)
-    if named["help"] or named["help_all"]:
-        own = [each for each in _own_of(named, settings) if named[each.kind.flag]]
-        parser = parser_of(settings, own)  # refuses a flag that two have
-        if not named["help_all"]:
-            parser = parser_of(shortened(settings, basic), own)
-        parser.parse_args(["--help"])
-    # Common flags first: reading the others may import a module.
-    made(config, vars(parser_of(settings).parse_known_args(words)[0]))
-    own = _own_of(named, settings)
+    own = _own_of(words, settings)
+    if {"-h", "--help", "--help-all"} & {*words}:
+        own = [each for each in own if _named(words, each.kind.flag)]
+        shown = settings if "--help-all" in words else shortened(settings, basic)
+        parser_of(shown, own).parse_args(["--help"])
     parser = parser_of(settings, own)
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
@@ -96,15 +92,14 @@ def words_of(config: Any) -> list[str]:
     return as_words(said)
 
 
-def _named(words: Sequence[str]) -> dict[str, Any]:
-    """Reads the flags that decide which other flags exist."""
-    # The factories' own flags are not known yet, so unknown flags are accepted.
-    first = Parser(add_help=False, allow_abbrev=False)
-    for flag in ("--algo", "--task", "--preset"):
-        first.add_argument(flag)
-    first.add_argument("-h", "--help", action="store_true")
-    first.add_argument("--help-all", action="store_true")
-    return vars(first.parse_known_args(words)[0])
+def _named(words: Sequence[str], flag: str) -> str | None:
+    """Returns the word of a flag that decides which other flags exist, if given."""
+    found = None
+    for word, after in pairwise([*words, "--"]):
+        name, equals, value = word.partition("=")
+        if name == f"--{flag}" and (equals or not after.startswith("--")):
+            found = value if equals else after
+    return found
 
 
 def shortened(
@@ -120,10 +115,10 @@ def shortened(
     }
 
 
-def _own_of(named: Mapping[str, Any], settings: Mapping[str, Setting]) -> list[Factory]:
-    """Returns the named algorithm and task, or the default ones."""
-    algo, task = (named[kind] or settings[kind].default for kind in ("algo", "task"))
-    return own_of(algo, task, named["preset"])
+def _own_of(words: Sequence[str], settings: Mapping[str, Setting]) -> list[Factory]:
+    """Returns the algorithm and the task that a command line names, or the defaults."""
+    named = (_named(words, x) or settings[x].default for x in ("algo", "task"))
+    return own_of(*named, _named(words, "preset"))
 
 
 def own_of(algo: str, task: str, preset: str | None) -> list[Factory]:
@@ -141,7 +136,7 @@ def parser_for(words: Sequence[str], config: type) -> Parser:
     """Returns the parser of a command line that is being written."""
     settings = settings_of(config)
     try:
-        return parser_of(settings, _own_of(_named(words), settings))
+        return parser_of(settings, _own_of(words, settings))
     except BadRequest:  # a name that is not complete yet
         return parser_of(settings)
 

@@ -40,9 +40,9 @@ def _run(
     membership = requested(config)
     # Imported late: these import jax, so a bad request is reported faster without.
     if membership is None:
-        from experiments.launch.run_job import run_job
+        from experiments.training.one_run import make
 
-        return run_job(config, argv, started, stopped)
+        return make(config, argv, started, stopped)
     if membership.process is None:
         return start(config, argv)
     from experiments.launch.joining.member import run_joined

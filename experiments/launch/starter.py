@@ -32,7 +32,7 @@ from experiments.exit_codes import (
 )
 from experiments.launch.addresses import free_port, listen
 from experiments.training.config import RunConfig
-from experiments.training.records import default_out
+from experiments.training.run_folder import default_out
 
 VARIABLE = "SYNCALGOS_STARTED"  # for a process: the flags as the user gave them
 HERE = "127.0.0.1"

@@ -20,12 +20,12 @@ from experiments.study.search_space import combinations, named
 from experiments.study.spec import Variant
 from experiments.study.statistics import Measure, is_fine
 from experiments.tasks.task import Data
-from experiments.training import reading
+from experiments.training import run_folder
 from experiments.training.config import RunConfig, Settings, parse
-from experiments.training.json_files import Damaged
+from experiments.training.files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
-from experiments.training.plan import Plan
-from experiments.training.run import Run, checked
+from experiments.training.plan import Plan, Programs
+from experiments.training.prepare import checked
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000
@@ -174,16 +174,16 @@ def damage(run: Path) -> str:
     return ""
 
 
-def _sound(run: Path) -> reading.Made | None:
+def _sound(run: Path) -> run_folder.Made | None:
     """Returns a run's files; None if the run is incomplete or a file is damaged."""
     # An OSError is not caught: it says nothing about the content of a file.
     with suppress(Damaged):
         return _read(run)
 
 
-def _read(run: Path) -> reading.Made | None:
+def _read(run: Path) -> run_folder.Made | None:
     """Returns a run's files; None if the run is incomplete."""
-    found, path = reading.read_run(run), run / "summary.json"
+    found, path = run_folder.read_run(run), run / "summary.json"
     if found is None:
         return None
     seed = found.summary.get("seed")
@@ -201,12 +201,14 @@ class Loader:
     def __init__(self):
         self._data: dict[Any, Data] = {}
 
-    def plan(self, config: RunConfig, like: Run | None = None) -> tuple[Plan, Data]:
+    def plan(
+        self, config: RunConfig, programs: Programs | None = None
+    ) -> tuple[Plan, Data]:
         """Returns the plan and the data of a run.
 
         Args:
             config: the config of the run.
-            like: an earlier run, whose programs are shared if possible.
+            programs: those of an earlier run, which are shared if possible.
 
         Raises:
             BadRequest: the config is not possible.
@@ -217,7 +219,8 @@ class Loader:
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
-        plan, self._data[key] = checked(config, self._data.get(key), like=like)
+        given = config, self._data.get(key)
+        plan, self._data[key] = checked(*given, programs=programs)
         return plan, self._data[key]
 
 

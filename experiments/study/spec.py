@@ -19,7 +19,7 @@ from experiments.cli.words import (
 )
 from experiments.study.search_space import Range, Words, combinations
 from experiments.training.config import SETTINGS
-from experiments.training.records import MEASURED
+from experiments.training.progress import MEASURED
 
 # Flags of single runs that a study sets itself, and the flags to use instead.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}

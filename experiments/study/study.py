@@ -29,7 +29,7 @@ from experiments.study.running.make import make_runs
 from experiments.study.running.plan import Plan
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
-from experiments.training import json_files, records
+from experiments.training import files, run_folder
 from experiments.training.devices import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
@@ -75,7 +75,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
     out, held, refusal = config.folder, lock.held(config.folder), None
     try:
         try:
-            records.check_writable(out)
+            run_folder.check_writable(out)
         except ValueError as error:  # a finished study needs no room to be reported
             if not (out / NAME).exists():
                 raise
@@ -90,7 +90,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
-                records.write_json(out / NAME, identity)
+                files.write_json(out / NAME, identity)
             choose = partial(tuning.chosen, measure_key=config.measure)
             plan = Plan(runs, choose)
             if refusal is not None and plan.done < plan.total:
@@ -181,14 +181,14 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
 def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
-    records.write_lines(out / "metrics.jsonl", study_lines(runs))
+    files.write_lines(out / "metrics.jsonl", study_lines(runs))
     finals = [*final_lines(runs)]
     # They are more than half of a line's bytes, and mostly equal to the line before.
     pairs = [*zip(finals[:0:-1], finals[-2::-1], strict=True)]
     for key, (line, before) in product(("commit", "versions"), pairs):
         if line.get(key) == before.get(key):
             line.pop(key, None)
-    records.write_lines(out / "finals.jsonl", finals)
+    files.write_lines(out / "finals.jsonl", finals)
     write.write(found, out)
 
 
@@ -260,14 +260,14 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     if not path.exists():
         return
     try:
-        there = json_files.read(path)
-        with json_files.using(path):
+        there = files.read(path)
+        with files.using(path):
             differing = {
                 key: _changed(there[key], x)
                 for key, x in identity.items()
                 if there[key] != x
             }
-    except json_files.Damaged as error:
+    except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if differing:
         key = next(iter(differing))

@@ -34,7 +34,7 @@ from experiments.study.running.maker import Maker, Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
-from experiments.training import json_files, reading, records
+from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.measurements.sends import Sends, from_json, sends
 from experiments.training.plan import Plan
@@ -133,7 +133,7 @@ def run(path: Path, stopped: Callable[[], int]) -> int:
     if out.exists():
         read_log(out)  # only a log is replaced
     try:
-        records.try_to_write(path.parent)
+        files.try_to_write(path.parent)
     except OSError as error:
         raise BadRequest(f"{path.parent}: {error.strerror}") from error
     rows = runs(entry, range(entry.track.seeds), stopped)
@@ -141,7 +141,7 @@ def run(path: Path, stopped: Callable[[], int]) -> int:
     code = {"versions": _versions(), "commit": commit()}
     log = {**entry.identity, **code, "found": found, "runs": rows}
     terminal.show(shown(found))  # first: its runs have taken minutes
-    records.write_json(out, log, seal=SEAL)
+    files.write_json(out, log, seal=SEAL)
     done = exit_codes.decide(exit_codes.DONE)
     terminal.show(f"log    {out}")
     return done
@@ -213,7 +213,7 @@ def read_entry(path: Path) -> Entry:
 
 def read_log(path: Path) -> Log:
     """Reads a log; raises a BadRequest if the file is not one."""
-    return json_files.read(path, *Log.__annotations__, seal=SEAL)  # pyright: ignore
+    return files.read(path, *Log.__annotations__, seal=SEAL)  # pyright: ignore
 
 
 def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
@@ -223,7 +223,7 @@ def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
         BadRequest: the log cannot be read or used.
     """
     log = read_log(path)
-    with json_files.using(path):
+    with files.using(path):
         doubts = [*contradictions(entry, log)]
         # Uses all that is read after new runs, so that none is made in vain.
         _ = shown(log["found"]), repeated(log, log["runs"])
@@ -248,7 +248,7 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
         if isinstance(news, Refused):
             raise BadRequest(news.line)
         terminal.say(f"seed {seed}: {news.words}")
-        found = reading.read_run(out)
+        found = run_folder.read_run(out)
         assert found is not None  # it was made just now
         return found.summary
 

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.training import records
-from experiments.training.json_files import SEAL
+from experiments.training import files
+from experiments.training.files import SEAL
 from syncalgos import Replica
 from syncalgos.collectives import PyTree
 
@@ -27,7 +27,7 @@ def check(path: Path, overwrite: bool) -> None:
             raise ValueError(f"--export {path} is a folder")
         if path.exists() and not overwrite:
             raise ValueError(f"--export {path} exists: use another, or --overwrite")
-        records.try_to_write(path.absolute().parent)
+        files.try_to_write(path.absolute().parent)
     except OSError as error:
         raise ValueError(f"--export {path}: {error.strerror}") from None
 
@@ -50,7 +50,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
 
     content = encoded(named(replica), {**facts, SEAL: BLANK})
     path.parent.mkdir(parents=True, exist_ok=True)
-    records.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
+    files.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
 
 
 def facts(path: Path) -> dict[str, str]:

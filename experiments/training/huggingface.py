@@ -42,11 +42,11 @@ def convert(model: Path, folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
 
-    from experiments.training import export, records
+    from experiments.training import export, files
     from models import gpt
 
-    files = folder / "config.json", folder / "model.safetensors"
-    if there := [path for path in files if path.exists()]:
+    written = folder / "config.json", folder / "model.safetensors"
+    if there := [path for path in written if path.exists()]:
         raise BadRequest(f"{there[0]} exists: use another folder")
     try:
         with safe_open(model, "np") as file:
@@ -54,9 +54,9 @@ def convert(model: Path, folder: Path) -> None:
         heads = arguments.get("heads") or gpt.SHAPES[arguments["model"]].heads
         config, tensors = gpt.to_huggingface(export.load(model).params, heads)
         folder.mkdir(parents=True, exist_ok=True)
-        records.write(files[0], json.dumps(config, indent=2) + "\n")
+        files.write(written[0], json.dumps(config, indent=2) + "\n")
         # `transformers` does not read a file without this entry.
-        records.write(files[1], save(tensors, {"format": "pt"}))
+        files.write(written[1], save(tensors, {"format": "pt"}))
     except (KeyError, TypeError):
         raise BadRequest(f"{model} is not a GPT exported by experiments.run") from None
     except (OSError, SafetensorError, ValueError) as error:

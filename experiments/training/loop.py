@@ -6,12 +6,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import jax
 import numpy as np
 
-from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
 from experiments.pipeline import loading, prefetch, sampler
@@ -19,9 +18,9 @@ from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
 from experiments.training.measurements import displacements
 from experiments.training.optimizers import in_force
+from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
-from experiments.training.records import Line, Progress
-from experiments.training.run import Run
+from experiments.training.progress import Line, Progress
 from syncalgos import Communication, TrainState
 from syncalgos.combinators.decided import METRIC
 from syncalgos.engine.ahead import Batches, compile_all
@@ -32,8 +31,24 @@ DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
 LEAST = 0.1  # as a first loss of 0 would give a limit of 0
 UNREAD = 2**10  # used like a signal's number if examples cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
-Save = Callable[[TrainState, Progress, bool], None]
-"""Saves a checkpoint: (state, progress, whether it is the last of the run)."""
+
+
+class Watch(Protocol):
+    """The follower of a training: it shows and writes, and says when to stop."""
+
+    asked_to_stop: Callable[[], int]
+    """Returns the number of a signal, or 0. If one process is asked, all stop."""
+
+    save: Callable[[TrainState, bool], None]
+    """Saves a checkpoint: (state, whether it is the last of the run)."""
+
+    def stepped(self) -> None:
+        """Called after each dispatch, whose steps are in the progress."""
+        ...
+
+    def evaluated(self, state: TrainState) -> None:
+        """Called after each evaluation, which is the last line of the progress."""
+        ...
 
 
 class Outcome(NamedTuple):
@@ -62,26 +77,13 @@ class Outcome(NamedTuple):
         return self.progress.lines[-1]
 
 
-def train(
-    run: Run,
-    progress: Progress,
-    report: terminal.Report,
-    asked_to_stop: Callable[[], int],
-    has_trained: Callable[[], None],
-    write: Callable[[TrainState, list[Line]], None],
-    save: Save,
-) -> Outcome:
+def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
         run: the run to train; its state cannot be used afterwards.
         progress: the progress so far, which is updated.
-        report: the display of the progress.
-        asked_to_stop: returns the number of a signal, or 0; called before each
-            dispatch. If one process is asked to stop, all stop.
-        has_trained: called after each dispatch, when there is something to save.
-        write: called with the state and all lines of metrics.jsonl after each new line.
-        save: saves a checkpoint.
+        watch: called before and after each dispatch, and after each evaluation.
     """
     c, group = run.config, run.group
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
@@ -95,30 +97,27 @@ def train(
     outcome = Outcome(state, progress)
 
     def record_evaluation(state):
-        line = evaluate(state, progress)
-        report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
-        progress.evaluated(line)
-        write(state, progress.lines)
+        progress.evaluated(evaluate(state, progress))
+        watch.evaluated(state)
 
     for first, steps in schedule:
         batches, waited = read(first, steps)
-        asked, is_unread = asked_to_stop(), isinstance(batches, BadRequest)
+        asked, is_unread = watch.asked_to_stop(), isinstance(batches, BadRequest)
         # If one process is asked to stop, or cannot read, all stop at the same step.
         # This may be within a round: the checkpoint holds all replicas.
         if stopped := group.largest(UNREAD if is_unread else asked):
-            save(state, progress, True)
+            watch.save(state, True)
             if stopped == UNREAD:
                 _end_unread(batches, progress, group)
             outcome = outcome._replace(stopped=stopped)
             break
         state, metrics, seconds = dispatch(state, first, batches)
-        has_trained()
         losses, decided = metrics["loss"], np.argwhere(metrics.get(METRIC, ()))
         progress.stepped(
             losses.tolist(), metrics[OF_WORKERS], seconds + waited, decided.tolist()
         )
         progress.lane_form = run.trainer.lane_form
-        report.step(progress.step, progress.losses[-1])
+        watch.stepped()
         if (bad := first_diverged(losses, progress.first_loss)) is not None:
             workers = ~np.isfinite(metrics[OF_WORKERS][bad])
             outcome = outcome._replace(
@@ -130,7 +129,7 @@ def train(
         if progress.step in to_evaluate:
             record_evaluation(state)
         if progress.step in to_save:
-            save(state, progress, progress.step == c.steps)
+            watch.save(state, progress.step == c.steps)
     if progress.losses or not progress.lines:  # it ended between two evaluations
         record_evaluation(state)
     return outcome._replace(state=state)

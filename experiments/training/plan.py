@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
@@ -29,6 +30,8 @@ from syncalgos.strategy import seeing
 
 Numbers = Mapping[str, Any]
 """Values of settings by field; "arguments" has the algorithm's values, by flag."""
+Rate = Callable[[Numbers, float], float | None]
+"""Computes the effective learning rate from numbers and the inner rate."""
 
 _OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm"
 
@@ -47,30 +50,59 @@ class Method(NamedTuple):
     algorithm: Strategy
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass
+class Programs:
+    """The compiled programs of a run, which other runs of a study may share.
+
+    Attributes:
+        settings: those of the run that they were made for.
+        numbers: the settings that are data to them.
+        task: the model, its data and its figures.
+        make: makes the method for settings that differ in these numbers.
+        trainer: the engine.
+        rate: computes the effective learning rate; None until a run needs it.
+        measuring: the ends of rounds, and the engine that records the displacements
+            at them; None until a run needs it.
+    """
+
+    settings: Settings
+    numbers: Numbers
+    task: Task
+    make: Callable[[Settings], Method]
+    trainer: DataParallel
+    rate: Rate | None = None
+    measuring: tuple[np.ndarray, DataParallel] | None = None
+
+    def serve(self, settings: Settings) -> bool:
+        """Whether a run with other settings can use these programs."""
+        same = _structure(self.settings, self.numbers)
+        return same == _structure(settings, self.numbers)
+
+
+class Plan(NamedTuple):
     """The parts of a run that need no data.
 
     Attributes:
         config: the settings.
         numbers: the settings that are data to the compiled programs.
-        task: the model, its data and its figures.
-        make: makes the method for settings that differ in these numbers.
         method: the method of this run.
-        trainer: the engine.
+        programs: its programs.
     """
 
     config: Settings
     numbers: Numbers
-    task: Task
-    make: Callable[[Settings], Method]
     method: Method
-    trainer: DataParallel
+    programs: Programs
 
-    def serves(self, config: Settings) -> bool:
-        """Whether other settings can use the programs of this plan."""
-        same = _structure(self.config, self.numbers)
-        return same == _structure(config, self.numbers)
+    @property
+    def task(self) -> Task:
+        """The model, its data and its figures."""
+        return self.programs.task
+
+    @property
+    def trainer(self) -> DataParallel:
+        """The engine."""
+        return self.programs.trainer
 
 
 def make_plan(
@@ -80,7 +112,7 @@ def make_plan(
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,
-    like: Plan | None = None,
+    programs: Programs | None = None,
 ) -> Plan:
     """Makes the plan of a run.
 
@@ -90,7 +122,7 @@ def make_plan(
         devices: the devices, in place of the config's.
         task: the task, in place of the config's.
         strategy: the strategy, in place of the config's algorithm.
-        like: an earlier plan, whose programs this plan shares if possible.
+        programs: those of an earlier run, which this run shares if possible.
 
     Raises:
         BadRequest: a custom task or strategy cannot be used.
@@ -108,13 +140,12 @@ def make_plan(
 
     method = make(settings)
     _check_plateau(settings, method.strategy)
-    if like is not None and like.serves(settings):
-        numbers = _like(settings, like.numbers)
-        shared = like.task, like.make, method, like.trainer
-        return Plan(settings, numbers, *shared)
+    if programs is not None and programs.serve(settings):
+        return Plan(settings, _like(settings, programs.numbers), method, programs)
     numbers = _as_data(settings, make, task)
-    trainer = make_trainer(settings, task, make, numbers, devices)
-    return Plan(settings, numbers, task, make, method, trainer)
+    trainer = make_trainer(settings, task, make, numbers, devices, method)
+    programs = Programs(settings, numbers, task, make, trainer)
+    return Plan(settings, numbers, method, programs)
 
 
 def _numbers(config: Settings, names: Collection[str], own: Iterable[str]) -> Numbers:
@@ -134,14 +165,32 @@ def _as_data(
 
     There are none if an optimizer or a custom algorithm needs their values.
     """
+    floats = {k: x for k, x in config.arguments.items() if isinstance(x, float)}
+    is_own = ":" in config.algo  # tests check that ours accept traced numbers
+
+    def traced(numbers: Numbers) -> None:
+        if is_own:
+            _trace_a_step(make, config, numbers, task)
+        else:
+            make(config.at(numbers))
 
     def is_taken(numbers: Numbers) -> bool:
         return _is_traceable(lambda x: (declaring(config.at(x), task), ())[1], numbers)
 
-    floats = {k: x for k, x in config.arguments.items() if isinstance(x, float)}
+    # Usually all are data; otherwise each argument is asked for by itself.
+    numbers = _numbers(config, [*_OF_OPTIMIZER, "seed"], floats)
+    if _is_traceable(traced, numbers):
+        return numbers
     own = [k for k, x in floats.items() if is_taken({"arguments": {k: x}})]
     seed = ["seed"] if is_taken({"seed": config.seed}) else []
     numbers = _numbers(config, [*_OF_OPTIMIZER, *seed], own)
+    return numbers if _is_traceable(traced, numbers) else {}
+
+
+def _trace_a_step(
+    make: Callable[[Settings], Method], config: Settings, numbers: Numbers, task: Task
+) -> None:
+    """Makes a method, and takes a local step with it, on the task's params."""
 
     def local_step(params, numbers, step):
         method = make(config.at(numbers))
@@ -152,17 +201,11 @@ def _as_data(
         replica, state = strategy.sync(replica._replace(params=grads), state, step)
         return strategy.center(replica.params, state)
 
-    def traced(numbers):
-        if ":" not in config.algo:  # tests check that ours accept traced numbers
-            make(config.at(numbers))
-            return
-        params = jax.eval_shape(task.init, jax.random.key(0))[0]
-        of_all = jax.tree.map(
-            lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
-        )
-        over_workers(local_step, (0, None, None))(of_all, numbers, 0)
-
-    return numbers if _is_traceable(traced, numbers) else {}
+    params = jax.eval_shape(task.init, jax.random.key(0))[0]
+    of_all = jax.tree.map(
+        lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
+    )
+    over_workers(local_step, (0, None, None))(of_all, numbers, 0)
 
 
 def _is_traceable(function: Callable[[Any], Any], given: Any) -> bool:
@@ -271,8 +314,19 @@ def make_trainer(
     make: Callable[[Settings], Method],
     numbers: Numbers,
     devices: Sequence[Device] | None = None,
+    method: Method | None = None,
 ) -> DataParallel:
-    """Makes the engine for a method, on the given devices or the config's."""
+    """Makes the engine for a method, on the given devices or the config's.
+
+    Args:
+        config: the settings.
+        task: the task to train.
+        make: makes the method for settings that differ in the numbers.
+        numbers: the settings that are data to the programs.
+        devices: the devices; None means the config's.
+        method: the method of these numbers, if it is already made.
+    """
+    method_of = _remembering(lambda given: make(config.at(given)), numbers, method)
     train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
     # Sharded rows are not replicas: the engine hides them from the strategy.
@@ -286,8 +340,8 @@ def make_trainer(
     )
     return DataParallel(
         train_loss,
-        lambda numbers: make(config.at(numbers)).optimizer,
-        lambda numbers: make(config.at(numbers)).strategy,
+        lambda numbers: method_of(numbers).optimizer,
+        lambda numbers: method_of(numbers).strategy,
         workers=config.workers,
         backend=config.backend,
         eval_loss=eval_loss,
@@ -297,6 +351,30 @@ def make_trainer(
         hyperparams=numbers,
         placement=placement,
     )
+
+
+def _remembering(
+    make: Callable[[Numbers], Method], numbers: Numbers, method: Method | None
+) -> Callable[[Numbers], Method]:
+    """Returns `make`, which remembers the last method.
+
+    The engine asks for the optimizer and for the strategy of the same numbers.
+    """
+    last, made = jax.tree.leaves(numbers), method
+
+    def method_of(numbers: Numbers) -> Method:
+        nonlocal last, made
+        given = jax.tree.leaves(numbers)
+        if made is None or not all(map(_is_same, given, last)):
+            last, made = given, make(numbers)
+        return made
+
+    return method_of
+
+
+def _is_same(x: Any, y: Any) -> bool:
+    """Whether two numbers are the same one; a traced one has no value to compare."""
+    return x is y or (type(x) is type(y) and isinstance(x, int | float) and x == y)
 
 
 def _shardings(

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from experiments.cli.errors import STOPS, in_one_line
 from experiments.cli.exits import say
-from experiments.training.records import Line, plain
+from experiments.training.files import plain
+from experiments.training.progress import Line
 from syncalgos import checks
 
 PROJECT = "syncalgos"

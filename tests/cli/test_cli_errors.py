@@ -11,7 +11,7 @@ from lasting import run
 from experiments.cli.errors import BadRequest, explained, in_one_line
 from experiments.launch import gloo
 from experiments.run import main
-from experiments.training import records
+from experiments.training import files
 
 
 @pytest.fixture
@@ -123,6 +123,6 @@ def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):
     victim.write_text("precious")
     for link in (path, path.with_name(".summary.json.tmp")):
         link.symlink_to(victim)
-    records.write(path, "new")
+    files.write(path, "new")
     assert victim.read_text() == "precious" and path.read_text() == "new"
     assert not path.is_symlink() and len([*tmp_path.iterdir()]) == 2

@@ -14,8 +14,8 @@ from experiments.cli.terminal import Quiet
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 from experiments.training.defaults import takes
-from experiments.training.recording import record_config, train_and_record
-from experiments.training.run import checked, make_run, prepare
+from experiments.training.one_run import Folder
+from experiments.training.prepare import checked, make_run, prepare
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
 WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
@@ -59,7 +59,7 @@ APART = ["--algo", "model_averaging", "--period", "1000"]  # they never agree
 
 def again(run, *words):
     """A run of other words behind a run, with its programs."""
-    made = make_run(*checked(parse(words), run.data, like=run), like=run)
+    made = make_run(*checked(parse(words), run.data, programs=run.plan.programs))
     assert made.trainer is run.trainer
     return made
 
@@ -71,8 +71,9 @@ def run_of(*argv):
 def finished(job):
     """The outcome of a run, its summary, and what its files say."""
     with tempfile.TemporaryDirectory() as folder:
-        record_config(job, [], out := Path(folder) / "out", [])
-        outcome, summary = train_and_record(job, out, Quiet(), lambda: False)
+        own = Folder(job, out := Path(folder) / "out", 0.0)
+        own.record([])
+        outcome, summary = own.train(Quiet(), lambda: False)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None

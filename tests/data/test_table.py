@@ -10,7 +10,7 @@ from experiments import run
 from experiments.api import RunConfig
 from experiments.cli.errors import BadRequest
 from experiments.tasks.table import table
-from experiments.training.run import prepare
+from experiments.training.prepare import prepare
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(3.0, 2.0, (100, 2))

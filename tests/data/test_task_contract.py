@@ -16,7 +16,7 @@ from experiments.exit_codes import Terminated
 from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
 from experiments.training.config import RunConfig
-from experiments.training.run import prepare
+from experiments.training.prepare import prepare
 
 BASE = tiny_tasks.drawing()
 FINE = BASE.load()

@@ -18,7 +18,7 @@ from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
 from experiments.tasks.data import text
 from experiments.tasks.task import held_out, losses
 from experiments.training.config import parse
-from experiments.training.run import prepare
+from experiments.training.prepare import prepare
 from models import lstm
 from syncalgos.reducers import stacking
 

@@ -18,7 +18,7 @@ from side_by_side import loss_of_all, optimizers, strategies
 import syncalgos
 from experiments.pipeline import sampler
 from experiments.tasks.task import losses
-from experiments.training.recording import params_sha256
+from experiments.training.one_run import params_sha256
 from syncalgos import Replica, collectives
 
 WORKERS, STEPS = 3, 2 * PERIOD

@@ -19,7 +19,7 @@ from experiments.cli.errors import BadRequest
 from experiments.run import main
 from experiments.training import export
 from experiments.training.config import RunConfig
-from experiments.training.run import prepare
+from experiments.training.prepare import prepare
 from syncalgos import WORKERS, DataParallel, Replica, bmuf, sync_sgd
 
 ROUNDING = 1e-9  # of float64: means over workers in another order, after 30 steps

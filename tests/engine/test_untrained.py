@@ -7,7 +7,7 @@ from lasting import run
 
 from experiments.training.config import parse
 from experiments.training.plan import make_plan
-from experiments.training.run import prepare
+from experiments.training.prepare import prepare
 
 TINY = "--task tiny_tasks:drawing --workers 2 --eval-every 50"
 ROLLING = "--task tiny_tasks:rolling"  # whose optimizer has momentum

@@ -7,7 +7,7 @@ import sys
 
 from commands import CACHE, TIMEOUT, execute, load
 
-from experiments.training import records
+from experiments.training import run_folder
 
 COMPARE = [sys.executable, "-m", "experiments.compare"]
 LONGER = 5 * TIMEOUT  # a study is several runs
@@ -56,7 +56,7 @@ def change(run, **values):
     summary = json.loads((run / "summary.json").read_text()) | values
     *lines, last = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     last |= {key: x for key, x in values.items() if key in last}
-    records.finish(run, summary, [*lines, last])
+    run_folder.finish(run, summary, [*lines, last])
 
 
 def runs_done(out):

@@ -28,7 +28,7 @@ from experiments.compare import main
 from experiments.study.report import write
 from experiments.study.running.make import cleaned
 from experiments.study.running.maker import unfinished
-from experiments.training import json_files, records
+from experiments.training import files
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}
@@ -194,7 +194,7 @@ def test_the_same_command_makes_a_damaged_run_anew(copy):
     (run / "metrics.jsonl").write_bytes(b"")
     again = compare(SMALL, copy)
     assert again.code == 0, again.stderr
-    told = f"{run}/summary.json: {json_files.CHANGED}: the run is repeated"
+    told = f"{run}/summary.json: {files.CHANGED}: the run is repeated"
     assert told in again.stderr
     assert json.loads((run / "summary.json").read_text())["params_sha256"] == before
     assert others.items() <= content(copy / "runs").items()
@@ -260,7 +260,7 @@ def of_another_version(folder):
     """Makes a study one of another version of numpy."""
     study = json.loads((folder / "study.json").read_text())
     study["versions"]["numpy"] = "0.0.1"
-    records.write_json(folder / "study.json", study)
+    files.write_json(folder / "study.json", study)
 
 
 def of_other_files(folder):

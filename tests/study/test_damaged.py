@@ -14,14 +14,14 @@ from commands import ROOT
 from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
-from experiments.aiming.report import files
+from experiments.aiming.report import files as aim_files
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
 from experiments.study import grid, study, track
 from experiments.study.running import cluster
-from experiments.training import config, export, json_files, reading, records
+from experiments.training import config, export, files, run_folder
 from syncalgos import Replica
 
 FEW = 30  # of many damages, in the default run
@@ -90,7 +90,7 @@ def of_a_run(name):
         write(run := bmuf.run(1), "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
-            found, why = reading.read_run(run), grid.damage(run)
+            found, why = run_folder.read_run(run), grid.damage(run)
             assert grid.is_done(run) is (found is not None) and not why
             return found
 
@@ -104,12 +104,12 @@ def of_a_run_to_resume(tmp_path):
     facts = {"arguments": asked.arguments, "task_arguments": asked.task_arguments}
     settings = {name: getattr(asked, name) for name in config.SETTINGS}
     path = tmp_path / "config.json"
-    records.write_json(path, {"settings": settings, **facts})
+    files.write_json(path, {"settings": settings, **facts})
 
     def read():
         # It keeps the run from a folder of another.
         check_config(tmp_path, asked)
-        return records.exported(tmp_path)
+        return run_folder.exported(tmp_path)
 
     return path, read
 
@@ -121,7 +121,7 @@ def of_a_study(is_sealed):
         path = tmp_path / "study.json"
         path.write_text(json.dumps(STUDY))
         if is_sealed:
-            records.write_json(path, STUDY)
+            files.write_json(path, STUDY)
         return path, lambda: study._check_folder(tmp_path, STUDY)
 
     return made
@@ -135,7 +135,7 @@ def of_a_track(is_sealed):
         log = json.loads(here.with_suffix(".json").read_text())
         path.write_text(json.dumps(log))
         if is_sealed:
-            records.write_json(path, log, seal=track.SEAL)
+            files.write_json(path, log, seal=track.SEAL)
         entry = track.read_entry(here)
 
         def read():
@@ -149,10 +149,10 @@ def of_a_track(is_sealed):
 
 def of_reuse(tmp_path):
     path = tmp_path / "found.json"
-    whole = [json_files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
+    whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
     programs = ",\n".join(map(json.dumps, whole))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
-    return path, lambda: files.known(SimpleNamespace(reuse=[path]))
+    return path, lambda: aim_files.known(SimpleNamespace(reuse=[path]))
 
 
 def of_an_export(tmp_path):
@@ -182,7 +182,7 @@ COMPILED = {
     **{"target": {"text": "cpu:4", "slices": 1}, "compile_seconds": 1.5},
 }
 KINDS = {
-    **{name: of_a_run(name) for name in records.NAMES},
+    **{name: of_a_run(name) for name in run_folder.NAMES},
     "config.json to resume": of_a_run_to_resume,
     "study.json": of_a_study(True),
     "study.json of 0.3": of_a_study(False),
@@ -224,7 +224,7 @@ def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(
             same = answer[0] == whole or (
                 kind == "json of aim" and answer[0].items() <= whole.items()
             )
-            assert same or (kind in records.NAMES and answer[0] is None), bad[:500]
+            assert same or (kind in run_folder.NAMES and answer[0] is None), bad[:500]
     for _ in standing(path, data):
         answer, tried = refused(read, path), tried + 1
         found += answer is None
@@ -237,7 +237,7 @@ def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
     [_, bmuf] = points(study_of(tmp_path / "study", seeds=2))
     for seed in bmuf.seeds:
         write(bmuf.run(seed), "bmuf", (0.5, 0.7, 0.8 - seed / 100), seed=seed)
-    for name in records.NAMES:
+    for name in run_folder.NAMES:
         path = bmuf.run(1) / name
         whole = path.read_bytes()
         shutil.copy(bmuf.run(0) / name, path)
@@ -254,7 +254,7 @@ def test_a_file_whose_checksum_was_taken_out_is_refused(kind, tmp_path):
     path, read = KINDS[kind](tmp_path)
     whole = json.loads(path.read_text())
     for one in whole.get("programs", [whole]):
-        del one[json_files.SEAL]
+        del one[files.SEAL]
     path.write_text(json.dumps(whole))
     assert refused(read, path) is None
 

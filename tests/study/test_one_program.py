@@ -31,15 +31,25 @@ class Runs:
         return json.loads((out / "summary.json").read_text())
 
     @property
-    def last(self):
-        """The last run."""
-        assert self.maker._last is not None
-        return self.maker._last
+    def programs(self):
+        """The programs of the last run."""
+        assert self.maker._programs is not None
+        return self.maker._programs
+
+    @property
+    def ends(self):
+        """The ends of the last run's rounds."""
+        return self.programs.measuring[0]
+
+    @property
+    def trainer(self):
+        """The last engine, which records displacements."""
+        return self.programs.measuring[1]
 
     @property
     def compiled(self):
         """The last engine, and the seconds that it has compiled."""
-        return id(self.last.trainer), self.last.trainer.compile_seconds
+        return id(self.trainer), self.trainer.compile_seconds
 
 
 # The default algorithm; where the rate decides when workers sync, where the optimizer
@@ -53,17 +63,17 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     words = f"--algo {name}"
     words += " --period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
     runs.make(f"{words} --lr 0.05 --momentum 0.9")
-    first, before = runs.last, runs.compiled
+    first, ends, before = runs.programs, runs.ends, runs.compiled
     numbers = {k.replace("_", "-"): x for k, x in first.numbers["arguments"].items()}
     changed = f"{words} --lr 0.03 --momentum 0.8"
-    if "seed" in first.numbers or not takes(first.config, "seed"):
+    if "seed" in first.numbers or not takes(first.settings, "seed"):
         changed += " --seed 7"
     changed += "".join(f" --{flag} {0.9 * x:g}" for flag, x in numbers.items())
     found = runs.make(changed)
-    assert runs.last.plain is first.plain
+    assert runs.programs is first
     # Where a number decides when workers sync, other rounds are measured, by a program
     # of their own.
-    if np.array_equal(first.rounds.ends, runs.last.rounds.ends):
+    if np.array_equal(ends, runs.ends):
         assert runs.compiled == before
     alone = Runs(tmp_path / "alone").make(changed)
     for same in ("params_sha256", "test_loss", "bytes_per_worker", "effective_lr"):
@@ -76,7 +86,7 @@ def test_what_is_structure_has_a_program_of_its_own(tmp_path):
     others = "momentum 0.5", "period 3", "block-momentum 0.5", "weight-decay 0.1"
     for other in ("period 2", *others):
         runs.make(f"--algo bmuf --period 2 --weight-decay 0 --{other}")
-        trainers.append(runs.last.trainer)
+        trainers.append(runs.trainer)
     plain, momentum, *own = map(id, trainers)
     assert plain == momentum and len({plain, *own}) == 4
 
@@ -85,10 +95,10 @@ def test_what_is_structure_has_a_program_of_its_own(tmp_path):
 def test_trials_share_the_program_of_the_runs_to_report(tmp_path):
     runs = Runs(tmp_path)
     runs.make("--algo bmuf --period 2 --validation 0.2 --batch-size 8")
-    programs = {key.program for key in runs.last.trainer._compiled.programs}
-    before = len(runs.last.trainer._compiled.programs)
+    programs = {key.program for key in runs.trainer._compiled.programs}
+    before = len(runs.trainer._compiled.programs)
     runs.make("--algo bmuf --period 2 --batch-size 8")
-    after = runs.last.trainer._compiled.programs
+    after = runs.trainer._compiled.programs
     # The test data alone has another shape.
     assert len(after) <= before + 1 and {key.program for key in after} == programs
 

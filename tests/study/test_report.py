@@ -25,7 +25,7 @@ from experiments.study.report import page as html
 from experiments.study.report import tables, write
 from experiments.study.report.styles import COLOURS, CSS, HUES, styles
 from experiments.study.statistics import LOSS, Band, Difference, Spread
-from experiments.training import records
+from experiments.training import files
 
 GOLDEN = Path(__file__).with_name("golden")
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -671,7 +671,7 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
 
 def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypatch):
     path = tmp_path / "table.md"
-    records.write(path, b"earlier")
+    files.write(path, b"earlier")
 
     def fill(descriptor):
         os.ftruncate(descriptor, 3)
@@ -679,7 +679,7 @@ def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypat
 
     monkeypatch.setattr(os, "fsync", fill)
     with pytest.raises(OSError, match="No space left"):
-        records.write(path, b"later and longer")
+        files.write(path, b"later and longer")
     assert [x.name for x in tmp_path.iterdir()] == ["table.md"]
     assert path.read_text() == "earlier"
 

@@ -21,7 +21,7 @@ from experiments.study.report import tables
 from experiments.study.search_space import combinations
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
-from experiments.training import records
+from experiments.training import files, run_folder
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
@@ -110,8 +110,8 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
         **{"center_step": STEPS, "not_counted": None, "diverged": False, **given},
     }
     config = CONFIG | {"settings": SETTINGS | (config or {})}
-    records.write_json(run / "config.json", config)
-    records.finish(run, summary, lines)
+    files.write_json(run / "config.json", config)
+    run_folder.finish(run, summary, lines)
 
 
 def made(study, finals, **given):

@@ -12,7 +12,7 @@ from pages import track as page
 from experiments.cli.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.grid import Loader
-from experiments.training import records
+from experiments.training import files
 
 ENTRIES = sorted((ROOT / "docs" / "track").glob("*.py"))
 FIXED = """
@@ -77,7 +77,7 @@ def changed(logged, tmp_path):
 
     def change(edit):
         edit(log)
-        records.write_json(path.with_suffix(".json"), log, seal=track.SEAL)
+        files.write_json(path.with_suffix(".json"), log, seal=track.SEAL)
         return path
 
     return change

@@ -21,8 +21,8 @@ from experiments.checkpoint.manager import FOLDER
 from experiments.cli import exits, factories
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.words import as_words
-from experiments.launch.run_job import run_job
 from experiments.training.config import parse
+from experiments.training.one_run import make
 from experiments.training.process_group import ALONE, ProcessGroup
 
 # Tasks of ours, for processes too.
@@ -51,7 +51,7 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
                 at_look(next(looks))
             return stopped()
 
-        return run_job(parse(argv), argv, time.perf_counter(), asked, group)
+        return make(parse(argv), argv, time.perf_counter(), asked, group)
 
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
         code = exits.guarded(program)

@@ -12,10 +12,10 @@ import pytest
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
-from experiments.training import records, trackers
+from experiments.training import files, trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
-from experiments.training.recording import record_config
-from experiments.training.run import prepare
+from experiments.training.one_run import Folder
+from experiments.training.prepare import prepare
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}
 OTHER |= {
@@ -73,7 +73,7 @@ def run():
 def test_a_value_of_python_is_that_of_the_flag(name, value, meant):
     found = getattr(RunConfig(**{name: value}), name)
     assert found == meant
-    json.dumps(records.plain(found))  # which no number of NumPy is for
+    json.dumps(files.plain(found))  # which no number of NumPy is for
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_field_is_a_flag(name):
 
 
 def test_every_field_is_in_config_json_in_its_order(run, tmp_path):
-    record_config(run, ["command"], tmp_path, [])
+    Folder(run, tmp_path, 0.0).record(["command"])
     written = json.loads((tmp_path / "config.json").read_text())
     assert [*written["settings"]] == [*SETTINGS]
 
@@ -111,10 +111,10 @@ def test_every_field_is_in_config_json_in_its_order(run, tmp_path):
 def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
     name, run, tmp_path
 ):
-    record_config(run, ["command"], tmp_path, [])
+    Folder(run, tmp_path, 0.0).record(["command"])
     written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
-    records.write_json(tmp_path / "config.json", written)
+    files.write_json(tmp_path / "config.json", written)
     if SETTINGS[name].scope != "run" or name == "steps":
         check_config(tmp_path, run.config)  # its rate is constant: it may be longer
         return
@@ -125,28 +125,27 @@ def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
 
 
 def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(run, tmp_path):
-    shorter = dataclasses.replace(
-        run, config=dataclasses.replace(run.config, schedule="cosine")
-    )
-    record_config(shorter, ["command"], tmp_path, [])
+    config = dataclasses.replace(run.config, schedule="cosine")
+    shorter = run._replace(plan=run.plan._replace(config=config))
+    Folder(shorter, tmp_path, 0.0).record(["command"])
     check_config(tmp_path, shorter.config)
     with pytest.raises(BadRequest, match="was made with --steps 8, not 12"):
         check_config(tmp_path, dataclasses.replace(shorter.config, steps=12))
 
 
 def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
-    record_config(run, ["command"], tmp_path, [])
+    Folder(run, tmp_path, 0.0).record(["command"])
     written = json.loads((tmp_path / "config.json").read_text())
     newer = [x for x in SETTINGS if getattr(run.config, x) == SETTINGS[x].default]
     assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
     older = {**written, "settings": settings, "arguments": {}, "task_arguments": {}}
-    records.write_json(tmp_path / "config.json", older)
+    files.write_json(tmp_path / "config.json", older)
     check_config(tmp_path, run.config)
 
 
 def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
-    record_config(run, ["command"], tmp_path, [])
+    Folder(run, tmp_path, 0.0).record(["command"])
     written = json.loads((tmp_path / "config.json").read_text())
     del written["sha256"]  # 0.3 wrote none
     gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host", "ema": None}

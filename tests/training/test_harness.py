@@ -17,13 +17,13 @@ from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.pipeline import sampler
 from experiments.tasks.task import held_out
-from experiments.training import optimizers, records
+from experiments.training import files, optimizers
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
 from experiments.training.loop import dispatches, first_diverged, remaining
 from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.prepare import prepare
 from experiments.training.process_group import ProcessGroup
-from experiments.training.run import prepare
 from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
@@ -43,7 +43,7 @@ def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatc
     monkeypatch.setattr(os, "fsync", watched_sync)
     monkeypatch.setattr(os, "replace", watched_rename)
     path = tmp_path / "summary.json"
-    records.write_json(path, {"steps": 4})
+    files.write_json(path, {"steps": 4})
     assert done == [path.stat().st_ino, "renamed", tmp_path.stat().st_ino]
 
 
@@ -385,4 +385,4 @@ def test_processes_that_read_other_data_are_refused(monkeypatch):
 
 def test_numbers_that_are_not_finite_are_null():
     line = {"a": float("nan"), "b": [float("inf"), 1.5], "c": {"d": -float("inf")}}
-    assert records.plain(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+    assert files.plain(line) == {"a": None, "b": [None, 1.5], "c": {"d": None}}

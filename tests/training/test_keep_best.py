@@ -5,7 +5,7 @@ from lasting import run, signal_at
 
 from experiments.checkpoint.folder import steps
 from experiments.training import export
-from experiments.training.records import best
+from experiments.training.progress import best
 
 WORDS = "--task digits --algo sync_sgd --workers 2 --lr 2.5 --eval-every 2"
 WORDS += " --dispatch-steps 2 --checkpoint-every 2"

@@ -21,7 +21,7 @@ from experiments.checkpoint import lock
 from experiments.checkpoint.folder import steps
 from experiments.checkpoint.manager import FOLDER
 from experiments.cli.errors import BadRequest
-from experiments.launch import run_job
+from experiments.training import one_run
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
@@ -73,7 +73,7 @@ def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, ca
 def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     tmp_path, monkeypatch
 ):
-    out, prepare = tmp_path / "out", run_job.prepare
+    out, prepare = tmp_path / "out", one_run.prepare
 
     def slow(*arguments, **named):
         prepared = prepare(*arguments, **named)
@@ -81,7 +81,7 @@ def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
         (out / "summary.json").write_text("{}")
         return prepared
 
-    monkeypatch.setattr(run_job, "prepare", slow)
+    monkeypatch.setattr(one_run, "prepare", slow)
     ended = run(f"{TINY} --steps 4", out)
     assert ended.code == 2
     assert ended.stderr.startswith(f"error: --out {out} already holds a run (summary.")

@@ -2,7 +2,6 @@
 
 import json
 import struct
-from dataclasses import replace
 from importlib import import_module
 
 import pytest
@@ -11,9 +10,8 @@ from lasting import run, signal_at
 from experiments.api import RunConfig, train
 from experiments.cli.errors import BadRequest, Unwritten
 from experiments.training.config import parse
-from experiments.training.recording import tracking
-from experiments.training.records import Progress
-from experiments.training.run import prepare
+from experiments.training.one_run import Folder
+from experiments.training.prepare import prepare
 from experiments.training.trackers import KINDS, Tracked
 
 WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo diloco"
@@ -195,7 +193,7 @@ def test_only_the_first_of_several_processes_tracks():
     made = prepare(TINY)
     group = made.group._replace(process=1)
     mine = Mine()
-    tracking(replace(made, group=group), Progress(), None, [mine]).finish({})
+    Folder(made._replace(group=group), None, 0.0).tracking([mine]).finish({})
     assert mine.told == []
 
 

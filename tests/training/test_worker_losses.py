@@ -8,7 +8,7 @@ import pytest
 from lasting import run
 
 from experiments.checkpoint import record
-from experiments.training.records import Progress
+from experiments.training.progress import Progress
 
 # Workers see only 0 or only 1, go half of the way there in each step, and average
 # after two: from 0 and 0 to 0 and 3/4, and on from 3/8.

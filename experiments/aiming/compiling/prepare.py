@@ -18,9 +18,9 @@ from experiments.tasks.task import Data
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.measurements import memory, sends
+from experiments.training.one_run import delay_of_sends
 from experiments.training.plan import Plan, check_data, make_plan
-from experiments.training.recording import delay_of_sends
-from experiments.training.run import refused
+from experiments.training.prepare import refused
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.engine import ahead

@@ -9,8 +9,8 @@ from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.report import tables
 from experiments.aiming.report.records import Result
 from experiments.cli.errors import BadRequest, Unwritten
-from experiments.training import json_files
-from experiments.training.records import write
+from experiments.training import files
+from experiments.training.files import write
 
 Known = Mapping[tuple[Any, ...], dict[str, Any]]
 """Programs that were compiled earlier, by `key_of`."""
@@ -31,18 +31,18 @@ def known(config: AimConfig) -> Known:
 def _compiled(path: Path) -> list[dict[str, Any]]:
     """Returns the compiled programs of a file, after checking them."""
     try:
-        programs = json_files.read(path, "programs")["programs"]
-        with json_files.using(path):
+        programs = files.read(path, "programs")["programs"]
+        with files.using(path):
             return [_checked(path, x) for x in programs if "compile_seconds" in x]
     except OSError as error:
         raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
-    except json_files.Damaged as error:
+    except files.Damaged as error:
         raise BadRequest(f"--reuse {error}: give a file written by --json") from None
 
 
 def _checked(path: Path, program: dict[str, Any]) -> dict[str, Any]:
     """Returns a program; raises a Damaged if it has no checksum, or another one."""
-    json_files.check_seal(path, {json_files.SEAL: None, **program})
+    files.check_seal(path, {files.SEAL: None, **program})
     return program
 
 
@@ -105,7 +105,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "compared": result.comparison,
     }
     # Converted as it will be read, because the checksum is computed from that.
-    return json_files.sealed(json.loads(json.dumps(_plain(content))))
+    return files.sealed(json.loads(json.dumps(_plain(content))))
 
 
 def _plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.launch import gloo, inspection
 from experiments.launch.addresses import address, is_address, listen, own_address, reach
 from experiments.launch.membership import Membership
-from experiments.training import records
+from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
@@ -127,11 +127,11 @@ def _connect(membership: Membership, seconds: float) -> None:
 def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
     facts = {
-        f"--{name.replace('_', '-')}": records.plain(value)
+        f"--{name.replace('_', '-')}": files.plain(value)
         for name, value in config.values("run", "start").items()
     }
     facts["--num-processes"] = membership.processes
-    out = config.out or records.default_out(config.task, config.algo)
+    out = config.out or run_folder.default_out(config.task, config.algo)
     process = membership.process or 0
     hello = Hello([*inspection.host()], facts | versions(), str(out))
     # Not by a collective: it uses the devices of all processes, and hangs if the

@@ -24,8 +24,8 @@ from experiments.launch.joining.join import (
     place_on_host,
 )
 from experiments.launch.membership import Membership
-from experiments.launch.run_job import run_job
 from experiments.training.config import RunConfig
+from experiments.training.one_run import make
 from experiments.training.process_group import ProcessGroup
 
 GRACE = 1.0  # seconds for other processes to end for the same reason
@@ -135,7 +135,7 @@ class JoinedMember:
             note=self._note,
         )
         config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
-        code = run_job(config, argv, started, self._stopped, group)
+        code = make(config, argv, started, self._stopped, group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()

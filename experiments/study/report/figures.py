@@ -29,7 +29,7 @@ from experiments.study.analysis.quantities import Quantity, is_empty, quantities
 from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
 from experiments.study.report.styles import LIGHT, TEMPLATES, VARIABLES, Styles
 from experiments.study.statistics import Measure
-from experiments.training import records
+from experiments.training import files
 
 WIDTH = 360  # of every figure
 # The width of an average character in DejaVu Sans, which is wider than a page's fonts.
@@ -149,11 +149,11 @@ def save(plot: Plot, look: Styles, folder: Path, dpi: int) -> str:
     """Writes a figure as SVG and PNG; returns the SVG for a page."""
     figure = draw(plot, look)
     text = svg(plot, figure)
-    records.write(folder / f"{plot.name}.svg", text)
+    files.write(folder / f"{plot.name}.svg", text)
     with io.BytesIO() as png:
         # Takes a third of the usual time and a fifth more bytes.
         figure.savefig(png, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
-        records.write(folder / f"{plot.name}.png", png.getvalue())
+        files.write(folder / f"{plot.name}.png", png.getvalue())
     return themed(plot, text)
 
 

@@ -6,7 +6,7 @@ from experiments.study.analysis.results import Report
 from experiments.study.report.page import page
 from experiments.study.report.styles import styles
 from experiments.study.report.tables import csv, markdown
-from experiments.training import records
+from experiments.training import files
 
 DPI = 240  # 1200 pixels wide
 
@@ -30,6 +30,6 @@ def write(report: Report, out: Path) -> None:
     with figures.style():
         plots = figures.plots(report)
         pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
-    records.write(out / "table.md", markdown(report))
-    records.write(out / "table.csv", csv(report))
-    records.write(out / "report.html", page(report, plots, pictures))
+    files.write(out / "table.md", markdown(report))
+    files.write(out / "table.csv", csv(report))
+    files.write(out / "report.html", page(report, plots, pictures))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.cli import certificates
 from experiments.cli.errors import BadRequest
 from experiments.exit_codes import UNCONNECTED
-from experiments.training import json_files
+from experiments.training import files
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -110,8 +110,8 @@ def _address(scheduler: str) -> str:
     """Returns the address of a scheduler, read from a scheduler file if necessary."""
     if "://" in scheduler:
         return scheduler
-    with suppress(OSError, json_files.Damaged):
-        address = json_files.read(Path(scheduler), "address")["address"]
+    with suppress(OSError, files.Damaged):
+        address = files.read(Path(scheduler), "address")["address"]
         if isinstance(address, str):
             return address
     raise BadRequest(

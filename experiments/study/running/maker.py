@@ -14,10 +14,11 @@ from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.grid import Loader, is_done
 from experiments.study.running import own_files
-from experiments.training import records
+from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
-from experiments.training.recording import record_config, train_and_record
-from experiments.training.run import Run, make_run
+from experiments.training.one_run import Folder
+from experiments.training.plan import Programs
+from experiments.training.prepare import make_run
 
 PAUSE = 0.1  # seconds between two reports of a step
 
@@ -79,7 +80,7 @@ class Maker:
 
     def __init__(self, loader: Loader):
         self._loader = loader
-        self._last: Run | None = None
+        self._programs: Programs | None = None
 
     def make(
         self,
@@ -103,21 +104,22 @@ class Maker:
         started = time.perf_counter()
         try:
             clear(folder)
-            run = self._last = make_run(
-                *self._loader.plan(config, self._last), like=self._last
-            )
+            plan, data = self._loader.plan(config, self._programs)
+            self._programs = plan.programs
+            run = make_run(plan, data)
             if why := run.rounds.untrained:
                 start = "the results will be those of the initial model"
                 report(f"{start}: {why}")
             with unfinished(folder) as place:
                 words = [*words_of(config), "--seed", str(config.seed)]
-                record_config(run, [*PROGRAM.split(), *words], place, [])
+                own = Folder(run, place, started)
+                own.record([*PROGRAM.split(), *words])
                 shown = _Steps(run.config.steps, report)
-                outcome, summary = train_and_record(run, place, shown, asked_to_stop)
+                outcome, summary = own.train(shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
                 summary["total_seconds"] = round(time.perf_counter() - started, 3)
-                records.finish(place, summary, outcome.progress.lines)
+                run_folder.finish(place, summary, outcome.progress.lines)
         except (Stopped, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
@@ -171,9 +173,9 @@ def _rename(place: Path, folder: Path) -> None:
         if not folder.is_dir():
             raise
         # It holds other files of the user. The summary comes last: it marks a made run.
-        for name in records.NAMES:
+        for name in run_folder.NAMES:
             (place / name).replace(folder / name)
-    records.sync_folder(folder.parent)
+    files.sync_folder(folder.parent)
 
 
 def _results(summary: dict[str, Any]) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from experiments.training.records import NAMES, UNFINISHED
+from experiments.training.files import UNFINISHED
+from experiments.training.run_folder import NAMES
 
 _NAMES = "|".join(map(re.escape, NAMES))
 _OF_RUN = re.compile(

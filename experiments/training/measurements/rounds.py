@@ -8,7 +8,7 @@ import numpy as np
 
 import syncalgos
 from experiments.training.plan import Plan
-from experiments.training.records import Progress
+from experiments.training.progress import Progress
 from syncalgos import Communication, Replica, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found

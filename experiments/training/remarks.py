@@ -10,7 +10,7 @@ from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
 from experiments.training.measurements import memory
-from experiments.training.run import Run
+from experiments.training.prepare import Run
 
 
 def header(run: Run, is_batch_given: bool) -> list[str]:

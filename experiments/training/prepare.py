@@ -1,10 +1,9 @@
 """A run that is ready to start: its plan, data, engine and first state."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -21,27 +20,28 @@ from experiments.tasks.contract import (
     convolves,
 )
 from experiments.tasks.task import Data, Task
-from experiments.training import compile_cache, devices, export, records
+from experiments.training import compile_cache, devices, export, run_folder
 from experiments.training.config import RunConfig, Settings
 from experiments.training.measurements import displacements
 from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.measurements.rounds import Rounds, ends_of, planned, sent_by
+from experiments.training.optimizers import inner
 from experiments.training.plan import (
     Method,
     Numbers,
     Plan,
+    Programs,
+    Rate,
     check_data,
     make_plan,
     make_trainer,
 )
 from experiments.training.process_group import ALONE, ProcessGroup
-from experiments.training.records import Progress
+from experiments.training.progress import Progress
 from experiments.training.strategies import make_algorithm
 from experiments.training.versions import commit, versions
 from syncalgos import Communication, DataParallel, Replica, Strategy, TrainState
 from syncalgos.collectives import PyTree
-
-Rate = Callable[[Numbers, float], float | None]
 
 # The origin of a model, which is also written into exported models.
 ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
@@ -49,29 +49,38 @@ COMMON = (*ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
 COMMON += ("validation",)
 
 
-@dataclass(frozen=True)
-class Run(Plan):
+class Run(NamedTuple):
     """A run that is ready to start.
 
     Attributes:
+        plan: what follows from its config, without data.
         data: the data of the task.
         shards: the training examples of each worker; None if workers share all.
         group: the processes that train together.
+        trainer: the engine, which records displacements if they are asked for.
         rounds: the bytes sent in each round, and the ends of the rounds.
         state: the first state, which cannot be used after training.
         facts: the content that config.json and summary.json share.
-        plain: the engine, without the measurements in `trainer`.
-        rate: computes the effective learning rate.
     """
 
+    plan: Plan
     data: Data
     shards: list[np.ndarray] | None
     group: ProcessGroup
+    trainer: DataParallel
     rounds: Rounds
     state: TrainState
     facts: dict[str, Any]
-    plain: DataParallel
-    rate: Rate
+
+    @property
+    def config(self) -> Settings:
+        """The settings."""
+        return self.plan.config
+
+    @property
+    def task(self) -> Task:
+        """The model, its data and its figures."""
+        return self.plan.task
 
 
 def prepare(
@@ -102,13 +111,13 @@ def checked(
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,
-    like: Run | None = None,
+    programs: Programs | None = None,
 ) -> tuple[Plan, Data]:
     """Returns a run's plan and data; the arguments are those of `prepare`.
 
     Args:
         data: the data of the task, if already loaded.
-        like: an earlier run, whose programs this run shares if possible.
+        programs: those of an earlier run, which this run shares if possible.
 
     Raises:
         BadRequest: the run cannot be made; one line says why.
@@ -119,11 +128,10 @@ def checked(
     try:
         if group.is_first:
             if config.out is not None:
-                records.check_writable(config.out)
+                run_folder.check_writable(config.out)
             check_files(config)
-        given = {"task": task, "strategy": strategy}
-        earlier = None if like is None else replace(like, trainer=like.plain)
-        plan = make_plan(config, group.hosts, like=earlier, **given)
+        own = {"task": task, "strategy": strategy, "programs": programs}
+        plan = make_plan(config, group.hosts, **own)
         # Data comes last: all other errors are reported within a second.
         if data is None:
             data = loading.load(plan.task, plan.config.task, plan.config.validation)
@@ -143,70 +151,93 @@ def check_files(config: RunConfig) -> None:
     out, goes_on = config.out, config.resume or config.resume_center
     try:
         if out is not None:
-            records.check_out(out, config.overwrite or goes_on)
+            run_folder.check_out(out, config.overwrite or goes_on)
         if (path := config.export) is not None:
-            before = records.exported(out) if out is not None and goes_on else None
+            before = run_folder.exported(out) if out is not None and goes_on else None
             is_own = before is not None and before.absolute() == path.absolute()
             export.check(path, config.overwrite or is_own)
     except ValueError as error:
         raise BadRequest(str(error)) from error
 
 
-def make_run(
-    plan: Plan, data: Data, group: ProcessGroup = ALONE, like: Run | None = None
-) -> Run:
+def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     """Makes a run from its plan and its data.
 
     Args:
         plan: the plan of the run.
         data: the data of its task.
         group: the processes that train together.
-        like: an earlier run, whose programs this run shares if its plan does.
 
     Raises:
         BadRequest: the task or the strategy cannot be used.
     """
-    config = plan.config
     params, buffers = _model(plan, data)
-    is_slow = like is None and config.dispatch_steps > 1 and _is_custom(config.task)
-    is_slow = is_slow and plan.trainer.layout.devices[0].platform == "cpu"
-    # The models of this project have none on CPUs.
-    if is_slow and convolves(plan.task, params, buffers, data.test):
-        terminal.say(
-            "convolutions are several times slower on CPUs in dispatches of "
-            f"{config.dispatch_steps} steps: try --dispatch-steps 1"
-        )
-
-    def start(params: PyTree, buffers: PyTree) -> Replica:
-        return Replica(params, plan.method.optimizer.init(params), buffers)
-
-    if like is not None and like.plain is not plan.trainer:
-        like = None
-    ends, trainer = None, plan.trainer
-    if config.displacements:
-        with refused("algo", config.algo):
-            replica = jax.eval_shape(start, params, buffers)
-            ends = ends_of(plan, replica, config.steps, _sent(plan, replica))
-    if ends is not None:
-        # Measuring sends params, which must not be counted: the plan's trainer counts.
-        trainer = _measuring(plan, ends, like)
-    state = _state(plan, trainer, params, buffers)
+    if plan.programs.rate is None:  # else an earlier run has said it
+        _warn_of_convolutions(plan, params, buffers, data)
+    trainer, ends = _trainer(plan, params, buffers)
+    with refused("algo", plan.config.algo):
+        state = trainer.init(params, buffers, plan.config.seed, plan.numbers)
     rounds = planned(plan, state, ends)
     if not rounds.is_fixed:
         how = "counted during the run" if rounds.sent(Progress()) else "not counted"
         terminal.say(f"what workers send is not known in advance: bytes are {how}")
-    rate = _rate(plan, params, group.hosts) if like is None else like.rate
     return Run(
-        **vars(replace(plan, trainer=trainer)),
-        plain=plan.trainer,
-        rate=rate,
+        plan=plan,
         data=data,
         shards=_shards(plan, data),
         group=group,
+        trainer=trainer,
         rounds=rounds,
         state=state,
-        facts=_facts(plan, data, _effective_lr(plan, rate, group)),
+        facts=_facts(plan, data, _effective_lr(plan, params, group)),
     )
+
+
+def _warn_of_convolutions(
+    plan: Plan, params: PyTree, buffers: PyTree, data: Data
+) -> None:
+    """Says so if the user's model is slower in long dispatches."""
+    c, task = plan.config, plan.task
+    is_on_cpu = plan.trainer.layout.devices[0].platform == "cpu"
+    # The models of this project have no convolutions on CPUs.
+    may_be_slow = is_on_cpu and c.dispatch_steps > 1 and _is_custom(c.task)
+    if may_be_slow and convolves(task, params, buffers, data.test):
+        terminal.say(
+            "convolutions are several times slower on CPUs in dispatches of "
+            f"{c.dispatch_steps} steps: try --dispatch-steps 1"
+        )
+
+
+def _trainer(
+    plan: Plan, params: PyTree, buffers: PyTree
+) -> tuple[DataParallel, np.ndarray | None]:
+    """Returns the engine, and the ends of the rounds if it records displacements."""
+    config, programs = plan.config, plan.programs
+    if not config.displacements:
+        return plan.trainer, None
+    with refused("algo", config.algo):
+        replica = jax.eval_shape(
+            lambda: Replica(params, plan.method.optimizer.init(params), buffers)
+        )
+        ends = ends_of(plan, replica, config.steps, _sent(plan, replica))
+    if ends is None:
+        return plan.trainer, None
+    # Measuring sends params, which must not be counted: the plan's trainer counts.
+    if programs.measuring is None or not np.array_equal(ends, programs.measuring[0]):
+        programs.measuring = ends, _measuring(plan, ends)
+    return programs.measuring[1], ends
+
+
+def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
+    """Returns the engine that records the displacements at the ends of rounds."""
+
+    def make(settings: Settings) -> Method:
+        made = plan.programs.make(settings)
+        evaluations = plan.config.evaluations
+        strategy = displacements.measured(made.strategy, ends, evaluations)
+        return made._replace(strategy=strategy)
+
+    return make_trainer(plan.config, plan.task, make, plan.numbers)
 
 
 def _sent(plan: Plan, replica: Replica) -> Communication | None:
@@ -221,21 +252,6 @@ def _sent(plan: Plan, replica: Replica) -> Communication | None:
     none: Any = ()
     shapes = jax.tree.map(of_all, replica)
     return sent_by(plan, TrainState(shapes, none, none, none, plan.numbers))
-
-
-def _measuring(plan: Plan, ends: np.ndarray, like: Run | None) -> DataParallel:
-    """Returns the engine that records displacements, an earlier one if possible."""
-    before = None if like is None else like.rounds.ends
-    if like and before is not None and np.array_equal(ends, before):
-        return like.trainer
-
-    def make(settings: Settings) -> Method:
-        made = plan.make(settings)
-        evaluations = plan.config.evaluations
-        strategy = displacements.measured(made.strategy, ends, evaluations)
-        return made._replace(strategy=strategy)
-
-    return make_trainer(plan.config, plan.task, make, plan.numbers)
 
 
 def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
@@ -269,14 +285,6 @@ def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     return params, buffers
 
 
-def _state(
-    plan: Plan, trainer: DataParallel, params: PyTree, buffers: PyTree
-) -> TrainState:
-    """Returns the state that training starts from."""
-    with refused("algo", plan.config.algo):
-        return trainer.init(params, buffers, plan.config.seed, plan.numbers)
-
-
 @contextmanager
 def refused(flag: str, name: str) -> Iterator[None]:
     """Converts errors inside to BadRequests, except for bugs of our own.
@@ -302,6 +310,19 @@ def refused(flag: str, name: str) -> Iterator[None]:
         raise
 
 
+def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | None:
+    """Returns the effective learning rate; NaN if this is not the first process."""
+    if not group.is_first:
+        return math.nan
+    programs = plan.programs
+    programs.rate = programs.rate or _rate(plan, params, group.hosts)
+    try:
+        return programs.rate(plan.numbers, plan.config.lr)
+    except Exception as error:  # one figure must not end the run
+        terminal.say(f"the effective learning rate is unknown: {named(error)}")
+        return math.nan
+
+
 def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
     """Returns a function that computes the effective learning rate."""
 
@@ -309,21 +330,10 @@ def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
         c = plan.config.at(numbers)
         if c.algo == OWN:
             return plan.method.algorithm, plan.method.optimizer
-        optimizer = plan.make(c).optimizer
+        optimizer = inner(c, plan.task.muon)[1]
         return make_algorithm(c, c.lr, optimizer, hosts, plan.task), optimizer
 
     return effective_lr(make, params, plan.config.workers)
-
-
-def _effective_lr(plan: Plan, rate: Rate, group: ProcessGroup) -> float | None:
-    """Returns the effective learning rate; NaN if this is not the first process."""
-    if not group.is_first:
-        return math.nan
-    try:
-        return rate(plan.numbers, plan.config.lr)
-    except Exception as error:  # one figure must not end the run
-        terminal.say(f"the effective learning rate is unknown: {named(error)}")
-        return math.nan
 
 
 def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:

@@ -1,0 +1,263 @@
+"""Files that are whole or absent, and JSON that is believed by its checksum.
+
+A file gets its name once it is complete on the disk. An error in a file's content is
+one line that names the file.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import re
+import secrets
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from experiments.cli.errors import BadRequest, named
+
+SEAL = "sha256"
+CHANGED = "it, or a file beside it, was changed since it was written"
+# The ends of unfinished files' names; 0.3 did not draw them.
+UNFINISHED = r"(?:(?:\.[0-9a-f]{8})?\.tmp|\.unfinished)"
+
+
+class Damaged(BadRequest):
+    """A file that is not as it was written; one line says why."""
+
+    def __init__(self, path: Path | str, why: str):
+        super().__init__(f"{path}: {why}")
+
+
+@contextmanager
+def using(path: Path) -> Iterator[None]:
+    """Makes any error in the use of a file's content a Damaged.
+
+    Files of 0.3 may lack a checksum, and a user may edit them.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as e:
+        raise Damaged(path, f"it cannot be used: {named(e)}") from e
+
+
+def read(
+    path: Path, *keys: str, beside: Iterable[Path] = (), seal: str = SEAL
+) -> dict[str, Any]:
+    """Reads a file with a JSON object that has these keys.
+
+    Args:
+        path: the file.
+        keys: keys that it must have.
+        beside: files whose bytes the checksum covers, too.
+        seal: the key of the checksum, which is compared if the file has one.
+
+    Raises:
+        Damaged: a file is missing, is no regular file, holds something else, or was
+            changed.
+        OSError: a file cannot be read.
+    """
+    [content] = _parsed(path, [_text(path)])
+    if missing := [key for key in keys if key not in content]:
+        raise Damaged(path, f"it has no {missing[0]!r}")
+    others = [_bytes(x) for x in beside]
+    check_seal(path, content, *others, seal=seal)
+    return content
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Reads a file with a JSON object in each line; raises the errors of `read`."""
+    return _parsed(path, _text(path).splitlines())
+
+
+def _bytes(path: Path) -> bytes:
+    # It may be a pipe, from which a read might never return.
+    if path.exists() and not path.is_file():
+        raise Damaged(path, "it is not a regular file")
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise Damaged(path, "it is missing") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return _bytes(path).decode()
+    except UnicodeDecodeError:
+        raise Damaged(path, "it is not valid UTF-8") from None
+
+
+def _parsed(path: Path, texts: Iterable[str]) -> list[dict[str, Any]]:
+    try:
+        found = [json.loads(text) for text in texts]
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"it is not valid JSON: {error}") from None
+    if not all(isinstance(x, dict) for x in found):
+        raise Damaged(path, "it must hold an object")
+    return found
+
+
+def sealed(
+    content: Mapping[str, Any], *beside: bytes, seal: str = SEAL
+) -> dict[str, Any]:
+    """Returns content with a checksum of it and of the data beside it.
+
+    Args:
+        content: the content in JSON's types, as it will be read.
+        beside: the contents of other files.
+        seal: the key of the checksum.
+    """
+    plain = {key: x for key, x in content.items() if key != seal}
+    parts = [json.dumps(plain, sort_keys=True).encode(), *beside]
+    return {**plain, seal: hashlib.sha256(b"\0".join(parts)).hexdigest()}
+
+
+def check_seal(
+    path: Path, content: Mapping[str, Any], *beside: bytes, seal: str = SEAL
+) -> None:
+    """Raises a Damaged if content, or data beside it, differs from its checksum."""
+    try:
+        found = sealed(content, *beside, seal=seal)
+    except RecursionError as error:  # it is too deep to be written
+        raise Damaged(path, CHANGED) from error
+    if seal in content and content[seal] != found[seal]:
+        raise Damaged(path, CHANGED)
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    """Writes lines of JSON, so that a reader never sees half a file."""
+    write(path, json_lines(lines))
+
+
+def json_lines(lines: Iterable[dict[str, Any]]) -> str:
+    """Returns a text with a JSON object in each line."""
+    return "".join(json.dumps(plain(line)) + "\n" for line in lines)
+
+
+def write_json(
+    path: Path, content: dict[str, Any], *beside: Path, seal: str = SEAL
+) -> None:
+    """Writes JSON with a checksum, so that a reader never sees half a file.
+
+    Args:
+        path: the file.
+        content: the content.
+        beside: files that the checksum covers, too.
+        seal: the key of the checksum.
+    """
+    # The checksum is of the content as it will be read.
+    read = json.loads(json.dumps(plain(content), default=repr))
+    others = (x.read_bytes() for x in beside)
+    whole = sealed(read, *others, seal=seal)
+    write(path, json.dumps(whole, indent=2) + "\n")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Writes a file so that no reader sees half of it, even after a loss of power.
+
+    Raises:
+        OSError: it cannot be written; an earlier file is unchanged.
+    """
+    with replacing(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def replacing(path: Path, stem: str = "") -> Iterator[BinaryIO]:
+    """Yields a new file that gets its name once it is complete on the disk.
+
+    Args:
+        path: the final path of the file.
+        stem: the beginning of its name until then, the same for all files of one
+            writer; by default the final name. What an earlier write with this stem left
+            when it was killed is removed.
+
+    Raises:
+        OSError: it cannot be written, as the error says of this file.
+    """
+    stem = stem or f".{path.name}"
+    # In the same folder, so on the same file system.
+    unfinished = path.with_name(f"{stem}.{secrets.token_hex(4)}.tmp")
+    try:
+        _remove_unfinished(path.parent, stem)
+        try:
+            # A new file by a name that nobody can foretell, or an error: a link in its
+            # place would lead to a file of someone else.
+            with unfinished.open("x+b") as file:
+                yield file
+                file.flush()
+                # Otherwise the new name may reach the disk before the content.
+                os.fsync(file.fileno())
+            # Atomic: a reader finds the whole file or none.
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        if error.errno is not None:  # the text of others has no place for it
+            error.filename, error.filename2 = str(path), None
+        raise
+    sync_folder(path.parent)
+
+
+def _remove_unfinished(folder: Path, stem: str) -> None:
+    """Removes what killed writers of this stem left, where it can be removed."""
+    with suppress(OSError):  # a folder may be closed to readers
+        for name in os.listdir(folder):
+            if re.fullmatch(re.escape(stem) + UNFINISHED, name):
+                with suppress(OSError):  # it is a folder, or another user's
+                    (folder / name).unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Waits until a folder's entries are on the disk; a mere rename may be lost."""
+    # The file is whole even where this fails: not every file system supports it, a
+    # folder may be closed to readers, and Windows opens none.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def plain(value: Any) -> Any:
+    """Returns the value in JSON's types; a number that is not finite is null."""
+    if isinstance(value, Mapping):
+        return {key: plain(x) for key, x in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    if isinstance(value, Path):
+        return str(value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def try_to_write(out: Path) -> None:
+    """Raises an OSError if no file can be written to a folder; leaves no file."""
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
+    if not existing.is_dir():
+        reason = f"{existing} is a file, not a folder"
+        raise NotADirectoryError(errno.ENOTDIR, reason)
+    # Permissions are not enough: root may write anywhere, but not in /proc.
+    with made(out):
+        tempfile.TemporaryFile(dir=out).close()
+
+
+@contextmanager
+def made(folder: Path) -> Iterator[None]:
+    """Makes a folder if needed; removes new folders that stay empty."""
+    missing = [x for x in (folder, *folder.absolute().parents) if not x.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    finally:
+        _remove_empty(missing)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    """Removes folders from the innermost outward, until one is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()

@@ -1,0 +1,110 @@
+"""The files of a run: config.json, metrics.jsonl, summary.json and the export."""
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.training import files
+from experiments.training.progress import Line
+
+NAMES = ("config.json", "metrics.jsonl", "summary.json")
+
+
+def check_out(out: Path, overwrite: bool) -> None:
+    """Raises a ValueError if a folder holds a run that must not be replaced."""
+    held = [name for name in NAMES if (out / name).exists()]
+    if held and not overwrite:
+        raise ValueError(
+            f"--out {out} already holds a run ({', '.join(held)}): use another "
+            "folder, --resume to continue the run, or --overwrite"
+        )
+
+
+def check_writable(out: Path) -> None:
+    """Raises a ValueError if no file can be written to a folder; leaves no file."""
+    try:
+        files.try_to_write(out)
+    except OSError as error:
+        raise ValueError(f"--out {out}: {error.strerror}") from None
+
+
+def exported(out: Path) -> Path | None:
+    """Returns the file to which a folder's run exports its model; None if none."""
+    path = out / "config.json"
+    with suppress(OSError, files.Damaged), files.using(path):
+        return Path(files.read(path)["settings"]["export"])
+    return None
+
+
+def default_out(task: str, algo: str, *more: int) -> Path:
+    """Returns a new folder's name: runs/TASK-ALGO-TIME, numbered if it is taken."""
+    parts = (task, algo, time.strftime("%Y%m%d-%H%M%S"), *more)
+    name = "-".join(map(str, parts)).replace(":", ".")  # scp would read a host
+    candidates = (name, *(f"{name}-{i}" for i in range(2, 1000)))
+    return next(p for c in candidates if not (p := Path("runs") / c).exists())
+
+
+class Metrics:
+    """A writer of metrics.jsonl, which catches up after the disk was full."""
+
+    def __init__(self, out: Path, note: Callable[[str], None]):
+        self._out, self._note, self._is_behind = out, note, False
+
+    def add(self, lines: list[dict[str, Any]]) -> None:
+        """Appends the last of the run's lines."""
+        try:
+            # Usually one line is appended; after a failure all lines are written.
+            if self._is_behind:
+                write_metrics(self._out, lines)
+            else:
+                with (self._out / "metrics.jsonl").open("a") as file:
+                    file.write(files.json_lines(lines[-1:]))
+            self._is_behind = False
+        except OSError as error:
+            if not self._is_behind:
+                self._note(f"{self._out}/metrics.jsonl: {error.strerror}; will retry")
+            self._is_behind = True
+
+
+def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
+    """Writes metrics.jsonl, unless it holds these lines already."""
+    path, text = out / "metrics.jsonl", files.json_lines(lines)
+    if not path.exists() or path.read_text(errors="replace") != text:
+        files.write(path, text)
+
+
+def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
+    """Writes summary.json, and the missing lines of metrics.jsonl.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    write_metrics(out, lines)
+    files.write_json(out / "summary.json", summary, *(out / name for name in NAMES[:2]))
+
+
+class Made(NamedTuple):
+    """The contents of the files of a run."""
+
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    lines: list[Line]
+
+
+def read_run(out: Path) -> Made | None:
+    """Reads the files of a run; returns None if it has not finished.
+
+    Raises:
+        Damaged: a file is not as it was written.
+        OSError: a file cannot be read.
+    """
+    path, *beside = out / "summary.json", *(out / name for name in NAMES[:2])
+    if not path.exists():
+        return None
+    summary = files.read(path, files.SEAL, beside=beside)
+    # A stopped run of a `compare --list` command also has a summary.
+    if summary.get("stopped"):
+        return None
+    return Made(files.read(beside[0]), summary, files.read_lines(beside[1]))
