@@ -1,19 +1,136 @@
-"""Compiles all requested programs, and reports the results."""
+"""Compiles all requested programs, each in a separate process, and reports the results.
 
-from collections.abc import Iterator
+The process is python -m experiments.aiming.jobs. Its argument is a request in JSON; it
+answers with a line of JSON on stdout. A separate process allows the compiler's
+variables to be set before jax starts, catches its messages, and frees its memory.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 
 from experiments import exit_codes
-from experiments.aiming import targets
-from experiments.aiming.compiling import processes
-from experiments.aiming.config import AimConfig
-from experiments.aiming.report import files, tables
-from experiments.aiming.report.files import Known
-from experiments.aiming.report.records import Result, outcome, results
+from experiments.aiming import tables, targets
+from experiments.aiming.config import PROGRAM, AimConfig, Job
+from experiments.aiming.tables import Result, outcome, results
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten, in_one_line
+from experiments.cli.exits import printable
+from experiments.cli.signals import before_the_end
+from experiments.training import config as training
+from experiments.training import json_files
+from experiments.training.records import write
+
+Known = Mapping[tuple[Any, ...], dict[str, Any]]
+"""Programs that were compiled earlier, by `key_of`."""
+
+
+def known(config: AimConfig) -> Known:
+    """Returns the compiled programs in the files of --reuse.
+
+    Raises:
+        BadRequest: a file was not written by --json, or is damaged.
+    """
+    programs = [x for path in config.reuse for x in _compiled(path)]
+    return {
+        (x["target"]["text"], x["target"]["slices"], *x["argv"]): x for x in programs
+    }
+
+
+def _compiled(path: Path) -> list[dict[str, Any]]:
+    """Returns the compiled programs of a file, after checking them."""
+    try:
+        programs = json_files.read(path, "programs")["programs"]
+        with json_files.using(path):
+            return [_checked(path, x) for x in programs if "compile_seconds" in x]
+    except OSError as error:
+        raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+    except json_files.Damaged as error:
+        raise BadRequest(f"--reuse {error}: give a file written by --json") from None
+
+
+def _checked(path: Path, program: dict[str, Any]) -> dict[str, Any]:
+    """Returns a program; raises a Damaged if it has no checksum, or another one."""
+    json_files.check_seal(path, {json_files.SEAL: None, **program})
+    return program
+
+
+def key_of(job: Job) -> tuple[Any, ...]:
+    """Returns the key of a program: its target and its flags."""
+    return job.target.text, job.target.slices, *job.argv
+
+
+def write_json(
+    config: AimConfig, argv: list[str], found: Sequence[Result], known: Known
+) -> None:
+    """Writes the file of --json, if any; raises an Unwritten if it cannot.
+
+    Args:
+        config, argv: config and flags of the command.
+        found: results of the programs so far.
+        known: earlier programs, which the file keeps if --reuse names it, too.
+    """
+    if config.json is not None:
+        reached = {key_of(x.job) for x in found}
+        is_kept = config.json in config.reuse
+        kept = [x for key, x in known.items() if is_kept and key not in reached]
+        # One line per program, so that files can be compared.
+        programs = ",\n".join(json.dumps(x) for x in [*map(as_json, found), *kept])
+        command = json.dumps([*PROGRAM.split(), *argv])
+        text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
+        _write(config.json, text)
+
+
+def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
+    """Writes the page of --page, if any; raises an Unwritten if it cannot."""
+    if config.page is not None:
+        _write(config.page, tables.markdown(config, argv, found))
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, "utf-8")
+        else:
+            write(path.resolve(), text)
+    except OSError as error:
+        raise Unwritten(f"{path}: {error.strerror or error}") from None
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Returns a result as JSON: bytes and seconds, not rounded."""
+    job, target = result.job, result.job.target
+    content = {
+        # A reused answer has the fields below, too, of other chip data or networks.
+        **result.answer,
+        "target": {**target._asdict(), "chips": target.chips},
+        "label": job.variant.label,
+        "algo": job.variant.algo,
+        "argv": job.argv,
+        "is_asked": result.is_asked,
+        "fits": result.fits,
+        "chip_bytes": result.held,
+        "modelled": result.times,
+        "compared": result.comparison,
+    }
+    # Converted as it will be read, because the checksum is computed from that.
+    return json_files.sealed(json.loads(json.dumps(_plain(content))))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with its NamedTuples as dicts."""
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(value, dict):
+        return {key: _plain(x) for key, x in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
 def run(config: AimConfig, argv: list[str]) -> int:
@@ -31,13 +148,13 @@ def run(config: AimConfig, argv: list[str]) -> int:
             a compiler is missing, or a file cannot be read or written (`Unwritten`).
     """
     found: tuple[Result, ...] = ()
-    known = files.known(config)
-    for answers in _answers(config, known):
+    earlier = known(config)
+    for answers in _answers(config, earlier):
         found = results(config, answers)
         if any("error" not in x for x in answers):
-            files.write_json(config, argv, found, known)
+            write_json(config, argv, found, earlier)
     terminal.show(tables.text(config, found))
-    files.write_page(config, argv, found)
+    write_page(config, argv, found)
     return exit_codes.FAILED if any(not x.is_done for x in found) else 0
 
 
@@ -48,7 +165,7 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
     """
     answers, jobs = [], config.jobs
     for job in jobs:
-        if files.key_of(job) not in known:
+        if key_of(job) not in known:
             targets.check_compiler(job.target)
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
     with terminal.bar(*columns) as bar:
@@ -56,10 +173,10 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
         for number, job in enumerate(jobs, 1):
             name = f"{job.variant.label} for {job.target.shown}"
             bar.update(task, description=f"compiling {name}")
-            answer = known.get(files.key_of(job))
+            answer = known.get(key_of(job))
             is_new = answer is None
             if answer is None:
-                answer = processes.answer(job, config.timeout)
+                answer = answer_of(job, config.timeout)
             answers.append(answer)
             if number == len(config.variants) and all("error" in x for x in answers):
                 raise BadRequest(answers[0]["error"])
@@ -68,3 +185,86 @@ def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
             # Reused answers are in their file already.
             if is_new or number == len(jobs):
                 yield answers
+
+
+ROOT = Path(__file__).parents[2]
+# Lines of libtpu and of plug-ins that do not explain a failure.
+NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
+MOST = 400  # characters of a process's last words
+
+
+def answer_of(job: Job, timeout: float | None) -> dict[str, Any]:
+    """Has a job compiled, and returns the answer of its process.
+
+    Args:
+        job: the program to compile.
+        timeout: seconds to wait; None waits forever.
+
+    Returns:
+        The result of `compile.compiled`; or {"error"} if the job is refused, {"failed"}
+        with the last line of output if the process died, {"timeout": seconds}.
+    """
+    target, slices = job.target.text, job.target.slices
+    request = {"argv": job.argv, "target": target, "slices": slices}
+    path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    variables = targets.environment(job.target) | {
+        # The time must be that of the compiler, not of reading a cached file.
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+    module = "experiments.aiming.jobs"
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, json.dumps(request)],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Ctrl-C in a terminal reaches only this process, which ends the other.
+        start_new_session=True,
+        text=True,
+    )
+    # Its stdin stays open: the process ends when it closes, however this one ends.
+    alive, process.stdin = process.stdin, None
+    assert alive is not None
+    # The handler only kills: this thread may hold a lock while it waits.
+    with process, alive, before_the_end(process.kill):
+        try:
+            text, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {"timeout": timeout}
+    if process.returncode == 0:
+        return json.loads(text)
+    lines = [x for x in errors.splitlines() if x.strip() and not NOISE.match(x)]
+    words = printable(lines[-1])[:MOST] if lines else "it printed nothing"
+    code = process.returncode
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return {"failed": f"the compiling process ended with {how}: {words}"}
+
+
+def main() -> None:
+    """Answers the request."""
+    # Compilers print on both streams: the answer gets a separate descriptor.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        request = json.loads(sys.argv[1])
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        try:
+            target = targets.parse(request["target"], request["slices"])
+            run = training.parse(request["argv"])
+            from experiments.aiming import compile  # imports jax
+
+            content = compile.compiled(run, target)
+        except BadRequest as error:
+            content = {"error": in_one_line(error)}
+        json.dump(content, answer)
+
+
+def _end_with_parent() -> None:
+    """Ends the process when stdin closes, because nobody waits for the answer then."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,7 @@ from commands import OTHER_MACHINES, ROOT, environment, imported_by, load, ran
 from faults import until
 from tiers import tiers
 
-from experiments.aiming import config, times
-from experiments.aiming.report import comparison, records
+from experiments.aiming import config, tables, times
 from experiments.aiming.targets import parse
 from experiments.cli.errors import BadRequest
 from experiments.study.network import Network
@@ -390,7 +389,7 @@ def answer(rows, counted, **others):
 
 def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     rows = [row(size=40.0), row("step", size=60.0), row("dispatch", size=7.0)]
-    found = comparison.compared(answer(rows, {"all_reduce": [100.0, 5]}))
+    found = tables.compared(answer(rows, {"all_reduce": [100.0, 5]}))
     assert found is not None and found.is_equal and found.why == ()
     [beside] = found.rows
     assert (beside.calls, beside.collectives) == (5, 2)
@@ -422,9 +421,7 @@ def test_equal_bytes_of_a_kind_are_equal_however_many_calls_there_are():
     ],
 )
 def test_a_difference_has_its_name_or_none(rows, counted, others, why):
-    found = comparison.compared(
-        answer(rows, {"all_reduce": [4.0, 1], **counted}, **others)
-    )
+    found = tables.compared(answer(rows, {"all_reduce": [4.0, 1], **counted}, **others))
     assert found is not None and not found.is_equal
     assert len(found.why) == len(why)
     assert all(text in said for text, said in zip(why, found.why, strict=True))
@@ -432,8 +429,8 @@ def test_a_difference_has_its_name_or_none(rows, counted, others, why):
 
 def test_memory_that_is_missing_is_told_from_other_refusals():
     refused = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM"
-    assert records.is_too_large({"refused": refused})
-    assert not records.is_too_large({"refused": "INTERNAL: a bug"})
+    assert tables.is_too_large({"refused": refused})
+    assert not tables.is_too_large({"refused": "INTERNAL: a bug"})
 
 
 # TPUs

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.aiming import hlo, hlo_text
+from experiments.aiming import hlo
 
 
 def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=""):
@@ -87,7 +87,7 @@ def test_bytes_are_those_of_rings(line, kind, size, part):
     ],
 )
 def test_groups(written, groups):
-    assert hlo_text.groups(f"%x), replica_groups={written}, to_apply=%a", 8) == groups
+    assert hlo.groups(f"%x), replica_groups={written}, to_apply=%a", 8) == groups
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_groups(written, groups):
     ],
 )
 def test_sizes(written, bytes_):
-    assert hlo_text.size(written) == bytes_
+    assert hlo.size(written) == bytes_
 
 
 # Of a TPU: a permutation that goes on in the background.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from experiments.aiming import hlo
-from experiments.aiming.traffic import traffic
+from experiments.aiming.times import traffic
 
 
 class FakeDevice(NamedTuple):

@@ -1,15 +1,19 @@
 """Compiles one algorithm for one target, and reads the program."""
 
 import math
+import re
+import tempfile
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import core
 
-from experiments.aiming import compiler, hlo, targets, traffic
-from experiments.aiming.compiling import compute
+from experiments.aiming import hlo, targets, times
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
 from experiments.pipeline import loading
@@ -113,7 +117,7 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
 def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
     """Returns the facts that are known before the target's compiler runs."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
-    found, steps = compute.flops(lowered.jaxpr), steps_of(c)
+    found, steps = flops(lowered.jaxpr), steps_of(c)
     each = steps * layout.devices_each
     params = jax.tree.leaves(state.replica.params)
     return {
@@ -183,12 +187,12 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and returns the findings in its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:
-        program, text = compiler.compiled(lowered.program)
+        program, text = program_of(lowered.program)
     except jax.errors.JaxRuntimeError as error:
         return {
             "compile_seconds": time.perf_counter() - start,
             "refused": str(error),
-            "needed": compiler.memory_needed(error),
+            "needed": memory_needed(error),
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
@@ -197,5 +201,120 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
         "compile_seconds": seconds,
         "memory": found
         and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
-        "traffic": traffic.traffic(read, layout.devices, layout.devices_each),
+        "traffic": times.traffic(read, layout.devices, layout.devices_each),
     }
+
+
+class Compiled(NamedTuple):
+    """A compiled program.
+
+    Attributes:
+        program: a jax.stages.Compiled, used for its memory analysis.
+        text: its HLO text.
+    """
+
+    program: Any
+    text: str
+
+
+def program_of(lowered: Any) -> Compiled:
+    """Compiles a jax.stages.Lowered.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler fails; see `memory_needed`.
+    """
+    program = lowered.compile()
+    try:
+        return Compiled(program, program.as_text())
+    except jax.errors.JaxRuntimeError as error:
+        # A libtpu newer than jaxlib uses instructions that jaxlib cannot read, such as
+        # gathers on the sparse cores of v5p; libtpu can dump them itself.
+        if "RET_CHECK" not in str(error):
+            raise
+        return _dumped(lowered)
+
+
+def _dumped(lowered: Any) -> Compiled:
+    """Compiles once more, and has the compiler write its program to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        program = lowered.compile(compiler_options=options)
+        [file] = Path(folder).glob("*.after_optimizations.txt")
+        return Compiled(program, file.read_text("utf-8"))
+
+
+def memory_needed(error: BaseException) -> int | None:
+    """Returns the bytes that a program needs on a chip; None if the error has none.
+
+    The TPU compiler refuses programs that do not fit; the GPU compiler compiles them.
+    """
+    amounts = re.findall(r"\(([\d.]+)([KMGT])\)", str(error).partition("HLO module")[0])
+    if "RESOURCE_EXHAUSTED" not in str(error) or len(amounts) != 2:
+        return None
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    number, unit = amounts[0]  # the second one is what the chip has
+    return int(float(number) * units[unit])
+
+
+class Flops(NamedTuple):
+    """The operations of products and convolutions.
+
+    Attributes:
+        least: number if every condition takes the branch with the fewest operations.
+        most: number if every condition takes the branch with the most operations.
+    """
+
+    least: float = 0.0
+    most: float = 0.0
+
+
+def flops(jaxpr: Any) -> Flops:
+    """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
+
+    Loops count as often as they run, or once if their length is unknown. Recomputation
+    in a gradient counts again. Elementwise operations are left out, because memory
+    bounds their speed.
+
+    Args:
+        jaxpr: a jaxpr, closed or not.
+    """
+    found = [_of_equation(x) for x in getattr(jaxpr, "jaxpr", jaxpr).eqns]
+    return Flops(sum(x.least for x in found), sum(x.most for x in found))
+
+
+def _of_equation(equation: Any) -> Flops:
+    """Counts one equation, with what it calls."""
+    name, params = equation.primitive.name, equation.params
+    if count := _PRODUCTS.get(name):
+        operations = count(equation)
+        return Flops(operations, operations)
+    inner = [flops(x) for x in core.jaxprs_in_params(params)]
+    if name == "cond":
+        return Flops(min(x.least for x in inner), max(x.most for x in inner))
+    times = params.get("length", 1) if name == "scan" else 1
+    return Flops(
+        times * sum(x.least for x in inner), times * sum(x.most for x in inner)
+    )
+
+
+def _of_dot(equation: Any) -> float:
+    """Returns twice the entries of the result times the contracted ones."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+
+
+def _of_convolution(equation: Any) -> float:
+    """Returns twice the entries of the result times the kernel's for one feature."""
+    kernel, numbers = equation.invars[1].aval.shape, equation.params
+    features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
+    # The kernel's inputs are already per group. The strides of a gradient put zeros
+    # between the entries, which are not counted.
+    each = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
+    return 2.0 * equation.outvars[0].aval.size * each
+
+
+_PRODUCTS: dict[str, Callable[[Any], float]] = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+}

@@ -1,5 +1,6 @@
 """The report: findings and modelled times, for a terminal or as Markdown."""
 
+import math
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,13 +11,238 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as Grid
 
-from experiments.aiming import traffic
-from experiments.aiming.config import MFU, PROGRAM, AimConfig
-from experiments.aiming.report.records import Result, compilers_words, outcome
+from experiments.aiming import times
+from experiments.aiming.config import MFU, PROGRAM, AimConfig, Job, is_baseline
 from experiments.aiming.targets import Target
-from experiments.aiming.times import Times, shares
-from experiments.aiming.traffic import ACROSS, STEP, SYNC
+from experiments.aiming.times import ACROSS, DISPATCH, STEP, SYNC, Row, Times, shares
 from experiments.cli.terminal import MISSING, duration, mesh_text, size
+
+ROUNDING = 1e-6  # relative error of sums of fractions
+WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
+
+
+class Beside(NamedTuple):
+    """One kind of collective of a device, in a step and all of its branches.
+
+    Attributes:
+        kind: kind of collective.
+        counted: bytes that the ledger counts.
+        calls: number of arrays that the ledger counts.
+        found: bytes in the compiled program.
+        collectives: number of collectives in the program: XLA may join arrays in one.
+    """
+
+    kind: str
+    counted: float
+    calls: int
+    found: float
+    collectives: int
+
+
+class Comparison(NamedTuple):
+    """The ledger compared with the compiled program.
+
+    Attributes:
+        rows: a row for each kind of collective.
+        is_equal: whether all kinds have the same bytes.
+        why: the reasons for the difference; () if there is no difference or no known
+            reason.
+    """
+
+    rows: tuple[Beside, ...]
+    is_equal: bool
+    why: tuple[str, ...]
+
+
+def compared(answer: Mapping[str, Any]) -> Comparison | None:
+    """Compares the ledger's counts with those found in the program.
+
+    Args:
+        answer: the result of `compile.compiled`.
+
+    Returns:
+        The comparison; None without a program, or if the ledger cannot count it.
+    """
+    traffic, ledger = answer.get("traffic"), answer.get("ledger")
+    if traffic is None or ledger is None:
+        return None
+    # Metrics are averaged once, after all steps, and are not counted.
+    sent = [x for x in traffic if x["scope"] == ACROSS and x["when"] != DISPATCH]
+    counts = [*ledger["always"].items(), *ledger["branched"].items()]
+    kinds = sorted({k for k, _ in counts} | {x["kind"] for x in sent})
+    rows = tuple(
+        Beside(
+            kind,
+            math.fsum(size for k, (size, _) in counts if k == kind),
+            sum(calls for k, (_, calls) in counts if k == kind),
+            math.fsum(x["bytes"] for x in sent if x["kind"] == kind),
+            sum(x["calls"] for x in sent if x["kind"] == kind),
+        )
+        for kind in kinds
+    )
+    is_equal = all(_same(x.counted, x.found) for x in rows)
+    return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, sent))
+
+
+def _same(x: float, y: float) -> bool:
+    return math.isclose(x, y, rel_tol=ROUNDING, abs_tol=0.5)
+
+
+def _why(
+    answer: Mapping[str, Any], rows: Sequence[Beside], sent: Sequence[Row]
+) -> tuple[str, ...]:
+    """Returns the reasons for the difference."""
+    differing = [x for x in rows if not _same(x.counted, x.found)]
+    is_less = all(x.kind == "all_reduce" and x.found < x.counted for x in differing)
+    is_half = all(
+        x.kind == "permute" and _same(x.counted, 2 * x.found) for x in differing
+    )
+    totals = (math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows))
+    promoted = sum(x.get("promoted", 0) for x in sent)
+    less, more = _gathered_by_sums(differing) or (0, 0)
+    networks = {x["network"] for x in sent}
+    within = ", after reducing within each slice" if "inside" in networks else ""
+    places = answer["workers"] // answer["lanes"]
+    wide = sum(x["calls"] for x in sent if x["group"] > places)
+    reasons = {
+        f"in {promoted} of the collectives the compiler uses wider numbers than the "
+        "algorithm does": promoted,
+        "a chip has several workers, and the ledger counts one on each": (
+            answer["lanes"] > 1
+        ),
+        "the compiler uses other collectives for the same bytes: "
+        f"{' and '.join(x.kind for x in differing)}": _same(*totals),
+        f"the compiler turns small all-gathers ({less:,.0f} B) into all-reduces "
+        f"({more:,.0f} B)": less,
+        f"between slices the compiler pads the parts that it sends{within}": (
+            "between" in networks and answer["slices"] > 1
+        ),
+        "the compiler sends less: if each chip of a worker holds a whole array, each "
+        "sends only a part, and the chips gather the parts": answer["mesh"] and is_less,
+        f"the compiler reduces within and across workers at once, in {wide} of the "
+        "collectives": wide,
+        "each of two workers is both neighbours of the other, and gets one message": (
+            places == 2 and is_half
+        ),
+    }
+    return tuple(text for text, holds in reasons.items() if holds)
+
+
+def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None:
+    """Returns the bytes of missing gathers, and those of the sums that replace them.
+
+    Summing arrays that are zero except for a worker's own part gathers these parts. It
+    takes twice the bytes, or more if the type becomes wider.
+    """
+    by_kind = {x.kind: x.found - x.counted for x in differing}
+    if by_kind.keys() != {"all_gather", "all_reduce"}:
+        return None
+    less, more = -by_kind["all_gather"], by_kind["all_reduce"]
+    return (less, more) if 0 < less <= more <= WIDENED * less else None
+
+
+class Result(NamedTuple):
+    """The findings about a program.
+
+    Attributes:
+        job: the program to compile.
+        answer: the answer of its process: findings, or why there is no program.
+        is_asked: whether the user requested it; others are only for the speed-up.
+        times: modelled times on the target's own links, then on each further network;
+            () if they are not known.
+        comparison: the comparison of ledger and compiler; None without a program.
+    """
+
+    job: Job
+    answer: Mapping[str, Any]
+    is_asked: bool
+    times: tuple[Times, ...]
+    comparison: Comparison | None
+
+    @property
+    def label(self) -> str:
+        """Its name in tables."""
+        return self.job.variant.label + ("" if self.is_asked else " (for comparison)")
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the compiler gave a result, even that the run does not fit."""
+        is_told = not self.answer.get("refused") or is_too_large(self.answer)
+        return "compile_seconds" in self.answer and is_told
+
+    @property
+    def held(self) -> int | None:
+        """The bytes on a chip while the program runs; None if they are not known.
+
+        Outputs that replace arguments, such as the donated state, count once.
+        """
+        memory = self.answer.get("memory")
+        if memory is None:
+            return self.answer.get("needed")
+        total = memory["arguments"] + memory["outputs"] - memory["aliased"]
+        return total + memory["temporary"] + memory["code"]
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether these bytes fit on the chip; None if that is not known."""
+        if self.answer.get("refused"):
+            return False if is_too_large(self.answer) else None
+        limit = self.job.target.chip.memory
+        return None if self.held is None or limit is None else self.held <= limit
+
+
+def is_too_large(answer: Mapping[str, Any]) -> bool:
+    """Whether the compiler refused a program because memory does not suffice."""
+    text = answer.get("refused") or ""
+    return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+
+
+def outcome(answer: Mapping[str, Any]) -> str:
+    """Returns how a compilation ended, in one line."""
+    if "error" in answer:
+        return f"refused: {answer['error']}"
+    if "failed" in answer:
+        return f"failed: {answer['failed']}"
+    if "timeout" in answer:
+        return f"given up after {answer['timeout']:g} s (--timeout)"
+    seconds = f"{answer['compile_seconds']:.1f} s"
+    if is_too_large(answer):
+        return f"does not fit: the compiler refused it after {seconds}"
+    return compilers_words(answer) or f"compiled in {seconds}"
+
+
+def compilers_words(answer: Mapping[str, Any]) -> str:
+    """Returns the first line of a compiler's refusal, without its trace; "" if none."""
+    lines = [x.strip() for x in (answer.get("refused") or "").splitlines()]
+    return f"the compiler: {next(filter(None, lines), 'no reason')}" if lines else ""
+
+
+def results(
+    config: AimConfig, answers: Sequence[Mapping[str, Any]]
+) -> tuple[Result, ...]:
+    """Returns results in the order of the jobs, one for each answer so far."""
+    found = []
+    for job, answer in zip(config.jobs, answers, strict=False):
+        arguments = answer, job.target, MFU, job.config.arguments
+        # On the target's own links first.
+        modelled = [
+            times.modelled(*arguments, network, config.step_time)
+            for network in (None, *config.networks)
+        ]
+        known = tuple(x for x in modelled if x is not None)
+        is_asked = job.variant in config.variants
+        beside = compared(answer)
+        found.append(Result(job, answer, is_asked, known, beside))
+    baselines = {x.job.target: x.times for x in found if is_baseline(x.job.variant)}
+    return tuple(_sped_up(x, baselines.get(x.job.target, ())) for x in found)
+
+
+def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
+    """Returns a result with its speed-up over the baseline, if that has times."""
+    pairs = zip(result.times, baseline, strict=False)
+    faster = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
+    return result._replace(times=faster or result.times)
+
 
 DETAILED = 3  # most programs of a target for which a terminal shows all details
 WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
@@ -170,7 +396,7 @@ def _sent(result: Result, when: str) -> str:
     rows = result.answer.get("traffic")
     if rows is None:
         return MISSING
-    sent = sum(row["bytes"] for row in traffic.of(rows, ACROSS, when))
+    sent = sum(row["bytes"] for row in times.rows_of(rows, ACROSS, when))
     if when == SYNC and sent:
         sent *= max(shares(result.answer, result.job.config.arguments))
         if not sent:  # the run is too short for a sync
@@ -191,7 +417,7 @@ def _collectives(result: Result) -> str:
     parts = []
     for when in (SYNC, STEP):
         calls, types = Counter(), defaultdict(set)
-        for row in traffic.of(result.answer.get("traffic") or (), ACROSS, when):
+        for row in times.rows_of(result.answer.get("traffic") or (), ACROSS, when):
             calls[row["kind"], row["group"]] += row["calls"]
             types[row["kind"], row["group"]].update(row["dtypes"])
         alike = [
@@ -237,7 +463,7 @@ def _reasons(results: Iterable[Result]) -> list[str]:
     ]
 
 
-def _traffic(rows: Iterable[traffic.Row]) -> Table:
+def _traffic(rows: Iterable[Row]) -> Table:
     """Returns a table of a program's collectives, with all branches joined."""
     merged = defaultdict(Counter)
     for row in rows:
