@@ -4,7 +4,6 @@ import math
 import re
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,6 +118,8 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
     found, steps = flops(lowered.jaxpr), steps_of(c)
     each = steps * layout.devices_each
+    # Only syncs have branches: the larger branches add the operations of syncs.
+    of_syncs = found.most - found.least
     params = jax.tree.leaves(state.replica.params)
     return {
         "slices": target.slices,
@@ -130,11 +131,7 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "steps": c.steps,
         "dispatch_steps": steps,
         "params": sum(math.prod(x.shape[2:]) for x in params),
-        # Only syncs have branches: the larger branches add the operations of syncs.
-        "flops": {
-            "step": found.least / each,
-            "sync": (found.most - found.least) / each,
-        },
+        "flops": {"step": found.least / each, "sync": of_syncs / each},
         "state": memory.device_bytes(state),
         "largest": _largest(state),
         "delay": delay_of_sends(c, parts.task, parts.method.algorithm),
@@ -144,16 +141,13 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
 
 def _largest(state: TrainState) -> list[dict[str, Any]]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
-    held = {**state.replica._asdict(), "sync": state.sync}
-    leaves = [
-        {
-            "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
-            "shape": [*x.sharding.shard_shape(x.shape)],
-            "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
-        }
-        for part, tree in held.items()
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    leaves = []
+    for part, tree in {**state.replica._asdict(), "sync": state.sync}.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            shape = x.sharding.shard_shape(x.shape)
+            size = math.prod(shape) * x.dtype.itemsize
+            leaves.append({"name": f"{part}/{name}", "shape": [*shape], "bytes": size})
     return sorted(leaves, key=lambda x: -x["bytes"])[:LEAVES]
 
 
@@ -161,9 +155,15 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
         branches = ahead.sends(parts.trainer, state)
-        ledger = {name: _plain(getattr(branches, name)) for name in branches._fields}
     except ValueError as error:
         return {"ledger": None, "sends": None, "uncounted": str(error)}
+    ledger = {}
+    for name, counts in branches._asdict().items():
+        kinds = sorted({kind for kind, _ in counts})
+        ledger[name] = {
+            kind: [float(counts[kind, "bytes"]), int(counts[kind, "calls"])]
+            for kind in kinds
+        }
     try:
         of_run = parts.trainer.communication(state, parts.config.steps)
     except ValueError:  # the sends depend on the data, but the ledger has each branch
@@ -175,12 +175,6 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
         for kind in kinds
     ]
     return {"ledger": ledger, "sends": sends.to_json(sends.Sends(each, of_steps))}
-
-
-def _plain(counts: Counter) -> dict[str, list[float]]:
-    """Returns [bytes, calls] by the kind of collective."""
-    kinds = sorted({kind for kind, _ in counts})
-    return {k: [float(counts[k, "bytes"]), int(counts[k, "calls"])] for k in kinds}
 
 
 def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
@@ -196,51 +190,34 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
-    read = hlo.read(text)
+    collectives = hlo.read(text)
     return {
         "compile_seconds": seconds,
         "memory": found
         and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
-        "traffic": times.traffic(read, layout.devices, layout.devices_each),
+        "traffic": times.traffic(collectives, layout.devices, layout.devices_each),
     }
 
 
-class Compiled(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-        program: a jax.stages.Compiled, used for its memory analysis.
-        text: its HLO text.
-    """
-
-    program: Any
-    text: str
-
-
-def program_of(lowered: Any) -> Compiled:
-    """Compiles a jax.stages.Lowered.
+def program_of(lowered: Any) -> tuple[Any, str]:
+    """Compiles a jax.stages.Lowered; returns a jax.stages.Compiled and its HLO text.
 
     Raises:
         jax.errors.JaxRuntimeError: the compiler fails; see `memory_needed`.
     """
     program = lowered.compile()
     try:
-        return Compiled(program, program.as_text())
+        return program, program.as_text()
     except jax.errors.JaxRuntimeError as error:
         # A libtpu newer than jaxlib uses instructions that jaxlib cannot read, such as
-        # gathers on the sparse cores of v5p; libtpu can dump them itself.
+        # gathers on the sparse cores of v5p; libtpu can write them to a file itself.
         if "RET_CHECK" not in str(error):
             raise
-        return _dumped(lowered)
-
-
-def _dumped(lowered: Any) -> Compiled:
-    """Compiles once more, and has the compiler write its program to a file."""
     with tempfile.TemporaryDirectory() as folder:
         options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         program = lowered.compile(compiler_options=options)
         [file] = Path(folder).glob("*.after_optimizations.txt")
-        return Compiled(program, file.read_text("utf-8"))
+        return program, file.read_text("utf-8")
 
 
 def memory_needed(error: BaseException) -> int | None:

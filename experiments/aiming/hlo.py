@@ -22,9 +22,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Bits of the types whose names do not contain them.
 BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
-"""Bits of the types whose names do not contain them."""
-
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
@@ -82,16 +81,13 @@ class Module(NamedTuple):
     entry: str
     devices: int
 
-    def reached(self, name: str) -> list[Instruction]:
-        """Returns the instructions of a computation and of those that it calls."""
-        lines = self.computations.get(name, [])
-        return lines + [
-            y for x in lines for _, callee in x.called for y in self.reached(callee)
-        ]
-
-    def weight(self, line: Instruction) -> int:
-        """Returns the number of instructions that an instruction calls."""
-        return sum(len(self.reached(name)) for _, name in line.called)
+    def reached(self, names: Iterable[str]) -> list[Instruction]:
+        """Returns the instructions of computations and of those that they call."""
+        found = []
+        for name in names:
+            for line in self.computations.get(name, []):
+                found += [line, *self.reached(callee for _, callee in line.called)]
+        return found
 
 
 def parse(text: str) -> Module:
@@ -112,12 +108,10 @@ def size(type_: str) -> int:
     """Returns the bytes of a type, summed over a tuple; layouts add none."""
     total = 0
     for dtype, dims in _SHAPE.findall(type_):
-        bits = BITS.get(dtype)
-        if bits is None:
-            named = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
-            if named is None:
-                raise ValueError(f"HLO: unknown type {dtype!r}")
-            bits = int(named[1])
+        named = re.fullmatch(r"(?:f|s|u)(\d+)\w*", dtype)
+        if named is None and dtype not in BITS:
+            raise ValueError(f"HLO: unknown type {dtype!r}")
+        bits = int(named[1]) if named else BITS[dtype]
         total += math.ceil(bits * math.prod(map(int, re.findall(r"\d+", dims))) / 8)
     return total
 
@@ -154,19 +148,6 @@ def groups(rest: str, devices: int) -> list[list[int]]:
     return positions.reshape(-1, length).tolist()
 
 
-SLICE = 100_000
-"""The device ids of slice n, from 1, start at n times this number."""
-
-
-def slice_kind(send: Instruction) -> str:
-    """Returns the kind of a transfer between TPU slices, as the ledger names it."""
-    asked = send.attribute("_xla_megascale_transfer_type") or ""
-    kind = "permute" if asked == "ONE_TO_ONE" else asked.lower()
-    if kind not in KINDS.values():
-        raise ValueError(f"HLO: unknown transfer between slices {asked!r}")
-    return kind
-
-
 def slice_groups(rest: str) -> list[list[int]]:
     """Returns the ids of the devices that exchange between TPU slices.
 
@@ -195,16 +176,15 @@ def _numbers(text: str) -> list[int]:
     return [n for first, *last in ends for n in range(first, (last or [first])[0] + 1)]
 
 
-def trips(loop: Instruction, module: Module) -> int | None:
-    """Returns how often a while loop's body runs, if its text tells it.
+def trips(loop: Instruction, module: Module) -> int:
+    """Returns how often a while loop's body runs; 1 if its text does not tell it.
 
     A loop counts from 0, as those of `lax.scan` do, and as XLA makes them.
     """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.rest):
         return int(known[1])
     # TPU programs do not have it: there the condition compares with a constant.
-    conditions = [name for key, name in loop.called if key == "condition"]
-    lines = [x for name in conditions for x in module.reached(name)]
+    lines = module.reached(name for key, name in loop.called if key == "condition")
     bounds = {
         int(found[1])
         for x in lines
@@ -214,9 +194,9 @@ def trips(loop: Instruction, module: Module) -> int | None:
     }
     compares = [x.rest for x in lines if x.opcode == "compare"]
     if len(bounds) != 1 or len(compares) != 1:
-        return None
+        return 1
     below = re.search(r"direction=(LT|LE)\b", compares[0])
-    return bounds.pop() + (below[1] == "LE") if below else None
+    return bounds.pop() + (below[1] == "LE") if below else 1
 
 
 def share(kind: str, members: int) -> Fraction:
@@ -236,6 +216,7 @@ def share(kind: str, members: int) -> Fraction:
     return Fraction(others * (2 if kind == "all_reduce" else 1), members)
 
 
+# The ledger's names of HLO's collectives, and of transfers between TPU slices.
 KINDS = {
     "all-reduce": "all_reduce",
     "all-gather": "all_gather",
@@ -245,8 +226,8 @@ KINDS = {
     "collective-permute": "permute",
     "collective-broadcast": "permute",
 }
-"""The ledger's names of HLO's collectives."""
-
+SLICE_KINDS = {"ONE_TO_ONE": "permute", **{x.upper(): x for x in KINDS.values()}}
+SLICE = 100_000  # the device ids of slice n, from 1, start at n times this number
 # Instructions that do not compute: they only name or move data.
 _IDLE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy"}
 _IDLE |= {"after-all", "opt-barrier", "partition-id", "replica-id", "send", "recv"}
@@ -285,64 +266,43 @@ class Collective(NamedTuple):
     choices: tuple[tuple[str, str], ...] = ()
 
 
-class Program(NamedTuple):
-    """A compiled program.
-
-    Attributes:
-        collectives: its collectives, in order.
-        steps: number of steps in the loop over local steps; 1 without a loop, None if
-            the text does not tell it.
-    """
-
-    collectives: list[Collective]
-    steps: int | None
-
-
-class _Place(NamedTuple):
-    """The position of a computation: the loops and branches around it.
-
-    `overlapped` comes from the start instruction that calls it, if there is one.
-    """
-
-    is_looped: bool = False
-    times: int = 1
-    choices: tuple[tuple[str, str], ...] = ()
-    overlapped: bool = False
-
-
-def read(text: str) -> Program:
-    """Reads the HLO text of a compiled program.
+def read(text: str) -> list[Collective]:
+    """Returns the collectives of a compiled program, in order, from its HLO text.
 
     The loop over local steps is the largest of the loops that are in no other loop.
     """
     module = parse(text)
-    sent = functools.cache(lambda name: _sent(name, module))
-    steps = max(_outer_loops(module.entry, module), key=module.weight, default=None)
 
-    def visit(name: str, place: _Place) -> Iterator[Collective]:
-        lines = module.computations.get(name, [])
+    def weight(loop: Instruction) -> int:
+        return len(module.reached(name for _, name in loop.called))
+
+    steps = max(_outer_loops(module.entry, module), key=weight, default=None)
+
+    @functools.cache
+    def found(name: str) -> list[Collective]:
+        """Returns the collectives of a computation and of those that it calls."""
+        lines, own = module.computations.get(name, []), _sent(name, module)
+        collectives = []
         for number, line in enumerate(lines):
-            if one := sent(name).get(number):
-                overlapped = one.overlapped or place.overlapped
-                yield one._replace(**{**place._asdict(), "overlapped": overlapped})
-            inside = place
-            if line is steps:
-                inside = place._replace(is_looped=True)
-            elif line.opcode == "while":
-                count = trips(line, module)
-                inside = place._replace(
-                    times=place.times * (1 if count is None else count)
-                )
-            elif line.opcode == "async-start":
-                inside = place._replace(overlapped=_works_until_done(lines, number))
+            if number in own:
+                collectives.append(own[number])
+            is_inner = line.opcode == "while" and line is not steps
+            times = trips(line, module) if is_inner else 1
+            overlaps = line.opcode == "async-start" and _works_until_done(lines, number)
             for key, callee in line.called:
                 is_branch = line.opcode == "conditional" and key != "to_apply"
-                taken = ((line.name, callee),) if is_branch else ()
-                choices = place.choices + taken
-                yield from visit(callee, inside._replace(choices=choices))
+                choice = ((line.name, callee),) if is_branch else ()
+                for x in found(callee):
+                    inside = x._replace(
+                        is_looped=x.is_looped or line is steps,
+                        times=x.times * times,
+                        choices=choice + x.choices,
+                        overlapped=x.overlapped or overlaps,
+                    )
+                    collectives.append(inside)
+        return collectives
 
-    count = 1 if steps is None else trips(steps, module)
-    return Program([*visit(module.entry, _Place())], count)
+    return found(module.entry)
 
 
 def _outer_loops(name: str, module: Module) -> Iterator[Instruction]:
@@ -362,14 +322,17 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
     reduce an array, the hosts send it over the network, which is assumed to be by
     rings.
     """
-    lines = module.computations[name]
+    lines = module.computations.get(name, [])
     types = {x.name: x.type for x in lines}
     is_start = any('"AsyncCollectiveStart"' in x.rest for x in lines)
     collectives = {}
     for number, line in enumerate(lines):
         slices = line.opcode == "send" and "_xla_megascale_transfer_type" in line.rest
         if slices:
-            kind, sharing = slice_kind(line), slice_groups(line.rest)
+            transfer = line.attribute("_xla_megascale_transfer_type")
+            kind, sharing = SLICE_KINDS.get(transfer), slice_groups(line.rest)
+            if kind is None:
+                raise ValueError(f"HLO: unknown transfer between slices {transfer!r}")
         elif kind := KINDS.get(line.opcode.removesuffix("-start")):
             sharing = groups(line.rest, module.devices)
             # An earlier TPU fusion has started it.

@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from rich.progress import BarColumn, TimeElapsedColumn
 from experiments import exit_codes
 from experiments.aiming import tables, targets
 from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.tables import Result, outcome, results
+from experiments.aiming.tables import Result
+from experiments.aiming.times import Answer
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, Unwritten, in_one_line
 from experiments.cli.exits import printable
@@ -29,8 +30,63 @@ from experiments.training import config as training
 from experiments.training import json_files
 from experiments.training.records import write
 
-Known = Mapping[tuple[Any, ...], dict[str, Any]]
-"""Programs that were compiled earlier, by `key_of`."""
+Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
+ROOT = Path(__file__).parents[2]
+# Lines of libtpu and of plug-ins that do not explain a failure.
+NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
+MOST = 400  # characters of a process's last words
+
+
+def run(config: AimConfig, argv: list[str]) -> int:
+    """Compiles one program after the other, and shows and writes the results.
+
+    Shows a bar if stderr is a terminal, otherwise a line for each program.
+
+    Args:
+        config: the checked config.
+        argv: flags of the command, to record in its files.
+
+    Returns:
+        The exit code: 0, or 1 where a program could not be compiled.
+
+    Raises:
+        BadRequest: all requested programs are refused (with the reason of the first),
+            a compiler is missing, or a file cannot be read or written (`Unwritten`).
+    """
+    earlier, jobs = known(config), config.jobs
+    for job in jobs:
+        if _key(job) not in earlier:
+            targets.check_compiler(job.target)
+    answers: list[Answer] = []
+    found: tuple[Result, ...] = ()
+    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    with terminal.bar(*columns) as bar:
+        task = bar.add_task("", total=len(jobs))
+        for number, job in enumerate(jobs, 1):
+            name = f"{job.variant.label} for {job.target.shown}"
+            bar.update(task, description=f"compiling {name}")
+            is_new = _key(job) not in earlier
+            answer = answer_of(job, config.timeout) if is_new else earlier[_key(job)]
+            answers.append(answer)
+            are_refused = all("error" in x for x in answers)
+            if number == len(config.variants) and are_refused:
+                raise BadRequest(answers[0]["error"])
+            bar.update(task, completed=number)
+            told = tables.outcome(answer)
+            terminal.above(bar, f"{number}/{len(jobs)} {name}: {told}")
+            # Reused answers are in their file already.
+            if is_new or number == len(jobs):
+                found = tables.results(config, answers)
+                if config.json is not None and not are_refused:
+                    _write(config.json, _as_json(config, argv, found, earlier))
+    terminal.show(tables.text(config, found))
+    if config.page is not None:
+        _write(config.page, tables.markdown(config, argv, found))
+    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
+
+
+def _key(job: Job) -> tuple[Any, ...]:
+    return job.target.text, job.target.slices, *job.argv
 
 
 def known(config: AimConfig) -> Known:
@@ -39,74 +95,42 @@ def known(config: AimConfig) -> Known:
     Raises:
         BadRequest: a file was not written by --json, or is damaged.
     """
-    programs = [x for path in config.reuse for x in _compiled(path)]
-    return {
-        (x["target"]["text"], x["target"]["slices"], *x["argv"]): x for x in programs
-    }
+    programs = {}
+    for path in config.reuse:
+        try:
+            content = json_files.read(path, "programs")
+            with json_files.using(path):
+                for x in content["programs"]:
+                    if "compile_seconds" in x:
+                        # Each must have its checksum, and the right one.
+                        json_files.check_seal(path, {json_files.SEAL: None, **x})
+                        key = x["target"]["text"], x["target"]["slices"], *x["argv"]
+                        programs[key] = x
+        except OSError as error:
+            raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+        except json_files.Damaged as error:
+            line = f"--reuse {error}: give a file written by --json"
+            raise BadRequest(line) from None
+    return programs
 
 
-def _compiled(path: Path) -> list[dict[str, Any]]:
-    """Returns the compiled programs of a file, after checking them."""
-    try:
-        programs = json_files.read(path, "programs")["programs"]
-        with json_files.using(path):
-            return [_checked(path, x) for x in programs if "compile_seconds" in x]
-    except OSError as error:
-        raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
-    except json_files.Damaged as error:
-        raise BadRequest(f"--reuse {error}: give a file written by --json") from None
+def _as_json(
+    config: AimConfig, argv: list[str], found: Sequence[Result], earlier: Known
+) -> str:
+    """Returns the file of --json: one line per program, so that files can be compared.
 
-
-def _checked(path: Path, program: dict[str, Any]) -> dict[str, Any]:
-    """Returns a program; raises a Damaged if it has no checksum, or another one."""
-    json_files.check_seal(path, {json_files.SEAL: None, **program})
-    return program
-
-
-def key_of(job: Job) -> tuple[Any, ...]:
-    """Returns the key of a program: its target and its flags."""
-    return job.target.text, job.target.slices, *job.argv
-
-
-def write_json(
-    config: AimConfig, argv: list[str], found: Sequence[Result], known: Known
-) -> None:
-    """Writes the file of --json, if any; raises an Unwritten if it cannot.
-
-    Args:
-        config, argv: config and flags of the command.
-        found: results of the programs so far.
-        known: earlier programs, which the file keeps if --reuse names it, too.
+    It keeps earlier programs if --reuse names this file, too.
     """
-    if config.json is not None:
-        reached = {key_of(x.job) for x in found}
-        is_kept = config.json in config.reuse
-        kept = [x for key, x in known.items() if is_kept and key not in reached]
-        # One line per program, so that files can be compared.
-        programs = ",\n".join(json.dumps(x) for x in [*map(as_json, found), *kept])
-        command = json.dumps([*PROGRAM.split(), *argv])
-        text = f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
-        _write(config.json, text)
+    reached = {_key(x.job) for x in found}
+    is_kept = config.json in config.reuse
+    kept = [x for key, x in earlier.items() if is_kept and key not in reached]
+    programs = ",\n".join(json.dumps(x) for x in [*map(_sealed, found), *kept])
+    command = json.dumps([*PROGRAM.split(), *argv])
+    return f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
 
 
-def write_page(config: AimConfig, argv: list[str], found: Sequence[Result]) -> None:
-    """Writes the page of --page, if any; raises an Unwritten if it cannot."""
-    if config.page is not None:
-        _write(config.page, tables.markdown(config, argv, found))
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        if path.exists() and not path.is_file():  # such as /dev/stdout
-            path.write_text(text, "utf-8")
-        else:
-            write(path.resolve(), text)
-    except OSError as error:
-        raise Unwritten(f"{path}: {error.strerror or error}") from None
-
-
-def as_json(result: Result) -> dict[str, Any]:
-    """Returns a result as JSON: bytes and seconds, not rounded."""
+def _sealed(result: Result) -> Answer:
+    """Returns a result as JSON with a checksum: bytes and seconds, not rounded."""
     job, target = result.job, result.job.target
     content = {
         # A reused answer has the fields below, too, of other chip data or networks.
@@ -133,67 +157,17 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)] if isinstance(value, list | tuple) else value
 
 
-def run(config: AimConfig, argv: list[str]) -> int:
-    """Compiles one program after the other, and shows and writes the results.
-
-    Args:
-        config: the checked config.
-        argv: flags of the command, to record in its files.
-
-    Returns:
-        The exit code: 0, or 1 where a program could not be compiled.
-
-    Raises:
-        BadRequest: all requested programs are refused (with the reason of the first),
-            a compiler is missing, or a file cannot be read or written (`Unwritten`).
-    """
-    found: tuple[Result, ...] = ()
-    earlier = known(config)
-    for answers in _answers(config, earlier):
-        found = results(config, answers)
-        if any("error" not in x for x in answers):
-            write_json(config, argv, found, earlier)
-    terminal.show(tables.text(config, found))
-    write_page(config, argv, found)
-    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
+def _write(path: Path, text: str) -> None:
+    try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, "utf-8")
+        else:
+            write(path.resolve(), text)
+    except OSError as error:
+        raise Unwritten(f"{path}: {error.strerror or error}") from None
 
 
-def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
-    """Yields the answers in the order of the jobs, after each compilation.
-
-    Shows a bar if stderr is a terminal, otherwise a line for each program.
-    """
-    answers, jobs = [], config.jobs
-    for job in jobs:
-        if key_of(job) not in known:
-            targets.check_compiler(job.target)
-    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
-    with terminal.bar(*columns) as bar:
-        task = bar.add_task("", total=len(jobs))
-        for number, job in enumerate(jobs, 1):
-            name = f"{job.variant.label} for {job.target.shown}"
-            bar.update(task, description=f"compiling {name}")
-            answer = known.get(key_of(job))
-            is_new = answer is None
-            if answer is None:
-                answer = answer_of(job, config.timeout)
-            answers.append(answer)
-            if number == len(config.variants) and all("error" in x for x in answers):
-                raise BadRequest(answers[0]["error"])
-            bar.update(task, completed=number)
-            terminal.above(bar, f"{number}/{len(jobs)} {name}: {outcome(answer)}")
-            # Reused answers are in their file already.
-            if is_new or number == len(jobs):
-                yield answers
-
-
-ROOT = Path(__file__).parents[2]
-# Lines of libtpu and of plug-ins that do not explain a failure.
-NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
-MOST = 400  # characters of a process's last words
-
-
-def answer_of(job: Job, timeout: float | None) -> dict[str, Any]:
+def answer_of(job: Job, timeout: float | None) -> Answer:
     """Has a job compiled, and returns the answer of its process.
 
     Args:
@@ -204,17 +178,16 @@ def answer_of(job: Job, timeout: float | None) -> dict[str, Any]:
         The result of `compile.compiled`; or {"error"} if the job is refused, {"failed"}
         with the last line of output if the process died, {"timeout": seconds}.
     """
-    target, slices = job.target.text, job.target.slices
-    request = {"argv": job.argv, "target": target, "slices": slices}
+    target = job.target
+    request = {"argv": job.argv, "target": target.text, "slices": target.slices}
     path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
-    variables = targets.environment(job.target) | {
+    variables = targets.environment(target) | {
         # The time must be that of the compiler, not of reading a cached file.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         "PYTHONPATH": os.pathsep.join(path),
     }
-    module = "experiments.aiming.jobs"
     process = subprocess.Popen(
-        [sys.executable, "-m", module, json.dumps(request)],
+        [sys.executable, "-m", "experiments.aiming.jobs", json.dumps(request)],
         env={**os.environ, **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -243,7 +216,7 @@ def answer_of(job: Job, timeout: float | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Answers the request."""
+    """Answers the request, in the process that compiles."""
     # Compilers print on both streams: the answer gets a separate descriptor.
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
         os.dup2(2, 1)
@@ -252,9 +225,9 @@ def main() -> None:
         try:
             target = targets.parse(request["target"], request["slices"])
             run = training.parse(request["argv"])
-            from experiments.aiming import compile  # imports jax
+            from experiments.aiming.compile import compiled  # imports jax
 
-            content = compile.compiled(run, target)
+            content = compiled(run, target)
         except BadRequest as error:
             content = {"error": in_one_line(error)}
         json.dump(content, answer)

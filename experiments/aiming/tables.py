@@ -3,9 +3,9 @@
 import math
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.padding import Padding
@@ -14,11 +14,15 @@ from rich.table import Table as Grid
 from experiments.aiming import times
 from experiments.aiming.config import MFU, PROGRAM, AimConfig, Job, is_baseline
 from experiments.aiming.targets import Target
-from experiments.aiming.times import ACROSS, DISPATCH, STEP, SYNC, Row, Times, shares
+from experiments.aiming.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
 from experiments.cli.terminal import MISSING, duration, mesh_text, size
 
 ROUNDING = 1e-6  # relative error of sums of fractions
 WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
+DETAILED = 3  # most programs of a target for which a terminal shows all details
+WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
+Row = dict[str, str]  # text by column; the first column names the row
+Table = list[Row]
 
 
 class Beside(NamedTuple):
@@ -54,7 +58,7 @@ class Comparison(NamedTuple):
     why: tuple[str, ...]
 
 
-def compared(answer: Mapping[str, Any]) -> Comparison | None:
+def compared(answer: Answer) -> Comparison | None:
     """Compares the ledger's counts with those found in the program.
 
     Args:
@@ -89,46 +93,41 @@ def _same(x: float, y: float) -> bool:
 
 
 def _why(
-    answer: Mapping[str, Any], rows: Sequence[Beside], sent: Sequence[Row]
+    answer: Answer, rows: Sequence[Beside], sent: Sequence[times.Row]
 ) -> tuple[str, ...]:
     """Returns the reasons for the difference."""
     differing = [x for x in rows if not _same(x.counted, x.found)]
-    is_less = all(x.kind == "all_reduce" and x.found < x.counted for x in differing)
-    is_half = all(
-        x.kind == "permute" and _same(x.counted, 2 * x.found) for x in differing
-    )
-    totals = (math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows))
-    promoted = sum(x.get("promoted", 0) for x in sent)
-    less, more = _gathered_by_sums(differing) or (0, 0)
-    networks = {x["network"] for x in sent}
-    within = ", after reducing within each slice" if "inside" in networks else ""
+    kinds, networks = {x.kind for x in differing}, {x["network"] for x in sent}
     places = answer["workers"] // answer["lanes"]
+    is_less = kinds == {"all_reduce"} and all(x.found < x.counted for x in differing)
+    is_half = all(_same(x.counted, 2 * x.found) for x in differing)
+    is_padded = "between" in networks and answer["slices"] > 1
+    within = ", after reducing within each slice" if "inside" in networks else ""
+    totals = math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows)
+    promoted = sum(x.get("promoted", 0) for x in sent)
     wide = sum(x["calls"] for x in sent if x["group"] > places)
+    less, more = _gathered_by_sums(differing)
     reasons = {
         f"in {promoted} of the collectives the compiler uses wider numbers than the "
         "algorithm does": promoted,
-        "a chip has several workers, and the ledger counts one on each": (
-            answer["lanes"] > 1
-        ),
+        "a chip has several workers, and the ledger counts one on each": answer["lanes"]
+        > 1,
         "the compiler uses other collectives for the same bytes: "
-        f"{' and '.join(x.kind for x in differing)}": _same(*totals),
+        f"{' and '.join(sorted(kinds))}": _same(*totals),
         f"the compiler turns small all-gathers ({less:,.0f} B) into all-reduces "
         f"({more:,.0f} B)": less,
-        f"between slices the compiler pads the parts that it sends{within}": (
-            "between" in networks and answer["slices"] > 1
-        ),
+        f"between slices the compiler pads the parts that it sends{within}": is_padded,
         "the compiler sends less: if each chip of a worker holds a whole array, each "
         "sends only a part, and the chips gather the parts": answer["mesh"] and is_less,
         f"the compiler reduces within and across workers at once, in {wide} of the "
         "collectives": wide,
-        "each of two workers is both neighbours of the other, and gets one message": (
-            places == 2 and is_half
-        ),
+        "each of two workers is both neighbours of the other, and gets one "
+        "message": places == 2 and kinds == {"permute"} and is_half,
     }
     return tuple(text for text, holds in reasons.items() if holds)
 
 
-def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None:
+def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float]:
     """Returns the bytes of missing gathers, and those of the sums that replace them.
 
     Summing arrays that are zero except for a worker's own part gathers these parts. It
@@ -136,9 +135,9 @@ def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float] | None
     """
     by_kind = {x.kind: x.found - x.counted for x in differing}
     if by_kind.keys() != {"all_gather", "all_reduce"}:
-        return None
+        return 0.0, 0.0
     less, more = -by_kind["all_gather"], by_kind["all_reduce"]
-    return (less, more) if 0 < less <= more <= WIDENED * less else None
+    return (less, more) if 0 < less <= more <= WIDENED * less else (0.0, 0.0)
 
 
 class Result(NamedTuple):
@@ -154,7 +153,7 @@ class Result(NamedTuple):
     """
 
     job: Job
-    answer: Mapping[str, Any]
+    answer: Answer
     is_asked: bool
     times: tuple[Times, ...]
     comparison: Comparison | None
@@ -191,13 +190,13 @@ class Result(NamedTuple):
         return None if self.held is None or limit is None else self.held <= limit
 
 
-def is_too_large(answer: Mapping[str, Any]) -> bool:
+def is_too_large(answer: Answer) -> bool:
     """Whether the compiler refused a program because memory does not suffice."""
     text = answer.get("refused") or ""
     return "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
 
 
-def outcome(answer: Mapping[str, Any]) -> str:
+def outcome(answer: Answer) -> str:
     """Returns how a compilation ended, in one line."""
     if "error" in answer:
         return f"refused: {answer['error']}"
@@ -211,28 +210,24 @@ def outcome(answer: Mapping[str, Any]) -> str:
     return compilers_words(answer) or f"compiled in {seconds}"
 
 
-def compilers_words(answer: Mapping[str, Any]) -> str:
+def compilers_words(answer: Answer) -> str:
     """Returns the first line of a compiler's refusal, without its trace; "" if none."""
-    lines = [x.strip() for x in (answer.get("refused") or "").splitlines()]
-    return f"the compiler: {next(filter(None, lines), 'no reason')}" if lines else ""
+    refused = answer.get("refused") or ""
+    lines = [line.strip() for line in refused.splitlines() if line.strip()]
+    return f"the compiler: {lines[0] if lines else 'no reason'}" if refused else ""
 
 
-def results(
-    config: AimConfig, answers: Sequence[Mapping[str, Any]]
-) -> tuple[Result, ...]:
+def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
     """Returns results in the order of the jobs, one for each answer so far."""
     found = []
     for job, answer in zip(config.jobs, answers, strict=False):
-        arguments = answer, job.target, MFU, job.config.arguments
-        # On the target's own links first.
         modelled = [
-            times.modelled(*arguments, network, config.step_time)
-            for network in (None, *config.networks)
+            times.modelled(answer, job, links, config.step_time)
+            for links in (None, *config.networks)  # None: on the target's own links
         ]
         known = tuple(x for x in modelled if x is not None)
         is_asked = job.variant in config.variants
-        beside = compared(answer)
-        found.append(Result(job, answer, is_asked, known, beside))
+        found.append(Result(job, answer, is_asked, known, compared(answer)))
     baselines = {x.job.target: x.times for x in found if is_baseline(x.job.variant)}
     return tuple(_sped_up(x, baselines.get(x.job.target, ())) for x in found)
 
@@ -242,18 +237,6 @@ def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
     pairs = zip(result.times, baseline, strict=False)
     faster = tuple(x._replace(speed_up=y.mean / x.mean) for x, y in pairs)
     return result._replace(times=faster or result.times)
-
-
-DETAILED = 3  # most programs of a target for which a terminal shows all details
-WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
-
-
-class Table(NamedTuple):
-    """A table of text; the first cell of a row names the row."""
-
-    title: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
 
 
 def text(config: AimConfig, results: Sequence[Result]) -> str:
@@ -266,39 +249,37 @@ def text(config: AimConfig, results: Sequence[Result]) -> str:
     console = Console(markup=False, emoji=False, highlight=False, color_system=None)
     if not console.is_terminal:
         console.width = WIDE
+
+    def show(indent: int, *blocks: str | Grid) -> None:
+        for block in blocks:
+            console.print(Padding(block or " ", (0, 0, 0, indent), expand=False))
+
     with console.capture() as captured:
-        for shown, indent in _shown(config, results):
-            block = _grid(shown) if isinstance(shown, Table) else shown or " "
-            console.print(Padding(block, (0, 0, 0, indent), expand=False))
+        for number, (target, found) in enumerate(_by_target(results)):
+            if number:
+                show(0, "")
+            show(0, _head(target, found))
+            for title, table in _tables(config, found).items():
+                show(2, "", title, _grid(table))
+            asked = [x for x in found if x.is_asked]
+            detailed = asked if len(asked) <= DETAILED else []
+            for x in detailed:
+                show(2, "", x.label)
+                show(4, *_of_memory(x), *_of_ledger(x))
+                if rows := x.answer.get("traffic"):
+                    show(4, _grid(_traffic(rows)))
+            if reasons := _reasons(x for x in found if x not in detailed):
+                show(2, "", *reasons)
+            show(2, "", *_notes(target, config))
     return "\n".join(line.rstrip() for line in captured.get().splitlines())
-
-
-def _shown(
-    config: AimConfig, results: Sequence[Result]
-) -> Iterator[tuple[str | Table, int]]:
-    """Yields the lines and tables of a terminal, each with its indent."""
-    for number, (target, found) in enumerate(_by_target(results)):
-        yield from [("", 0)] * (number > 0)
-        yield _head(target, found), 0
-        for table in _tables(config, found):
-            yield from (("", 2), (table.title, 2), (table, 2))
-        asked = [x for x in found if x.is_asked]
-        detailed = asked if len(asked) <= DETAILED else []
-        for x in detailed:
-            yield from (("", 2), (x.label, 2), *((line, 4) for line in _details(x)))
-            rows = x.answer.get("traffic")
-            yield from [(_traffic(rows), 4)] if rows else []
-        reasons = _reasons(x for x in found if x not in detailed)
-        reasons = ["", *reasons] if reasons else []
-        yield from ((line, 2) for line in (*reasons, "", *_notes(target, config)))
 
 
 def _grid(table: Table) -> Grid:
     """Returns a table as a terminal shows it."""
-    shown = Grid(*table.heads, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown = Grid(*table[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.columns[0].no_wrap = True
-    for row in table.rows:
-        shown.add_row(*row)
+    for row in table:
+        shown.add_row(*row.values())
     return shown
 
 
@@ -314,31 +295,18 @@ def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) 
     parts = [f"```sh\n{command}\n```", *_versions(results)]
     for target, found in _by_target(results):
         parts.append(f"## {_head(target, found)}")
-        for table in _tables(config, found):
-            lines = [table.heads, ["---"] * len(table.heads), *table.rows]
+        for title, table in _tables(config, found).items():
+            lines = [[*table[0]], ["---"] * len(table[0]), *(x.values() for x in table)]
             grid = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-            parts += [f"**{table.title}**", grid]
+            parts += [f"**{title}**", grid]
         for lines in (_reasons(found), _notes(target, config)):
-            parts += ["\n".join(f"- {line}" for line in lines)] if lines else []
+            if lines:
+                parts.append("\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
 def _by_target(results: Iterable[Result]) -> list[tuple[Target, list[Result]]]:
     return [(key, [*group]) for key, group in groupby(results, lambda x: x.job.target)]
-
-
-def _tables(config: AimConfig, results: Iterable[Result]) -> list[Table]:
-    """Returns a table of findings in the programs, and tables of modelled times.
-
-    The times are for the target's own links, then for each further network.
-    """
-    done = [(x.label, x) for x in results if x.is_done]
-    tables = [_table("read off the program", READ, done)]
-    between = (f"with {x.name} between workers" for x in config.networks)
-    for i, links in enumerate(("with its own links", *between)):
-        timed = [(x.label, x.times[i]) for x in results if x.times]
-        tables.append(_table(f"modelled, {links}", MODELLED, timed))
-    return [table for table in tables if table.rows]
 
 
 def _versions(results: Iterable[Result]) -> list[str]:
@@ -351,15 +319,6 @@ def _versions(results: Iterable[Result]) -> list[str]:
     if len(labels) == 1:
         return [f"With {text}." for text in labels]
     return [f"{', '.join(names)} with {text}." for text, names in labels.items()]
-
-
-def _table(
-    title: str,
-    columns: Mapping[str, Callable[[Any], str]],
-    subjects: Iterable[tuple[str, Any]],
-) -> Table:
-    rows = [[label, *(cell(x) for cell in columns.values())] for label, x in subjects]
-    return Table(title, ["algorithm", *columns], rows)
 
 
 def _head(target: Target, results: Iterable[Result]) -> str:
@@ -381,11 +340,50 @@ def _several(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _held(result: Result) -> str:
-    limit = result.job.target.chip.memory
-    if result.held is None and result.fits is False and limit is not None:
-        return f"over {size(limit)}"  # the compiler gave up
-    return MISSING if result.held is None else size(result.held)
+def _tables(config: AimConfig, results: Iterable[Result]) -> dict[str, Table]:
+    """Returns tables by title: findings in the programs, apart from modelled times.
+
+    The times are for the target's own links, then for each further network.
+    """
+    links = ["its own links", *(f"{x.name} between workers" for x in config.networks)]
+    done = [x for x in results if x.is_done]
+    timed = [x for x in done if x.times]
+    tables = {"read off the program": [_findings(x) for x in done]}
+    for i, name in enumerate(links):
+        tables[f"modelled, with {name}"] = [_modelled(x, x.times[i]) for x in timed]
+    return {title: table for title, table in tables.items() if table}
+
+
+def _findings(result: Result) -> Row:
+    """Returns the findings in a program."""
+    holds, limit = MISSING, result.job.target.chip.memory
+    if result.held is not None:
+        holds = size(result.held)
+    elif result.fits is False and limit is not None:
+        holds = f"over {size(limit)}"  # the compiler gave up
+    return {
+        "algorithm": result.label,
+        "fits": {None: MISSING, True: "yes", False: "no"}[result.fits],
+        "a chip holds": holds,
+        "sent a step": _sent(result, STEP),
+        "sent a sync": _sent(result, SYNC),
+        "ledger": _agreement(result),
+        "compiled in": f"{result.answer['compile_seconds']:.1f} s",
+        "collectives across workers": _collectives(result.answer.get("traffic") or ()),
+    }
+
+
+def _modelled(result: Result, times: Times) -> Row:
+    """Returns the modelled times of a program."""
+    faster, period = times.speed_up, times.period
+    return {
+        "algorithm": result.label,
+        "step": duration(times.step),
+        "sync": duration(times.sync + times.every),
+        "mean step": duration(times.mean),
+        "speed-up": MISSING if faster is None else f"{faster:.3g}×",
+        "below 5%": MISSING if period is None else f"period {period}",
+    }
 
 
 def _sent(result: Result, when: str) -> str:
@@ -398,7 +396,7 @@ def _sent(result: Result, when: str) -> str:
         return MISSING
     sent = sum(row["bytes"] for row in times.rows_of(rows, ACROSS, when))
     if when == SYNC and sent:
-        sent *= max(shares(result.answer, result.job.config.arguments))
+        sent *= max(times.shares(result.answer, result.job.period))
         if not sent:  # the run is too short for a sync
             return MISSING
     return size(sent)
@@ -412,12 +410,12 @@ def _agreement(result: Result) -> str:
     return "equal" if compared.is_equal else "explained" if compared.why else "differs"
 
 
-def _collectives(result: Result) -> str:
+def _collectives(traffic: Iterable[times.Row]) -> str:
     """Returns the collectives across workers: "a sync: 4 all_reduce f32 of 16"."""
     parts = []
     for when in (SYNC, STEP):
         calls, types = Counter(), defaultdict(set)
-        for row in times.rows_of(result.answer.get("traffic") or (), ACROSS, when):
+        for row in times.rows_of(traffic, ACROSS, when):
             calls[row["kind"], row["group"]] += row["calls"]
             types[row["kind"], row["group"]].update(row["dtypes"])
         alike = [
@@ -428,59 +426,37 @@ def _collectives(result: Result) -> str:
     return "; ".join(parts) or MISSING
 
 
-# Findings in programs and modelled times are kept apart, in two tables.
-READ: Mapping[str, Callable[[Result], str]] = {
-    "fits": lambda x: {None: MISSING, True: "yes", False: "no"}[x.fits],
-    "a chip holds": _held,
-    "sent a step": lambda x: _sent(x, STEP),
-    "sent a sync": lambda x: _sent(x, SYNC),
-    "ledger": _agreement,
-    "compiled in": lambda x: f"{x.answer['compile_seconds']:.1f} s",
-    "collectives across workers": _collectives,
-}
-MODELLED: Mapping[str, Callable[[Times], str]] = {
-    "step": lambda x: duration(x.step),
-    "sync": lambda x: duration(x.sync + x.every),
-    "mean step": lambda x: duration(x.mean),
-    "speed-up": lambda x: MISSING if x.speed_up is None else f"{x.speed_up:.3g}×",
-    "below 5%": lambda x: MISSING if x.period is None else f"period {x.period}",
-}
-
-
-def _details(result: Result) -> list[str]:
-    """Returns lines about a program's memory and the ledger, or why there is none."""
-    if not result.is_done:
-        return [outcome(result.answer)]
-    return [*_of_memory(result), *_of_ledger(result)]
-
-
-def _reasons(results: Iterable[Result]) -> list[str]:
-    """Returns why programs are missing, or differ from the ledger's counts."""
-    return [
-        f"{x.label}: {'; '.join(_of_ledger(x) if x.is_done else _details(x))}"
-        for x in results
-        if not x.is_done or (x.comparison and not x.comparison.is_equal)
-    ]
-
-
-def _traffic(rows: Iterable[Row]) -> Table:
+def _traffic(rows: Iterable[times.Row]) -> Table:
     """Returns a table of a program's collectives, with all branches joined."""
+    heads = ["scope", "each", "network", "kind", "type"]
+    heads += ["calls", "group", "bytes", "overlapped"]
     merged = defaultdict(Counter)
     for row in rows:
         names = row["scope"], row["when"], row["network"], row["kind"]
         key = *names, " ".join(row["dtypes"]), str(row["group"])
         merged[key].update({x: row[x] for x in ("calls", "bytes", "overlapped")})
-    cells = []
+    table = []
     for (*names, group), x in sorted(merged.items()):
         beside = f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no"
-        cells.append([*names, str(x["calls"]), group, size(x["bytes"]), beside])
-    heads = "scope each network kind type calls group bytes overlapped"
-    return Table("collectives", heads.split(), cells)
+        cells = *names, str(x["calls"]), group, size(x["bytes"]), beside
+        table.append(dict(zip(heads, cells, strict=True)))
+    return table
+
+
+def _reasons(results: Iterable[Result]) -> list[str]:
+    """Returns why programs are missing, or differ from the ledger's counts."""
+    return [
+        f"{x.label}: {'; '.join(_of_ledger(x))}"
+        for x in results
+        if not x.is_done or (x.comparison and not x.comparison.is_equal)
+    ]
 
 
 def _of_memory(result: Result) -> list[str]:
-    """Returns lines about a chip's memory."""
+    """Returns lines about a chip's memory; none without a program."""
     answer, lines = result.answer, []
+    if not result.is_done:
+        return lines
     if memory := answer.get("memory"):
         shown = {name: size(count) for name, count in memory.items()}
         lines.append(
@@ -499,8 +475,13 @@ def _of_memory(result: Result) -> list[str]:
 
 
 def _of_ledger(result: Result) -> list[str]:
-    """Returns lines that compare the ledger's bytes with the compiler's."""
+    """Returns lines that compare the ledger's bytes with those of the program.
+
+    Without a program, it is the line that says why.
+    """
     compared = result.comparison
+    if not result.is_done:
+        return [outcome(result.answer)]
     if compared is None:
         why = result.answer.get("uncounted")
         return [f"ledger: {why}"] if why else []

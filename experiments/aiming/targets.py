@@ -47,50 +47,41 @@ class Chip(NamedTuple):
 
 def _chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
     """Returns a chip of the file, with the links of its platform."""
-    of_all, plain = PLATFORMS[platform], {**figures}
+    of_all, own = PLATFORMS[platform], {**figures}
+    device = {"memory": own["memory"], **own.pop("device", {})}
+    template = string.Template(of_all.get("description", ""))
+    own["description"] = template.substitute(device)
+    own["link_sources"] = tuple(own.get("link_sources", [own["source"]] * 2))
     for link in ("inside", "between"):
         kind, latency = of_all[link]["name"], of_all[link]["latency"]
-        plain[link] = Network(f"{kind} of {name}", figures[link], latency)
-    description = string.Template(of_all.get("description", ""))
-    named = {**plain.pop("device", {}), "memory": figures["memory"]}
-    sources = plain.pop("link_sources", [figures["source"]] * 2)
-    return Chip(
-        platform,
-        name,
-        link_sources=tuple(sources),
-        description=description.substitute(named),
-        **plain,
-    )
+        own[link] = Network(f"{kind} of {name}", own[link], latency)
+    return Chip(platform, name, **own)
 
 
+# Each platform's compiler, environment, links and chips.
 PLATFORMS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("chips.toml").read_text("utf-8")
 )
-"""The content of chips.toml: each platform's compiler, environment, links and chips."""
-
+# Chips by platform and name: "tpu:v5e".
 CHIPS = {
     f"{platform}:{name}": _chip(platform, name, figures)
     for platform, of_all in PLATFORMS.items()
     for name, figures in of_all["chips"].items()
 }
-"""Chips by platform and name: "tpu:v5e"."""
-
+# Virtual devices of one machine, in place of machines on Ethernet.
 CPU = Chip(
     *("cpu", "cpu", None, None, "no published figures: machines differ"),
     inside=network.parse("10gbe"),
     between=network.parse("10gbe"),
     link_sources=(f"IEEE 802.3ae, {PRESETS['10gbe']}",) * 2,
 )
-"""Virtual devices of one machine, in place of machines on Ethernet."""
-
-
 Device = Any  # jax.Device, which type checkers do not take for a type
+# The targets that `parse` accepts, for messages.
 FORMS = (
     f"{', '.join(x for x in CHIPS if x.startswith('tpu'))} with a slice's chips, such "
     f"as tpu:v5e:16x16; {', '.join(x for x in CHIPS if x.startswith('cuda'))} with "
     "hosts x GPUs, such as cuda:h100:4x8; cpu, cpu:8"
 )
-"""The targets that `parse` accepts, for messages."""
 
 
 class Target(NamedTuple):
@@ -217,23 +208,17 @@ def compiler_version(target: Target) -> dict[str, str]:
 def devices(target: Target) -> tuple[Device, ...]:
     """Returns the target's devices, ordered by slice or host.
 
-    Within a slice they are ordered by host, as workers that span hosts require.
+    Within a slice they are ordered by host, as workers that span hosts require. The
+    process needs the variables of `environment`.
 
     Raises:
-        BadRequest: the compiler refuses the shape, or there are too few virtual
-            devices.
+        BadRequest: the compiler refuses the shape.
     """
     import jax
     from jax.experimental import topologies
 
     if target.platform == "cpu":
-        virtual = jax.devices("cpu")
-        if len(virtual) < target.chips:
-            raise BadRequest(
-                f"target {target.text!r}: jax has {len(virtual)} CPU devices; set "
-                f"JAX_NUM_CPU_DEVICES={target.chips} before it is imported"
-            )
-        return tuple(virtual[: target.chips])
+        return tuple(jax.devices("cpu")[: target.chips])
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:

@@ -67,15 +67,15 @@ def compared(name, workers, devices):
     trainer = trainer_of(name, workers, devices)
     lowered = lower(trainer, *shapes())
     compiled = lowered.program.compile()
-    program, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
+    collectives, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
     sent, calls = Counter(), Counter()
-    for one in program.collectives:
+    for one in collectives:
         across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
         if not across or not one.is_looped:
             continue
         sent[one.kind] += float(one.bytes * one.times)
         calls[one.kind] += one.times
-    rows = times.traffic(program, devices, each)
+    rows = times.traffic(collectives, devices, each)
     rows = [x for x in rows if x["scope"] == times.ACROSS]
     memory = compiled.memory_analysis()
     assert memory is not None
