@@ -27,7 +27,6 @@ from experiments.training.run import refused
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.engine import ahead
-from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # number of the largest leaves to list
 # Memory of a chip, by jax's names.
@@ -84,7 +83,7 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, data: Data) -> Lowered:
+def _lower(parts: Plan, data: Data) -> ahead.Lowered:
     """Lowers the run program from shapes only."""
     c = parts.config
     with refused("task", c.task):
@@ -113,7 +112,7 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 
 
-def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
+def _facts(parts: Plan, lowered: ahead.Lowered, target: Target) -> dict[str, Any]:
     """Returns the facts that are known before the target's compiler runs."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
     found, steps = flops(lowered.jaxpr), steps_of(c)
@@ -177,7 +176,7 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     return {"ledger": ledger, "sends": sends.to_json(sends.Sends(each, of_steps))}
 
 
-def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
+def _compile(parts: Plan, lowered: ahead.Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and returns the findings in its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:
@@ -190,12 +189,12 @@ def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
-    collectives = hlo.read(text)
+    if found is not None:
+        found = {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()}
     return {
         "compile_seconds": seconds,
-        "memory": found
-        and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
-        "traffic": times.traffic(collectives, layout.devices, layout.devices_each),
+        "memory": found,
+        "traffic": times.traffic(hlo.read(text), layout.devices, layout.devices_each),
     }
 
 
@@ -266,12 +265,11 @@ def _of_equation(equation: Any) -> Flops:
         operations = count(equation)
         return Flops(operations, operations)
     inner = [flops(x) for x in core.jaxprs_in_params(params)]
+    least, most = [x.least for x in inner], [x.most for x in inner]
     if name == "cond":
-        return Flops(min(x.least for x in inner), max(x.most for x in inner))
+        return Flops(min(least), max(most))
     times = params.get("length", 1) if name == "scan" else 1
-    return Flops(
-        times * sum(x.least for x in inner), times * sum(x.most for x in inner)
-    )
+    return Flops(times * sum(least), times * sum(most))
 
 
 def _of_dot(equation: Any) -> float:

@@ -18,9 +18,7 @@ from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, spec
 from experiments.study.network import Network
 from experiments.study.search_space import Words
-from experiments.study.spec import Variant
 from experiments.training import config as training
-from experiments.training.config import RunConfig
 
 PROGRAM = "python -m experiments.aim"
 # How the files of --json and --page begin.
@@ -60,9 +58,9 @@ class Job(NamedTuple):
     """
 
     target: Target
-    variant: Variant
+    variant: spec.Variant
     argv: Words
-    config: RunConfig
+    config: training.RunConfig
 
     @property
     def period(self) -> int | None:
@@ -149,7 +147,7 @@ class AimConfig:
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
-    def variants(self) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[spec.Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
         return spec.resolved(
@@ -165,7 +163,7 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            plain = Variant(BASELINE, BASELINE)
+            plain = spec.Variant(BASELINE, BASELINE)
             plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
             variants += (plain,)
         return tuple(_job(each, x) for each in self.targets for x in variants)
@@ -174,7 +172,7 @@ class AimConfig:
 SETTINGS = settings_of(AimConfig)
 
 
-def is_baseline(variant: Variant) -> bool:
+def is_baseline(variant: spec.Variant) -> bool:
     """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
@@ -231,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _job(target: Target, variant: Variant) -> Job:
+def _job(target: Target, variant: spec.Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
 
     Raises:

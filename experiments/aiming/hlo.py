@@ -22,11 +22,28 @@ from typing import NamedTuple
 
 import numpy as np
 
+# The ledger's names of HLO's collectives, and of transfers between TPU slices.
+KINDS = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "reduce-scatter": "reduce_scatter",
+    "collective-permute": "permute",
+    "collective-broadcast": "permute",
+}
+SLICE_KINDS = {"ONE_TO_ONE": "permute", **{x.upper(): x for x in KINDS.values()}}
+SLICE = 100_000  # the device ids of slice n, from 1, start at n times this number
+# Instructions that do not compute: they only name, move or send data.
+_IDLE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy"}
+_IDLE |= {"after-all", "opt-barrier", "partition-id", "replica-id", "send", "recv"}
+_IDLE |= {*KINDS}
 # Bits of the types whose names do not contain them.
 BITS = {"pred": 8, "token": 0, "bf16": 16, "c64": 64, "c128": 128}
 _HEAD = re.compile(r"(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _LINE = re.compile(r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
 _SHAPE = re.compile(r"\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\]")
+_WHOLE = re.compile(r"[su]\d+\[\]")
 _CALLS = re.compile(
     r"\b(to_apply|body|condition|calls|\w+_computations?)=(\{[^}]*\}|%?[\w.\-]+)"
 )
@@ -185,13 +202,8 @@ def trips(loop: Instruction, module: Module) -> int:
         return int(known[1])
     # TPU programs do not have it: there the condition compares with a constant.
     lines = module.reached(name for key, name in loop.called if key == "condition")
-    bounds = {
-        int(found[1])
-        for x in lines
-        if x.opcode == "constant"
-        and re.match(r"[su]\d+\[\]", x.type)
-        and (found := re.match(r"(\d+)\)", x.rest))
-    }
+    constants = [x for x in lines if x.opcode == "constant" and _WHOLE.match(x.type)]
+    bounds = {int(n) for x in constants for n in re.findall(r"^(\d+)\)", x.rest)}
     compares = [x.rest for x in lines if x.opcode == "compare"]
     if len(bounds) != 1 or len(compares) != 1:
         return 1
@@ -214,23 +226,6 @@ def share(kind: str, members: int) -> Fraction:
     if kind == "permute":
         return Fraction(1)
     return Fraction(others * (2 if kind == "all_reduce" else 1), members)
-
-
-# The ledger's names of HLO's collectives, and of transfers between TPU slices.
-KINDS = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
-    "reduce-scatter": "reduce_scatter",
-    "collective-permute": "permute",
-    "collective-broadcast": "permute",
-}
-SLICE_KINDS = {"ONE_TO_ONE": "permute", **{x.upper(): x for x in KINDS.values()}}
-SLICE = 100_000  # the device ids of slice n, from 1, start at n times this number
-# Instructions that do not compute: they only name or move data.
-_IDLE = {"parameter", "constant", "get-tuple-element", "tuple", "bitcast", "copy"}
-_IDLE |= {"after-all", "opt-barrier", "partition-id", "replica-id", "send", "recv"}
 
 
 class Collective(NamedTuple):
@@ -329,7 +324,7 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
     for number, line in enumerate(lines):
         slices = line.opcode == "send" and "_xla_megascale_transfer_type" in line.rest
         if slices:
-            transfer = line.attribute("_xla_megascale_transfer_type")
+            transfer = line.attribute("_xla_megascale_transfer_type") or ""
             kind, sharing = SLICE_KINDS.get(transfer), slice_groups(line.rest)
             if kind is None:
                 raise ValueError(f"HLO: unknown transfer between slices {transfer!r}")
@@ -343,10 +338,9 @@ def _sent(name: str, module: Module) -> dict[int, Collective]:
         if kind == "all_reduce" and name.startswith("all-reduce-scatter"):
             kind = "reduce_scatter"
         operands = [types[x] for x in line.operands if not types[x].startswith("token")]
-        part = share(kind, len(sharing[0]))
         collectives[number] = Collective(
             kind,
-            part * sum(map(size, operands)),
+            share(kind, len(sharing[0])) * sum(map(size, operands)),
             sharing,
             dtypes(operands),
             overlapped=is_start or _works_until_done(lines, number),
@@ -373,7 +367,7 @@ def _works_until_done(lines: list[Instruction], place: int) -> bool:
             return False
         if line.opcode.endswith("-update") and names & {*line.operands}:
             names.add(line.name)
-        background = line.opcode.endswith(("-start", "-done", "-update"))
-        if line.opcode not in _IDLE and not background and line.opcode not in KINDS:
+        is_background = line.opcode.endswith(("-start", "-done", "-update"))
+        if not is_background and line.opcode not in _IDLE:
             return True
     return False

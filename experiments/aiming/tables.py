@@ -98,7 +98,7 @@ def _why(
     """Returns the reasons for the difference."""
     differing = [x for x in rows if not _same(x.counted, x.found)]
     kinds, networks = {x.kind for x in differing}, {x["network"] for x in sent}
-    places = answer["workers"] // answer["lanes"]
+    has_lanes, places = answer["lanes"] > 1, answer["workers"] // answer["lanes"]
     is_less = kinds == {"all_reduce"} and all(x.found < x.counted for x in differing)
     is_half = all(_same(x.counted, 2 * x.found) for x in differing)
     is_padded = "between" in networks and answer["slices"] > 1
@@ -110,8 +110,7 @@ def _why(
     reasons = {
         f"in {promoted} of the collectives the compiler uses wider numbers than the "
         "algorithm does": promoted,
-        "a chip has several workers, and the ledger counts one on each": answer["lanes"]
-        > 1,
+        "a chip has several workers, and the ledger counts one on each": has_lanes,
         "the compiler uses other collectives for the same bytes: "
         f"{' and '.join(sorted(kinds))}": _same(*totals),
         f"the compiler turns small all-gathers ({less:,.0f} B) into all-reduces "

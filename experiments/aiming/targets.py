@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments.cli.errors import BadRequest, text_of
 from experiments.study import network
-from experiments.study.network import PRESETS, Network
+from experiments.study.network import Network
 from syncalgos import checks
 
 
@@ -73,7 +73,7 @@ CPU = Chip(
     *("cpu", "cpu", None, None, "no published figures: machines differ"),
     inside=network.parse("10gbe"),
     between=network.parse("10gbe"),
-    link_sources=(f"IEEE 802.3ae, {PRESETS['10gbe']}",) * 2,
+    link_sources=(f"IEEE 802.3ae, {network.PRESETS['10gbe']}",) * 2,
 )
 Device = Any  # jax.Device, which type checkers do not take for a type
 # The targets that `parse` accepts, for messages.
@@ -222,10 +222,8 @@ def devices(target: Target) -> tuple[Device, ...]:
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        told = text_of(error).partition("\n")[0]
-        raise BadRequest(
-            f"target {target.text!r}: the compiler says: {told}"
-        ) from error
+        told = f"the compiler says: {text_of(error)}".partition("\n")[0]
+        raise BadRequest(f"target {target.text!r}: {told}") from error
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 

@@ -154,7 +154,7 @@ def modelled(
         step_time: seconds of a local step's compute, in place of an estimate from its
             operations.
     """
-    rows, flops, chip = answer.get("traffic"), answer.get("flops"), job.target.chip
+    rows, flops, chip = answer.get("traffic"), answer.get("flops", {}), job.target.chip
     if rows is None or not (step_time or chip.flops):
         return None
     peak = MFU * (chip.flops or math.inf)
