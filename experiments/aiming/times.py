@@ -1,7 +1,7 @@
 """The traffic of a compiled program, and the modelled time of its steps and syncs."""
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,7 +59,6 @@ def traffic(
     promoted: number of the calls whose type the compiler has widened.
     """
     rows: dict[str, Row] = {}
-    by_device: dict[str, Any] = defaultdict(Counter)
     ids = {device.id: i for i, device in enumerate(devices)}
     places = [targets.place_of(device) for device in devices]
     for sent in collectives:
@@ -68,27 +67,26 @@ def traffic(
             groups = [[ids[device] for device in group] for group in groups]
         if len(groups[0]) == 1:
             continue
-        names = _names(sent, groups, places, each)
-        row = rows.setdefault(key := str(names), names)
+        new = _row(sent, groups, places, each)
+        row = rows.setdefault(str(new), new)
         row["calls"] += sent.times
         row["overlapped"] += sent.times * sent.overlapped
         row["promoted"] += sent.times * sent.promoted
         for device in [x[0] for x in groups] if sent.kind == "permute" else [0]:
-            by_device[key][device] += sent.times * sent.bytes
-    for key, row in rows.items():
-        row["bytes"] = float(max(by_device[key].values()))
+            row["bytes"][device] += sent.times * sent.bytes
     syncs = {x["choice"] for x in rows.values() if x["scope"] == ACROSS}
     for row in rows.values():
+        row["bytes"] = float(max(row["bytes"].values()))
         # Compilers add conditionals that cut products into windows, in every step.
         if row["when"] == SYNC and row["choice"] not in syncs:
             row["when"] = STEP
     return [*rows.values()]
 
 
-def _names(
+def _row(
     sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
 ) -> Row:
-    """Returns the row of a collective, before anything is summed."""
+    """Returns the row of a collective, before anything is summed: bytes by device."""
     is_across = any(len({i // each for i in group}) > 1 for group in groups)
     on_places = [[places[i] for i in group] for group in groups]
     crossing = [x for x in on_places if len({*x}) > 1]
@@ -103,7 +101,7 @@ def _names(
         "kind": sent.kind,
         "calls": 0,
         "group": len(groups[0]),
-        "bytes": 0.0,
+        "bytes": Counter(),
         "overlapped": 0,
         "rings": min((min(map(x.count, x)) for x in by_rings), default=1),
         "choice": choice,
