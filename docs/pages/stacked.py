@@ -69,7 +69,7 @@ def sent(
     given = params, replica, mapped.init(params), jnp.int32(0)
     with jax.set_mesh(mesh()):
         text = jax.jit(synced).lower(*given).compile().as_text()
-    found = hlo.read(text or "").collectives
+    found = hlo.read(text or "")
 
     def crosses(one: hlo.Collective) -> bool:
         return any(len({place // SHARDS for place in own}) > 1 for own in one.groups)

@@ -18,26 +18,24 @@ from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, spec
 from experiments.study.network import Network
 from experiments.study.search_space import Words
-from experiments.study.spec import Variant
 from experiments.training import config as training
-from experiments.training.config import RunConfig
 
 PROGRAM = "python -m experiments.aim"
 # How the files of --json and --page begin.
 JSON = '{"command": ["python", "-m", "experiments.aim"'
 PAGE = f"```sh\n{PROGRAM} "
 MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to reach
-ALL = "all"
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, and what to use instead.
 INSTEAD = {
-    training.FILES.title: "--json or --page, as nothing trains",
-    training.PROCESSES.title: "--target, whose hosts are the processes",
+    training.FILES: "--json or --page, as nothing trains",
+    training.PROCESSES: "--target, whose hosts are the processes",
 }
 TAKEN = {
-    name: INSTEAD[setting.group.title]
+    name: instead
+    for group, instead in INSTEAD.items()
     for name, setting in training.SETTINGS.items()
-    if setting.group is not None and setting.group.title in INSTEAD
+    if setting.group == group
 }
 TAKEN |= {
     "algo": "--algos",
@@ -60,9 +58,15 @@ class Job(NamedTuple):
     """
 
     target: Target
-    variant: Variant
+    variant: spec.Variant
     argv: Words
-    config: RunConfig
+    config: training.RunConfig
+
+    @property
+    def period(self) -> int | None:
+        """The algorithm's period, if it has one."""
+        period = self.config.arguments.get("period")
+        return period if type(period) is int else None
 
 
 @dataclass(frozen=True)
@@ -134,10 +138,8 @@ class AimConfig:
     @cached_property
     def targets(self) -> tuple[Target, ...]:
         """The machines, each once."""
-        names = [name for text in self.target for name in text.split(",")]
-        return tuple(
-            dict.fromkeys(targets.parse(name.strip(), self.slices) for name in names)
-        )
+        names = [name.strip() for text in self.target for name in text.split(",")]
+        return tuple(dict.fromkeys(targets.parse(x, self.slices) for x in names))
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -145,9 +147,9 @@ class AimConfig:
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
-    def variants(self) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[spec.Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        text = ",".join(ALGORITHM.files) if self.algos == ALL else self.algos
+        text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
         return spec.resolved(
             text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
@@ -161,7 +163,7 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            plain = Variant(BASELINE, BASELINE)
+            plain = spec.Variant(BASELINE, BASELINE)
             plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
             variants += (plain,)
         return tuple(_job(each, x) for each in self.targets for x in variants)
@@ -170,7 +172,7 @@ class AimConfig:
 SETTINGS = settings_of(AimConfig)
 
 
-def is_baseline(variant: Variant) -> bool:
+def is_baseline(variant: spec.Variant) -> bool:
     """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
@@ -186,8 +188,6 @@ def read(argv: Sequence[str]) -> AimConfig:
     config = flags.made(AimConfig, vars(known), {"shared": shared})
     try:
         _ = config.jobs
-        for target in () if config.reuse else config.targets:
-            targets.check_compiler(target)
     except ValueError as error:
         raise BadRequest(str(error)) from None
     if config.page is not None and config.page.suffix != ".md":
@@ -229,21 +229,30 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _job(target: Target, variant: Variant) -> Job:
+def _job(target: Target, variant: spec.Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
 
     Raises:
         BadRequest: a run does not accept its flags, or the workers do not fit the
             chips.
     """
-    argv = ("--workers", str(_workers(target, variant)), *variant.argv)
+    parser = flags.parser_of({"mesh": training.SETTINGS["mesh"]})
+    mesh = parser.parse_known_args(variant.argv)[0].mesh or {}
+    each = math.prod(mesh.values())
+    if each < 1 or target.chips % each:
+        axes = ", ".join(f"{name}={size}" for name, size in mesh.items())
+        raise BadRequest(
+            f"--mesh {axes}: workers of {each} chips do not evenly divide the "
+            f"{target.chips} chips of {target.shown}"
+        )
+    places = target.chips // each
+    argv = ("--workers", str(places), *variant.argv)
     config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
         raise BadRequest(
             f"--backend {config.backend}: only shard_map compiles for absent devices: "
             "leave out --backend"
         )
-    places = target.chips // config.worker_devices
     if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "
@@ -251,17 +260,3 @@ def _job(target: Target, variant: Variant) -> Job:
         )
     argv += ("--backend", "shard_map")
     return Job(target, variant, argv, replace(config, backend="shard_map"))
-
-
-def _workers(target: Target, variant: Variant) -> int:
-    """Returns the number of workers that take all chips, given the mesh."""
-    mesh = {"mesh": training.SETTINGS["mesh"]}
-    known = flags.parser_of(mesh).parse_known_args(variant.argv)[0]
-    each = math.prod((known.mesh or {}).values())
-    if each < 1 or target.chips % each:
-        axes = ", ".join(f"{name}={size}" for name, size in known.mesh.items())
-        raise BadRequest(
-            f"--mesh {axes}: workers of {each} chips do not evenly divide the "
-            f"{target.chips} chips of {target.shown}"
-        )
-    return target.chips // each

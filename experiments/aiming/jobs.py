@@ -1,23 +1,46 @@
-"""Compiles all requested programs, and reports the results."""
+"""Compiles all requested programs, each in a separate process, and reports the results.
 
-from collections.abc import Iterator
+The process is python -m experiments.aiming.jobs. Its argument is a request in JSON; it
+answers with a line of JSON on stdout. A separate process allows the compiler's
+variables to be set before jax starts, catches its messages, and frees its memory.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 
 from experiments import exit_codes
-from experiments.aiming import targets
-from experiments.aiming.compiling import processes
-from experiments.aiming.config import AimConfig
-from experiments.aiming.report import files, tables
-from experiments.aiming.report.files import Known
-from experiments.aiming.report.records import Result, outcome, results
+from experiments.aiming import tables, targets
+from experiments.aiming.config import PROGRAM, AimConfig, Job
+from experiments.aiming.tables import Result
+from experiments.aiming.times import Answer
 from experiments.cli import terminal
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, Unwritten, in_one_line
+from experiments.cli.exits import printable
+from experiments.cli.signals import before_the_end
+from experiments.training import config as training
+from experiments.training import files
+from experiments.training.files import write
+
+Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
+ROOT = Path(__file__).parents[2]
+# Lines of libtpu and of plug-ins that do not explain a failure.
+NOISE = re.compile("^(WARNING|Failed to find host bounds|E0000|===|learning/)")
+MOST = 400  # characters of a process's last words
 
 
 def run(config: AimConfig, argv: list[str]) -> int:
     """Compiles one program after the other, and shows and writes the results.
+
+    Shows a bar if stderr is a terminal, otherwise a line for each program.
 
     Args:
         config: the checked config.
@@ -30,41 +53,191 @@ def run(config: AimConfig, argv: list[str]) -> int:
         BadRequest: all requested programs are refused (with the reason of the first),
             a compiler is missing, or a file cannot be read or written (`Unwritten`).
     """
-    found: tuple[Result, ...] = ()
-    known = files.known(config)
-    for answers in _answers(config, known):
-        found = results(config, answers)
-        if any("error" not in x for x in answers):
-            files.write_json(config, argv, found, known)
-    terminal.show(tables.text(config, found))
-    files.write_page(config, argv, found)
-    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
-
-
-def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:
-    """Yields the answers in the order of the jobs, after each compilation.
-
-    Shows a bar if stderr is a terminal, otherwise a line for each program.
-    """
-    answers, jobs = [], config.jobs
+    earlier, jobs = known(config), config.jobs
     for job in jobs:
-        if files.key_of(job) not in known:
+        if _key(job) not in earlier:
             targets.check_compiler(job.target)
+    answers: list[Answer] = []
+    found: tuple[Result, ...] = ()
     columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
     with terminal.bar(*columns) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
             name = f"{job.variant.label} for {job.target.shown}"
             bar.update(task, description=f"compiling {name}")
-            answer = known.get(files.key_of(job))
-            is_new = answer is None
-            if answer is None:
-                answer = processes.answer(job, config.timeout)
+            is_new = _key(job) not in earlier
+            answer = answer_of(job, config.timeout) if is_new else earlier[_key(job)]
             answers.append(answer)
-            if number == len(config.variants) and all("error" in x for x in answers):
+            are_refused = all("error" in x for x in answers)
+            if number == len(config.variants) and are_refused:
                 raise BadRequest(answers[0]["error"])
             bar.update(task, completed=number)
-            terminal.above(bar, f"{number}/{len(jobs)} {name}: {outcome(answer)}")
+            told = tables.outcome(answer)
+            terminal.above(bar, f"{number}/{len(jobs)} {name}: {told}")
             # Reused answers are in their file already.
             if is_new or number == len(jobs):
-                yield answers
+                found = tables.results(config, answers)
+                if config.json is not None and not are_refused:
+                    _write(config.json, _as_json(config, argv, found, earlier))
+    terminal.show(tables.text(config, found))
+    if config.page is not None:
+        _write(config.page, tables.markdown(config, argv, found))
+    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
+
+
+def _key(job: Job) -> tuple[Any, ...]:
+    return job.target.text, job.target.slices, *job.argv
+
+
+def known(config: AimConfig) -> Known:
+    """Returns the compiled programs in the files of --reuse.
+
+    Raises:
+        BadRequest: a file was not written by --json, or is damaged.
+    """
+    programs = {}
+    for path in config.reuse:
+        try:
+            content = files.read(path, "programs")
+            with files.using(path):
+                for x in content["programs"]:
+                    if "compile_seconds" in x:
+                        # Each must have its checksum, and the right one.
+                        files.check_seal(path, {files.SEAL: None, **x})
+                        key = x["target"]["text"], x["target"]["slices"], *x["argv"]
+                        programs[key] = x
+        except OSError as error:
+            raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
+        except files.Damaged as error:
+            line = f"--reuse {error}: give a file written by --json"
+            raise BadRequest(line) from None
+    return programs
+
+
+def _as_json(
+    config: AimConfig, argv: list[str], found: Sequence[Result], earlier: Known
+) -> str:
+    """Returns the file of --json: one line per program, so that files can be compared.
+
+    It keeps earlier programs if --reuse names this file, too.
+    """
+    reached = {_key(x.job) for x in found}
+    is_kept = config.json in config.reuse
+    kept = [x for key, x in earlier.items() if is_kept and key not in reached]
+    programs = ",\n".join(json.dumps(x) for x in [*map(_sealed, found), *kept])
+    command = json.dumps([*PROGRAM.split(), *argv])
+    return f'{{"command": {command},\n"programs": [\n{programs}\n]}}\n'
+
+
+def _sealed(result: Result) -> Answer:
+    """Returns a result as JSON with a checksum: bytes and seconds, not rounded."""
+    job, target = result.job, result.job.target
+    content = {
+        # A reused answer has the fields below, too, of other chip data or networks.
+        **result.answer,
+        "target": {**target._asdict(), "chips": target.chips},
+        "label": job.variant.label,
+        "algo": job.variant.algo,
+        "argv": job.argv,
+        "is_asked": result.is_asked,
+        "fits": result.fits,
+        "chip_bytes": result.held,
+        "modelled": result.times,
+        "compared": result.comparison,
+    }
+    # Converted as it will be read, because the checksum is computed from that.
+    return files.sealed(json.loads(json.dumps(_plain(content))))
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value with its NamedTuples as dicts."""
+    value = value._asdict() if hasattr(value, "_asdict") else value
+    if isinstance(value, dict):
+        return {key: _plain(x) for key, x in value.items()}
+    return [*map(_plain, value)] if isinstance(value, list | tuple) else value
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        if path.exists() and not path.is_file():  # such as /dev/stdout
+            path.write_text(text, "utf-8")
+        else:
+            write(path.resolve(), text)
+    except OSError as error:
+        raise Unwritten(f"{path}: {error.strerror or error}") from None
+
+
+def answer_of(job: Job, timeout: float | None) -> Answer:
+    """Has a job compiled, and returns the answer of its process.
+
+    Args:
+        job: the program to compile.
+        timeout: seconds to wait; None waits forever.
+
+    Returns:
+        The result of `compile.compiled`; or {"error"} if the job is refused, {"failed"}
+        with the last line of output if the process died, {"timeout": seconds}.
+    """
+    target = job.target
+    request = {"argv": job.argv, "target": target.text, "slices": target.slices}
+    path = filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))
+    variables = targets.environment(target) | {
+        # The time must be that of the compiler, not of reading a cached file.
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        "PYTHONPATH": os.pathsep.join(path),
+    }
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.aiming.jobs", json.dumps(request)],
+        env={**os.environ, **variables},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Ctrl-C in a terminal reaches only this process, which ends the other.
+        start_new_session=True,
+        text=True,
+    )
+    # Its stdin stays open: the process ends when it closes, however this one ends.
+    alive, process.stdin = process.stdin, None
+    assert alive is not None
+    # The handler only kills: this thread may hold a lock while it waits.
+    with process, alive, before_the_end(process.kill):
+        try:
+            text, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return {"timeout": timeout}
+    if process.returncode == 0:
+        return json.loads(text)
+    lines = [x for x in errors.splitlines() if x.strip() and not NOISE.match(x)]
+    words = printable(lines[-1])[:MOST] if lines else "it printed nothing"
+    code = process.returncode
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return {"failed": f"the compiling process ended with {how}: {words}"}
+
+
+def main() -> None:
+    """Answers the request, in the process that compiles."""
+    # Compilers print on both streams: the answer gets a separate descriptor.
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answer:
+        os.dup2(2, 1)
+        request = json.loads(sys.argv[1])
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        try:
+            target = targets.parse(request["target"], request["slices"])
+            run = training.parse(request["argv"])
+            from experiments.aiming.compile import compiled  # imports jax
+
+            content = compiled(run, target)
+        except BadRequest as error:
+            content = {"error": in_one_line(error)}
+        json.dump(content, answer)
+
+
+def _end_with_parent() -> None:
+    """Ends the process when stdin closes, because nobody waits for the answer then."""
+    sys.stdin.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,22 +1,87 @@
-"""Machines that a run is compiled for; they need not be present."""
+"""Machines that a run is compiled for, which need not be present, and their chips."""
 
 import importlib.metadata
 import importlib.util
 import math
 import re
+import string
+import tomllib
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.aiming.chips import CHIPS, CPU, PLATFORMS, Chip
 from experiments.cli.errors import BadRequest, text_of
+from experiments.study import network
+from experiments.study.network import Network
 from syncalgos import checks
 
+
+class Chip(NamedTuple):
+    """A chip and its networks.
+
+    Attributes:
+        platform: "tpu", "cuda" or "cpu".
+        name: its name in a target.
+        memory: bytes of HBM; None without a published figure.
+        flops: peak FLOP/s of dense bfloat16 products; None without a published figure.
+        source: source of both figures, with the year.
+        inside: the link within a slice or host; a chip's bandwidth each way.
+        between: the link between slices or hosts; a chip's share of it each way.
+        link_sources: sources of the figures of the two links.
+        most: number of chips of the largest slice, or of GPUs of the largest host.
+        example: an example of a shape: "4x4", or hosts x GPUs.
+        description: a text proto that lets XLA compile for a GPU without having it.
+    """
+
+    platform: str
+    name: str
+    memory: int | None
+    flops: float | None
+    source: str
+    inside: Network
+    between: Network
+    link_sources: tuple[str, ...]
+    most: int = 0
+    example: str = ""
+    description: str = ""
+
+
+def _chip(platform: str, name: str, figures: dict[str, Any]) -> Chip:
+    """Returns a chip of the file, with the links of its platform."""
+    of_all, own = PLATFORMS[platform], {**figures}
+    device = {"memory": own["memory"], **own.pop("device", {})}
+    template = string.Template(of_all.get("description", ""))
+    own["description"] = template.substitute(device)
+    own["link_sources"] = tuple(own.get("link_sources", [own["source"]] * 2))
+    for link in ("inside", "between"):
+        kind, latency = of_all[link]["name"], of_all[link]["latency"]
+        own[link] = Network(f"{kind} of {name}", own[link], latency)
+    return Chip(platform, name, **own)
+
+
+# Each platform's compiler, environment, links and chips.
+PLATFORMS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("chips.toml").read_text("utf-8")
+)
+# Chips by platform and name: "tpu:v5e".
+CHIPS = {
+    f"{platform}:{name}": _chip(platform, name, figures)
+    for platform, of_all in PLATFORMS.items()
+    for name, figures in of_all["chips"].items()
+}
+# Virtual devices of one machine, in place of machines on Ethernet.
+CPU = Chip(
+    *("cpu", "cpu", None, None, "no published figures: machines differ"),
+    inside=network.parse("10gbe"),
+    between=network.parse("10gbe"),
+    link_sources=(f"IEEE 802.3ae, {network.PRESETS['10gbe']}",) * 2,
+)
 Device = Any  # jax.Device, which type checkers do not take for a type
+# The targets that `parse` accepts, for messages.
 FORMS = (
     f"{', '.join(x for x in CHIPS if x.startswith('tpu'))} with a slice's chips, such "
     f"as tpu:v5e:16x16; {', '.join(x for x in CHIPS if x.startswith('cuda'))} with "
     "hosts x GPUs, such as cuda:h100:4x8; cpu, cpu:8"
 )
-"""The targets that `parse` accepts, for messages."""
 
 
 class Target(NamedTuple):
@@ -143,30 +208,22 @@ def compiler_version(target: Target) -> dict[str, str]:
 def devices(target: Target) -> tuple[Device, ...]:
     """Returns the target's devices, ordered by slice or host.
 
-    Within a slice they are ordered by host, as workers that span hosts require.
+    Within a slice they are ordered by host, as workers that span hosts require. The
+    process needs the variables of `environment`.
 
     Raises:
-        BadRequest: the compiler refuses the shape, or there are too few virtual
-            devices.
+        BadRequest: the compiler refuses the shape.
     """
     import jax
     from jax.experimental import topologies
 
     if target.platform == "cpu":
-        virtual = jax.devices("cpu")
-        if len(virtual) < target.chips:
-            raise BadRequest(
-                f"target {target.text!r}: jax has {len(virtual)} CPU devices; set "
-                f"JAX_NUM_CPU_DEVICES={target.chips} before it is imported"
-            )
-        return tuple(virtual[: target.chips])
+        return tuple(jax.devices("cpu")[: target.chips])
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        told = text_of(error).partition("\n")[0]
-        raise BadRequest(
-            f"target {target.text!r}: the compiler says: {told}"
-        ) from error
+        told = f"the compiler says: {text_of(error)}".partition("\n")[0]
+        raise BadRequest(f"target {target.text!r}: {told}") from error
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 

@@ -1,16 +1,114 @@
-"""The modelled time of steps and syncs, from the findings in a program."""
+"""The traffic of a compiled program, and the modelled time of its steps and syncs."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.aiming import traffic
-from experiments.aiming.targets import Target
-from experiments.aiming.traffic import ACROSS, DISPATCH, INSIDE, STEP, SYNC, Row
+from experiments.aiming import hlo, targets
+from experiments.aiming.config import MFU, Job
 from experiments.study.network import Network, cost, wall_clock
-from experiments.training.measurements.sends import Sends, from_json
+from experiments.training.measurements.sends import from_json
 
+ACROSS, INSIDE = "across workers", "inside a worker"
+SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
 SMALL = 0.05  # the fraction of the time below which communication counts as small
+Row = dict[str, Any]  # see `traffic`
+Answer = Mapping[str, Any]  # of the process that compiled a program
+
+
+def rows_of(rows: Iterable[Row], scope: str, when: str) -> list[Row]:
+    """Returns the rows with a scope and a time."""
+    return [row for row in rows if (row["scope"], row["when"]) == (scope, when)]
+
+
+def traffic(
+    collectives: Iterable[hlo.Collective], devices: Sequence[targets.Device], each: int
+) -> list[Row]:
+    """Returns what a program sends, with similar collectives in one row.
+
+    Args:
+        collectives: those of a program compiled for more than one local step: without
+            a loop, all of a step would count as part of the dispatch.
+        devices: the devices in the order of the program's mesh, worker by worker.
+        each: number of devices of a worker.
+
+    A row's bytes include repetitions in loops within a step, such as over layers. Its
+    keys, as in JSON:
+
+    scope: "across workers", or "inside a worker" if only its devices take part.
+    when: "sync", only in a branch; "step", at each local step; "dispatch", once per
+        program, outside of the loop over local steps.
+    network: "inside" a slice or host, or "between" them if devices that take part
+        are in different ones.
+    kind: the collective's name in the ledger.
+    calls: number of collectives in one such sync, step or dispatch.
+    group: number of devices that take part together; 2 for a permutation.
+    bytes: bytes that a device sends by rings in one sync, step or dispatch; if only
+        some devices take part in permutations, those of the busiest device.
+    overlapped: number of the calls during which something is computed.
+    rings: for "between", the number of a group's devices in one place. As many
+        rings can pass from place to place, each over its own device's adapter,
+        which then carries bytes / rings, as with NCCL. 1 for permutations and
+        all-to-alls, and for TPU slices, where the compiler itself cuts arrays for
+        all devices.
+    choice: the conditional of a sync. Of the rows with the same choice, a step
+        sends those of one branch.
+    branch: the branch of that conditional.
+    dtypes: types of the sent arrays.
+    promoted: number of the calls whose type the compiler has widened.
+    """
+    rows: dict[str, Row] = {}
+    ids = {device.id: i for i, device in enumerate(devices)}
+    places = [targets.place_of(device) for device in devices]
+    for sent in collectives:
+        groups = sent.groups
+        if sent.slices:  # the groups within a slice stand for all slices
+            groups = [[ids[device] for device in group] for group in groups]
+        if len(groups[0]) == 1:
+            continue
+        new = _row(sent, groups, places, each)
+        row = rows.setdefault(str(new), new)
+        row["calls"] += sent.times
+        row["overlapped"] += sent.times * sent.overlapped
+        row["promoted"] += sent.times * sent.promoted
+        for device in [x[0] for x in groups] if sent.kind == "permute" else [0]:
+            row["bytes"][device] += sent.times * sent.bytes
+    syncs = {x["choice"] for x in rows.values() if x["scope"] == ACROSS}
+    for row in rows.values():
+        row["bytes"] = float(max(row["bytes"].values()))
+        # Compilers add conditionals that cut products into windows, in every step.
+        if row["when"] == SYNC and row["choice"] not in syncs:
+            row["when"] = STEP
+    return [*rows.values()]
+
+
+def _row(
+    sent: hlo.Collective, groups: list[list[int]], places: list[int], each: int
+) -> Row:
+    """Returns the row of a collective, before anything is summed: bytes by device."""
+    is_across = any(len({i // each for i in group}) > 1 for group in groups)
+    on_places = [[places[i] for i in group] for group in groups]
+    crossing = [x for x in on_places if len({*x}) > 1]
+    # Permutations and all-to-alls use no rings. For the others, it is the smallest
+    # number of devices of a group in one place.
+    by_rings = crossing if sent.kind not in ("permute", "all_to_all") else ()
+    choice, branch = sent.choices[-1] if sent.choices else ("", "")
+    return {
+        "scope": ACROSS if is_across else INSIDE,
+        "when": SYNC if choice else STEP if sent.is_looped else DISPATCH,
+        "network": "between" if crossing else "inside",
+        "kind": sent.kind,
+        "calls": 0,
+        "group": len(groups[0]),
+        "bytes": Counter(),
+        "overlapped": 0,
+        "rings": min((min(map(x.count, x)) for x in by_rings), default=1),
+        "choice": choice,
+        "branch": branch,
+        "dtypes": [*sent.dtypes],
+        "promoted": 0,
+    }
 
 
 class Times(NamedTuple):
@@ -42,47 +140,42 @@ class Times(NamedTuple):
 
 
 def modelled(
-    record: Mapping[str, Any],
-    target: Target,
-    mfu: float,
-    arguments: Mapping[str, Any],
-    network: Network | None = None,
-    step_seconds: float | None = None,
+    answer: Answer, job: Job, network: Network | None, step_time: float | None
 ) -> Times | None:
     """Returns the modelled times of a program; None without a program or a peak.
 
     Args:
-        record: the result of `prepare.compiled`.
-        target: the machine.
-        mfu: fraction of its chips' peak that products reach.
-        arguments: arguments of the algorithm.
+        answer: the result of `compile.compiled`.
+        job: what was compiled.
         network: network between workers, in place of the target's own; the chips of a
             worker share it.
-        step_seconds: seconds of a local step's compute, in place of an estimate from
-            its operations.
+        step_time: seconds of a local step's compute, in place of an estimate from its
+            operations.
     """
-    flops, compute = record.get("flops", {}), step_seconds
-    if record.get("traffic") is None or not (compute or target.chip.flops):
+    rows, flops, chip = answer.get("traffic"), answer.get("flops", {}), job.target.chip
+    if rows is None or not (step_time or chip.flops):
         return None
-    rows, peak = record["traffic"], mfu * (target.chip.flops or math.inf)
-    compute = compute or flops["step"] / peak
-    links = {"inside": target.chip.inside, "between": target.chip.between}
-    waited, hidden = _seconds(traffic.of(rows, INSIDE, STEP), links)
-    step = max(compute, hidden) + waited
-    crossing = links
+    peak = MFU * (chip.flops or math.inf)
+    compute = step_time or flops["step"] / peak
+    own = {"inside": chip.inside, "between": chip.between}
+    links = {INSIDE: own, ACROSS: own}
     if network:
-        crossing = dict.fromkeys(links, network)
-        rows = [_by_one_link(row, record) for row in rows]
-    every, beside = _seconds(traffic.of(rows, ACROSS, STEP), crossing)
+        links[ACROSS] = dict.fromkeys(own, network)
+        rows = [_by_one_link(row, answer) for row in rows]
+
+    def seconds(scope: str, when: str) -> tuple[float, float]:
+        return _seconds(rows_of(rows, scope, when), links[scope])
+
+    waited, hidden = seconds(INSIDE, STEP)
+    step = max(compute, hidden) + waited
+    every, beside = seconds(ACROSS, STEP)
     every += max(0.0, beside - max(0.0, compute - hidden))
-    once = sum(_seconds(traffic.of(rows, ACROSS, DISPATCH), crossing))
-    once /= record["dispatch_steps"]
-    branches = sum(_seconds(traffic.of(rows, ACROSS, SYNC), crossing))
-    branches += sum(_seconds(traffic.of(rows, INSIDE, SYNC), links))
+    once = sum(seconds(ACROSS, DISPATCH)) / answer["dispatch_steps"]
+    branches = sum(seconds(ACROSS, SYNC)) + sum(seconds(INSIDE, SYNC))
     branches += flops["sync"] / peak
-    costs = [branches * share for share in shares(record, arguments)]
+    costs = [branches * share for share in shares(answer, job.period)]
     # `every` already counts the waiting for what each step sends.
-    ended = wall_clock(costs, step + every, record["delay"])
+    ended = wall_clock(costs, step + every, answer["delay"])
     mean = float(ended[-1]) / len(costs) + once
     return Times(
         network=network.name if network else "",
@@ -92,17 +185,17 @@ def modelled(
         sync=max(costs),
         mean=mean,
         share=1 - step / mean,
-        period=_period(costs, arguments, step, every + once, record["delay"]),
+        period=_enough(costs, job.period, step, every + once, answer["delay"]),
     )
 
 
-def _by_one_link(row: Row, record: Mapping[str, Any]) -> Row:
+def _by_one_link(row: Row, answer: Answer) -> Row:
     """Returns a row as if all chips of a worker sent it together over one link."""
     if row["scope"] != ACROSS:
         return row
-    chips = math.prod(record["mesh"].values())
+    chips = math.prod(answer["mesh"].values())
     # A ring through all chips of the workers uses the link in one hop of `members`.
-    members = max(1, row["group"] // (record["workers"] // record["lanes"]))
+    members = max(1, row["group"] // (answer["workers"] // answer["lanes"]))
     size, group = row["bytes"] * chips / members, row["group"] // members
     return {**row, "bytes": size, "group": group, "rings": 1}
 
@@ -124,23 +217,21 @@ def _seconds(rows: Iterable[Row], links: Mapping[str, Network]) -> tuple[float, 
     return waited, hidden
 
 
-def shares(record: Mapping[str, Any], arguments: Mapping[str, Any]) -> Sequence[float]:
+def shares(answer: Answer, period: int | None) -> Sequence[float]:
     """Returns the fraction of all branches' sends that each step of the run sends.
 
     A program shows all branches of a step; the ledger says which of them a step takes.
     The time of a branch is assumed to be proportional to its bytes.
 
     Args:
-        record: the result of `prepare.compiled`.
-        arguments: arguments of the algorithm.
+        answer: the result of `compile.compiled`.
+        period: the algorithm's period, if it has one.
     """
-    steps, ledger = record["steps"], record["ledger"]
-    if record["sends"] is None:  # only a run shows it: assume a sync at each chance
-        period = _period_of(arguments) or 1
-        return [float((i + 1) % period == 0) for i in range(steps)]
-    found: Sends = from_json(record["sends"])
+    if answer["sends"] is None:  # only a run shows it: assume a sync at each chance
+        return [float((i + 1) % (period or 1) == 0) for i in range(answer["steps"])]
+    found, ledger = from_json(answer["sends"]), answer["ledger"]
     always, whole = _bytes(ledger["always"]), _bytes(ledger["branched"])
-    sent = [sum(size for size, _ in kind.values()) for kind in found.kinds]
+    sent = map(_bytes, found.kinds)
     of_kinds = [max(0.0, x - always) / whole if whole else 0.0 for x in sent]
     return [of_kinds[kind] for kind in found.steps]
 
@@ -149,29 +240,18 @@ def _bytes(counts: Mapping[str, Sequence[float]]) -> float:
     return sum(size for size, _ in counts.values())
 
 
-def _period_of(arguments: Mapping[str, Any]) -> int | None:
-    """Returns an algorithm's period, if it has one."""
-    period = arguments.get("period")
-    return period if type(period) is int else None
-
-
-def _period(
-    costs: Sequence[float],
-    arguments: Mapping[str, Any],
-    step: float,
-    every: float,
-    delay: int,
+def _enough(
+    costs: Sequence[float], period: int | None, step: float, every: float, delay: int
 ) -> int | None:
     """Returns the smallest period at which communication takes less than SMALL.
 
     Args:
         costs: seconds of each step's sync.
-        arguments: arguments of the algorithm.
+        period: the algorithm's period; without one the result is None.
         step: seconds of a local step.
         every: seconds per step that no period reduces, with those of each dispatch.
         delay: local steps that hide a sync.
     """
-    period = _period_of(arguments)
     if period is None:
         return None
     # Only the later half of the rounds counts: the first ones may differ.

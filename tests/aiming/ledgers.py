@@ -24,7 +24,7 @@ from owed import owed  # noqa: E402
 from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
-from experiments.aiming import hlo, traffic  # noqa: E402
+from experiments.aiming import hlo, times  # noqa: E402
 from experiments.training.measurements.memory import device_bytes  # noqa: E402
 from syncalgos.engine.ahead import lower  # noqa: E402
 
@@ -67,16 +67,16 @@ def compared(name, workers, devices):
     trainer = trainer_of(name, workers, devices)
     lowered = lower(trainer, *shapes())
     compiled = lowered.program.compile()
-    program, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
+    collectives, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
     sent, calls = Counter(), Counter()
-    for one in program.collectives:
+    for one in collectives:
         across = one.slices or any(len({i // each for i in x}) > 1 for x in one.groups)
         if not across or not one.is_looped:
             continue
         sent[one.kind] += float(one.bytes * one.times)
         calls[one.kind] += one.times
-    rows = traffic.traffic(program, devices, each)
-    rows = [x for x in rows if x["scope"] == traffic.ACROSS]
+    rows = times.traffic(collectives, devices, each)
+    rows = [x for x in rows if x["scope"] == times.ACROSS]
     memory = compiled.memory_analysis()
     assert memory is not None
     return {
@@ -84,7 +84,7 @@ def compared(name, workers, devices):
         "counted_calls": meshed.counted(trainer, lowered.state, "calls"),
         "sent": sent,
         "calls": calls,
-        "when": sorted({x["when"] for x in rows} - {traffic.DISPATCH}),
+        "when": sorted({x["when"] for x in rows} - {times.DISPATCH}),
         "networks": sorted({x["network"] for x in rows}),
         "aliased": memory.alias_size_in_bytes,
         "state": sum(device_bytes(lowered.state).values()),

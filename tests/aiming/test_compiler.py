@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.aiming import compiler
+from experiments.aiming import compile
 
 OUT_OF_MEMORY = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on \
 HBM, the total memory required for HLO temporaries (48.74G) exceeds available HBM \
@@ -14,9 +14,9 @@ See https://openxla.org/xla/errors/error_1000 for more details."""
 
 
 def test_memory_needed_is_read_from_the_tpu_compiler():
-    found = compiler.memory_needed(RuntimeError(OUT_OF_MEMORY))
+    found = compile.memory_needed(RuntimeError(OUT_OF_MEMORY))
     assert found == int(48.74 * 2**30)
-    assert compiler.memory_needed(RuntimeError("INVALID_ARGUMENT: (1G) (2G)")) is None
+    assert compile.memory_needed(RuntimeError("INVALID_ARGUMENT: (1G) (2G)")) is None
 
 
 class FakeProgram:
@@ -39,15 +39,15 @@ class FakeProgram:
 
 def test_program_that_jaxlib_cannot_read_is_written_by_its_compiler():
     program = FakeProgram("INTERNAL: RET_CHECK failure: async-update")
-    assert compiler.compiled(program).text == "HloModule f"
+    assert compile.program_of(program)[1] == "HloModule f"
     assert program.compilations == 2
 
 
 def test_other_errors_stay():
     with pytest.raises(jax.errors.JaxRuntimeError, match="UNAVAILABLE"):
-        compiler.compiled(FakeProgram("UNAVAILABLE: gone"))
+        compile.program_of(FakeProgram("UNAVAILABLE: gone"))
 
 
 def test_text_is_that_of_the_program():
     lowered = jax.jit(lambda x: x + 1).lower(1.0)
-    assert compiler.compiled(lowered).text.startswith("HloModule")
+    assert compile.program_of(lowered)[1].startswith("HloModule")

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.aiming import hlo, hlo_text
+from experiments.aiming import hlo
 
 
 def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=""):
@@ -17,7 +17,7 @@ def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=
 
 def only(text):
     """The one collective of a program."""
-    [found] = hlo.read(text).collectives
+    [found] = hlo.read(text)
     return found
 
 
@@ -87,7 +87,7 @@ def test_bytes_are_those_of_rings(line, kind, size, part):
     ],
 )
 def test_groups(written, groups):
-    assert hlo_text.groups(f"%x), replica_groups={written}, to_apply=%a", 8) == groups
+    assert hlo.groups(f"%x), replica_groups={written}, to_apply=%a", 8) == groups
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_groups(written, groups):
     ],
 )
 def test_sizes(written, bytes_):
-    assert hlo_text.size(written) == bytes_
+    assert hlo.size(written) == bytes_
 
 
 # Of a TPU: a permutation that goes on in the background.
@@ -366,12 +366,11 @@ backend_config={"known_trip_count":{"n":"8"}}
 
 def test_loops_and_branches_say_how_often_a_collective_runs():
     found = hlo.read(program(WITH_LOOPS, more=LOOPS))
-    grads, gather, sync, mean = found.collectives
+    grads, gather, sync, mean = found
     assert [grads.times, gather.times, sync.times, mean.times] == [1, 5, 1, 1]
-    assert [x.is_looped for x in found.collectives] == [True, True, True, False]
+    assert [x.is_looped for x in found] == [True, True, True, False]
     assert sync.choices == (("c", "sync"),)
     assert not grads.choices and not gather.choices and not mean.choices
-    assert found.steps == 8
 
 
 def test_gpu_branches_are_true_and_false():
@@ -380,18 +379,14 @@ def test_gpu_branches_are_true_and_false():
         "true_computation=%sync, false_computation=%rest",
     )
     found = hlo.read(program(WITH_LOOPS, more=more))
-    assert [x.choices for x in found.collectives][2] == (("c", "sync"),)
+    assert [x.choices for x in found][2] == (("c", "sync"),)
 
 
 def test_a_loop_of_unknown_length_counts_once():
     found = hlo.read(
         program(WITH_LOOPS, more=LOOPS.replace("direction=LT", "direction=NE"))
     )
-    assert [x.times for x in found.collectives] == [1, 1, 1, 1]
-
-
-def test_program_without_a_loop_has_one_step():
-    assert hlo.read(program(ALL_REDUCE)).steps == 1
+    assert [x.times for x in found] == [1, 1, 1, 1]
 
 
 def test_a_type_that_the_compiler_has_made_wider_is_noted():

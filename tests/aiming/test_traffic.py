@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 from experiments.aiming import hlo
-from experiments.aiming.traffic import traffic
+from experiments.aiming.times import traffic
 
 
 class FakeDevice(NamedTuple):
@@ -31,8 +31,7 @@ def sent(kind="all_reduce", groups=((0, 1, 2, 3),), size=100, **others):
 
 
 def rows_of(*collectives, devices=HOSTS, each=1):
-    program = hlo.Program(list(collectives), 8)
-    return traffic(program, devices, each)
+    return traffic(collectives, devices, each)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from commands import ROOT
 from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
-from experiments.aiming.report import files as aim_files
+from experiments.aiming import jobs
 from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
@@ -152,7 +152,7 @@ def of_reuse(tmp_path):
     whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
     programs = ",\n".join(map(json.dumps, whole))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
-    return path, lambda: aim_files.known(SimpleNamespace(reuse=[path]))
+    return path, lambda: jobs.known(SimpleNamespace(reuse=[path]))
 
 
 def of_an_export(tmp_path):

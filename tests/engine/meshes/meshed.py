@@ -186,9 +186,9 @@ def compiled(trainer):
         for key, program in trainer._compiled.programs.items()
         if key.program is RUN
     ]
-    program, each = hlo.read(text), trainer.layout.devices_each
+    collectives, each = hlo.read(text), trainer.layout.devices_each
     found, peers, branched, within = Counter(), True, True, set()
-    for sent in program.collectives:
+    for sent in collectives:
         across = [len({i // each for i in group}) > 1 for group in sent.groups]
         if not any(across):
             within.add(sent.kind)

@@ -1,15 +1,18 @@
 """Compiles one algorithm for one target, and reads the program."""
 
 import math
+import re
+import tempfile
 import time
-from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend import core
 
-from experiments.aiming import compiler, hlo, targets, traffic
-from experiments.aiming.compiling import compute
+from experiments.aiming import hlo, targets, times
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
 from experiments.pipeline import loading
@@ -24,7 +27,6 @@ from experiments.training.prepare import refused
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.engine import ahead
-from syncalgos.engine.ahead import Lowered
 
 LEAVES = 8  # number of the largest leaves to list
 # Memory of a chip, by jax's names.
@@ -81,7 +83,7 @@ def steps_of(config: Settings) -> int:
     return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
 
 
-def _lower(parts: Plan, data: Data) -> Lowered:
+def _lower(parts: Plan, data: Data) -> ahead.Lowered:
     """Lowers the run program from shapes only."""
     c = parts.config
     with refused("task", c.task):
@@ -110,11 +112,13 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 
 
-def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
+def _facts(parts: Plan, lowered: ahead.Lowered, target: Target) -> dict[str, Any]:
     """Returns the facts that are known before the target's compiler runs."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
-    found, steps = compute.flops(lowered.jaxpr), steps_of(c)
+    found, steps = flops(lowered.jaxpr), steps_of(c)
     each = steps * layout.devices_each
+    # Only syncs have branches: the larger branches add the operations of syncs.
+    of_syncs = found.most - found.least
     params = jax.tree.leaves(state.replica.params)
     return {
         "slices": target.slices,
@@ -126,11 +130,7 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
         "steps": c.steps,
         "dispatch_steps": steps,
         "params": sum(math.prod(x.shape[2:]) for x in params),
-        # Only syncs have branches: the larger branches add the operations of syncs.
-        "flops": {
-            "step": found.least / each,
-            "sync": (found.most - found.least) / each,
-        },
+        "flops": {"step": found.least / each, "sync": of_syncs / each},
         "state": memory.device_bytes(state),
         "largest": _largest(state),
         "delay": delay_of_sends(c, parts.task, parts.method.algorithm),
@@ -140,16 +140,13 @@ def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
 
 def _largest(state: TrainState) -> list[dict[str, Any]]:
     """Returns the leaves that take the most memory of a chip, the largest first."""
-    held = {**state.replica._asdict(), "sync": state.sync}
-    leaves = [
-        {
-            "name": f"{part}/{jax.tree_util.keystr(path, simple=True, separator='/')}",
-            "shape": [*x.sharding.shard_shape(x.shape)],
-            "bytes": math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize,
-        }
-        for part, tree in held.items()
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    leaves = []
+    for part, tree in {**state.replica._asdict(), "sync": state.sync}.items():
+        for path, x in jax.tree_util.tree_leaves_with_path(tree):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            shape = x.sharding.shard_shape(x.shape)
+            size = math.prod(shape) * x.dtype.itemsize
+            leaves.append({"name": f"{part}/{name}", "shape": [*shape], "bytes": size})
     return sorted(leaves, key=lambda x: -x["bytes"])[:LEAVES]
 
 
@@ -157,9 +154,15 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
         branches = ahead.sends(parts.trainer, state)
-        ledger = {name: _plain(getattr(branches, name)) for name in branches._fields}
     except ValueError as error:
         return {"ledger": None, "sends": None, "uncounted": str(error)}
+    ledger = {}
+    for name, counts in branches._asdict().items():
+        kinds = sorted({kind for kind, _ in counts})
+        ledger[name] = {
+            kind: [float(counts[kind, "bytes"]), int(counts[kind, "calls"])]
+            for kind in kinds
+        }
     try:
         of_run = parts.trainer.communication(state, parts.config.steps)
     except ValueError:  # the sends depend on the data, but the ledger has each branch
@@ -173,29 +176,120 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     return {"ledger": ledger, "sends": sends.to_json(sends.Sends(each, of_steps))}
 
 
-def _plain(counts: Counter) -> dict[str, list[float]]:
-    """Returns [bytes, calls] by the kind of collective."""
-    kinds = sorted({kind for kind, _ in counts})
-    return {k: [float(counts[k, "bytes"]), int(counts[k, "calls"])] for k in kinds}
-
-
-def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
+def _compile(parts: Plan, lowered: ahead.Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and returns the findings in its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:
-        program, text = compiler.compiled(lowered.program)
+        program, text = program_of(lowered.program)
     except jax.errors.JaxRuntimeError as error:
         return {
             "compile_seconds": time.perf_counter() - start,
             "refused": str(error),
-            "needed": compiler.memory_needed(error),
+            "needed": memory_needed(error),
             "traffic": None,
         }
     seconds, found = time.perf_counter() - start, program.memory_analysis()
-    read = hlo.read(text)
+    if found is not None:
+        found = {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()}
     return {
         "compile_seconds": seconds,
-        "memory": found
-        and {k: getattr(found, f"{x}_size_in_bytes") for k, x in MEMORY.items()},
-        "traffic": traffic.traffic(read, layout.devices, layout.devices_each),
+        "memory": found,
+        "traffic": times.traffic(hlo.read(text), layout.devices, layout.devices_each),
     }
+
+
+def program_of(lowered: Any) -> tuple[Any, str]:
+    """Compiles a jax.stages.Lowered; returns a jax.stages.Compiled and its HLO text.
+
+    Raises:
+        jax.errors.JaxRuntimeError: the compiler fails; see `memory_needed`.
+    """
+    program = lowered.compile()
+    try:
+        return program, program.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        # A libtpu newer than jaxlib uses instructions that jaxlib cannot read, such as
+        # gathers on the sparse cores of v5p; libtpu can write them to a file itself.
+        if "RET_CHECK" not in str(error):
+            raise
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        program = lowered.compile(compiler_options=options)
+        [file] = Path(folder).glob("*.after_optimizations.txt")
+        return program, file.read_text("utf-8")
+
+
+def memory_needed(error: BaseException) -> int | None:
+    """Returns the bytes that a program needs on a chip; None if the error has none.
+
+    The TPU compiler refuses programs that do not fit; the GPU compiler compiles them.
+    """
+    amounts = re.findall(r"\(([\d.]+)([KMGT])\)", str(error).partition("HLO module")[0])
+    if "RESOURCE_EXHAUSTED" not in str(error) or len(amounts) != 2:
+        return None
+    units = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+    number, unit = amounts[0]  # the second one is what the chip has
+    return int(float(number) * units[unit])
+
+
+class Flops(NamedTuple):
+    """The operations of products and convolutions.
+
+    Attributes:
+        least: number if every condition takes the branch with the fewest operations.
+        most: number if every condition takes the branch with the most operations.
+    """
+
+    least: float = 0.0
+    most: float = 0.0
+
+
+def flops(jaxpr: Any) -> Flops:
+    """Counts the operations of a jaxpr: 2 for each multiplication and its addition.
+
+    Loops count as often as they run, or once if their length is unknown. Recomputation
+    in a gradient counts again. Elementwise operations are left out, because memory
+    bounds their speed.
+
+    Args:
+        jaxpr: a jaxpr, closed or not.
+    """
+    found = [_of_equation(x) for x in getattr(jaxpr, "jaxpr", jaxpr).eqns]
+    return Flops(sum(x.least for x in found), sum(x.most for x in found))
+
+
+def _of_equation(equation: Any) -> Flops:
+    """Counts one equation, with what it calls."""
+    name, params = equation.primitive.name, equation.params
+    if count := _PRODUCTS.get(name):
+        operations = count(equation)
+        return Flops(operations, operations)
+    inner = [flops(x) for x in core.jaxprs_in_params(params)]
+    least, most = [x.least for x in inner], [x.most for x in inner]
+    if name == "cond":
+        return Flops(min(least), max(most))
+    times = params.get("length", 1) if name == "scan" else 1
+    return Flops(times * sum(least), times * sum(most))
+
+
+def _of_dot(equation: Any) -> float:
+    """Returns twice the entries of the result times the contracted ones."""
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    shape = equation.invars[0].aval.shape
+    return 2.0 * equation.outvars[0].aval.size * math.prod(shape[i] for i in contracted)
+
+
+def _of_convolution(equation: Any) -> float:
+    """Returns twice the entries of the result times the kernel's for one feature."""
+    kernel, numbers = equation.invars[1].aval.shape, equation.params
+    features = kernel[numbers["dimension_numbers"].rhs_spec[0]]
+    # The kernel's inputs are already per group. The strides of a gradient put zeros
+    # between the entries, which are not counted.
+    each = math.prod(kernel) / features / math.prod(numbers["lhs_dilation"])
+    return 2.0 * equation.outvars[0].aval.size * each
+
+
+_PRODUCTS: dict[str, Callable[[Any], float]] = {
+    "dot_general": _of_dot,
+    "conv_general_dilated": _of_convolution,
+}

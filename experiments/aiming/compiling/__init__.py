@@ -1,1 +1,0 @@
-"""Lowers and compiles programs, each in a separate process."""

@@ -1,1 +1,0 @@
-"""The tables, the JSON file and the page that report the results."""
