@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.checkpoint import pieces
-from experiments.checkpoint.folder import Incomplete
-from experiments.checkpoint.shard_file import Shard
+from experiments.checkpoint.shards import (
+    Incomplete,
+    Shard,
+    joined_pieces,
+    named_pieces,
+)
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
@@ -50,7 +53,7 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
         Incomplete: pieces are missing of arrays whose workers spanned processes.
     """
     same, layout = shard.workers == trainer.workers, trainer.layout
-    own, shared = map(pieces.joined, (shard.own, shard.shared))
+    own, shared = map(joined_pieces, (shard.own, shard.shared))
     needed = own if same else shared
     parts = {name: x for name, x in needed.items() if isinstance(x, HeldPart)}
     leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
@@ -149,7 +152,7 @@ def _named(tree: PyTree) -> Named:
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     found: Named = {}
     for name, x in zip(names, raw, strict=True):
-        found |= pieces.named(name, part_of(x) if isinstance(x, jax.Array) else x)
+        found |= named_pieces(name, part_of(x) if isinstance(x, jax.Array) else x)
     return found
 
 

@@ -18,17 +18,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.checkpoint import record
-from experiments.checkpoint.background import Background
-from experiments.checkpoint.folder import Incomplete, load, prune, remove, steps
-from experiments.checkpoint.shard_file import (
+from experiments.checkpoint.resume import Background, read_record_values
+from experiments.checkpoint.shards import (
     DIGEST,
     FOREIGN,
     Damaged,
+    Incomplete,
     Shard,
     ShardName,
+    load,
+    prune,
     read,
     read_record,
+    remove,
+    steps,
     write,
 )
 
@@ -576,7 +579,7 @@ def test_a_record_of_another_version_is_damage(change, tmp_path):
     found = []
 
     def check(shard):
-        found.append(record.read(shard.record, shard.step))
+        found.append(read_record_values(shard.record, shard.step))
 
     path = write(tmp_path, part, 0, 1)
     load(tmp_path, 7, check=check)

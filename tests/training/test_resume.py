@@ -22,9 +22,8 @@ from owed import parameters
 from small_tasks import folder_of
 
 from experiments.api import train
-from experiments.checkpoint.folder import load, steps
-from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import ShardName, write
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import ShardName, load, steps, write
 from experiments.cli.errors import BadRequest
 from experiments.training.config import parse
 

@@ -12,7 +12,7 @@ from experiments.aiming import compiler, hlo, targets, traffic
 from experiments.aiming.compiling import compute
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
-from experiments.pipeline import loading
+from experiments.data import feeding
 from experiments.tasks.contract import check_shardings
 from experiments.tasks.task import Data
 from experiments.training.config import RunConfig, Settings
@@ -69,7 +69,7 @@ def _data(parts: Plan) -> Data:
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
         return blank()
-    return loading.load(parts.task, c.task, c.validation)
+    return feeding.load(parts.task.load, c.task, c.validation)
 
 
 def steps_of(config: Settings) -> int:
@@ -105,7 +105,7 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
             for name, x in one.items()
         }
 
-    if loading.is_read_on_host(data):
+    if feeding.is_read_on_host(data):
         return led_by(*lead), None
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 

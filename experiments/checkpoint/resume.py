@@ -1,9 +1,10 @@
-"""Saves a run during training, and restores it."""
+"""Resuming: the content and the time of a save, and whether a run may go on."""
 
 import dataclasses
 import secrets
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -11,22 +12,148 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.checkpoint import folder as checkpoints
-from experiments.checkpoint import record, same_run, state_arrays
-from experiments.checkpoint.background import Background
-from experiments.checkpoint.folder import Incomplete, identity
-from experiments.checkpoint.record import Record
-from experiments.checkpoint.shard_file import Damaged, Shard, write
-from experiments.cli import terminal
+from experiments.checkpoint import shards, state_arrays
+from experiments.checkpoint.shards import Damaged, Incomplete, Shard, identity, write
+from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest, MayPass
+from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import json_files, reading, records
-from experiments.training.config import RunConfig
+from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.loop import bytes_after
 from experiments.training.records import Line, Progress
 from experiments.training.run import Run
 from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.combinators import decided
+
+
+class Background:
+    """A thread for work beside a run; a `with` block ends when this work is done.
+
+    This way an error of the run does not interrupt a checkpoint that is being written.
+    """
+
+    def __init__(self):
+        self._pool = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> "Background":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._pool.shutdown()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts work once the earlier work has ended."""
+        self.wait()
+        self._last = self._pool.submit(work)
+
+    def wait(self) -> None:
+        """Waits until the work is done, and raises its error if there was one."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+
+@dataclasses.dataclass
+class Record:
+    """The record of a shard. Earlier versions lacked the fields that have a default.
+
+    Attributes:
+        progress: the progress of the run until this checkpoint.
+        settings: the settings that affect its results, by flag, as in JSON.
+        versions: the versions of all packages that its results depend on.
+        sent: the most bytes that a worker has sent; None if unknown.
+        run_id: the id of the run; "" if it has none.
+        start_id: a random id of this start or resumption; "" if it has none.
+        data: the SHA-256 of the training data; "" if it has none.
+    """
+
+    progress: Progress
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    sent: float | None
+    run_id: str = ""
+    start_id: str = ""
+    data: str = ""
+
+
+def read_record_values(content: dict[str, Any], step: int) -> Record:
+    """Reads the record of a shard.
+
+    Args:
+        content: the record as JSON values.
+        step: the step of the shard.
+
+    Raises:
+        ValueError: a field is unknown, missing or invalid; the message is one line.
+    """
+    try:
+        progress = Progress(**content["progress"])
+        record = Record(**{**content, "progress": progress})
+    except (KeyError, TypeError) as error:  # of another version
+        raise ValueError(f"its record does not fit this version: {error}") from error
+    if progress.step != step:
+        raise ValueError(f"its record is of step {progress.step}")
+    return record
+
+
+# Flags of 0.3 that are gone; no numbers depended on them.
+GONE = {"feed", "keep_checkpoints", "lane_form", "lanes", "scheduler", "sync_memory"}
+
+
+def check_config(out: Path, config: RunConfig) -> None:
+    """Raises a BadRequest if the config.json is damaged or belongs to another run."""
+    path = out / "config.json"
+    if not path.exists():
+        return
+    try:
+        found = json_files.read(path)
+        with json_files.using(path):
+            before = {
+                name: value
+                for name, value in found["settings"].items()
+                if name not in GONE
+                and (name not in SETTINGS or SETTINGS[name].scope == "run")
+            }
+            before |= {**found["arguments"], **found["task_arguments"]}
+    except json_files.Damaged as error:
+        raise BadRequest(
+            f"--resume: {error}; no file was removed: --overwrite starts anew"
+        ) from error
+    check_settings(before, config, same=True)
+
+
+def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
+    """Raises a BadRequest if the earlier run differs from the run to resume.
+
+    Args:
+        before: the earlier run's values that affect its results, by flag, as in JSON.
+        config: the config of the run to resume.
+        same: whether both have the same number of workers.
+    """
+    now = records.plain(config.values("run"))
+    # A run started before a flag existed used the flag's default.
+    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
+    algorithm = factories.describe(ALGORITHM, config.algo)
+    common |= algorithm.defaults | factories.defaults(TASK, config.task)
+    before = records.plain(common) | before
+    # A flag that is gone had no effect unless it was set.
+    before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
+    free = set() if same else {"workers", "batch_size", "accumulate"}
+    if config.schedule == "constant":  # a longer run starts like a shorter one
+        free.add("steps")
+    # Other tasks, algorithms and versions have other flags: name these first.
+    first = "task", "algo"
+    names = sorted({*now, *before} - free, key=lambda x: (x not in first, x in now, x))
+    for name in names:
+        if now.get(name) != before.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BadRequest(
+                f"--resume: the run was made with {flag} {before.get(name)}, not "
+                f"{now.get(name)}"
+            )
+
 
 FOLDER = "checkpoints"  # in --out
 KEPT = 3  # the newest checkpoints that a run keeps
@@ -114,7 +241,7 @@ class Saver(NamedTuple):
                 self.prune(shard.step, progress.lines)
             elif failure is None:  # without the other shards it is useless
                 step = [shard.step]
-                checkpoints.remove(self.folder, step, *self._place, self.run_ids)
+                shards.remove(self.folder, step, *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, progress: Progress) -> Shard:
         """Returns this process's part of everything needed to resume."""
@@ -154,10 +281,10 @@ class Saver(NamedTuple):
         """
         c, best = self.run.config, None
         if c.keep == "best":
-            there = {*checkpoints.steps(self.folder)}
+            there = {*shards.steps(self.folder)}
             best = records.best(x for x in lines if x["step"] in there)
         old = KEPT, *self._place, newest, self.run_ids
-        checkpoints.prune(self.folder, *old, best["step"] if best else None)
+        shards.prune(self.folder, *old, best["step"] if best else None)
 
     def open(self, newest: int, lines: Iterable[Line]) -> None:
         """Removes the checkpoints that the run overwrites, or old ones.
@@ -166,7 +293,7 @@ class Saver(NamedTuple):
             OSError: a file cannot be removed.
         """
         if self.run.config.overwrite:
-            checkpoints.prune(self.folder, 0, *self._place)
+            shards.prune(self.folder, 0, *self._place)
         else:
             self.prune(newest, lines)
 
@@ -196,7 +323,7 @@ class Checkpoints(NamedTuple):
         there: list[int] = []
         problems: list[Exception] = []
         try:
-            there = checkpoints.steps(self.folder)
+            there = shards.steps(self.folder)
         except OSError as error:
             problems.append(error)
         while step >= 0:
@@ -220,7 +347,7 @@ class Checkpoints(NamedTuple):
         )
         is_useless = any(not isinstance(x, Incomplete) for x in problems)
         # An interrupted first save loses nothing: the next one replaces it.
-        is_useless |= bool(there) and not checkpoints.is_first_save(self.folder)
+        is_useless |= bool(there) and not shards.is_first_save(self.folder)
         here = UNREAD if is_unread else USELESS if is_useless else 0
         worst = self.run.group.largest(here)
         reason = problems[0] if problems else "not every process has a usable file"
@@ -251,7 +378,7 @@ class Checkpoints(NamedTuple):
         """Loads this process's workers, or one if the number of workers differs."""
         trainer = self.run.trainer
         rows, workers = trainer.layout.own_workers, trainer.workers
-        load = partial(checkpoints.load, self.folder, step, check=_record_of)
+        load = partial(shards.load, self.folder, step, check=_record_of)
         try:
             shard = load(rows.start, len(rows))
             if shard.workers == workers:
@@ -275,7 +402,7 @@ class Checkpoints(NamedTuple):
             )
         if shard.step > c.steps:
             raise BadRequest(f"{told} is after the last step, --steps {c.steps}")
-        same_run.check_settings(found.settings, c, same)
+        check_settings(found.settings, c, same)
         if found.data and found.data != run.data.sha256:
             raise BadRequest(f"{told} used other data: the files have changed")
         decisions = len(decided.found(run.state.sync))
@@ -313,7 +440,7 @@ def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
 
 def _record_of(shard: Shard) -> Record:
     """Returns the record of a shard; raises a ValueError if it is invalid."""
-    return record.read(shard.record, shard.step)
+    return read_record_values(shard.record, shard.step)
 
 
 def restore(
@@ -347,14 +474,14 @@ def restore(
     elif run.config.resume:
         summary = {}
         if group.is_first:
-            same_run.check_config(out, run.config)
+            check_config(out, run.config)
             summary = _finished(out, run.config)
         if group.largest(bool(summary)):
             raise Finished(out, summary)
         terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
     elif not run.config.overwrite:
         try:
-            is_used = bool(checkpoints.steps(folder))
+            is_used = bool(shards.steps(folder))
         except OSError:
             is_used = True  # they cannot be listed, and must not be replaced
         if group.largest(is_used):

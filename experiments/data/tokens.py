@@ -1,10 +1,16 @@
-"""Text as tokens, written once to a file that need not fit in memory."""
+"""Text as numbers: characters, words, or tokens in a file larger than memory."""
 
+import codecs
+import glob
 import hashlib
 import json
 import os
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,17 +18,184 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.tasks.data import files
-from experiments.tasks.data.documents import NEEDED, Documents
+from experiments.data import downloads
+from experiments.data.downloads import PINS, find, sha256
 from syncalgos import checks
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# Files of rows, by the builder of `datasets` that reads them; others are plain text.
+ROWS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+HUB = "hf:"
+PIECE = 2**16  # bytes of a plain file that are read at once
+NEEDED = "--task text needs {}: run pip install -e '.[text]' in the checkout"
 VERSION = 1  # of the files: those of another version are not used
 LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
 TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
 BATCH = 2**21  # characters that are tokenized at once
+
+SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
+
+
+class Documents(NamedTuple):
+    """Documents of text, in their order.
+
+    Attributes:
+        where: the flag and its value, for errors.
+        files: the files; each plain file, and each row of another file, is a document.
+        hub: name, configuration and split of a dataset, in place of files.
+        column: the column of the rows that has the text.
+    """
+
+    where: str
+    files: tuple[Path, ...]
+    hub: tuple[str, str | None, str] | None
+    column: str
+
+    @property
+    def bytes(self) -> int | None:
+        """The size of the text, if known before reading it."""
+        if self.hub or any(_builder(path) for path in self.files):
+            return None
+        return sum(path.stat().st_size for path in self.files)
+
+    def key(self) -> list[Any]:
+        """Returns a key made from the contents of the files, not their names."""
+        files = self.files
+        if self.hub:  # a dataset may be a local folder
+            files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
+        held = []
+        for path in files:
+            with _reading(path):
+                held.append((_builder(path), sha256(path)))
+        return [self.hub, held, self.column]
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """Yields text, and whether a document ends with it.
+
+        Raises:
+            ValueError: the text cannot be read; one line says why.
+        """
+        if self.hub:
+            name, config, split = self.hub
+            yield from self._rows(name, name=config, split=split)
+        for path in self.files:
+            if not (builder := _builder(path)):
+                yield from _plain_text(path)
+            elif path.stat().st_size:  # datasets refuses an empty file
+                yield from self._rows(builder, data_files=glob.escape(str(path)))
+
+    def _rows(self, builder: str, split: str = "train", **given: Any):
+        """Yields the rows of a streamed dataset."""
+        try:
+            import datasets
+        except ImportError:
+            raise ValueError(NEEDED.format("datasets")) from None
+        try:
+            rows = datasets.load_dataset(builder, split=split, streaming=True, **given)
+            for row in rows:
+                yield from self._row(dict(row))
+        except _Refused as error:
+            raise ValueError(f"{self.where}: {error}") from None
+        except Exception as error:  # it reads many formats, over networks
+            first, *_ = str(error).splitlines() or [""]
+            what = f"{type(error).__name__}: {first}"
+            raise ValueError(f"{self.where}: {what}") from error
+
+    def _row(self, row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+        if self.column not in row:
+            have = ", ".join(row)
+            raise _Refused(f"no column {self.column!r}: set --column to one of {have}")
+        text = row[self.column]
+        if text is not None and not isinstance(text, str):
+            raise _Refused(f"{self.column!r} holds {type(text).__name__}, not text")
+        if text:
+            yield text, True
+
+
+class _Refused(ValueError):
+    """A row that cannot be used."""
+
+
+def find_documents(flag: str, words: str, column: str) -> Documents:
+    """Finds the documents that a user names.
+
+    Args:
+        flag: the flag, for errors.
+        words: paths or globs separated by commas, or hf:NAME, hf:NAME:CONFIG or
+            hf:NAME:CONFIG:SPLIT, a dataset of Hugging Face; SPLIT is train by default.
+        column: the column of rows that has the text.
+
+    Raises:
+        ValueError: there are no such documents.
+    """
+    where = f"{flag} {words}"
+    if words.startswith(HUB):
+        name, config, split, *more = [*words.removeprefix(HUB).split(":"), "", ""]
+        if not name or len(more) > 2:
+            raise ValueError(f"{where}: use hf:NAME, or hf:NAME:CONFIG:SPLIT")
+        return Documents(where, (), (name, config or None, split or "train"), column)
+    files: list[Path] = []
+    for pattern in words.split(","):
+        word = str(Path(pattern).expanduser())
+        # The name of a file may look like a glob.
+        named = glob.glob(glob.escape(word)) or sorted(glob.glob(word, recursive=True))
+        found = [path for x in named if (path := Path(x)).is_file()]
+        if not found:
+            raise ValueError(f"{where}: there is no file {pattern}")
+        files += found
+    return Documents(where, tuple(files), None, column)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Converts an OSError to a ValueError in one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"{path} cannot be read: {why}") from error
+
+
+def _builder(path: Path) -> str | None:
+    """Returns the builder for a file of rows, maybe compressed; None for plain text."""
+    return next((ROWS[x] for x in path.suffixes[-2:] if x in ROWS), None)
+
+
+def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yields a document from a file, in pieces that end with a line if possible."""
+    rest, is_empty = "", True
+    for text in _decoded(path):
+        held, is_empty = rest + text, is_empty and not text
+        # The end of a line is usually also the end of a token.
+        end = held.rfind("\n") + 1 or len(held)
+        if end:
+            yield held[:end], False
+        rest = held[end:]
+    if rest:
+        yield rest, False
+    if not is_empty:
+        yield "", True
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Yields the text of a file as it is read."""
+    decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
+    with _reading(path), path.open("rb") as file:
+        for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
+            end += len(read)
+            yield _text(decoder, read, end, path)
+
+
+def _text(decoder: codecs.IncrementalDecoder, read: bytes, end: int, path: Path) -> str:
+    """Decodes bytes that end before position `end`; no bytes mean the file's end."""
+    start = end - len(read) - len(decoder.getstate()[0])
+    try:
+        return decoder.decode(read, final=not read)
+    except UnicodeDecodeError as error:
+        at, value = start + error.start, error.object[error.start]
+        raise ValueError(f"{path} is not UTF-8: byte {at} is {value:#x}") from None
 
 
 class Tokens(NamedTuple):
@@ -82,7 +255,7 @@ def trained(
     path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
 
     def write(part: Path) -> None:
-        files.say(f"training a tokenizer of {size} tokens: {path}")
+        downloads.say(f"training a tokenizer of {size} tokens: {path}")
         made = package.Tokenizer(package.models.BPE())
         level = package.pre_tokenizers.ByteLevel
         made.pre_tokenizer = level(add_prefix_space=False)
@@ -130,7 +303,7 @@ def tokenized(
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
     def write(part: Path) -> None:
-        files.say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
+        downloads.say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
         found = _write(part, documents, tokenizer, end, limit, dtype)
         _keep(part, path)
         part.write_text(json.dumps(found))
@@ -145,7 +318,7 @@ def tokenized(
         sha256 = found["sha256"]
         # At each start it would read all of a large file.
         if is_whole and path.stat().st_mtime_ns != note.stat().st_mtime_ns:
-            is_whole = files.sha256(path) == sha256
+            is_whole = downloads.sha256(path) == sha256
         if is_whole:
             _date(note, path)
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -267,7 +440,7 @@ def _write(
                 break
     if not count:
         raise ValueError(f"{documents.where}: it holds no text")
-    if files.sha256(path) != digest.hexdigest():
+    if downloads.sha256(path) != digest.hexdigest():
         raise ValueError(f"{path} differs from what was written to it")
     return {"tokens": count, "sha256": digest.hexdigest()}
 
@@ -276,7 +449,7 @@ def _once(path: Path, write: Callable[[Path], None]) -> None:
     """Calls a function to write a file if it is missing, in one process at a time."""
     if path.exists():
         return
-    with files.made(path) as part:
+    with downloads.made(path) as part:
         if not path.exists():
             write(part)
 
@@ -290,3 +463,63 @@ def _keep(part: Path, path: Path) -> None:
 
 def _digest(*key: Any) -> str:
     return hashlib.sha256(json.dumps([VERSION, *key]).encode()).hexdigest()[:32]
+
+
+def shakespeare(data_dir: Path | None = None) -> str:
+    """Loads "tiny Shakespeare": 40,000 lines of plays, in ASCII.
+
+    Args:
+        data_dir: the data folder (see `downloads.folder`).
+
+    Raises:
+        ValueError: the file is missing or altered.
+
+    Source: Karpathy, char-rnn, 2015.
+    """
+    return find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+
+
+def characters(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into characters.
+
+    Returns:
+        Codes, (n,) int32, and the sorted alphabet: character i has code i.
+    """
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    alphabet, codes = np.unique(points, return_inverse=True)
+    return codes.astype(np.int32), [chr(point) for point in alphabet]
+
+
+def words(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into lower-case words: runs of the letters a to z and '.
+
+    Returns:
+        Codes, (n,) int32, and the vocabulary, sorted by frequency and then by name:
+        word i has code i.
+    """
+    found = re.findall(r"[a-z']+", text.lower())
+    counts = Counter(found)
+    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
+    code = {word: i for i, word in enumerate(vocabulary)}
+    return np.array([code[word] for word in found], np.int32), vocabulary
+
+
+def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Holds out the last part of a text.
+
+    Args:
+        codes: the text, (n,).
+        held_out: the held-out share, above 0 and below 1.
+
+    Returns:
+        The part to train on, and the held-out part.
+    """
+    checks.real("held_out", held_out, above=0, below=1)
+    end = int(len(codes) * (1 - held_out))
+    return codes[:end], codes[end:]
+
+
+def windows(codes: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
+    """Returns the windows that begin at every stride-th code, (windows, length)."""
+    view = np.lib.stride_tricks.sliding_window_view(codes, length)
+    return np.ascontiguousarray(view[::stride])
