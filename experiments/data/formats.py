@@ -36,25 +36,20 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
             name that leads out of the folder.
     """
     try:
-        content = BytesIO(_unpacked(path, most_bytes, name))
-        with tarfile.open(fileobj=content, mode="r:") as tar:
+        # All at once, so that sizes in its headers cannot ask for more memory.
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if zipped else raw
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise ValueError(f"{name} unpacks to more than {most_bytes} bytes")
+        with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
             checked = [_checked(member, name) for member in tar]
             pairs = [(member.name, tar.extractfile(member)) for member in checked]
             return {path: file.read() for path, file in pairs if file is not None}
     except (EOFError, OSError, zlib.error, tarfile.TarError) as error:
         raise ValueError(f"{name} is not a readable tar archive: {error}") from error
-
-
-def _unpacked(path: Path, most_bytes: int, name: str) -> bytes:
-    """Returns the unpacked bytes of an archive."""
-    # All at once, so that sizes in its headers cannot ask for more memory.
-    with path.open("rb") as raw:
-        zipped = raw.read(2) == b"\x1f\x8b"
-        raw.seek(0)
-        content = (gzip.GzipFile(fileobj=raw) if zipped else raw).read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise ValueError(f"{name} unpacks to more than {most_bytes} bytes")
-    return content
 
 
 def _checked(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:

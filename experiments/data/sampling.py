@@ -116,16 +116,6 @@ def _epoch(seed: int, examples: int, epoch: int) -> np.ndarray:
     return order
 
 
-def check_partition(kind: str) -> None:
-    """Raises a ValueError unless the kind of a partition has the right form.
-
-    Args:
-        kind: iid, dirichlet:ALPHA, or a group's name. `shards` checks that the data has
-            the group.
-    """
-    _read_kind(kind)
-
-
 def shards(
     kind: str, groups: Mapping[str, np.ndarray], examples: int, workers: int, seed: int
 ) -> list[np.ndarray] | None:
@@ -158,7 +148,7 @@ def shards(
     "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019, which draws labels of each worker.
     """
-    alpha = _read_kind(kind)
+    alpha = alpha_of(kind)
     if kind == "iid":
         return None
     needed = kind if alpha is None else "label"
@@ -207,8 +197,16 @@ def _dirichlet(
     )
 
 
-def _read_kind(kind: str) -> float | None:
-    """Returns a Dirichlet partition's ALPHA, else None; raises for unknown kinds."""
+def alpha_of(kind: str) -> float | None:
+    """Returns the ALPHA of a Dirichlet partition, and None for others.
+
+    Args:
+        kind: iid, dirichlet:ALPHA, or a group's name. `shards` checks that the data has
+            the group.
+
+    Raises:
+        ValueError: the kind has another form.
+    """
     name, colon, text = kind.partition(":")
     if name == "dirichlet":
         try:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.data import downloads
-from experiments.data.downloads import PINS, find, sha256
+from experiments.data.downloads import PINS, bar, find, keep, make_once, say, sha256
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -79,43 +77,43 @@ class Documents(NamedTuple):
         """
         if self.hub:
             name, config, split = self.hub
-            yield from self._rows(name, name=config, split=split)
+            yield from self._texts(name, split, name=config)
         for path in self.files:
             if not (builder := _builder(path)):
                 yield from _plain_text(path)
             elif path.stat().st_size:  # datasets refuses an empty file
-                yield from self._rows(builder, data_files=glob.escape(str(path)))
+                yield from self._texts(builder, data_files=glob.escape(str(path)))
 
-    def _rows(self, builder: str, split: str = "train", **given: Any):
+    def _texts(
+        self, builder: str, split: str = "train", **given: Any
+    ) -> Iterator[tuple[str, bool]]:
+        """Yields the texts of the rows of a streamed dataset, each a document."""
+        for row in self._rows(builder, split, **given):
+            if self.column not in row:
+                have = f"set --column to one of {', '.join(row)}"
+                raise ValueError(f"{self.where}: no column {self.column!r}: {have}")
+            text = row[self.column]
+            if not isinstance(text, str | None):
+                found = f"{self.column!r} holds {type(text).__name__}"
+                raise ValueError(f"{self.where}: {found}, not text")
+            if text:
+                yield text, True
+
+    def _rows(self, builder: str, split: str, **given: Any) -> Iterator[dict[str, Any]]:
         """Yields the rows of a streamed dataset."""
         try:
             import datasets
         except ImportError:
             raise ValueError(NEEDED.format("datasets")) from None
         try:
-            rows = datasets.load_dataset(builder, split=split, streaming=True, **given)
-            for row in rows:
-                yield from self._row(dict(row))
-        except _Refused as error:
-            raise ValueError(f"{self.where}: {error}") from None
+            for row in datasets.load_dataset(
+                builder, split=split, streaming=True, **given
+            ):
+                yield dict(row)
         except Exception as error:  # it reads many formats, over networks
             first, *_ = str(error).splitlines() or [""]
             what = f"{type(error).__name__}: {first}"
             raise ValueError(f"{self.where}: {what}") from error
-
-    def _row(self, row: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-        if self.column not in row:
-            have = ", ".join(row)
-            raise _Refused(f"no column {self.column!r}: set --column to one of {have}")
-        text = row[self.column]
-        if text is not None and not isinstance(text, str):
-            raise _Refused(f"{self.column!r} holds {type(text).__name__}, not text")
-        if text:
-            yield text, True
-
-
-class _Refused(ValueError):
-    """A row that cannot be used."""
 
 
 def find_documents(flag: str, words: str, column: str) -> Documents:
@@ -184,18 +182,14 @@ def _decoded(path: Path) -> Iterator[str]:
     decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
     with _reading(path), path.open("rb") as file:
         for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
+            start = end - len(decoder.getstate()[0])
             end += len(read)
-            yield _text(decoder, read, end, path)
-
-
-def _text(decoder: codecs.IncrementalDecoder, read: bytes, end: int, path: Path) -> str:
-    """Decodes bytes that end before position `end`; no bytes mean the file's end."""
-    start = end - len(read) - len(decoder.getstate()[0])
-    try:
-        return decoder.decode(read, final=not read)
-    except UnicodeDecodeError as error:
-        at, value = start + error.start, error.object[error.start]
-        raise ValueError(f"{path} is not UTF-8: byte {at} is {value:#x}") from None
+            try:
+                yield decoder.decode(read, final=not read)
+            except UnicodeDecodeError as error:
+                at, value = start + error.start, error.object[error.start]
+                what = f"byte {at} is {value:#x}"
+                raise ValueError(f"{path} is not UTF-8: {what}") from None
 
 
 class Tokens(NamedTuple):
@@ -233,7 +227,12 @@ def from_file(path: Path, end: str) -> "Tokenizer":
             f"{checks.nearest(end, special)} (set --end-of-text to one of: "
             f"{', '.join(special) or 'none'})"
         )
-    return _plain(tokenizer)
+    # It neither truncates a text nor adds to it.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # <|endoftext|> within a text is not read as the special token.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def trained(
@@ -255,7 +254,7 @@ def trained(
     path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
 
     def write(part: Path) -> None:
-        downloads.say(f"training a tokenizer of {size} tokens: {path}")
+        say(f"training a tokenizer of {size} tokens: {path}")
         made = package.Tokenizer(package.models.BPE())
         level = package.pre_tokenizers.ByteLevel
         made.pre_tokenizer = level(add_prefix_space=False)
@@ -268,9 +267,9 @@ def trained(
         )
         made.train_from_iterator(_beginning(documents), trainer)
         part.write_text(made.to_str(), "utf-8")
-        _keep(part, path)
+        keep(part, path)
 
-    _once(path, write)
+    make_once(path, write)
     try:
         return from_file(path, end)
     except ValueError:
@@ -303,29 +302,29 @@ def tokenized(
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
     def write(part: Path) -> None:
-        downloads.say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
+        say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
         found = _write(part, documents, tokenizer, end, limit, dtype)
-        _keep(part, path)
+        keep(part, path)
         part.write_text(json.dumps(found))
-        _keep(part, note)
+        keep(part, note)
         _date(note, path)
 
     # The note is written last, so a file with a note is complete.
-    _once(note, write)
+    make_once(note, write)
     try:
         found = json.loads(note.read_bytes())
         is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
-        sha256 = found["sha256"]
+        digest = found["sha256"]
         # At each start it would read all of a large file.
         if is_whole and path.stat().st_mtime_ns != note.stat().st_mtime_ns:
-            is_whole = downloads.sha256(path) == sha256
+            is_whole = sha256(path) == digest
         if is_whole:
             _date(note, path)
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(path) from None
     if not is_whole:
         raise damaged(path)
-    return Tokens(np.memmap(path, dtype, "r"), sha256)
+    return Tokens(np.memmap(path, dtype, "r"), digest)
 
 
 def _date(note: Path, path: Path) -> None:
@@ -374,15 +373,6 @@ def _package() -> Any:
     return tokenizers
 
 
-def _plain(tokenizer: "Tokenizer") -> "Tokenizer":
-    """Returns a tokenizer that neither truncates a text nor adds to it."""
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    # <|endoftext|> within a text is not read as the special token.
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
 def _beginning(documents: Documents) -> Iterator[str]:
     """Yields the text that a tokenizer is trained on."""
     left = TRAINED_ON
@@ -393,20 +383,17 @@ def _beginning(documents: Documents) -> Iterator[str]:
             return
 
 
-def _batches(documents: Documents) -> Iterator[tuple[list[str], list[bool]]]:
-    """Yields some pieces at a time, and which of them end a document."""
-    texts: list[str] = []
-    ends: list[bool] = []
-    held = 0
-    for text, is_end in documents.pieces():
-        texts.append(text)
-        ends.append(is_end)
-        held += len(text)
-        if held >= BATCH:
-            yield texts, ends
-            texts, ends, held = [], [], 0
-    if texts:
-        yield texts, ends
+def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
+    """Yields some pieces at a time."""
+    batch, size = [], 0
+    for piece in documents.pieces():
+        batch.append(piece)
+        size += len(piece[0])
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _write(
@@ -419,46 +406,25 @@ def _write(
 ) -> dict[str, Any]:
     """Writes a text as tokens, with a progress bar on a terminal; returns its note."""
     count, digest, last = 0, hashlib.sha256(), [tokenizer.token_to_id(end)]
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    is_hidden = not console.is_terminal
-    with (
-        path.open("wb") as out,
-        Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
-    ):
-        shown = bar.add_task("", total=documents.bytes)
-        for texts, ends in _batches(documents):
+    with path.open("wb") as out, bar(documents.bytes) as advance:
+        for batch in _batches(documents):
+            texts = [text for text, _ in batch]
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            parts = [x.ids + last * e for x, e in zip(found, ends, strict=True)]
+            ends = [last if is_end else [] for _, is_end in batch]
+            parts = [x.ids + end for x, end in zip(found, ends, strict=True)]
             made = np.concatenate([np.array(x, dtype) for x in parts])
             made = made[: None if limit is None else limit - count]
             digest.update(made.tobytes())
             out.write(made.tobytes())
             count += len(made)
-            bar.advance(shown, sum(len(x.encode()) for x in texts))
+            advance(sum(len(x.encode()) for x in texts))
             if count == limit:
                 break
     if not count:
         raise ValueError(f"{documents.where}: it holds no text")
-    if downloads.sha256(path) != digest.hexdigest():
+    if sha256(path) != digest.hexdigest():
         raise ValueError(f"{path} differs from what was written to it")
     return {"tokens": count, "sha256": digest.hexdigest()}
-
-
-def _once(path: Path, write: Callable[[Path], None]) -> None:
-    """Calls a function to write a file if it is missing, in one process at a time."""
-    if path.exists():
-        return
-    with downloads.made(path) as part:
-        if not path.exists():
-            write(part)
-
-
-def _keep(part: Path, path: Path) -> None:
-    """Gives a complete file its name, so that no reader finds half a file."""
-    with part.open("rb+") as written:
-        os.fsync(written.fileno())
-    part.replace(path)
 
 
 def _digest(*key: Any) -> str:

@@ -28,8 +28,6 @@ BOUNDS = {
     "weight_decay": {"least": 0},
     "clip_norm": {"above": 0},
 }
-
-
 _OUT_OF_BOUNDS = re.compile(
     r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)"
 )

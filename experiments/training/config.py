@@ -273,7 +273,7 @@ class RunConfig:
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy
 
-            sampling.check_partition(self.partition)
+            sampling.alpha_of(self.partition)
         if (self.resume or self.resume_center) and self.overwrite:
             raise ValueError(
                 "--resume continues a run, --overwrite starts it anew: use one of them"

@@ -115,7 +115,7 @@ def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
 
 @pytest.mark.parametrize("kind", ["iid", "label", "speaker", "author", *KINDS])
 def test_well_written_kinds_pass_before_data_is_loaded(kind):
-    sampling.check_partition(kind)
+    sampling.alpha_of(kind)
 
 
 # Unlike sizes: of many epochs in a part, of one, and a single example.

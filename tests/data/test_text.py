@@ -128,10 +128,14 @@ def test_the_first_tokens_of_a_stream_are_taken_and_no_more_is_read(
     path.write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
     monkeypatch.setattr(tokens, "TRAINED_ON", 1000)
     monkeypatch.setattr(tokens, "BATCH", 1000)
-    read, row = [], tokens.Documents._row
-    monkeypatch.setattr(
-        tokens.Documents, "_row", lambda *of: read.append(of) or row(*of)
-    )
+    read, rows = [], tokens.Documents._rows
+
+    def counted(*of, **named):
+        for row in rows(*of, **named):
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(tokens.Documents, "_rows", counted)
     _, some = made(found(path), tmp_path, limit=777)
     assert (len(some.values), len(read) < 1000) == (777, True)
     _, whole = made(found(path), tmp_path)
