@@ -1,4 +1,15 @@
-"""The files of a checkpoint: each process writes the state of its own workers."""
+"""The files of a checkpoint: each process writes the state of its own workers.
+
+The file of a process, a shard, is an ordinary .npz, uncompressed, so that NumPy opens
+it. Its entry `manifest`, JSON as bytes, describes own/0, own/1, …, shared/0, …. The
+comment of the zip archive, which ends the file, is the SHA-256 of all bytes before it.
+
+If workers span processes, each process names its own pieces of their arrays:
+NAME@8,6@0:4,0:6 holds rows 0 to 3, columns 0 to 5, of an array of shape (8, 6).
+
+A run may restore shards with another number of processes. Hosts need not share the
+folder.
+"""
 
 import errno
 import hashlib
@@ -8,9 +19,8 @@ import os
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count as counted
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -24,6 +34,7 @@ from syncalgos.held_parts import Bounds, HeldPart
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
 CHUNK = 1 << 20  # bytes
+_PIECE = re.compile(r"(.*)@([\d,]+)@([\d:,]+)", re.DOTALL)
 
 # NumPy's files lose these dtypes, so their bits are stored as unsigned integers.
 FOREIGN = {
@@ -35,6 +46,10 @@ FOREIGN = {
 
 class Damaged(Exception):
     """A shard cannot be used; the message is one line that names its file."""
+
+
+class Incomplete(Exception):
+    """Shards of a checkpoint are missing; the message is one line that names one."""
 
 
 class Shard(NamedTuple):
@@ -158,18 +173,15 @@ def read(path: Path) -> Shard:
     return shard
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Reads only the record of a shard; the rest of the shard may be damaged.
+def read_head(path: Path) -> Shard:
+    """Reads a shard's manifest, which is small; its arrays are blank, without memory.
 
     Raises:
-        Damaged: the file holds no record.
+        Damaged: the file holds no manifest; its arrays may be damaged nevertheless.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file, _of_any_content(path):
-        record = _manifest(_opened(file))["record"]
-        if not isinstance(record, dict):
-            raise ValueError("its record is not a table of values")
-        return record
+        return _parse(_opened(file), is_head=True)
 
 
 def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
@@ -238,16 +250,18 @@ def _entries(shard: Shard) -> dict[str, np.ndarray]:
     return {**entries, "manifest": np.frombuffer(text, np.uint8)}
 
 
-def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
+def _parse(entries: Mapping[str, np.ndarray], is_head: bool = False) -> Shard:
     """Reads a file's arrays; raises any kind of error if they are not a shard."""
-    manifest = _manifest(entries)
+    manifest = json.loads(entries["manifest"].tobytes())
     if manifest["version"] > VERSION:
         raise ValueError(
             f"its format is {manifest['version']}, but this version reads {VERSION}"
         )
     leaves = {
         kind: {
-            entry["name"]: _leaf(entries[f"{kind}/{i}"], entry)
+            entry["name"]: (
+                _blank(entry) if is_head else _leaf(entries[f"{kind}/{i}"], entry)
+            )
             for i, entry in enumerate(manifest[kind])
         }
         for kind in ("own", "shared")
@@ -260,20 +274,21 @@ def _parse(entries: Mapping[str, np.ndarray]) -> Shard:
     return shard
 
 
-def _manifest(entries: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    return json.loads(entries["manifest"].tobytes())
+def _blank(entry: dict[str, Any]) -> np.ndarray:
+    """Returns an array of a leaf's dtype and shape that takes no memory."""
+    dtype = FOREIGN.get(entry["dtype"]) or np.dtype(entry["dtype"])
+    return np.broadcast_to(np.zeros((), dtype), entry["shape"])
 
 
 def _leaf(stored: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
     """Restores a leaf; raises a ValueError unless it fits its manifest entry."""
-    dtype = FOREIGN.get(entry["dtype"]) or np.dtype(entry["dtype"])
-    shape = tuple(entry["shape"])
-    kept_as = _stored_as(dtype, entry["name"])
-    expected = (kept_as, (1, *shape[1:]) if entry["once"] else shape)
-    if (stored.dtype, stored.shape) != expected:
+    blank, is_once = _blank(entry), entry["once"]
+    kept_as = _stored_as(blank.dtype, entry["name"])
+    shape = (1, *blank.shape[1:]) if is_once else blank.shape
+    if (stored.dtype, stored.shape) != (kept_as, shape):
         raise ValueError(f"its array {entry['name']!r} differs from its manifest")
-    leaf = stored.view(dtype)
-    return np.broadcast_to(leaf, shape) if entry["once"] else leaf
+    leaf = stored.view(blank.dtype)
+    return np.broadcast_to(leaf, blank.shape) if is_once else leaf
 
 
 def _stored_as(dtype: np.dtype, name: str) -> np.dtype:
@@ -289,16 +304,11 @@ def _rows_are_identical(leaf: np.ndarray) -> bool:
     """Whether there is more than one row and all have the same bits."""
     if len(leaf) < 2 or leaf.size == 0:
         return False
-    row = leaf.nbytes // len(leaf)
     # Compared as integers: NaN is identical to itself, and 0 is not identical to -0.
-    width = math.gcd(row, 8)
-    words, row = leaf.reshape(-1).view(f"u{width}"), row // width
-    after, before = words[row:], words[:-row]  # each row, and the row before it
-    # Chunk by chunk: comparing whole leaves would need another copy of them.
-    return all(
-        np.array_equal(after[i : i + CHUNK // width], before[i : i + CHUNK // width])
-        for i in range(0, len(after), CHUNK // width)
-    )
+    width = math.gcd(leaf.nbytes // len(leaf), 8)
+    words = leaf.reshape(len(leaf), -1).view(f"u{width}")
+    # Row by row: comparing whole leaves would need another copy of them.
+    return all(np.array_equal(words[0], row) for row in words[1:])
 
 
 def _digest(file: BinaryIO) -> bytes:
@@ -310,9 +320,6 @@ def _digest(file: BinaryIO) -> bytes:
         sha256.update(chunk)
         left -= len(chunk)
     return sha256.hexdigest().encode()
-
-
-_PIECE = re.compile(r"(.*)@([\d,]+)@([\d:,]+)", re.DOTALL)
 
 
 def array_name(name: str) -> str:
@@ -348,13 +355,6 @@ def joined_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return {**found, **{name: HeldPart(*part).joined for name, part in parts.items()}}
 
 
-Check = Callable[[Shard], object]
-
-
-class Incomplete(Exception):
-    """Shards of a checkpoint are missing; the message is one line that names one."""
-
-
 def steps(folder: Path) -> list[int]:
     """Returns the steps of all checkpoints in a folder, the newest first.
 
@@ -366,18 +366,17 @@ def steps(folder: Path) -> list[int]:
 def load(
     folder: Path,
     step: int,
-    first: int | None = None,
-    count: int | None = None,
-    check: Check = lambda shard: None,
+    wanted: Callable[[int], range] = range,
+    check: Callable[[Shard], object] = lambda head: None,
 ) -> Shard:
-    """Loads workers of a checkpoint, from as many shards as needed.
+    """Loads workers of a checkpoint, from as few shards as hold them.
 
     Args:
         folder: the folder of the checkpoints.
         step: one of `steps`.
-        first: the number of the first worker to load; None means 0.
-        count: the number of workers to load; None means all from `first` on.
-        check: raises a ValueError for a shard that cannot be used.
+        wanted: maps the number of workers of the checkpoint to the numbers of those to
+            load, at least one; by default all.
+        check: raises a ValueError for the head of a shard that cannot be used.
 
     Returns:
         A shard of these workers, with new arrays. Its shared arrays and record may
@@ -398,10 +397,90 @@ def load(
     # A killed run with another number of processes may have left an incomplete layout.
     for of in sorted(layouts, key=lambda of: (len(layouts[of]) < of, of)):
         try:
-            return _load_layout(folder, layouts[of], first or 0, count, check)
+            return _load_layout(folder, layouts[of], wanted, check)
         except (Damaged, Incomplete) as error:
             errors.append(error)
     raise errors[0] if errors else Incomplete(f"step-{step:08} has no shard files")
+
+
+def _load_layout(
+    folder: Path,
+    names: list[ShardName],
+    wanted: Callable[[int], range],
+    check: Callable[[Shard], object],
+) -> Shard:
+    """Loads workers from the shards that hold them, as their manifests say."""
+    found = {name: _head(folder / name.file_name) for name in names}
+    heads = {name: head for name, head in found.items() if head is not None}
+    known = [*heads.values()]
+    rows = wanted(known[0].workers) if known else range(1)
+    is_held = all(any(row in head.held for head in known) for row in rows)
+    # Workers that span processes are held in pieces, which any file may have.
+    is_spread = any(array_name(x) != x for head in known for x in head.own)
+    if is_spread or not is_held:
+        for name in found:
+            if name not in heads:
+                read(folder / name.file_name)  # raises the reason
+    if not is_held:
+        raise _incomplete(names)
+    needed = {
+        name: head
+        for name, head in heads.items()
+        if head.first < rows.stop and rows.start < head.held.stop
+    }
+    _check_fit(needed, check)
+    return _joined((read(folder / name.file_name) for name in needed), rows)
+
+
+def _check_fit(heads: dict[ShardName, Shard], check: Callable[[Shard], object]) -> None:
+    """Raises Damaged for a shard that cannot be used, or is of another run."""
+    first = next(iter(heads))
+    expected = _common(heads[first])
+    for name, head in heads.items():
+        try:
+            check(head)
+        except ValueError as error:
+            raise Damaged(f"{name.file_name} is not usable: {error}") from error
+        found = _common(head)
+        if differing := [x for x in expected if found[x] != expected[x]]:
+            raise Damaged(
+                f"{name.file_name} is of another run than {first.file_name}: its "
+                f"{differing[0]} differ"
+            )
+
+
+def _joined(shards: Iterable[Shard], rows: range) -> Shard:
+    """Joins the rows of shards that hold all of them."""
+    by_first: dict[int, Shard] = {}
+    for shard in shards:
+        # Shards with the same first worker hold pieces of workers that span processes.
+        other = by_first.setdefault(shard.first, shard)
+        if other is not shard:
+            other.own.update(shard.own)
+            other.shared.update(shard.shared)
+            shard.own.clear()  # so that `other` alone holds them
+    parts = [by_first[first] for first in sorted(by_first)]
+    cuts = [slice(max(rows.start - x.first, 0), rows.stop - x.first) for x in parts]
+    # Leaf by leaf, to free each one: two copies of the state may not fit in memory.
+    own = {
+        name: np.concatenate(
+            [x.own.pop(name)[cut] for x, cut in zip(parts, cuts, strict=True)]
+        )
+        for name in list(parts[0].own)
+    }
+    return parts[0]._replace(first=rows.start, own=own)
+
+
+def _incomplete(names: list[ShardName]) -> Incomplete:
+    """Reports which shards of a checkpoint are missing, given the existing ones."""
+    step, _, of = names[0]
+    missing = of - len(names)
+    if not missing:
+        return Incomplete(f"{names[0].file_name} and the others lack some workers")
+    there = (number for number, name in enumerate(names) if name.number != number)
+    name = ShardName(step, next(there, len(names)), of).file_name
+    more = f", and {missing - 1} more of {of} files" if missing > 1 else ""
+    return Incomplete(f"{name} is missing{more}")
 
 
 def prune(
@@ -433,8 +512,8 @@ def prune(
     old = [x for x in found[keep:] if x != best]
     remove(folder, old, number, of, run_ids)
     for name in _file_names(folder):
-        found = writer(name)
-        if found and (found[0] == number or found[1] != of):
+        owner = writer(name)
+        if owner and (owner[0] == number or owner[1] != of):
             (folder / name).unlink(missing_ok=True)
 
 
@@ -464,17 +543,19 @@ def remove(
     """
     for name in _shard_names(folder):
         path = folder / name.file_name
-        is_ours = name.step in steps and (name.number == number or name.of != of)
-        if is_ours and (run_ids is None or _is_of(path, run_ids)):
+        if name.step not in steps or (name.number != number and name.of == of):
+            continue
+        head = None if run_ids is None else _head(path)
+        if run_ids is None or (head and head.record.get("run_id") in run_ids):
             path.unlink(missing_ok=True)
 
 
-def _is_of(path: Path, run_ids: Collection[str | None]) -> bool:
-    """Whether one of these runs wrote a shard; False if its record is unreadable."""
+def _head(path: Path) -> Shard | None:
+    """Returns the head of a shard; None if it cannot be read."""
     try:
-        return read_record(path).get("run_id") in [*run_ids]
+        return read_head(path)
     except (Damaged, OSError):
-        return False
+        return None
 
 
 def is_first_save(folder: Path) -> bool:
@@ -483,9 +564,9 @@ def is_first_save(folder: Path) -> bool:
     counts = Counter(name.of for name in names)
     if len({name.step for name in names}) > 1 or any(x == n for x, n in counts.items()):
         return False
-    records = (read_record(folder / name.file_name) for name in names)
     try:
-        return all(record["progress"]["saved"] == 0 for record in records)
+        heads = [read_head(folder / name.file_name) for name in names]
+        return all(head.record["progress"]["saved"] == 0 for head in heads)
     except (Damaged, OSError, LookupError, TypeError):
         return False
 
@@ -499,77 +580,6 @@ def identity(shard: Shard) -> dict[str, Any]:
     return {"workers": shard.workers, **{x: shard.record.get(x) for x in names}}
 
 
-def _load_layout(
-    folder: Path, names: list[ShardName], first: int, count: int | None, check: Check
-) -> Shard:
-    """Loads workers from as few shards as possible, because shards are large."""
-    unread = {name.number: name for name in names}
-    taken: dict[ShardName, Shard] = {}
-    damage: Damaged | None = None
-    lacking, stop, is_spread = first, first, False
-    # Workers are usually split evenly, so one shard often holds all wanted workers.
-    guess = first // count if count else 0
-    while unread:
-        name = unread.pop(min(unread, key=lambda x: abs(x - guess)))
-        try:
-            shard = taken[name] = _read_fitting(folder, name, taken, check)
-        except Damaged as error:
-            # Other shards may hold the wanted workers.
-            damage = damage or error
-            continue
-        stop = shard.workers if count is None else first + count
-        if stop > shard.workers:
-            has = f"{shard.workers} workers and has no worker {stop - 1}"
-            raise Incomplete(f"{name.file_name} is of a run that had {has}")
-        # No set: a damaged shard may claim any number of workers.
-        held = [each.held for each in taken.values()]
-        wanted = range(first, stop)
-        lacking = next((x for x in wanted if not any(x in y for y in held)), None)
-        # If workers span processes, all shards hold pieces of their arrays.
-        is_spread = any(array_name(x) != x for x in shard.own)
-        if lacking is not None:
-            guess = lacking * name.of // shard.workers
-        elif unread and is_spread:
-            guess = min(unread)
-        else:
-            break
-    if taken and lacking is None and not (damage and is_spread):
-        return _joined([*taken.values()], first, stop)
-    raise damage or _incomplete(names)
-
-
-def _incomplete(names: list[ShardName]) -> Incomplete:
-    """Reports which shards of a checkpoint are missing, given the existing ones."""
-    step, _, of = names[0]
-    there = {name.number for name in names}
-    missing = of - len(there)
-    if not missing:
-        return Incomplete(f"{names[0].file_name} and the others lack some workers")
-    first = next(number for number in counted() if number not in there)
-    name = ShardName(step, first, of).file_name
-    more = f", and {missing - 1} more of {of} files" if missing > 1 else ""
-    return Incomplete(f"{name} is missing{more}")
-
-
-def _read_fitting(
-    folder: Path, name: ShardName, taken: dict[ShardName, Shard], check: Check
-) -> Shard:
-    """Reads a shard; raises Damaged if it belongs to another run than `taken`."""
-    shard = read(folder / name.file_name)
-    try:
-        check(shard)
-    except ValueError as error:
-        raise Damaged(f"{name.file_name} is not usable: {error}") from error
-    for other in [*taken][:1]:
-        before, now = _common(taken[other]), _common(shard)
-        if differing := [x for x in before if now[x] != before[x]]:
-            raise Damaged(
-                f"{name.file_name} is of another run than {other.file_name}: its "
-                f"{differing[0]} differ"
-            )
-    return shard
-
-
 def _common(shard: Shard) -> dict[str, Any]:
     """Returns `identity`, and the arrays' dtypes and shapes without their rows."""
     arrays = [
@@ -578,30 +588,6 @@ def _common(shard: Shard) -> dict[str, Any]:
         for name, x in part.items()
     ]
     return {**identity(shard), "arrays": {*arrays}}
-
-
-def _joined(taken: list[Shard], first: int, stop: int) -> Shard:
-    """Joins the workers from first to stop; the shards hold all of them."""
-    by_workers: dict[int, Shard] = {}
-    for shard in sorted(taken, key=lambda x: x.first):
-        # Shards with the same first worker hold pieces of workers that span processes.
-        other = by_workers.setdefault(shard.first, shard)
-        if other is not shard:
-            other.own.update(shard.own)
-            other.shared.update(shard.shared)
-            shard.own.clear()  # so that `other` alone holds them
-    slices, done = [], first
-    for shard in by_workers.values():
-        start, end = (min(max(done, x), stop) for x in (shard.first, shard.held.stop))
-        slices.append((shard, slice(start - shard.first, end - shard.first)))
-        done = max(done, end)
-    whole = slices[0][0]
-    # Leaf by leaf, to free each one: two copies of the state may not fit in memory.
-    own = {
-        name: np.concatenate([shard.own.pop(name)[rows] for shard, rows in slices])
-        for name in list(whole.own)
-    }
-    return whole._replace(first=first, own=own)
 
 
 def _shard_names(folder: Path) -> list[ShardName]:

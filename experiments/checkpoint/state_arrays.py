@@ -55,24 +55,25 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
     same, layout = shard.workers == trainer.workers, trainer.layout
     own, shared = map(joined_pieces, (shard.own, shard.shared))
     needed = own if same else shared
-    parts = {name: x for name, x in needed.items() if isinstance(x, HeldPart)}
-    leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
-    for path, x in leaves if same and not layout.is_whole else ():
-        name = jax.tree_util.keystr(path)
-        if name not in parts:
+    places = {}
+    if same and not layout.is_whole:
+        leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
+        places = {jax.tree_util.keystr(path): x for path, x in leaves}
+    for name, part in needed.items():
+        if not isinstance(part, HeldPart):
             continue
-        part = parts.pop(name)
+        if name not in places:
+            raise Incomplete(
+                f"only a part of {name} is here: its workers spanned several "
+                "processes, whose files must be in one folder"
+            )
+        place = places[name]
         try:
-            for each in x.addressable_shards:
-                bounds = bounds_of(each.index, x.shape)[2:]
+            for each in place.addressable_shards:
+                bounds = bounds_of(each.index, place.shape)[2:]
                 part.read(((0, layout.lanes), *bounds))
         except ValueError as error:
             raise Incomplete(f"array {name}: {error}") from None
-    if parts:
-        raise Incomplete(
-            f"only a part of {next(iter(parts))} is here: its workers spanned several "
-            "processes, whose files must be in one folder"
-        )
     return shard._replace(own=own, shared=shared)
 
 
