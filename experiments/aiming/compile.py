@@ -15,7 +15,7 @@ from jax.extend import core
 from experiments.aiming import hlo, targets, times
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
-from experiments.pipeline import loading
+from experiments.data import feeding
 from experiments.tasks.contract import check_shardings
 from experiments.tasks.task import Data
 from experiments.training.config import RunConfig, Settings
@@ -71,7 +71,7 @@ def _data(parts: Plan) -> Data:
     c, blank = parts.config, parts.task.blank
     if blank is not None and c.validation is None:
         return blank()
-    return loading.load(parts.task, c.task, c.validation)
+    return feeding.load(parts.task.load, c.task, c.validation)
 
 
 def steps_of(config: Settings) -> int:
@@ -107,7 +107,7 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
             for name, x in one.items()
         }
 
-    if loading.is_read_on_host(data):
+    if feeding.is_read_on_host(data):
         return led_by(*lead), None
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 

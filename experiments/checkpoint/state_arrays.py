@@ -6,9 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.checkpoint import pieces
-from experiments.checkpoint.folder import Incomplete
-from experiments.checkpoint.shard_file import Shard
+from experiments.checkpoint.shards import (
+    Incomplete,
+    Shard,
+    joined_pieces,
+    named_pieces,
+)
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
@@ -50,26 +53,27 @@ def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
         Incomplete: pieces are missing of arrays whose workers spanned processes.
     """
     same, layout = shard.workers == trainer.workers, trainer.layout
-    own, shared = map(pieces.joined, (shard.own, shard.shared))
+    own, shared = map(joined_pieces, (shard.own, shard.shared))
     needed = own if same else shared
-    parts = {name: x for name, x in needed.items() if isinstance(x, HeldPart)}
-    leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
-    for path, x in leaves if same and not layout.is_whole else ():
-        name = jax.tree_util.keystr(path)
-        if name not in parts:
+    places = {}
+    if same and not layout.is_whole:
+        leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
+        places = {jax.tree_util.keystr(path): x for path, x in leaves}
+    for name, part in needed.items():
+        if not isinstance(part, HeldPart):
             continue
-        part = parts.pop(name)
+        if name not in places:
+            raise Incomplete(
+                f"only a part of {name} is here: its workers spanned several "
+                "processes, whose files must be in one folder"
+            )
+        place = places[name]
         try:
-            for each in x.addressable_shards:
-                bounds = bounds_of(each.index, x.shape)[2:]
+            for each in place.addressable_shards:
+                bounds = bounds_of(each.index, place.shape)[2:]
                 part.read(((0, layout.lanes), *bounds))
         except ValueError as error:
             raise Incomplete(f"array {name}: {error}") from None
-    if parts:
-        raise Incomplete(
-            f"only a part of {next(iter(parts))} is here: its workers spanned several "
-            "processes, whose files must be in one folder"
-        )
     return shard._replace(own=own, shared=shared)
 
 
@@ -149,7 +153,7 @@ def _named(tree: PyTree) -> Named:
     names = [jax.tree_util.keystr(path) for path, _ in leaves]
     found: Named = {}
     for name, x in zip(names, raw, strict=True):
-        found |= pieces.named(name, part_of(x) if isinstance(x, jax.Array) else x)
+        found |= named_pieces(name, part_of(x) if isinstance(x, jax.Array) else x)
     return found
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from experiments.data import formats
 from experiments.tasks import classify
-from experiments.tasks.data import cifar
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -45,7 +45,7 @@ def cifar10(
 
     return Task(
         **classify.fields(network, prepare),
-        load=lambda: classify.labelled(*cifar.images(data_dir)),
+        load=lambda: classify.labelled(*formats.cifar_images(data_dir)),
         batch_size=128,
         steps=2000,
         lr={"sgd": 0.02, "": 1e-3},

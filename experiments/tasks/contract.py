@@ -1,5 +1,6 @@
 """Checks of a user's task; errors name the field that is wrong."""
 
+import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, get_args
@@ -7,10 +8,12 @@ from typing import Any, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
+from experiments.data.feeding import Arrays, Data, gather
 from experiments.tasks import Schedule
-from experiments.tasks.task import WEIGHT, Arrays, Data, Kept, Tables, Task
+from experiments.tasks.task import Kept, Tables, Task
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.decided import METRIC
@@ -25,6 +28,9 @@ BOUNDS = {
     "weight_decay": {"least": 0},
     "clip_norm": {"above": 0},
 }
+_OUT_OF_BOUNDS = re.compile(
+    r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)"
+)
 
 
 def check_task(task: Any) -> None:
@@ -78,56 +84,6 @@ def _check_rates(lr: Any) -> None:
         )
     for optimizer, rate in lr.items():
         checks.real(f"lr[{optimizer!r}]", rate, above=0)
-
-
-def check_data(data: Any) -> None:
-    """Raises a ValueError unless this is a Data with consistent parts."""
-    if not isinstance(data, Data):
-        raise ValueError(f"load must return a Data, got {checks.shown(data)}")
-    check_arrays("test", data.test)
-    if isinstance(data.train, dict):
-        check_arrays("train", data.train)
-        first = data.train
-    elif not (hasattr(data.train, "__len__") and hasattr(data.train, "__getitem__")):
-        raise ValueError(
-            "train must be a dict of arrays, or a source with a length whose items are "
-            f"examples, got {checks.shown(data.train)}"
-        )
-    else:
-        first = data.train[0]
-        if not isinstance(first, Mapping):
-            raise ValueError(
-                "train[0] must be an example, a dict of arrays, got "
-                f"{checks.shown(first)}"
-            )
-    if set(first) != set(data.test):
-        raise ValueError(f"train has arrays {[*first]}, but test has {[*data.test]}")
-    if WEIGHT in data.test:
-        raise ValueError(f"{WEIGHT!r} is a name that evaluation adds: use another name")
-    for name, group in data.groups.items():
-        found = np.asarray(group)
-        if found.dtype.kind not in "iu" or found.shape != (data.examples,):
-            raise ValueError(
-                f"groups must hold whole numbers ({data.examples},), one for each "
-                f"training example, got {name!r} of {found.dtype} {found.shape}"
-            )
-    checks.whole("overlapping", data.overlapping, least=0)
-    checks.whole("covering", data.covering, least=1)
-
-
-def check_arrays(name: str, part: Any) -> None:
-    """Raises a ValueError unless this is a dict of arrays of one length."""
-    if not isinstance(part, dict):
-        raise ValueError(f"{name} must be a dict of arrays, got {checks.shown(part)}")
-    for leaf, x in part.items():
-        if not isinstance(x, np.ndarray | jax.Array) or not x.ndim:
-            raise ValueError(
-                f"{name}[{leaf!r}] must be an array, with examples as first axis, got "
-                f"{checks.shown(x)}"
-            )
-    lengths = {leaf: len(x) for leaf, x in part.items()}
-    if len(set(lengths.values())) != 1 or not all(lengths.values()):
-        raise ValueError(f"{name} must have arrays of one length, above 0: {lengths}")
 
 
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
@@ -222,6 +178,62 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
             f"{min(twice)!r} is both a value of apply and a figure: rename one"
         )
     return set(found[1])
+
+
+def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> None:
+    """Raises a ValueError for a label beyond the logits, or a token beyond a table.
+
+    Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
+    whole numbers of the data are tried, and only their results are computed.
+    """
+    for part, rows in _extremes(data).items():
+        batch = gather(getattr(data, part), rows)
+
+        def on_one_worker(lane, params, batch=batch):
+            key = jax.random.key(0)
+            return task.apply(params, buffers, batch, key, train=False)[0]["loss"]
+
+        mapped = over_workers(on_one_worker, (0, None))
+        checked = checkify.checkify(mapped, errors=checkify.index_checks)
+        try:
+            # The values are dropped here, so that XLA leaves out the model.
+            told = jax.jit(lambda x, checked=checked: checked(jnp.zeros((1, 1)), x)[0])(
+                params
+            ).get()
+        except Exception:  # code that checkify does not support is not checked
+            return
+        found = _OUT_OF_BOUNDS.search(told or "")
+        # A task may allow reads and writes beyond an end on purpose.
+        if found and not np.isfinite(jax.jit(mapped)(jnp.zeros((1, 1)), params)).all():
+            index, size = map(int, found.groups())
+            raise ValueError(_misfit(part, batch, rows, index, size))
+
+
+def _extremes(data: Data) -> dict[str, np.ndarray]:
+    """Returns the rows of the smallest and the largest whole numbers, by part."""
+    leaves = {"train": data.train, "test": data.test}
+    if not isinstance(data.train, dict):  # it may be large: check only its groups
+        leaves["train"] = dict(data.groups)
+    found = {}
+    for part, each in leaves.items():
+        whole = [np.asarray(x) for x in each.values()]
+        whole = [
+            x.reshape(len(x), -1) for x in whole if x.size and x.dtype.kind in "iu"
+        ]
+        at = [find(x) // x.shape[1] for x in whole for find in (np.argmin, np.argmax)]
+        found[part] = np.unique(np.array([0, *at]))
+    return found
+
+
+def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -> str:
+    """Returns an error that names the example with a number out of range."""
+    why = f"but the array that it indexes has size {size}: use 0 to {size - 1}"
+    for name, x in batch.items():
+        # jax adds the size to a negative index.
+        at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
+        if x.dtype.kind in "iu" and len(at):
+            return f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, {why}"
+    return f"{part} holds an index of {index}, {why}"
 
 
 def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.data import tokens
 from experiments.tasks import muon
 from experiments.tasks.classify import values
-from experiments.tasks.data import text
 from experiments.tasks.task import Data, Tables, Task
 from models import ngram
 from syncalgos import checks, collectives, lookup
@@ -129,16 +129,16 @@ def _whole(params, axis: Axis):
 
 
 def _load(data_dir: Path | None, order: int) -> Data:
-    codes, vocabulary = text.words(text.text(data_dir))
+    codes, vocabulary = tokens.words(tokens.shakespeare(data_dir))
     # The tables are made before the text is read.
     assert len(vocabulary) == WORDS
-    train, test = text.split(codes)
+    train, test = tokens.split(codes)
     if order > len(test):
         raise ValueError(
             f"--order {order} is longer than the held-out text ({len(test)} words)"
         )
     return Data(
-        train={"ngram": text.windows(train, order)},
-        test={"ngram": text.windows(test, order)},
+        train={"ngram": tokens.windows(train, order)},
+        test={"ngram": tokens.windows(test, order)},
         overlapping=order - 1,
     )

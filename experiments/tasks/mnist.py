@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Literal
 
+from experiments.data import formats
 from experiments.tasks import classify
-from experiments.tasks.data import idx
 from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
@@ -50,7 +50,9 @@ def images(
 
     return Task(
         **classify.fields(network, prepare),
-        load=lambda: classify.labelled(*idx.images(name.replace("_", "-"), data_dir)),
+        load=lambda: classify.labelled(
+            *formats.mnist_images(name.replace("_", "-"), data_dir)
+        ),
         batch_size=64,
         steps=1000,
         lr={"sgd": 0.004, "": 5e-4},

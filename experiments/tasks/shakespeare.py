@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from experiments.tasks.data import text
+from experiments.data import tokens
 from experiments.tasks.language import TRAINING, check_sizes, next_token
 from experiments.tasks.task import Data, Task
 from models import gpt
@@ -64,7 +64,7 @@ def shakespeare(
 
 
 def _load(data_dir: Path | None, context: int) -> Data:
-    codes, alphabet = text.characters(text.text(data_dir))
+    codes, alphabet = tokens.characters(tokens.shakespeare(data_dir))
     # The model is made before the text is read.
     assert len(alphabet) == CHARACTERS
     # One byte each, because windows repeat every character on the device.
@@ -73,12 +73,12 @@ def _load(data_dir: Path | None, context: int) -> Data:
 
 def _blank(context: int) -> Data:
     """Makes the data of a text with the same length, of one repeated character."""
-    return _data(np.zeros(text.SHAKESPEARE.size, np.uint8), context)
+    return _data(np.zeros(tokens.SHAKESPEARE.size, np.uint8), context)
 
 
 def _data(codes: np.ndarray, context: int) -> Data:
     """Cuts the characters of a text into windows."""
-    train, test = text.split(codes)
+    train, test = tokens.split(codes)
     if context >= len(test):
         raise ValueError(
             f"--context {context} is longer than the held-out text "
@@ -88,8 +88,8 @@ def _data(codes: np.ndarray, context: int) -> Data:
     # The first character of a held-out window is the last one of the window before, so
     # that each is predicted once. The end that does not fill a window is left out.
     return Data(
-        train={"window": text.windows(train, context + 1, stride)},
-        test={"window": text.windows(test, context + 1, context)},
+        train={"window": tokens.windows(train, context + 1, stride)},
+        test={"window": tokens.windows(test, context + 1, context)},
         overlapping=context // stride,
         covering=context // stride,
     )

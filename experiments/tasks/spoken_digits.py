@@ -6,9 +6,9 @@ from typing import Literal
 
 import jax.numpy as jnp
 
+from experiments.data import formats
 from experiments.tasks import muon
 from experiments.tasks.classify import values
-from experiments.tasks.data import speech
 from experiments.tasks.task import Data, Task
 from models import lstm, sharding
 from syncalgos import checks
@@ -38,9 +38,9 @@ def spoken_digits(
     """
     for name, value in {"hidden": hidden, "layers": layers, "frames": frames}.items():
         checks.whole(f"--{name}", value, least=1)
-    if frames > speech.LONGEST:
+    if frames > formats.LONGEST:
         raise ValueError(
-            f"--frames must be at most {speech.LONGEST}, the longest recording's, got "
+            f"--frames must be at most {formats.LONGEST}, the longest recording's, got "
             f"{frames}"
         )
     # The gradient stores the carries of all chunks and the frames of one. Both grow as
@@ -52,7 +52,7 @@ def spoken_digits(
         return values(mean_output(outputs, batch["length"]), batch["y"]), buffers
 
     return Task(
-        init=lambda key: (lstm.init(key, speech.BANDS, hidden, 10, layers), ()),
+        init=lambda key: (lstm.init(key, formats.BANDS, hidden, 10, layers), ()),
         apply=apply,
         load=partial(_load, data_dir, frames),
         batch_size=64,
@@ -83,5 +83,5 @@ def mean_output(outputs, length):
 
 
 def _load(data_dir: Path | None, frames: int) -> Data:
-    train, test, speakers = speech.spoken_digits(data_dir, frames)
+    train, test, speakers = formats.spoken_digits(data_dir, frames)
     return Data(train, test, groups={"label": train["y"], "speaker": speakers})

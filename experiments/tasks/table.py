@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from experiments.data import downloads
 from experiments.tasks import classify
-from experiments.tasks.data import files
 from experiments.tasks.task import Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS
@@ -67,7 +67,7 @@ def table(
 
     def load() -> Data:
         for remark in remarks:
-            files.say(f"{path}: {remark}")
+            downloads.say(f"{path}: {remark}")
         return data
 
     return Task(
@@ -119,7 +119,7 @@ def _read(
     size = f"rows: {len(y)}; columns: {x[0].size}; classes: {len(names)}{where}"
     remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
     parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
-    data = classify.labelled(*parts)._replace(sha256=files.sha256(path))
+    data = classify.labelled(*parts)._replace(sha256=downloads.sha256(path))
     return data, shape, len(names), remarks
 
 

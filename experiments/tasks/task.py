@@ -2,69 +2,21 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from experiments.data.feeding import WEIGHT, Arrays, Data
 from experiments.tasks import Schedule
 from syncalgos import per_example
 from syncalgos.collectives import PyTree
 from syncalgos.reducers.stacking import Stacked
 
-Arrays = dict[str, np.ndarray]
 Kept = Literal["replicated", "shared", "sharded"]
 Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
-WEIGHT = "weight"  # the name of an example's weight in an evaluation
-
-
-class Source(Protocol):
-    """Examples that are made or read one by one, like grain's data sources."""
-
-    def __len__(self) -> int:
-        """The number of examples."""
-        ...
-
-    def __getitem__(self, number: int, /) -> Mapping[str, np.ndarray]:
-        """One example, without a leading axis."""
-        ...
-
-
-class Data(NamedTuple):
-    """A task's examples.
-
-    Attributes:
-        train: training examples; leaves (examples, ...), or a source of them.
-        test: held-out examples; leaves (examples, ...), with the same names.
-        groups: by name, the number of each training example's group, (examples,). A
-            group is a class, "label", or an origin, such as "speaker". Each worker can
-            get its own groups (`experiments.pipeline.partition`).
-        overlapping: the number of following training examples that share content with
-            an example, as windows of a text do; 0 if examples are independent.
-        covering: a stride: taking every covering-th of overlapping examples shows all
-            content once, so that no held-out content is counted twice.
-        part_of: if arrays were split, the whole arrays and the numbers of the `train`
-            examples in them, so that runs on a part and on the whole share programs.
-        sha256: the checksum of a user's files, by which a resumed run detects changes;
-            "" if that is impossible or not needed.
-    """
-
-    train: Arrays | Source
-    test: Arrays
-    groups: Mapping[str, np.ndarray] = {}
-    overlapping: int = 0
-    covering: int = 1
-    part_of: tuple[Arrays, np.ndarray] | None = None
-    sha256: str = ""
-
-    @property
-    def examples(self) -> int:
-        """The number of training examples."""
-        if isinstance(self.train, dict):
-            return len(next(iter(self.train.values())))
-        return len(self.train)
 
 
 class Tables(NamedTuple):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.tasks.data import documents, files, tokens
-from experiments.tasks.data.documents import Documents
+from experiments.data import downloads, tokens
+from experiments.data.tokens import Documents, find_documents
 from experiments.tasks.language import TRAINING, check_sizes, next_token
 from experiments.tasks.task import Data, Task
 from models import gpt
@@ -82,9 +82,9 @@ def text(
     sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
     init, length, heads = _model(model, size, sizes)
     half = jnp.bfloat16 if dtype == "bfloat16" else None
-    texts = [documents.find("--text", text, column)]
+    texts = [find_documents("--text", text, column)]
     if test_text is not None:
-        texts.append(documents.find("--test-text", test_text, column))
+        texts.append(find_documents("--test-text", test_text, column))
 
     def apply(params, buffers, batch, key, train):
         logits = partial(gpt.apply, params, heads=heads, remat=remat, dtype=half)
@@ -191,7 +191,7 @@ def _load(
     context: int,
 ) -> Data:
     """Tokenizes the texts, if not yet done, and cuts them into windows."""
-    folder, keys = files.folder(data_dir) / "text", [x.key() for x in texts]
+    folder, keys = downloads.folder(data_dir) / "text", [x.key() for x in texts]
     if tokenizer is None:
         tokenizer = tokens.trained(texts[0], keys[0], size, end, folder)
     # All of the held-out text is used.

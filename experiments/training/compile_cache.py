@@ -15,7 +15,7 @@ import jax
 from filelock import FileLock
 from jax.experimental.compilation_cache import compilation_cache
 
-from experiments.tasks.data.files import user_cache
+from experiments.data.downloads import user_cache
 
 # jax's settings; their environment variables have capitals.
 ENABLED = "jax_enable_compilation_cache"

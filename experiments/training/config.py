@@ -271,9 +271,9 @@ class RunConfig:
                 object.__setattr__(self, name, MappingProxyType(own))
         self._check_placement()
         if self.partition != "iid":
-            from experiments.pipeline import partition  # imports NumPy
+            from experiments.data import sampling  # imports NumPy
 
-            partition.check(self.partition)
+            sampling.alpha_of(self.partition)
         if (self.resume or self.resume_center) and self.overwrite:
             raise ValueError(
                 "--resume continues a run, --overwrite starts it anew: use one of them"

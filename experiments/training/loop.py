@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
-from experiments.pipeline import loading, prefetch, sampler
+from experiments.data import feeding, sampling
 from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
 from experiments.training.measurements import displacements
@@ -204,7 +204,7 @@ def _make_dispatch(
     second maps (state, first step, batches) to (state, metrics, training seconds).
     """
     c, trainer, data = run.config, run.trainer, run.data
-    on_host = loading.is_read_on_host(data)
+    on_host = feeding.is_read_on_host(data)
     own = trainer.layout.own_rows(c.batch_size)
     part = None if on_host else data.part_of
     train, numbers = part or (data.train, None)
@@ -212,14 +212,14 @@ def _make_dispatch(
     def rows(first, steps):
         draw = (c.seed, first, steps, c.batch_size)
         if run.shards is None:
-            found = sampler.rows(*draw, data.examples)[:, own]
+            found = sampling.rows(*draw, data.examples)[:, own]
         else:
-            found = sampler.rows_of_shards(*draw, run.shards)[:, own]
+            found = sampling.rows_of_shards(*draw, run.shards)[:, own]
         return found if numbers is None else numbers[found]
 
     # Data on the devices is gathered inside the compiled loop. With 188 MB of data as
     # constants of the loop a dispatch costs 85-108 ms; with placed data, 2 ms.
-    ahead = prefetch.read_ahead(train, schedule, rows) if on_host else None
+    ahead = feeding.read_ahead(train, schedule, rows) if on_host else None
     placed = None if on_host else trainer.place(train)
 
     def read(first, steps):

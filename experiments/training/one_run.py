@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 import syncalgos
 from experiments import exit_codes
 from experiments.checkpoint import lock
-from experiments.checkpoint.background import Background
-from experiments.checkpoint.manager import FOLDER, Finished, Saver, restore
+from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM

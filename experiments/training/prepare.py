@@ -11,10 +11,10 @@ import numpy as np
 from experiments.cli import terminal
 from experiments.cli.errors import STOPS, BadRequest, explain, named
 from experiments.cli.factories import OWN
-from experiments.pipeline import loading, partition
-from experiments.pipeline.indices import check_indices
+from experiments.data import feeding, sampling
 from experiments.tasks.contract import (
     check_apply,
+    check_indices,
     check_model,
     check_shardings,
     convolves,
@@ -134,7 +134,9 @@ def checked(
         plan = make_plan(config, group.hosts, **own)
         # Data comes last: all other errors are reported within a second.
         if data is None:
-            data = loading.load(plan.task, plan.config.task, plan.config.validation)
+            data = feeding.load(
+                plan.task.load, plan.config.task, plan.config.validation
+            )
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
         # Otherwise, a process would wait for ever for another, as in an evaluation.
@@ -257,7 +259,7 @@ def _sent(plan: Plan, replica: Replica) -> Communication | None:
 def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
     """Returns the training examples of each worker; None if workers share all."""
     c = plan.config
-    return partition.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
+    return sampling.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
 def _is_custom(task: str) -> bool:

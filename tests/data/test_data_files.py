@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT
 
-from experiments.tasks.data import files
+from experiments.data import downloads
 
 TIMEOUT = 60  # seconds, of what takes one
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
@@ -83,7 +83,7 @@ def server(monkeypatch):
 
 def pinned(server, *paths):
     urls = tuple(server.address + path for path in paths)
-    return files.File("set/data.bin", len(CONTENT), SHA256, urls)
+    return downloads.File("set/data.bin", len(CONTENT), SHA256, urls)
 
 
 def held(folder):
@@ -94,13 +94,13 @@ def held(folder):
 def refused(file, folder, *convert):
     """The one line of a refusal."""
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
-        files.find(file, folder, *convert)
+        downloads.find(file, folder, *convert)
     return str(caught.value)
 
 
 def test_a_missing_file_is_downloaded_once_and_verified(server, tmp_path, capsys):
     file = pinned(server, "/whole")
-    path = files.find(file, tmp_path)
+    path = downloads.find(file, tmp_path)
     assert path == tmp_path / "set" / "data.bin"
     assert path.read_bytes() == CONTENT
     (tmp_path / "any").touch()
@@ -109,7 +109,7 @@ def test_a_missing_file_is_downloaded_once_and_verified(server, tmp_path, capsys
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err == "downloading set/data.bin (1.049 MB) from 127.0.0.1\n"
-    assert files.find(file, tmp_path) == path
+    assert downloads.find(file, tmp_path) == path
     assert server.asked == ["/whole"]
     assert held(tmp_path) == {"set/data.bin"}
 
@@ -122,7 +122,7 @@ def test_a_terminal_is_shown_a_progress_bar(server, tmp_path, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    files.find(pinned(server, "/whole"), tmp_path)
+    downloads.find(pinned(server, "/whole"), tmp_path)
     assert "━" in terminal.getvalue() and "1.0/1.0 MB" in terminal.getvalue()
 
 
@@ -149,7 +149,7 @@ def test_a_failed_download_leaves_nothing_and_says_why_in_one_line(
 
 
 def test_the_mirror_is_tried_when_the_official_source_fails(server, tmp_path, capsys):
-    path = files.find(pinned(server, "/other", "/whole"), tmp_path)
+    path = downloads.find(pinned(server, "/other", "/whole"), tmp_path)
     assert path.read_bytes() == CONTENT
     assert server.asked == ["/other", "/whole"]
     assert held(tmp_path) == {"set/data.bin"}
@@ -157,16 +157,16 @@ def test_the_mirror_is_tried_when_the_official_source_fails(server, tmp_path, ca
 
 
 def test_a_server_that_falls_silent_is_given_up(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "TIMEOUT", (5, 0.3))
+    monkeypatch.setattr(downloads, "TIMEOUT", (5, 0.3))
     with pytest.raises(ValueError, match="the connection failed"):
-        files.find(pinned(server, "/slow"), tmp_path)
+        downloads.find(pinned(server, "/slow"), tmp_path)
     assert held(tmp_path) == set()
 
 
 def test_what_is_served_is_converted_before_it_is_verified(server, tmp_path):
     turned = hashlib.sha256(CONTENT[::-1]).hexdigest()
     file = pinned(server, "/whole")._replace(sha256=turned)
-    path = files.find(file, tmp_path, lambda part: part.read_bytes()[::-1])
+    path = downloads.find(file, tmp_path, lambda part: part.read_bytes()[::-1])
     assert path.read_bytes() == CONTENT[::-1]
     path.unlink()
     assert f"its SHA-256 is {SHA256}" in refused(file, tmp_path, Path.read_bytes)
@@ -198,7 +198,7 @@ def test_a_data_folder_that_is_complete_is_only_read(server, tmp_path):
     path.parent.mkdir()
     path.write_bytes(CONTENT)
     before = [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)]
-    assert files.find(pinned(server, "/whole"), tmp_path) == path
+    assert downloads.find(pinned(server, "/whole"), tmp_path) == path
     assert [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)] == before
     assert server.asked == []
 
@@ -224,24 +224,24 @@ def test_the_data_folder_is_the_argument_the_environment_or_the_cache(
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("SYNCALGOS_DATA", str(tmp_path / "named"))
-    assert files.folder(tmp_path) == tmp_path
-    assert files.folder() == tmp_path / "named"
+    assert downloads.folder(tmp_path) == tmp_path
+    assert downloads.folder() == tmp_path / "named"
     monkeypatch.setenv("SYNCALGOS_DATA", "~/data")
-    assert files.folder() == Path.home() / "data"
+    assert downloads.folder() == Path.home() / "data"
     monkeypatch.setenv("SYNCALGOS_DATA", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    cache = files.folder()
+    cache = downloads.folder()
     assert cache.name == "syncalgos"
     assert cache.parent == tmp_path / "cache" or sys.platform != "linux"
     monkeypatch.delenv("SYNCALGOS_DATA")
-    assert files.folder() == cache
+    assert downloads.folder() == cache
 
 
 # The harness's handlers only take note, so that a dispatch is ended properly.
 DOWNLOAD = """
 import signal, sys
 from pathlib import Path
-from experiments.tasks.data import files
+from experiments.data import downloads
 
 def note(number, frame):
     print("noted", flush=True)
@@ -249,7 +249,7 @@ def note(number, frame):
 signal.signal(signal.SIGINT, note)
 signal.signal(signal.SIGTERM, note)
 try:
-    files.find(files.File("set/data.bin", int(sys.argv[2]), *sys.argv[3:4],
+    downloads.find(downloads.File("set/data.bin", int(sys.argv[2]), *sys.argv[3:4],
         (sys.argv[4],)), Path(sys.argv[1]))
 except KeyboardInterrupt:
     sys.exit(130)
@@ -299,15 +299,15 @@ def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
     with downloading(server, tmp_path) as (process, _):
         process.kill()
         process.wait()
-    assert held(tmp_path) == {f"set/.data.bin{x}" for x in (files.PART, ".lock")}
-    files.find(pinned(server, "/whole"), tmp_path)
+    assert held(tmp_path) == {f"set/.data.bin{x}" for x in (downloads.PART, ".lock")}
+    downloads.find(pinned(server, "/whole"), tmp_path)
     assert held(tmp_path) == {"set/data.bin"}
 
 
 def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):
     file = pinned(server, "/whole")
     with downloading(server, tmp_path) as (process, output):
-        second = threading.Thread(target=files.find, args=(file, tmp_path))
+        second = threading.Thread(target=downloads.find, args=(file, tmp_path))
         second.start()
         second.join(0.2)
         assert second.is_alive()
@@ -316,7 +316,7 @@ def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):
         second.join()
     assert server.asked == ["/slow"]
     assert held(tmp_path) == {"set/data.bin"}
-    assert files.find(file, tmp_path).read_bytes() == CONTENT
+    assert downloads.find(file, tmp_path).read_bytes() == CONTENT
 
 
 def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
@@ -324,7 +324,7 @@ def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    files.find(pinned(server, "/whole"), tmp_path)
+    downloads.find(pinned(server, "/whole"), tmp_path)
     assert held(tmp_path) == {"set/data.bin"}
 
 
@@ -332,7 +332,9 @@ def test_a_download_in_a_thread_leaves_the_signals_alone(server, tmp_path):
     before = signal.getsignal(signal.SIGINT)
     found = []
     file = pinned(server, "/whole")
-    thread = threading.Thread(target=lambda: found.append(files.find(file, tmp_path)))
+    thread = threading.Thread(
+        target=lambda: found.append(downloads.find(file, tmp_path))
+    )
     thread.start()
     thread.join()
     assert found == [tmp_path / "set" / "data.bin"]

@@ -13,10 +13,10 @@ import pytest
 from formats import batch, cifar_archive, put, tar
 from small_tasks import folder_with
 
-from experiments.tasks.data import archives, cifar, idx, speech, text
+from experiments.data import formats, tokens
 
-TAR_GZ, TAR = speech.TAR_GZ.path, speech.TAR.path
-PLAYS = text.SHAKESPEARE.path
+TAR_GZ, TAR = formats.TAR_GZ.path, formats.TAR.path
+PLAYS = tokens.SHAKESPEARE.path
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ PLAYS = text.SHAKESPEARE.path
     ],
 )
 def test_idx_data_sets_have_their_published_counts(name, train_counts, test_counts):
-    folder = folder_with(*(file.path for file in idx.FILES[name]))
+    folder = folder_with(*(file.path for file in formats.IDX_FILES[name]))
     for part, counts in zip(
-        idx.images(name, folder), (train_counts, test_counts), strict=True
+        formats.mnist_images(name, folder), (train_counts, test_counts), strict=True
     ):
         assert (part["x"].shape, part["x"].dtype) == ((sum(counts), 28, 28), np.uint8)
         assert part["y"].dtype == np.int32
@@ -43,13 +43,17 @@ def test_idx_data_sets_have_their_published_counts(name, train_counts, test_coun
 
 @pytest.mark.slow
 def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
-    packed = folder_with(*(file.path for file in idx.FILES["mnist"]))
+    packed = folder_with(*(file.path for file in formats.IDX_FILES["mnist"]))
     places = "mnist/{}-idx{}", "MNIST/raw/{}-idx{}", "{}.idx{}", "mnist/{}.idx{}"
-    for place, file in zip(places, idx.FILES["mnist"], strict=True):
+    for place, file in zip(places, formats.IDX_FILES["mnist"], strict=True):
         own = tmp_path / place.format(*Path(file.path).stem.split("-idx"))
         own.parent.mkdir(parents=True, exist_ok=True)
         own.write_bytes(gzip.decompress((packed / file.path).read_bytes()))
-    parts = zip(idx.images("mnist", tmp_path), idx.images("mnist", packed), strict=True)
+    parts = zip(
+        formats.mnist_images("mnist", tmp_path),
+        formats.mnist_images("mnist", packed),
+        strict=True,
+    )
     for own, expected in parts:
         np.testing.assert_array_equal(own["x"], expected["x"])
         np.testing.assert_array_equal(own["y"], expected["y"])
@@ -59,14 +63,14 @@ def test_idx_reads_dimensions_from_the_high_byte_down(tmp_path):
     expected = np.arange(600, dtype=np.uint8).reshape(2, 300)
     content = b"\0\0\x08\x02" + struct.pack(">II", 2, 300) + expected.tobytes()
     put(tmp_path, "a.gz", gzip.compress(content))
-    np.testing.assert_array_equal(idx.read(tmp_path / "a.gz"), expected)
+    np.testing.assert_array_equal(formats.read_idx(tmp_path / "a.gz"), expected)
 
 
 def test_an_archive_is_read_whole_whether_zipped_or_not(tmp_path):
     content = tar({"a/b": b"one", "c": b""})
     for packed in (content, gzip.compress(content)):
         put(tmp_path, "archive", packed)
-        found = archives.members(tmp_path / "archive", 1 << 20, "it")
+        found = formats.members(tmp_path / "archive", 1 << 20, "it")
         assert found == {"a/b": b"one", "c": b""}
 
 
@@ -78,12 +82,12 @@ def packed():
 
 @pytest.fixture(scope="module")
 def recordings():
-    return speech.recordings(folder_with(TAR_GZ))
+    return formats.recordings(folder_with(TAR_GZ))
 
 
 def test_the_two_pins_of_the_recordings_are_of_the_same_tar(packed):
-    assert hashlib.sha256(packed).hexdigest() == speech.TAR.sha256
-    assert len(packed) == speech.TAR.size
+    assert hashlib.sha256(packed).hexdigest() == formats.TAR.sha256
+    assert len(packed) == formats.TAR.size
 
 
 def upstream(packed):
@@ -112,11 +116,11 @@ def upstream(packed):
 def test_recordings_of_the_repository_are_packed_and_kept(packed, recordings, tmp_path):
     """To the same bytes, whatever a server has packed them in."""
     served = put(tmp_path, "fsdd/v1.0.10.tar.gz", upstream(packed))
-    assert speech.TAR.urls[0].endswith(served.path.removeprefix("fsdd"))
-    found = speech.recordings(tmp_path)
+    assert formats.TAR.urls[0].endswith(served.path.removeprefix("fsdd"))
+    found = formats.recordings(tmp_path)
     assert (tmp_path / TAR).read_bytes() == packed
     (tmp_path / served.path).unlink()
-    again = speech.recordings(tmp_path)
+    again = formats.recordings(tmp_path)
     for recording, *others in zip(recordings, found, again, strict=True):
         for other in others:
             assert other[:3] == recording[:3]
@@ -161,7 +165,7 @@ def test_log_mel_matches_its_definition(seconds, recordings):
         draws = np.random.default_rng(0).normal(0, 3000, int(8000 * seconds))
         draws[200:400] *= 1e-4  # nearly silent
         samples = draws.astype(np.int16)
-    found = speech.log_mel(samples)
+    found = formats.log_mel(samples)
     assert found.dtype == np.float32
     # float32 against float64: the logarithm of a sum of 129 squares
     atol = 2e-4 if seconds else 1e-3
@@ -169,7 +173,7 @@ def test_log_mel_matches_its_definition(seconds, recordings):
 
 
 def test_silence_is_the_floor_and_too_short_a_sound_is_one_frame():
-    features = speech.log_mel(np.zeros(150, np.int16))
+    features = formats.log_mel(np.zeros(150, np.int16))
     assert features.shape == (1, 40)
     np.testing.assert_allclose(features, np.log(1e-6), rtol=1e-6)
 
@@ -179,11 +183,11 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
     recordings, monkeypatch
 ):
     recordings = recordings[::7]
-    monkeypatch.setattr(speech, "recordings", lambda folder: recordings)
-    train, test, _ = speech.spoken_digits(folder_with(TAR_GZ), frames=12)
+    monkeypatch.setattr(formats, "recordings", lambda folder: recordings)
+    train, test, _ = formats.spoken_digits(folder_with(TAR_GZ), frames=12)
     takes = np.array([r.take for r in recordings])
     digits = np.array([r.digit for r in recordings])
-    shown = [speech.log_mel(r.samples)[:12] for r in recordings]
+    shown = [formats.log_mel(r.samples)[:12] for r in recordings]
     own = np.concatenate([shown[i] for i in np.flatnonzero(takes >= 5)])
     mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
     for part, chosen in ((train, takes >= 5), (test, takes < 5)):
@@ -198,13 +202,13 @@ def test_spoken_digits_hold_out_five_takes_and_are_normalised_by_the_others(
 
 @pytest.fixture(scope="module")
 def plays():
-    return text.text(folder_with(PLAYS))
+    return tokens.shakespeare(folder_with(PLAYS))
 
 
 def test_the_plays_have_65_characters_and_40000_lines(plays):
     assert plays.startswith("First Citizen:\nBefore we proceed any further")
     assert plays.count("\n") == 40_000
-    codes, alphabet = text.characters(plays)
+    codes, alphabet = tokens.characters(plays)
     assert (codes.shape, codes.dtype) == ((1_115_394,), np.int32)
     assert len(alphabet) == 65
     assert alphabet == sorted(set(plays))
@@ -212,7 +216,7 @@ def test_the_plays_have_65_characters_and_40000_lines(plays):
 
 
 def test_the_plays_have_12631_words_in_falling_frequency(plays):
-    codes, vocabulary = text.words(plays)
+    codes, vocabulary = tokens.words(plays)
     assert codes.dtype == np.int32
     assert len(vocabulary) == len(set(vocabulary)) == 12_631
     opening = "first citizen before we proceed any further hear me speak all speak"
@@ -224,21 +228,21 @@ def test_the_plays_have_12631_words_in_falling_frequency(plays):
 
 
 def test_words_are_lower_case_and_keep_their_apostrophes():
-    codes, vocabulary = text.words("Don't! The 3 dogs' the-end\nDON'T the")
+    codes, vocabulary = tokens.words("Don't! The 3 dogs' the-end\nDON'T the")
     assert vocabulary == ["the", "don't", "dogs'", "end"]
     assert codes.tolist() == [1, 0, 2, 0, 3, 1, 0]
 
 
 def test_characters_beyond_ascii_have_codes_too():
-    codes, alphabet = text.characters("aé√a")
+    codes, alphabet = tokens.characters("aé√a")
     assert alphabet == ["a", "é", "√"]
     assert codes.tolist() == [0, 1, 2, 0]
 
 
 def test_the_last_tenth_is_held_out(plays):
-    train, test = text.split(np.arange(20))
+    train, test = tokens.split(np.arange(20))
     assert (train.tolist(), test.tolist()) == (list(range(18)), [18, 19])
-    train, test = text.split(text.characters(plays)[0])
+    train, test = tokens.split(tokens.characters(plays)[0])
     assert (len(train), len(test)) == (1_003_854, 111_540)
 
 
@@ -246,7 +250,7 @@ def test_cifar_batches_become_images_of_height_width_and_channels(tmp_path):
     batches = {f"data_batch_{i}": batch(2 + i, i) for i in (1, 2)}
     batches["test_batch"] = batch(4, 0)
     contents = {name: content for name, (content, _, _) in batches.items()}
-    train, test = cifar.read(*cifar_archive(tmp_path, contents))
+    train, test = formats.read_cifar(*cifar_archive(tmp_path, contents))
     for part, names in (
         (train, ["data_batch_1", "data_batch_2"]),
         (test, ["test_batch"]),
@@ -259,5 +263,5 @@ def test_cifar_batches_become_images_of_height_width_and_channels(tmp_path):
 
 def test_cifar_pins_the_five_training_batches_in_order_and_the_test_batch():
     names = [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]
-    assert [*cifar.ARCHIVE.members] == [f"cifar-10-batches-py/{name}" for name in names]
-    assert {len(sha256) for sha256 in cifar.ARCHIVE.members.values()} == {64}
+    assert [*formats.CIFAR.members] == [f"cifar-10-batches-py/{name}" for name in names]
+    assert {len(sha256) for sha256 in formats.CIFAR.members.values()} == {64}

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 from formats import batch, cifar_archive, put, python2, tar, wav
 
-from experiments.pipeline import partition, sampler, validation
-from experiments.tasks.contract import check_data
-from experiments.tasks.data import archives, cifar, idx, speech, text
+from experiments.data import feeding, formats, sampling, tokens
+from experiments.data.feeding import check_data
 from experiments.tasks.gpt2_synthetic import gpt2_synthetic
 from experiments.tasks.table import table
 from experiments.tasks.task import Data
@@ -37,7 +36,7 @@ ROTARY = gpt.Shape(5, 7, 6, 1, 2, 3, rotary=True).init(KEY)
 
 def idx_file(content, zipped=True):
     content = gzip.compress(content) if zipped else content
-    return lambda folder: idx.read(folder / put(folder, "bad.gz", content).path)
+    return lambda folder: formats.read_idx(folder / put(folder, "bad.gz", content).path)
 
 
 def images_and_labels(folder):
@@ -46,24 +45,24 @@ def images_and_labels(folder):
     y = gzip.compress(b"\0\0\x08\x01" + struct.pack(">I", 3) + bytes(3))
     with pytest.MonkeyPatch.context() as patch:
         pair = put(folder, "mnist/x.gz", x), put(folder, "mnist/y.gz", y)
-        patch.setitem(idx.FILES, "mnist", pair * 2)
-        idx.images("mnist", folder)
+        patch.setitem(formats.IDX_FILES, "mnist", pair * 2)
+        formats.mnist_images("mnist", folder)
 
 
 def archive(content):
     def read(folder):
         file = put(folder, "inside/archive", content)
-        archives.members(folder / file.path, 1 << 20, "it")
+        formats.members(folder / file.path, 1 << 20, "it")
 
     return read
 
 
 def recording(content, name="recordings/3_theo_14.wav"):
     def read(folder):
-        pinned = put(folder, speech.TAR_GZ.path, tar({name: content}))
+        pinned = put(folder, formats.TAR_GZ.path, tar({name: content}))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(speech, "TAR_GZ", pinned)
-            speech.recordings(folder)
+            patch.setattr(formats, "TAR_GZ", pinned)
+            formats.recordings(folder)
 
     return read
 
@@ -76,7 +75,7 @@ def batches(content, lacks=(), checksum=None, **others):
         path, members = cifar_archive(folder / "inside", contents, **others)
         last = [*members][-1]
         given = {last: checksum} if checksum else dict.fromkeys(lacks, "")
-        cifar.read(path, {**members, **given})
+        formats.read_cifar(path, {**members, **given})
 
     return read
 
@@ -138,7 +137,7 @@ def no_npz(content):
 
 
 def shards(kind, groups=GROUPS, workers=8):
-    return lambda folder: partition.shards(kind, groups, N, workers, 0)
+    return lambda folder: sampling.shards(kind, groups, N, workers, 0)
 
 
 def data(train=None, **fields):
@@ -148,7 +147,7 @@ def data(train=None, **fields):
 
 
 def split(share, **fields):
-    return lambda folder: validation.split(data(**fields), share)
+    return lambda folder: feeding.split(data(**fields), share)
 
 
 def checked(**fields):
@@ -175,7 +174,10 @@ REFUSED = [
     (idx_file(b"\0\0\x08\x01\0\0\0\x05abcd"), "hold 5 bytes | (5,), got 4"),
     (idx_file(b"\0\0\x08\x02" + b"\xff" * 8), "must hold 18446744065119617025"),
     (images_and_labels, "got (2, 28, 28) and (3,)"),
-    (lambda folder: idx.images("minst", folder), "'minst'; did you mean 'mnist'?"),
+    (
+        lambda folder: formats.mnist_images("minst", folder),
+        "'minst'; did you mean 'mnist'?",
+    ),
     # Archives: nothing leaves their folder.
     (archive(tar({"../evil": b"x"})), f"'../evil' {OUTSIDE}"),
     (archive(tar({"a/../../evil": b"x"})), OUTSIDE),
@@ -191,11 +193,11 @@ REFUSED = [
     (archive(gzip.compress(ZIPPED)), UNREADABLE),
     # Recordings.
     (recording(wav(rate=16000)), "3_theo_14.wav | at 8000 Hz, got (1, 2, 16000)"),
-    (recording(wav(width=1)), f"{speech.TAR_GZ.path} | got (1, 1, 8000)"),
+    (recording(wav(width=1)), f"{formats.TAR_GZ.path} | got (1, 1, 8000)"),
     (recording(b"RIFX" + bytes(40)), "3_theo_14.wav is not a WAV file"),
     (recording(wav()[:20]), "is not a WAV file"),
     (recording(wav(), "recordings/theo.wav"), "is not recordings/DIGIT_SPEAKER_TAKE"),
-    (lambda folder: speech.spoken_digits(folder, 0), "frames | at least 1, got 0"),
+    (lambda folder: formats.spoken_digits(folder, 0), "frames | at least 1, got 0"),
     # Pickles: nothing is called, and what is not pinned is not even unpickled.
     (batches(evil), "cifar.tar.gz: | test_batch | it asks for "),
     (batches(of_numpy), "it asks for numpy"),
@@ -281,7 +283,7 @@ REFUSED = [
     (shards("dirichlet:1", workers=101), "101 workers | 10 each | at most 100"),
     (shards("dirichlet:0.001", workers=40), "1000 draws | 40 workers | larger ALPHA"),
     (
-        lambda folder: sampler.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3),
+        lambda folder: sampling.rows_of_shards(0, 0, 1, 10, [np.arange(5)] * 3),
         "batch of 10 does not divide over 3 shards",
     ),
     # Parts that are held out.
@@ -290,7 +292,7 @@ REFUSED = [
     (split(1e-4), "0.0001 of 1000 | 1000 to train on and 0 to validate on"),
     (split(0.9999), "0 to train on and 1000 to validate on"),
     (split(0.9, overlapping=100), "0 to train on and 900 to validate on"),
-    (lambda folder: text.split(np.arange(10), 0), f"held_out must be {SHARE}"),
+    (lambda folder: tokens.split(np.arange(10), 0), f"held_out must be {SHARE}"),
     (checked(groups={"label": LABELS[1:]}), "groups must hold | (1000,) | 'label'"),
     (checked(train=SOURCE, groups={"label": LABELS[1:]}), "groups must hold"),
     (checked(groups={"label": LABELS[:, None]}), "got 'label' of int64 (1000, 1)"),

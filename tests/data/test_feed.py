@@ -13,8 +13,7 @@ from commands import execute, in_background
 
 from experiments import run
 from experiments.cli.errors import BadRequest
-from experiments.pipeline import loading, prefetch, sampler
-from experiments.pipeline.validation import Part
+from experiments.data import feeding, sampling
 from experiments.training.loop import dispatches
 
 SECONDS = 30  # after which a thread that should have ended counts as hanging
@@ -92,7 +91,7 @@ ARRAYS = {
 
 
 def rows(first, steps):
-    return sampler.rows(0, first, steps, 8, 40)
+    return sampling.rows(0, first, steps, 8, 40)
 
 
 @pytest.fixture(params=[Squares, lambda: ARRAYS], ids=["source", "arrays"])
@@ -103,7 +102,7 @@ def train(request):
 @pytest.mark.parametrize("shape", [(8,), (3, 8), (1, 4, 2)])
 def test_gathered_examples_are_those_that_rows_name(train, shape):
     wanted = np.random.default_rng(0).integers(0, 40, shape)
-    found = prefetch.gather(train, wanted)
+    found = feeding.gather(train, wanted)
     assert found.keys() == ARRAYS.keys()
     for name, x in ARRAYS.items():
         np.testing.assert_array_equal(found[name], x[wanted])
@@ -113,7 +112,7 @@ def test_gathered_examples_are_those_that_rows_name(train, shape):
 @pytest.mark.parametrize("most", [1, 4, 50])
 def test_dispatches_come_in_their_order_each_once(train, most):
     parts = list(dispatches([20, 40, 50], most))
-    found = list(prefetch.read_ahead(train, parts, rows))
+    found = list(feeding.read_ahead(train, parts, rows))
     assert [len(batch["y"]) for batch in found] == [steps for _, steps in parts]
     whole = rows(0, 50)
     for name, x in ARRAYS.items():
@@ -126,14 +125,14 @@ def test_reading_goes_on_in_other_threads_but_not_far():
     """A run of a million steps must not fill the memory."""
     source = Squares()
     parts = [(step, 1) for step in range(1000)]
-    ahead = prefetch.read_ahead(source, parts, rows)
+    ahead = feeding.read_ahead(source, parts, rows)
     for taken in (1, 2, 3):
         next(ahead)
         time.sleep(0.2)  # time enough to read hundreds
         assert (
             taken * 8
             < len(source.read)
-            <= 8 * (taken + prefetch.AHEAD + prefetch.THREADS)
+            <= 8 * (taken + feeding.AHEAD + feeding.THREADS)
         )
     assert threading.get_ident() not in source.threads
 
@@ -141,7 +140,7 @@ def test_reading_goes_on_in_other_threads_but_not_far():
 def test_what_a_source_raises_comes_out_where_it_is_read():
     source = Squares(bad=int(rows(3, 1)[0, 5]))
     parts = [(step, 1) for step in range(5)]
-    ahead = prefetch.read_ahead(source, parts, rows)
+    ahead = feeding.read_ahead(source, parts, rows)
     whole = rows(0, 5)
     assert source.bad not in whole[:3]
     caught, taken = [], []
@@ -193,9 +192,11 @@ def missing(example):
 def test_an_odd_example_is_named(change, code, told):
     """A code of 75 asks to go on later, as a disk may be back."""
     with pytest.raises(BadRequest, match=re.escape(told)) as raised:
-        prefetch.gather(Odd(change), np.array([[7, 3, 12]]))
+        feeding.gather(Odd(change), np.array([[7, 3, 12]]))
     assert raised.value.code == code
-    held_out = prefetch.gather(Part(Odd(change), np.array([3, 12])), np.array([0, 1]))
+    held_out = feeding.gather(
+        feeding.Part(Odd(change), np.array([3, 12])), np.array([0, 1])
+    )
     assert len(held_out["x"]) == 2
 
 
@@ -227,7 +228,7 @@ def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
     expected = summary_of(f"{words} --kind arrays --eval-every 12")
     assert expected["test_loss"] < 0.5
     found = [summary_of(f"{words} --kind source")]
-    monkeypatch.setattr(loading, "MOST_ON_DEVICE", 0)
+    monkeypatch.setattr(feeding, "MOST_ON_DEVICE", 0)
     found.append(summary_of(f"{words} --kind arrays --eval-every 4 --dispatch-steps 3"))
     for each in found:
         assert each["params_sha256"] == expected["params_sha256"]
@@ -236,8 +237,8 @@ def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
 
 @pytest.mark.slow
 def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
-    bad = int(sampler.rows(0, 5, 1, 8, 64)[0, 0])
-    assert bad not in sampler.rows(0, 0, 5, 8, 64)
+    bad = int(sampling.rows(0, 5, 1, 8, 64)[0, 0])
+    assert bad not in sampling.rows(0, 0, 5, 8, 64)
     words = f"--task points:line --bad {bad} --dispatch-steps 1 --workers 2 --steps 8"
     environ = {"PYTHONPATH": module}
     ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1")

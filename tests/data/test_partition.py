@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from experiments.pipeline import partition, sampler
+from experiments.data import sampling
 
 RNG = np.random.default_rng(0)
 LABELS = np.sort(RNG.integers(0, 10, 1437))  # sorted, as some data sets come
@@ -18,7 +18,7 @@ def shards(kind, workers=8, seed=0, groups=GROUPS):
 
 def dealt(*arguments):
     """The shards, of which there are some."""
-    parts = partition.shards(*arguments)
+    parts = sampling.shards(*arguments)
     assert parts is not None
     return parts
 
@@ -52,7 +52,7 @@ def test_a_partition_follows_its_seed(kind):
 
 def test_iid_has_no_shards_whatever_the_groups():
     for groups in (GROUPS, {}):
-        assert partition.shards("iid", groups, 1437, 8, 0) is None
+        assert sampling.shards("iid", groups, 1437, 8, 0) is None
 
 
 @pytest.mark.parametrize("kind", ["label", "speaker"])
@@ -115,7 +115,7 @@ def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
 
 @pytest.mark.parametrize("kind", ["iid", "label", "speaker", "author", *KINDS])
 def test_well_written_kinds_pass_before_data_is_loaded(kind):
-    partition.check(kind)
+    sampling.alpha_of(kind)
 
 
 # Unlike sizes: of many epochs in a part, of one, and a single example.
@@ -126,7 +126,7 @@ WORKERS = len(OWN)
 @pytest.mark.parametrize("own", [1, 5, 64])
 def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(own):
     steps = 3000 // own
-    rows = sampler.rows_of_shards(1, 0, steps, own * WORKERS, OWN)
+    rows = sampling.rows_of_shards(1, 0, steps, own * WORKERS, OWN)
     assert rows.dtype == np.int32
     slices = rows.reshape(steps, WORKERS, own)
     for worker, shard in enumerate(OWN):
@@ -141,24 +141,24 @@ def test_each_epoch_of_a_shard_takes_each_of_its_examples_once(own):
 
 def test_a_shards_stream_is_a_function_of_seed_worker_and_step():
     batch = 4 * WORKERS
-    whole = sampler.rows_of_shards(3, 0, 900, batch, OWN)
+    whole = sampling.rows_of_shards(3, 0, 900, batch, OWN)
     for first, steps in [(899, 1), (0, 1), (3, 50), (250, 1), (1, 899), (249, 600)]:
-        part = sampler.rows_of_shards(3, first, steps, batch, OWN)
+        part = sampling.rows_of_shards(3, first, steps, batch, OWN)
         np.testing.assert_array_equal(part, whole[first : first + steps])
-    assert (sampler.rows_of_shards(4, 0, 900, batch, OWN) != whole).any()
+    assert (sampling.rows_of_shards(4, 0, 900, batch, OWN) != whole).any()
 
 
 def test_workers_with_equal_shards_draw_in_orders_of_their_own():
     same = [np.arange(50)] * 3
-    rows = sampler.rows_of_shards(0, 0, 10, 15, same).reshape(10, 3, 5)
+    rows = sampling.rows_of_shards(0, 0, 10, 15, same).reshape(10, 3, 5)
     orders = {tuple(rows[:, worker].reshape(-1)) for worker in range(3)}
     assert len(orders) == 3
-    assert tuple(sampler.rows(0, 0, 10, 5, 50).reshape(-1)) not in orders
+    assert tuple(sampling.rows(0, 0, 10, 5, 50).reshape(-1)) not in orders
 
 
 def test_orders_of_a_shard_are_uniform():
     """All six orders of three examples, in parts of many epochs, as often."""
-    rows = sampler.rows_of_shards(0, 0, 3 * 6000, 1, [np.arange(3)]).reshape(-1, 3)
+    rows = sampling.rows_of_shards(0, 0, 3 * 6000, 1, [np.arange(3)]).reshape(-1, 3)
     _, times = np.unique(rows, axis=0, return_counts=True)
     assert len(times) == 6 and scipy.stats.chisquare(times).pvalue > 1e-3
 
@@ -173,5 +173,5 @@ def test_orders_of_256_workers_are_drawn_once_not_at_every_dispatch(monkeypatch)
     monkeypatch.setattr(np.random, "default_rng", counted)
     parts = np.array_split(np.arange(256 * 1100), 256)
     for dispatch in range(20):
-        sampler.rows_of_shards(77, 5 * dispatch, 5, 2 * 256, parts)
+        sampling.rows_of_shards(77, 5 * dispatch, 5, 2 * 256, parts)
     assert len(drawn) == 256

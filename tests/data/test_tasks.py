@@ -12,10 +12,9 @@ import small_tasks
 from small_tasks import folder_of, on_real_data
 
 import syncalgos
-from experiments.pipeline import sampler
+from experiments.data import sampling, tokens
 from experiments.tasks import TASKS, cifar10, classify, embeddings, imagenet_synthetic
 from experiments.tasks.cifar10 import augmented  # before a fixture replaces it
-from experiments.tasks.data import text
 from experiments.tasks.task import held_out, losses
 from experiments.training.config import parse
 from experiments.training.prepare import prepare
@@ -184,7 +183,7 @@ def run_plan(plan, steps=STEPS):
     """The plan's steps on its data: the center and the losses."""
     s, trainer = plan.config, plan.trainer
     state = trainer.init(*plan.task.init(jax.random.key(s.seed)), s.seed)
-    rows = sampler.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
+    rows = sampling.rows(s.seed, 0, steps, s.batch_size, plan.data.examples)
     state, metrics = trainer.run(state, rows, trainer.place(plan.data.train))
     few = {name: x[:50] for name, x in plan.data.test.items()}
     data, rows = held_out(few, trainer.workers)
@@ -365,13 +364,13 @@ def test_pictures_of_one_class_share_a_pattern():
 
 
 def held_out_text(split):
-    codes, _ = split(text.text(folder_of("shakespeare")))
-    return text.split(codes)[1]
+    codes, _ = split(tokens.shakespeare(folder_of("shakespeare")))
+    return tokens.split(codes)[1]
 
 
 @pytest.mark.parametrize("order", [2, 5])
 def test_every_ngram_of_the_held_out_text_counts_once(order):
-    codes = held_out_text(text.words)
+    codes = held_out_text(tokens.words)
     ngrams = on_real_data("embeddings", order=order).load().test["ngram"]
     expected = [codes[i : i + order] for i in range(len(codes) - order + 1)]
     np.testing.assert_array_equal(ngrams, expected)
@@ -381,7 +380,7 @@ def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
     monkeypatch,
 ):
     """The n-grams of the longer training text would take gigabytes."""
-    words = len(held_out_text(text.words))
+    words = len(held_out_text(tokens.words))
     task = on_real_data("embeddings", order=words + 1)
 
     def cut(view):
@@ -396,7 +395,7 @@ def test_an_order_beyond_the_held_out_text_is_refused_before_ngrams_are_cut(
 @pytest.mark.parametrize("context", [7, 128])
 def test_every_held_out_character_is_predicted_once(context):
     """From the second, up to the last window that is whole."""
-    codes = held_out_text(text.characters)
+    codes = held_out_text(tokens.characters)
     windows = on_real_data("shakespeare", context=context).load().test["window"]
     predicted = windows[:, 1:].ravel()
     np.testing.assert_array_equal(predicted, codes[1 : 1 + len(predicted)])
@@ -417,7 +416,9 @@ def test_blank_data_has_the_form_of_the_real():
 @pytest.mark.parametrize(("context", "times"), [(64, 8), (20, 7), (5, 5)])
 def test_a_character_is_in_at_most_eight_training_windows(context, times):
     """With as many characters before it as the windows' starts are apart."""
-    codes, _ = text.split(text.characters(text.text(folder_of("shakespeare")))[0])
+    codes, _ = tokens.split(
+        tokens.characters(tokens.shakespeare(folder_of("shakespeare")))[0]
+    )
     windows = on_real_data("shakespeare", context=context).load().train["window"]
     apart = -(-context // 8)
     starts = range(0, len(codes) - context, apart)

@@ -13,7 +13,7 @@ import pytest
 from commands import together
 
 from experiments import run
-from experiments.tasks.data import documents, tokens
+from experiments.data import tokens
 from experiments.tasks.text import Windows, text
 from experiments.training.export import load
 from models import gpt
@@ -40,7 +40,7 @@ def songs(tmp_path):
 
 
 def found(words, column="text"):
-    return documents.find("--text", str(words), column)
+    return tokens.find_documents("--text", str(words), column)
 
 
 def made(source, folder, size=300, limit=None):
@@ -63,7 +63,7 @@ def texts_of(values, tokenizer):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 100, 10**6])
 def test_pieces_of_a_file_are_its_text_whole(songs, size, monkeypatch):
-    monkeypatch.setattr(documents, "PIECE", size)
+    monkeypatch.setattr(tokens, "PIECE", size)
     pieces = [*found(songs / "a.txt").pieces()]
     assert "".join(text for text, _ in pieces) == VERSES[0]
     assert [is_end for _, is_end in pieces] == [False] * (len(pieces) - 1) + [True]
@@ -73,7 +73,7 @@ def test_pieces_of_a_file_are_its_text_whole(songs, size, monkeypatch):
 
 @pytest.mark.parametrize("piece", [50, 2**16])
 def test_tokens_stand_for_the_bytes_of_documents(songs, tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(documents, "PIECE", piece)
+    monkeypatch.setattr(tokens, "PIECE", piece)
     monkeypatch.setattr(tokens, "BATCH", 10 * piece)
     tokenizer, row = made(found(f"{songs}/*.txt"), tmp_path)
     assert texts_of(row.values, tokenizer) == VERSES
@@ -128,10 +128,14 @@ def test_the_first_tokens_of_a_stream_are_taken_and_no_more_is_read(
     path.write_text("".join(f'{{"text": "row {i}"}}\n' for i in range(20_000)))
     monkeypatch.setattr(tokens, "TRAINED_ON", 1000)
     monkeypatch.setattr(tokens, "BATCH", 1000)
-    read, row = [], documents.Documents._row
-    monkeypatch.setattr(
-        documents.Documents, "_row", lambda *of: read.append(of) or row(*of)
-    )
+    read, rows = [], tokens.Documents._rows
+
+    def counted(*of, **named):
+        for row in rows(*of, **named):
+            read.append(row)
+            yield row
+
+    monkeypatch.setattr(tokens.Documents, "_rows", counted)
     _, some = made(found(path), tmp_path, limit=777)
     assert (len(some.values), len(read) < 1000) == (777, True)
     _, whole = made(found(path), tmp_path)
@@ -151,7 +155,7 @@ def test_a_file_may_have_the_name_of_a_glob(suffix, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is not readable")
-@pytest.mark.parametrize("read", [documents.Documents.key, lambda x: [*x.pieces()]])
+@pytest.mark.parametrize("read", [tokens.Documents.key, lambda x: [*x.pieces()]])
 def test_a_file_that_cannot_be_read_is_named(read):
     source = found("/proc/self/mem")  # its beginning is no memory
     with pytest.raises(ValueError, match=r"^/proc/self/mem cannot be read: Input/out"):
@@ -305,7 +309,7 @@ def test_tokens_are_found_again_by_what_the_files_hold(songs, tmp_path, monkeypa
     _, row = made(found(path), folder)
     kept = names(folder)
     moved = path.rename(songs / "z.txt")
-    monkeypatch.setattr(documents.Documents, "pieces", lambda self: 1 / 0)
+    monkeypatch.setattr(tokens.Documents, "pieces", lambda self: 1 / 0)
     assert made(found(moved), folder)[1].sha256 == row.sha256
     assert names(folder) == kept
     monkeypatch.undo()
@@ -360,9 +364,9 @@ def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, at):
 MAKE = """
 import sys
 from pathlib import Path
-from experiments.tasks.data import documents, tokens
+from experiments.data import tokens
 path, folder, first, second = sys.argv[1:]
-source, folder = documents.find("--text", path, "text"), Path(folder)
+source, folder = tokens.find_documents("--text", path, "text"), Path(folder)
 key = source.key()
 exec(first)
 tokenizer = tokens.trained(source, key, 300, "<|endoftext|>", folder)

@@ -9,10 +9,9 @@ import small_tasks
 from small_tasks import on_real_data
 from tiers import tiers
 
-from experiments.pipeline import partition, prefetch, validation
+from experiments.data import feeding, formats, sampling, tokens
+from experiments.data.feeding import check_data
 from experiments.tasks import TASKS
-from experiments.tasks.contract import check_data
-from experiments.tasks.data import cifar, speech, text
 from experiments.tasks.task import Data
 
 N = 1000
@@ -43,7 +42,7 @@ class Numbers:
 def small_cifar(monkeypatch):
     """Random pictures: the real ones take a download."""
     pair = [small_tasks.examples("cifar10", n, seed=n) for n in (300, 40)]
-    monkeypatch.setattr(cifar, "images", lambda folder: pair)
+    monkeypatch.setattr(formats, "cifar_images", lambda folder: pair)
 
 
 @functools.cache
@@ -66,9 +65,9 @@ def assert_form(part, form):
 def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
     data = load(name)
     check_data(data)
-    for part in (prefetch.gather(data.train, np.arange(100)), data.test):
+    for part in (feeding.gather(data.train, np.arange(100)), data.test):
         assert_form(part, small_tasks.SMALL[name].form)
-    split = validation.split(data, 0.1)
+    split = feeding.split(data, 0.1)
     check_data(split)
     held = round(0.1 * data.examples)
     assert split.examples == data.examples - held - data.overlapping
@@ -76,10 +75,10 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
     assert split.test.keys() == data.test.keys()
     assert split.groups.keys() == data.groups.keys()
     for group in split.groups:
-        assert partition.shards(group, split.groups, split.examples, 4, 0)
+        assert sampling.shards(group, split.groups, split.examples, 4, 0)
     if "y" in split.test:
         numbers = np.arange(0, split.examples, 7)
-        labels = prefetch.gather(split.train, numbers)["y"]
+        labels = feeding.gather(split.train, numbers)["y"]
         np.testing.assert_array_equal(split.groups["label"][numbers], labels)
     elif name != "gpt2_synthetic":  # its windows are made one by one
         assert split.overlapping or "number" in split.test
@@ -88,7 +87,7 @@ def test_every_task_can_be_split_and_partitioned_by_its_groups(name):
 def test_both_parts_together_are_the_training_data_and_groups_follow():
     speakers = np.random.default_rng(1).integers(0, 6, N)
     for groups in ({}, {"label": LABELS, "speaker": speakers}):
-        split = validation.split(numbered(groups=groups), 0.15)
+        split = feeding.split(numbered(groups=groups), 0.15)
         assert len(split.test["number"]) == 150
         whole = np.concatenate([split.train["number"], split.test["number"]])
         np.testing.assert_array_equal(np.sort(whole), np.arange(N))
@@ -99,7 +98,7 @@ def test_both_parts_together_are_the_training_data_and_groups_follow():
 
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.33, 0.9])
 def test_each_label_is_held_out_in_proportion_to_within_one(share):
-    split = validation.split(numbered(groups={"label": LABELS}), share)
+    split = feeding.split(numbered(groups={"label": LABELS}), share)
     for label in range(7):
         held = (LABELS[split.test["number"]] == label).sum()
         expected = share * np.bincount(LABELS)[label]
@@ -109,7 +108,7 @@ def test_each_label_is_held_out_in_proportion_to_within_one(share):
 @pytest.mark.parametrize("groups", [{}, {"label": LABELS}])
 def test_the_part_is_drawn_at_random_and_always_the_same(groups):
     """Its mean place is the middle of the data, of labels in order too."""
-    first, again = (validation.split(numbered(groups=groups), 0.3) for _ in range(2))
+    first, again = (feeding.split(numbered(groups=groups), 0.3) for _ in range(2))
     held = first.test["number"]
     np.testing.assert_array_equal(held, again.test["number"])
     assert abs(held.mean() - N / 2) < 5 * 289 / np.sqrt(300)
@@ -120,14 +119,14 @@ def test_the_part_is_drawn_at_random_and_always_the_same(groups):
 
 
 def test_test_data_is_not_looked_at():
-    split = validation.split(numbered()._replace(test=None), 0.1)
+    split = feeding.split(numbered()._replace(test=None), 0.1)
     assert len(split.test["number"]) == 100
 
 
 def test_the_part_of_a_part_is_of_what_was_left():
     data = numbered(groups={"label": LABELS})
-    once = validation.split(data, 0.2)
-    twice = validation.split(once, 0.25)
+    once = feeding.split(data, 0.2)
+    twice = feeding.split(once, 0.25)
     assert twice.examples == 600 and len(twice.test["number"]) == 200
     assert not set(twice.test["number"]) & set(once.test["number"])
     assert set(twice.test["number"]) <= set(once.train["number"])
@@ -139,10 +138,10 @@ def places(monkeypatch):
     alphabets = {"characters": 65, "words": 12_631}
     for name, size in alphabets.items():
         whole = (np.zeros(1), range(size))
-        monkeypatch.setattr(text, name, lambda _, whole=whole: whole)
-    monkeypatch.setattr(text, "text", lambda folder: "")
+        monkeypatch.setattr(tokens, name, lambda _, whole=whole: whole)
+    monkeypatch.setattr(tokens, "shakespeare", lambda folder: "")
     parts = np.arange(18_000), np.arange(18_000, 20_000)
-    monkeypatch.setattr(text, "split", lambda codes: parts)
+    monkeypatch.setattr(tokens, "split", lambda codes: parts)
 
 
 TEXTS = [("shakespeare", {"context": n}) for n in (1, 20, 64)]
@@ -153,7 +152,7 @@ TEXTS += [("embeddings", {"order": n}) for n in (2, 5)]
 @pytest.mark.usefixtures("places")
 def test_no_place_of_a_text_is_in_both_parts(name, flags):
     data = small_tasks.make(name, **flags).load()
-    split = validation.split(data, 0.1)
+    split = feeding.split(data, 0.1)
     (leaf,) = data.train
     trained, held = (np.unique(part[leaf]) for part in (split.train, split.test))
     assert trained.max() < held.min()
@@ -168,7 +167,7 @@ def test_no_place_of_a_text_is_in_both_parts(name, flags):
 @pytest.mark.usefixtures("places")
 def test_a_held_out_place_is_predicted_about_once(name, flags):
     """Exactly once where windows' starts divide the context, as in the test data."""
-    split = validation.split(small_tasks.make(name, **flags).load(), 0.1)
+    split = feeding.split(small_tasks.make(name, **flags).load(), 0.1)
     if name == "embeddings":
         predicted = split.test["ngram"][:, -1]
     else:
@@ -181,12 +180,12 @@ def test_a_held_out_place_is_predicted_about_once(name, flags):
 
 def test_of_a_source_only_what_is_held_out_is_read():
     source = Numbers()
-    split = validation.split(Data(source, UNSEEN, {"label": LABELS}), 0.1)
+    split = feeding.split(Data(source, UNSEEN, {"label": LABELS}), 0.1)
     assert sorted(source.read) == split.test["number"].tolist()
-    arrays = validation.split(numbered(groups={"label": LABELS}), 0.1)
+    arrays = feeding.split(numbered(groups={"label": LABELS}), 0.1)
     np.testing.assert_array_equal(split.test["number"], arrays.test["number"])
     rows = np.random.default_rng(0).integers(0, 900, (3, 8))
-    for batch in prefetch.read_ahead(split.train, [(0, 3)], lambda *_: rows):
+    for batch in feeding.read_ahead(split.train, [(0, 3)], lambda *_: rows):
         np.testing.assert_array_equal(batch["number"], arrays.train["number"][rows])
     with pytest.raises(IndexError):
         split.train[900]
@@ -195,7 +194,7 @@ def test_of_a_source_only_what_is_held_out_is_read():
 @pytest.mark.slow
 def test_speakers_are_those_of_the_recordings_to_train_on():
     data = load("spoken_digits")
-    loaded = speech.recordings(small_tasks.folder_of("spoken_digits"))
+    loaded = formats.recordings(small_tasks.folder_of("spoken_digits"))
     names = ["george", "jackson", "lucas", "nicolas", "theo", "yweweler"]
     expected = [names.index(r.speaker) for r in loaded if r.take >= 5]
     np.testing.assert_array_equal(data.groups["speaker"], expected)

@@ -16,7 +16,7 @@ from problems.linear import make_params, plain_loss
 from side_by_side import loss_of_all, optimizers, strategies
 
 import syncalgos
-from experiments.pipeline import sampler
+from experiments.data import sampling
 from experiments.tasks.task import losses
 from experiments.training.one_run import params_sha256
 from syncalgos import Replica, collectives
@@ -143,7 +143,7 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
         placement=syncalgos.Placement(devices=[0, 1]),
     )
     state = trainer.init(*task.init(jax.random.key(3)), 3)
-    rows = sampler.rows(3, 0, 11, tiny_tasks.BATCH, tiny_tasks.EXAMPLES)
+    rows = sampling.rows(3, 0, 11, tiny_tasks.BATCH, tiny_tasks.EXAMPLES)
     state, _ = trainer.run(state, rows, trainer.place(data))
     assert ended.summary["params_sha256"] == params_sha256(trainer.center(state))
 

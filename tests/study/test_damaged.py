@@ -15,7 +15,7 @@ from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
 from experiments.aiming import jobs
-from experiments.checkpoint.same_run import check_config
+from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main

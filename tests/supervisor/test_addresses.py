@@ -8,8 +8,8 @@ import pytest
 from commands import free_address
 from faults import by_hand, listening, tagged, until
 
-from experiments.checkpoint.folder import steps
-from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import steps
 from experiments.launch import addresses
 from experiments.launch.addresses import free_port, listen, own_address
 

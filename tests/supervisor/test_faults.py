@@ -13,11 +13,9 @@ from kills import newest
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
-from experiments.checkpoint.background import Background
-from experiments.checkpoint.folder import steps
-from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import ShardName
-from experiments.pipeline import partition
+from experiments.checkpoint.resume import FOLDER, Background
+from experiments.checkpoint.shards import ShardName, steps
+from experiments.data import sampling
 
 NOTICED = 5  # seconds in which a lost process must be named
 HASH = "params_sha256"
@@ -202,7 +200,7 @@ AT = 5  # the step in which it happens, from 0
 def poisoned_worker():
     """The one that has the examples with label 1."""
     labels = np.arange(EXAMPLES) % LABELS
-    shards = partition.shards("label", {"label": labels}, EXAMPLES, 4, 0)
+    shards = sampling.shards("label", {"label": labels}, EXAMPLES, 4, 0)
     assert shards is not None
     (worker,) = [i for i, rows in enumerate(shards) if 1 in labels[rows]]
     assert {*labels[shards[worker]]} == {1}

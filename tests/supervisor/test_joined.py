@@ -10,8 +10,8 @@ import pytest
 from commands import PROGRAM, ROOT, free_address, together
 from faults import by_hand, is_halted, until
 
-from experiments.checkpoint.folder import steps
-from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import steps
 from experiments.launch.addresses import address, reach
 
 RUN = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "

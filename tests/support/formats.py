@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.tasks.data.files import File
+from experiments.data.downloads import File
 
 
 def put(folder, path, content):

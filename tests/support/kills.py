@@ -17,8 +17,8 @@ from faults import Command, is_halted, until
 from lasting import assert_same_end, flags_of
 from owed import parameters
 
-from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import parse_name, writer
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import parse_name, writer
 
 TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
 TASK += "--eval-every 7 --checkpoint-every 1"

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from commands import ROOT, TIMEOUT, Run, members
 
-from experiments.checkpoint.folder import load, steps
-from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import load, steps
 from experiments.cli import exits, factories
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.words import as_words

@@ -10,7 +10,7 @@ import pytest
 from commands import ROOT
 
 from experiments.cli.factories import TASK, named
-from experiments.tasks.data import cifar, idx, speech, text
+from experiments.data import formats, tokens
 
 CONTEXT, FRAMES = 8, 6
 BESIDE = ROOT.parent / "shared" / "data"  # the real data sets, beside the checkout
@@ -36,10 +36,13 @@ PICTURES_28 = {"x": Leaf("uint8", (28, 28), 256), "y": Leaf("int32", (), 10)}
 PICTURES_32 = {"x": Leaf("uint8", (32, 32, 3), 256), "y": Leaf("int32", (), 10)}
 NUMBERED = {"number": Leaf("int32", (), 4096)}
 FILES = {
-    **{name: tuple(file.path for file in idx.FILES[name]) for name in idx.FILES},
-    "plays": (text.SHAKESPEARE.path,),
-    "speech": (speech.TAR_GZ.path,),
-    "cifar": (cifar.ARCHIVE.path,),
+    **{
+        name: tuple(file.path for file in formats.IDX_FILES[name])
+        for name in formats.IDX_FILES
+    },
+    "plays": (tokens.SHAKESPEARE.path,),
+    "speech": (formats.TAR_GZ.path,),
+    "cifar": (formats.CIFAR.path,),
 }
 SMALL = {
     "digits": Small({}, {"x": Leaf("float32", (64,), 0), "y": Leaf("int32", (), 10)}),
@@ -48,7 +51,7 @@ SMALL = {
     "spoken_digits": Small(
         {"hidden": 5, "layers": 2, "frames": FRAMES},
         {
-            "x": Leaf("float32", (FRAMES, speech.BANDS), 0),
+            "x": Leaf("float32", (FRAMES, formats.BANDS), 0),
             "length": Leaf("int32", (), FRAMES),
             "y": Leaf("int32", (), 10),
         },

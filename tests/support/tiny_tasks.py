@@ -12,7 +12,8 @@ import numpy as np
 import optax
 from jax.sharding import PartitionSpec
 
-from experiments.tasks.task import Data, Source, Task
+from experiments.data.feeding import Data, Source
+from experiments.tasks.task import Task
 
 EXAMPLES, HELD_OUT, FEATURES, LABELS = 40, 8, 4, 4
 BATCH = 8  # five steps are an epoch

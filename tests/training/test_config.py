@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.checkpoint.same_run import check_config
+from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
 from experiments.training import files, trackers

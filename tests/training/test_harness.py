@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 import syncalgos
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
-from experiments.pipeline import sampler
+from experiments.data import sampling
 from experiments.tasks.task import held_out
 from experiments.training import files, optimizers
 from experiments.training.config import parse
@@ -50,7 +50,7 @@ def test_results_are_on_the_disk_before_they_get_their_name(tmp_path, monkeypatc
 @pytest.mark.parametrize(("batch", "examples"), [(8, 24), (7, 24), (24, 24), (5, 7)])
 def test_each_epoch_takes_every_example_once(batch, examples):
     steps = 3 * examples
-    flat = sampler.rows(1, 0, steps, batch, examples).reshape(-1)
+    flat = sampling.rows(1, 0, steps, batch, examples).reshape(-1)
     epochs = flat[: len(flat) // examples * examples].reshape(-1, examples)
     for epoch in epochs:
         np.testing.assert_array_equal(np.sort(epoch), np.arange(examples))
@@ -58,12 +58,12 @@ def test_each_epoch_takes_every_example_once(batch, examples):
 
 
 def test_stream_is_a_function_of_seed_and_step_alone():
-    whole = sampler.rows(3, 0, 100, 10, 37)
+    whole = sampling.rows(3, 0, 100, 10, 37)
     assert whole.shape == (100, 10)
     for first, steps in [(0, 1), (3, 1), (3, 50), (99, 1), (37, 63)]:
-        part = sampler.rows(3, first, steps, 10, 37)
+        part = sampling.rows(3, first, steps, 10, 37)
         np.testing.assert_array_equal(part, whole[first : first + steps])
-    assert (sampler.rows(4, 0, 100, 10, 37) != whole).any()
+    assert (sampling.rows(4, 0, 100, 10, 37) != whole).any()
 
 
 @pytest.mark.parametrize("workers", [1, 3, 7, 8, 64])

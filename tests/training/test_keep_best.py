@@ -3,7 +3,7 @@
 import pytest
 from lasting import run, signal_at
 
-from experiments.checkpoint.folder import steps
+from experiments.checkpoint.shards import steps
 from experiments.training import export
 from experiments.training.progress import best
 

@@ -18,8 +18,8 @@ from lasting import files, run
 import experiments.compare as compare
 from experiments import run as command_line
 from experiments.checkpoint import lock
-from experiments.checkpoint.folder import steps
-from experiments.checkpoint.manager import FOLDER
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import steps
 from experiments.cli.errors import BadRequest
 from experiments.training import one_run
 

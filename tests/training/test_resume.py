@@ -23,9 +23,8 @@ from small_tasks import folder_of
 from tiers import tiers
 
 from experiments.api import train
-from experiments.checkpoint.folder import load, steps
-from experiments.checkpoint.manager import FOLDER
-from experiments.checkpoint.shard_file import ShardName, write
+from experiments.checkpoint.resume import FOLDER
+from experiments.checkpoint.shards import ShardName, load, steps, write
 from experiments.cli.errors import BadRequest
 from experiments.training.config import parse
 
@@ -475,7 +474,8 @@ def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
 
 def split(source, folder, number, step=7):
     """Puts a worker's rows of a run's step into a folder, as a part of two."""
-    write(folder, load(source.out / FOLDER, step, number, 1), number, 2)
+    part = load(source.out / FOLDER, step, lambda workers: range(number, number + 1))
+    write(folder, part, number, 2)
 
 
 @pytest.mark.long

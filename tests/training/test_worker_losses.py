@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from lasting import run
 
-from experiments.checkpoint import record
+from experiments.checkpoint.resume import Record, record_of
+from experiments.checkpoint.shards import Shard
 from experiments.training.progress import Progress
 
 # Workers see only 0 or only 1, go half of the way there in each step, and average
@@ -32,9 +33,10 @@ def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
 
 def of_a_checkpoint(progress):
     """Returns what goes on from a checkpoint, whose record is JSON."""
-    kept = record.Record(progress, {}, {}, None)
+    kept = Record(progress, {}, {}, None)
     text = json.dumps(dataclasses.asdict(kept))
-    return record.read(json.loads(text), progress.step).progress
+    shard = Shard(progress.step, 2, 0, {}, {}, json.loads(text))
+    return record_of(shard).progress
 
 
 def test_losses_are_summed_across_a_checkpoint_within_a_stretch():

@@ -21,8 +21,8 @@ from session import asked, part_with
 from tiers import tiers
 
 import syncalgos
-from experiments.checkpoint import shard_file, state_arrays
-from experiments.checkpoint.folder import load
+from experiments.checkpoint import shards, state_arrays
+from experiments.checkpoint.shards import load
 from syncalgos.strategy import apply_reduce, apply_sync, strong
 
 NAMES = tuple(syncalgos.ALGORITHMS)
@@ -127,7 +127,7 @@ def train(names, workers, backend, devices, folder):
     state, before = advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, HALF)
     held, of_no_interest = trainer.to_host(state), syncalgos.Replica(())
     arrays = state_arrays.own(held), state_arrays.shared(held, of_no_interest)
-    shard_file.write(folder, shard_file.Shard(HALF, workers, 0, *arrays, {}), 0, 1)
+    shards.write(folder, shards.Shard(HALF, workers, 0, *arrays, {}), 0, 1)
     state, after = advanced(state, HALF, STEPS)
     usual = seen(state, before + after)
 

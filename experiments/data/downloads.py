@@ -6,6 +6,7 @@ import signal
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -108,9 +109,10 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _making(path) as part:
-            # Another process may have made it meanwhile.
-            if not path.exists() and _is_made(file, part, convert, problems):
-                part.replace(path)  # complete, so that no reader finds half a file
+            for url in file.urls:
+                # Another process may have made it meanwhile.
+                if not path.exists() and (why := _make(file, path, part, url, convert)):
+                    problems.append(f"{url}: {why}")
         if path.exists():
             return
     except OSError as error:
@@ -126,19 +128,26 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     )
 
 
-@contextmanager
-def made(path: Path) -> Iterator[Path]:
-    """Yields the path of a partial file, while no other process makes the file.
+def make_once(path: Path, write: Callable[[Path], None]) -> None:
+    """Calls a function to write a file if it is missing, in one process at a time.
 
-    A signal ends this at once. A remaining partial file is removed.
+    A signal ends this at once.
+
+    Args:
+        path: the path of the file.
+        write: writes to the path that it gets, and `keep`s the file. Otherwise that
+            partial file is removed.
 
     Raises:
         ValueError: the folder cannot be written.
     """
+    if path.exists():
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _making(path) as part:
-            yield part
+            if not path.exists():
+                write(part)
     except OSError as error:
         raise ValueError(
             f"{path.parent} cannot be written: {error.strerror or error}: use another "
@@ -146,52 +155,41 @@ def made(path: Path) -> Iterator[Path]:
         ) from error
 
 
+def keep(part: Path, path: Path) -> None:
+    """Gives a complete file its name, so that no reader finds half a file."""
+    with part.open("rb+") as written:
+        os.fsync(written.fileno())
+    part.replace(path)
+
+
 @contextmanager
 def _making(path: Path) -> Iterator[Path]:
-    """Yields the partial file of `_alone`; a signal ends this at once."""
-    with handling(_stop, left=(None, signal.SIG_IGN)), _alone(path) as part:
-        yield part
+    """Yields the partial file, while no other process makes it.
 
-
-@contextmanager
-def _alone(path: Path) -> Iterator[Path]:
-    """Waits until no other process makes a file; yields its partial file."""
+    A signal ends this at once.
+    """
     part, held = (path.with_name(f".{path.name}{x}") for x in (PART, ".lock"))
     lock = FileLock(held)
-    with suppress(OSError):  # not all file systems have locks
-        lock.acquire()
-    try:
-        yield part
-    finally:
-        with suppress(OSError):  # the folder may be read-only
-            part.unlink(missing_ok=True)
-            held.unlink(missing_ok=True)
-        lock.release()
-
-
-def _is_made(
-    file: File, part: Path, convert: Convert | None, problems: list[str]
-) -> bool:
-    """Makes a file from the first source that serves it; collects other problems."""
-    for url in file.urls:
+    with handling(_stop, left=(None, signal.SIG_IGN)):
+        with suppress(OSError):  # not all file systems have locks
+            lock.acquire()
         try:
-            _make(file, part, url, convert)
-        except ValueError as error:
-            problems.append(f"{url}: {error}")
-        else:
-            return True
-    return False
+            yield part
+        finally:
+            with suppress(OSError):  # the folder may be read-only
+                part.unlink(missing_ok=True)
+                held.unlink(missing_ok=True)
+            lock.release()
 
 
-def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
+def _make(file: File, path: Path, part: Path, url: str, convert: Convert | None) -> str:
     """Makes a file from an address, or from a local copy of that download.
 
-    Raises:
-        ValueError: the result differs from its pin, or the source failed.
+    Returns the reason if the source failed, or the file differs from its pin; else "".
     """
     from requests import RequestException
 
-    served = part.with_name(url.rpartition("/")[2])
+    served = path.with_name(url.rpartition("/")[2])
     is_here = convert is not None and served.exists()
     host = served if is_here else urlsplit(url).hostname
     try:
@@ -203,39 +201,43 @@ def _make(file: File, part: Path, url: str, convert: Convert | None) -> None:
             _receive(url, part, total or 2 * file.size, total)
         if convert is not None:
             part.write_bytes(convert(served if is_here else part))
-        with part.open("rb+") as made:
-            os.fsync(made.fileno())
-        if (found := sha256(part)) != file.sha256:
-            what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
-            raise ValueError(f"{what} {found}")
-    except (RequestException, ValueError) as error:
-        why = _reason(error) if isinstance(error, RequestException) else str(error)
-        say(f"{host}: {why}")
-        raise ValueError(why) from error
+        if (found := sha256(part)) == file.sha256:
+            keep(part, path)
+            return ""
+        what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
+        why = f"{what} {found}"
+    except RequestException as error:
+        why = _reason(error)
+    except ValueError as error:
+        why = str(error)
+    say(f"{host}: {why}")
+    return why
 
 
 def _receive(url: str, part: Path, most: int, total: int | None) -> None:
-    """Downloads at most `most` bytes, with a progress bar on a terminal."""
+    """Downloads at most `most` bytes."""
     import requests
 
-    console = Console(stderr=True)
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    is_hidden = not console.is_terminal
     with (
         part.open("wb") as out,
         requests.get(url, stream=True, timeout=TIMEOUT) as response,
-        Progress(*columns, console=console, transient=True, disable=is_hidden) as bar,
+        bar(total) as advance,
     ):
         response.raise_for_status()
-        task = bar.add_task("", total=total)
         for chunk in response.iter_content(1 << 16):
-            bar.advance(task, out.write(chunk))
-            _check_size(out.tell(), most)
+            advance(out.write(chunk))
+            if out.tell() > most:
+                raise ValueError(f"it sends more than {most} bytes")
 
 
-def _check_size(size: int, most: int) -> None:
-    if size > most:
-        raise ValueError(f"it sends more than {most} bytes")
+@contextmanager
+def bar(total: int | None) -> Iterator[Callable[[int], None]]:
+    """Yields a function that advances a bar of bytes, which only a terminal shows."""
+    console = Console(stderr=True)
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    is_hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as made:
+        yield partial(made.advance, made.add_task("", total=total))
 
 
 def _reason(error: OSError) -> str:

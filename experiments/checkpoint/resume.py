@@ -1,0 +1,467 @@
+"""Resuming: the content and the time of a save, and whether a run may go on."""
+
+import dataclasses
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from experiments.checkpoint import shards, state_arrays
+from experiments.checkpoint.shards import Damaged, Incomplete, Shard
+from experiments.cli import factories, terminal
+from experiments.cli.errors import BadRequest, MayPass
+from experiments.cli.factories import ALGORITHM, TASK
+from experiments.training import files, progress, run_folder
+from experiments.training.config import SETTINGS, RunConfig
+from experiments.training.loop import bytes_after
+from experiments.training.prepare import Run
+from experiments.training.progress import Line, Progress
+from experiments.training.versions import versions
+from syncalgos import TrainState
+from syncalgos.combinators import decided
+
+FOLDER = "checkpoints"  # in --out
+KEPT = 3  # the newest checkpoints that a run keeps
+# A second attempt to read would raise these errors again.
+LASTING = PermissionError, IsADirectoryError, NotADirectoryError
+# Flags of 0.3 that are gone; no numbers depended on them.
+GONE = {"feed", "keep_checkpoints", "lane_form", "lanes", "scheduler", "sync_memory"}
+
+
+class Finished(BadRequest):
+    """A run to resume that is done, without a checkpoint of its end.
+
+    Attributes:
+        summary: the content of its summary.json; {} in other processes than the first.
+    """
+
+    def __init__(self, out: Path, summary: dict[str, Any]):
+        line = f"the run in {out} is finished, and has no checkpoint: its files stay"
+        super().__init__(line)
+        self.summary = summary
+
+
+class Background:
+    """A thread for work beside a run; a `with` block ends when this work is done.
+
+    This way an error of the run does not interrupt a checkpoint that is being written.
+    """
+
+    def __init__(self):
+        self._pool = ThreadPoolExecutor(1)
+        self._last: Future[None] | None = None
+
+    def __enter__(self) -> "Background":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._pool.shutdown()
+
+    def start(self, work: Callable[[], None]) -> None:
+        """Starts work once the earlier work has ended."""
+        self.wait()
+        self._last = self._pool.submit(work)
+
+    def wait(self) -> None:
+        """Waits until the work is done, and raises its error if there was one."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+
+@dataclasses.dataclass
+class Record:
+    """The record of a shard. Earlier versions lacked the fields that have a default.
+
+    Attributes:
+        progress: the progress of the run until this checkpoint.
+        settings: the settings that affect its results, by flag, as in JSON.
+        versions: the versions of all packages that its results depend on.
+        sent: the most bytes that a worker has sent; None if unknown.
+        run_id: the id of the run; "" if it has none.
+        start_id: a random id of this start or resumption; "" if it has none.
+        data: the SHA-256 of the training data; "" if it has none.
+    """
+
+    progress: Progress
+    settings: dict[str, Any]
+    versions: dict[str, str]
+    sent: float | None
+    run_id: str = ""
+    start_id: str = ""
+    data: str = ""
+
+
+def record_of(shard: Shard) -> Record:
+    """Reads the record of a shard.
+
+    Raises:
+        ValueError: a field is unknown, missing or invalid; the message is one line.
+    """
+    content = shard.record
+    try:
+        progress = Progress(**content["progress"])
+        record = Record(**{**content, "progress": progress})
+    except (KeyError, TypeError) as error:  # of another version
+        raise ValueError(f"its record does not fit this version: {error}") from error
+    if progress.step != shard.step:
+        raise ValueError(f"its record is of step {progress.step}")
+    return record
+
+
+class Saver(NamedTuple):
+    """Saves one run during training.
+
+    Attributes:
+        run: the run to save.
+        folder: the folder for its checkpoints.
+        started: time.perf_counter() at the start of the process.
+        background: writes while the run continues; wait for it at the end of the run.
+        run_ids: the ids of the run and of the run that it resumes; their old
+            checkpoints may be removed.
+        start_id: a random id of this start; shards with different ids are never
+            combined.
+    """
+
+    run: Run
+    folder: Path
+    started: float
+    background: Background
+    run_ids: Collection[str | None]
+    start_id: str
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        """The number of this process's shards, and the number of shards in total."""
+        return self.run.group.process, self.run.group.processes
+
+    def save(self, state: TrainState, progress: Progress, last: bool) -> None:
+        """Writes this process's shard of a checkpoint, and removes old ones.
+
+        If the shard cannot be written, for example on a full disk, a line reports it;
+        the run continues, and older checkpoints stay. A single process writes a copy of
+        its state in the background, but waits for the last checkpoint.
+        """
+        # Each process writes its own workers: on a slow link, sending them to the first
+        # process would take longer than the rounds between two checkpoints.
+        if not progress.step:  # there is nothing to keep
+            return
+        self.background.wait()  # at most one copy of the state is held
+        store = partial(self._store, self._shard(state, progress), progress)
+        if self.run.group.processes == 1:
+            self.background.start(store)
+        else:  # they agree on the outcome, in their main threads
+            store()
+        if last:  # training has ended, and another signal would interrupt the write
+            self.background.wait()
+
+    def _store(self, shard: Shard, progress: Progress) -> None:
+        """Writes a shard, removes old ones, and notes a complete save in `progress`."""
+        group, failure = self.run.group, None
+        try:
+            shards.write(self.folder, shard, *self._place)
+        except OSError as error:
+            failure = error
+            group.note(
+                f"the checkpoint of step {shard.step} was not saved in {self.folder}: "
+                f"{error.strerror or error}; the run continues"
+            )
+        is_whole = not group.largest(failure is not None)
+        with suppress(OSError):
+            if is_whole:
+                progress.saved = shard.step
+                self.prune(shard.step, progress.lines)
+            elif failure is None:  # without the other shards it is useless
+                step = [shard.step]
+                shards.remove(self.folder, step, *self._place, self.run_ids)
+
+    def _shard(self, state: TrainState, progress: Progress) -> Shard:
+        """Returns this process's part of everything needed to resume."""
+        trainer, run = self.run.trainer, self.run
+        # Includes the center, for --resume-center with another number of workers.
+        center = trainer.center(state)
+        # Copied: arrays on a CPU may share device memory, which the next steps reuse.
+        held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
+        spent = progress.earlier_seconds + time.perf_counter() - self.started
+        kept = Record(
+            progress=dataclasses.replace(progress, earlier_seconds=spent),
+            settings=run.config.values("run"),
+            versions=versions(),
+            sent=bytes_after(run.rounds.sent(progress), progress),
+            run_id=progress.run_id,
+            start_id=self.start_id,
+            data=run.data.sha256,
+        )
+        return Shard(
+            step=progress.step,
+            workers=trainer.workers,
+            first=trainer.layout.own_workers.start,
+            own=state_arrays.own(held),
+            shared=state_arrays.shared(held, center),
+            record=files.plain(dataclasses.asdict(kept)),
+        )
+
+    def prune(self, newest: int, lines: Iterable[Line]) -> None:
+        """Removes this process's old shards, if the run has written them.
+
+        Args:
+            newest: the step of the newest checkpoint.
+            lines: the evaluations so far.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        c, best = self.run.config, None
+        if c.keep == "best":
+            there = {*shards.steps(self.folder)}
+            best = progress.best(x for x in lines if x["step"] in there)
+        old = KEPT, *self._place, newest, self.run_ids
+        shards.prune(self.folder, *old, best["step"] if best else None)
+
+    def open(self, newest: int, lines: Iterable[Line]) -> None:
+        """Removes the checkpoints that the run overwrites, or old ones.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        if self.run.config.overwrite:
+            shards.prune(self.folder, 0, *self._place)
+        else:
+            self.prune(newest, lines)
+
+
+def restore(
+    run: Run, folder: Path, started: float, background: Background
+) -> tuple[Saver, Progress]:
+    """Returns the saver of a run, and its progress; resumes the run if asked to.
+
+    Args:
+        run: a run that is ready to start.
+        folder: the folder for its checkpoints.
+        started: time.perf_counter() at the start of the process.
+        background: writes checkpoints while the run continues.
+
+    Raises:
+        BadRequest: the folder holds a checkpoint or a config of another run, or none of
+            its checkpoints can be used.
+        Finished: it holds the finished run, without a checkpoint.
+    """
+    group, out, progress = run.group, folder.parent, Progress()
+    drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
+    start_id = "".join(f"{int(x):08x}" for x in drawn)
+    run_ids: list[str | None] = []
+    shard = _newest(run, folder) if run.config.resume else None
+    if shard is not None:
+        run, progress = _resumed(run, shard)
+        run_ids.append(shard.record.get("run_id"))
+        terminal.say(f"resuming from the checkpoint of step {progress.step}")
+    elif run.config.resume:
+        summary = {}
+        if group.is_first:
+            check_config(out, run.config)
+            summary = _finished(out, run.config)
+        if group.largest(bool(summary)):
+            raise Finished(out, summary)
+        terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
+    elif not run.config.overwrite:
+        try:
+            is_used = bool(shards.steps(folder))
+        except OSError:
+            is_used = True  # they cannot be listed, and must not be replaced
+        if group.largest(is_used):
+            raise BadRequest(
+                f"--out {out} already holds checkpoints: use another folder, --resume "
+                "to continue from them, or --overwrite to start anew"
+            )
+    progress.run_id = progress.run_id or start_id
+    run_ids.append(progress.run_id)
+    return Saver(run, folder, started, background, run_ids, start_id), progress
+
+
+def _newest(run: Run, folder: Path) -> Shard | None:
+    """Returns the newest shard whose checkpoint all processes can use, or None.
+
+    Raises:
+        BadRequest: there are checkpoints, but none can be used; MayPass if a file could
+            not be read and another attempt may succeed.
+    """
+    there: list[int] = []
+    problems: list[Exception] = []
+    try:
+        there = shards.steps(folder)
+    except OSError as error:
+        problems.append(error)
+    step = 2**31
+    while True:
+        # A host may lack the newest step: agree on one that all processes have.
+        older = (x for x in there if x < step)
+        step = run.group.smallest(max(older, default=-1))
+        if step < 0:
+            _check_begins(run, folder, there, problems)
+            return None
+        if shard := _agreed(run, folder, step, problems):
+            return shard
+
+
+def _check_begins(
+    run: Run, folder: Path, there: list[int], problems: list[Exception]
+) -> None:
+    """Raises a BadRequest if a process has checkpoints that it cannot use.
+
+    A run from the beginning would replace them.
+
+    Args:
+        run: a run that is ready to start.
+        folder: the folder of its checkpoints.
+        there: steps of the checkpoints in this process's folder.
+        problems: why they could not be used.
+    """
+    unusable = [x for x in problems if not isinstance(x, Incomplete)]
+    # An interrupted first save loses nothing: the next one replaces it.
+    has_files = bool(unusable or (there and not shards.is_first_save(folder)))
+    if not run.group.largest(has_files):
+        return
+    may_pass = any(
+        isinstance(x, OSError) and not isinstance(x, LASTING) for x in unusable
+    )
+    reason = problems[0] if problems else "not every process has a usable file"
+    told = f"--resume: no checkpoint in {folder} can be used: {reason}; "
+    if run.group.largest(may_pass):
+        raise MayPass(f"{told}no file was removed: run the same command again")
+    raise BadRequest(f"{told}no file was removed: --overwrite starts anew")
+
+
+def _agreed(
+    run: Run, folder: Path, step: int, problems: list[Exception]
+) -> Shard | None:
+    """Returns this process's shard, if all processes have shards of one run."""
+    group, trainer, shard = run.group, run.trainer, None
+
+    def wanted(workers: int) -> range:
+        # New replicas start from the center, which is with each worker.
+        same = workers == trainer.workers
+        return trainer.layout.own_workers if same else range(1)
+
+    try:
+        found = shards.load(folder, step, wanted, record_of)
+        shard = state_arrays.serving(trainer, run.state, found)
+    except (Damaged, Incomplete, OSError) as error:
+        problems.append(error)
+        group.note(f"the checkpoint of step {step} cannot be used: {error}")
+    if group.largest(shard is None) or shard is None:
+        return None
+    if group.agree(shards.identity(shard)):
+        return shard
+    problems.append(Damaged("its shard files are of different runs"))
+    if group.is_first:
+        group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
+    return None
+
+
+def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
+    """Returns the run with a checkpoint's state, and the progress until then."""
+    c, trainer = run.config, run.trainer
+    found = record_of(shard)
+    progress = found.progress
+    same = shard.workers == trainer.workers
+    told = f"--resume: the checkpoint of step {shard.step}"
+    if not same and not c.resume_center:
+        raise BadRequest(
+            f"{told} has {shard.workers} workers, not {trainer.workers}: "
+            "--resume-center starts new replicas from its center model"
+        )
+    if shard.step > c.steps:
+        raise BadRequest(f"{told} is after the last step, --steps {c.steps}")
+    check_settings(found.settings, c, same)
+    if found.data and found.data != run.data.sha256:
+        raise BadRequest(f"{told} used other data: the files have changed")
+    decisions = len(decided.found(run.state.sync))
+    if any(number >= decisions for _, number in progress.decided):
+        raise BadRequest(f"{told} has data-dependent syncs that {c.algo} lacks")
+    if found.versions != versions() and run.group.is_first:
+        terminal.say("other versions wrote the checkpoint: results may differ")
+    arrays = run.state, shard.own, shard.shared
+    try:
+        if same:
+            state = state_arrays.state(trainer, *arrays)
+        else:
+            state = state_arrays.restarted(trainer, c.seed, *arrays)
+    except state_arrays.Misfit as error:
+        raise BadRequest(f"--resume: {error}") from error
+    if not same:
+        progress.sent_before, progress.sent_since = found.sent, shard.step
+        progress.run_id = ""
+    progress.saved = shard.step
+    progress.resumed_at.append(shard.step)
+    return dataclasses.replace(run, state=state), progress
+
+
+def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
+    """Returns the summary of the whole run in a folder; {} if there is none."""
+    found = None
+    with suppress(files.Damaged, OSError):
+        found = run_folder.read_run(out)
+    if found is None:
+        return {}
+    # A run that diverged is over, whatever its number of steps.
+    is_over = found.summary.get("steps") == config.steps or found.summary["diverged"]
+    return found.summary if is_over else {}
+
+
+def check_config(out: Path, config: RunConfig) -> None:
+    """Raises a BadRequest if the config.json is damaged or belongs to another run."""
+    path = out / "config.json"
+    if not path.exists():
+        return
+    try:
+        found = files.read(path)
+        with files.using(path):
+            before = {
+                name: value
+                for name, value in found["settings"].items()
+                if name not in GONE
+                and (name not in SETTINGS or SETTINGS[name].scope == "run")
+            }
+            before |= {**found["arguments"], **found["task_arguments"]}
+    except files.Damaged as error:
+        raise BadRequest(
+            f"--resume: {error}; no file was removed: --overwrite starts anew"
+        ) from error
+    check_settings(before, config, same=True)
+
+
+def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
+    """Raises a BadRequest if the earlier run differs from the run to resume.
+
+    Args:
+        before: the earlier run's values that affect its results, by flag, as in JSON.
+        config: the config of the run to resume.
+        same: whether both have the same number of workers.
+    """
+    now = files.plain(config.values("run"))
+    # A run started before a flag existed used the flag's default.
+    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
+    algorithm = factories.describe(ALGORITHM, config.algo)
+    common |= algorithm.defaults | factories.defaults(TASK, config.task)
+    before = files.plain(common) | before
+    # A flag that is gone had no effect unless it was set.
+    before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
+    free = set() if same else {"workers", "batch_size", "accumulate"}
+    if config.schedule == "constant":  # a longer run starts like a shorter one
+        free.add("steps")
+    # Other tasks, algorithms and versions have other flags: name these first.
+    first = "task", "algo"
+    names = sorted({*now, *before} - free, key=lambda x: (x not in first, x in now, x))
+    for name in names:
+        if now.get(name) != before.get(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise BadRequest(
+                f"--resume: the run was made with {flag} {before.get(name)}, not "
+                f"{now.get(name)}"
+            )

@@ -1,0 +1,1 @@
+"""Data: downloads, formats, text as tokens, and the examples of each step."""

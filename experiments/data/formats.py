@@ -1,0 +1,409 @@
+"""Formats of the data sets: IDX, CIFAR-10 and recordings; archives in memory."""
+
+import gzip
+import hashlib
+import math
+import pickle
+import re
+import tarfile
+import wave
+import zlib
+from collections.abc import Mapping
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.data.downloads import PINS, File, find, folder, sha256
+from experiments.data.feeding import Arrays
+from syncalgos import checks
+
+
+def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
+    """Reads the files of a tar archive.
+
+    Args:
+        path: the archive, with or without gzip.
+        most_bytes: the largest size that the archive may unpack to.
+        name: the name of the archive, for errors.
+
+    Returns:
+        Each file's content by its name.
+
+    Raises:
+        ValueError: it cannot be read, is too large, or holds a link, a device or a
+            name that leads out of the folder.
+    """
+    try:
+        # All at once, so that sizes in its headers cannot ask for more memory.
+        with path.open("rb") as raw:
+            zipped = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if zipped else raw
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise ValueError(f"{name} unpacks to more than {most_bytes} bytes")
+        with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
+            checked = [_checked(member, name) for member in tar]
+            pairs = [(member.name, tar.extractfile(member)) for member in checked]
+            return {path: file.read() for path, file in pairs if file is not None}
+    except (EOFError, OSError, zlib.error, tarfile.TarError) as error:
+        raise ValueError(f"{name} is not a readable tar archive: {error}") from error
+
+
+def _checked(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
+    """Returns a member, or raises a ValueError unless it is a file or folder inside."""
+    inside = PurePosixPath(member.name)
+    if inside.is_absolute() or ".." in inside.parts:
+        raise ValueError(f"{name} is refused: {member.name!r} leads out of the folder")
+    if not (member.isfile() or member.isdir()):
+        raise ValueError(f"{name} is refused: {member.name!r} is a link or a device")
+    return member
+
+
+NAMES = (
+    "train-images-idx3-ubyte.gz",
+    "train-labels-idx1-ubyte.gz",
+    "t10k-images-idx3-ubyte.gz",
+    "t10k-labels-idx1-ubyte.gz",
+)
+IDX_FILES = {
+    data_set: [PINS[f"{data_set}/{name}"] for name in NAMES]
+    for data_set in ("mnist", "fashion-mnist")
+}
+
+# Other possible folders of the files, such as those of torchvision.
+FOLDERS = {
+    "mnist": ("mnist", "MNIST/raw", "."),
+    "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
+}
+
+
+def mnist_images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
+    """Loads a data set of small grey images in 10 classes.
+
+    Args:
+        name: "mnist" or "fashion-mnist".
+        data_dir: the data folder (see `downloads.folder`).
+
+    Returns:
+        The training and the held-out examples, each {"x": images (n, 28, 28) uint8,
+        "y": labels (n,) int32}.
+
+    Raises:
+        ValueError: an unknown name, or a file that is missing, altered or malformed.
+
+    Source: LeCun et al., "Gradient-based learning applied to document recognition",
+    1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", 2017.
+    """
+    checks.one_of("data set", name, IDX_FILES)
+    paths = [_there(file, data_dir) or find(file, data_dir) for file in IDX_FILES[name]]
+    return _examples(paths[0], paths[1]), _examples(paths[2], paths[3])
+
+
+def _there(file: File, data_dir: Path | None) -> Path | None:
+    """Returns a file with the right checksum and another name or folder, if any."""
+    expected = {Path(file.path).name: file.sha256, **file.members}
+    expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
+    places = [folder(data_dir) / x for x in FOLDERS[Path(file.path).parent.name]]
+    found = ((place / x, digest) for place in places for x, digest in expected.items())
+    return next((x for x, digest in found if _is(x, digest)), None)
+
+
+def _is(path: Path, digest: str) -> bool:
+    """Whether a file exists, and has this SHA-256."""
+    try:
+        return sha256(path) == digest
+    except OSError:
+        return False
+
+
+def _examples(images_path: Path, labels_path: Path) -> Arrays:
+    """Reads images with their labels."""
+    x, y = read_idx(images_path), read_idx(labels_path)
+    if x.shape != (len(y), 28, 28) or y.shape != (len(x),):
+        raise ValueError(
+            f"{images_path} and {labels_path} must hold images (n, 28, 28) and labels "
+            f"(n,), got {x.shape} and {y.shape}"
+        )
+    return {"x": x, "y": y.astype(np.int32)}
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Reads an IDX file of unsigned bytes, compressed if its name ends in .gz.
+
+    Raises:
+        ValueError: it has another format, or is incomplete.
+    """
+    # The header is 0, 0, 8 for unsigned bytes, the number of dimensions, and each
+    # dimension as four bytes, the high one first.
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
+    except (EOFError, OSError, zlib.error) as error:
+        raise ValueError(f"{path} is not a complete gzip file: {error}") from error
+    if content[:3] != b"\0\0\x08" or len(content) < 4:
+        raise ValueError(
+            f"{path} must begin with 00 00 08 (IDX of unsigned bytes), got "
+            f"{content[:4].hex(' ') or 'nothing'}"
+        )
+    start = 4 + 4 * content[3]
+    if len(content) < start:
+        raise ValueError(f"{path} ends inside its header of {content[3]} dimensions")
+    shape = np.frombuffer(content[4:start], ">u4").tolist()
+    if len(content) - start != math.prod(shape):
+        raise ValueError(
+            f"{path} must hold {math.prod(shape)} bytes of data for its shape "
+            f"{tuple(shape)}, got {len(content) - start}"
+        )
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+
+
+FOLDER = "cifar-10-batches-py/"
+CIFAR = PINS["cifar-10/cifar-10-python.tar.gz"]
+CIFAR_BYTES = 1 << 28  # the archive unpacks to 186 MB
+
+# The functions that a pickled array calls: any other could run a program.
+ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): np.ndarray(0).__reduce__()[0],
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+def cifar_images(data_dir: Path | None = None) -> tuple[Arrays, Arrays]:
+    """Loads CIFAR-10: small colour images in 10 classes.
+
+    Args:
+        data_dir: the data folder (see `downloads.folder`).
+
+    Returns:
+        The 50,000 training and the 10,000 held-out examples, each {"x": images
+        (n, 32, 32, 3) uint8, "y": labels (n,) int32}.
+
+    Raises:
+        ValueError: the file is missing, altered or malformed.
+
+    Source: Krizhevsky, "Learning multiple layers of features from tiny images", 2009.
+    """
+    return read_cifar(find(CIFAR, data_dir), CIFAR.members)
+
+
+def read_cifar(path: Path, expected: Mapping[str, str]) -> tuple[Arrays, Arrays]:
+    """Reads an archive of batches, in memory.
+
+    Args:
+        path: the archive, with a verified checksum.
+        expected: the batches' SHA-256 by name; "test_batch" is held out.
+
+    Returns:
+        The arrays of `cifar_images`, with training batches in their order.
+
+    Raises:
+        ValueError: a member leads out of the folder, is missing, differs from its
+            SHA-256, asks for other objects than arrays, or is not a batch.
+    """
+    found = members(path, CIFAR_BYTES, str(path))
+    # Checked before anything is unpickled.
+    for name, digest in expected.items():
+        if name not in found:
+            raise ValueError(f"{path} lacks {name}")
+        if (held := hashlib.sha256(found[name]).hexdigest()) != digest:
+            raise ValueError(f"{path}: {name} has SHA-256 {held}, not {digest}")
+    batches = {name: _batch(found[name], f"{path}: {name}") for name in expected}
+    test = batches.pop(f"{FOLDER}test_batch")
+    train = {
+        leaf: np.concatenate([batch[leaf] for batch in batches.values()])
+        for leaf in ("x", "y")
+    }
+    return train, test
+
+
+class _Unpickler(pickle.Unpickler):
+    """Unpickles arrays and plain values, and calls nothing else."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return ALLOWED[module, name]
+
+
+def _batch(content: bytes, name: str) -> Arrays:
+    """Reads a pickled batch: rows of 1024 red, 1024 green and 1024 blue bytes."""
+    try:
+        batch = _Unpickler(BytesIO(content), encoding="latin1").load()
+        data, labels = np.asarray(batch["data"]), np.array(batch["labels"], np.int32)
+    # A pickle may raise any error.
+    except Exception as error:
+        raise ValueError(f"{name} cannot be unpickled: {error}") from error
+    if (data.dtype, data.shape) != (np.uint8, (*labels.shape, 3072)):
+        raise ValueError(
+            f"{name} must hold {len(labels)} rows of 3072 unsigned bytes, got "
+            f"{data.dtype} {data.shape}"
+        )
+    x = data.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)  # (n, 32, 32, 3)
+    return {"x": np.ascontiguousarray(x), "y": labels}
+
+
+# The tar file that `pack` makes, and its gzip; pins.toml explains why.
+TAR = PINS["fsdd/fsdd-recordings.tar"]
+TAR_GZ = PINS["fsdd/fsdd-recordings.tar.gz"]
+SPEECH_BYTES = 1 << 26  # the tag's archive unpacks to 24 MB
+NAME = re.compile(r"(?:.*/)?(recordings/(\d)_([a-z]+)_(\d+)\.wav)")
+
+RATE = 8000  # samples per second
+WINDOW = 200  # samples of a frame, 25 ms
+HOP = 128  # samples from frame to frame, 16 ms
+FFT = 256
+BANDS = 40
+LONGEST = 142  # frames of any recording
+FLOOR = 1e-6  # the lowest power of a band, as digital silence has none
+
+
+class Recording(NamedTuple):
+    """One spoken digit.
+
+    Attributes:
+        digit: 0 to 9.
+        speaker: the speaker's name.
+        take: the index in its name, 0 to 49; 0 to 4 are held out.
+        samples: (n,) int16, 8,000 per second.
+    """
+
+    digit: int
+    speaker: str
+    take: int
+    samples: np.ndarray
+
+
+def recordings(data_dir: Path | None = None) -> list[Recording]:
+    """Loads the 3,000 recordings: six speakers say each digit 50 times.
+
+    Args:
+        data_dir: the data folder (see `downloads.folder`).
+
+    Raises:
+        ValueError: the file is missing, altered or malformed.
+
+    Source: Jackson et al., Free Spoken Digit Dataset, v1.0.10, 2020.
+    """
+    if (folder(data_dir) / TAR_GZ.path).exists():
+        path = find(TAR_GZ, data_dir)
+    else:
+        path = find(TAR, data_dir, pack)
+    found = members(path, SPEECH_BYTES, str(path))
+    return [_recording(name, wav, path) for name, wav in found.items()]
+
+
+def pack(path: Path) -> bytes:
+    """Packs the recordings of the repository's archive into reproducible bytes.
+
+    Raises:
+        ValueError: the archive cannot be read, or a name leads out of its folder.
+    """
+    # The archive cannot be pinned, because its bytes depend on the server's gzip.
+    found = members(path, SPEECH_BYTES, "the archive")
+    wavs = {m[1]: wav for name, wav in found.items() if (m := NAME.fullmatch(name))}
+    packed = BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name in sorted(wavs):
+            # Time 0, user 0 and mode 0644.
+            member = tarfile.TarInfo(name)
+            member.size = len(wavs[name])
+            tar.addfile(member, BytesIO(wavs[name]))
+    return packed.getvalue()
+
+
+def _recording(name: str, content: bytes, path: Path) -> Recording:
+    """Reads one member of the archive."""
+    if not (match := NAME.fullmatch(name)):
+        raise ValueError(f"{path}: {name} is not recordings/DIGIT_SPEAKER_TAKE.wav")
+    try:
+        with wave.open(BytesIO(content)) as wav:
+            form = wav.getnchannels(), wav.getsampwidth(), wav.getframerate()
+            samples = np.frombuffer(wav.readframes(wav.getnframes()), "<i2")
+    except (EOFError, ValueError, wave.Error) as error:
+        raise ValueError(f"{path}: {name} is not a WAV file: {error}") from error
+    if form != (1, 2, RATE):
+        raise ValueError(
+            f"{path}: {name} must have 1 channel of 2 bytes at {RATE} Hz, got {form}"
+        )
+    return Recording(int(match[2]), match[3], int(match[4]), samples)
+
+
+def _mel(hertz: np.ndarray) -> np.ndarray:
+    """Converts to perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
+    return 2595 * np.log10(1 + hertz / 700)
+
+
+def _triangles() -> np.ndarray:
+    """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, even in mel."""
+    bins = np.linspace(0, RATE / 2, FFT // 2 + 1)[:, None]
+    ends = 700 * (10 ** (np.linspace(0, _mel(bins[-1, 0]), BANDS + 2) / 2595) - 1)
+    low, middle, high = ends[:-2], ends[1:-1], ends[2:]
+    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)
+
+
+HANN = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.float32)
+TRIANGLES = _triangles()
+
+
+def log_mel(samples: np.ndarray) -> np.ndarray:
+    """Computes log-mel features: 40 bands from 0 to 4 kHz, a frame every 16 ms.
+
+    Args:
+        samples: (n,) int16, 8,000 per second; padded if shorter than a window.
+
+    Returns:
+        (frames, 40) float32: the log of each band's power, at least log(1e-6), with
+        samples scaled to -1 to 1. Frames that would reach past the end are left out.
+    """
+    sound = samples.astype(np.float32) / 32768
+    sound = np.pad(sound, (0, max(WINDOW - len(sound), 0)))
+    frames = np.lib.stride_tricks.sliding_window_view(sound, WINDOW)[::HOP]
+    spectrum = np.fft.rfft(frames * HANN, FFT)  # (frames, FFT / 2 + 1)
+    power = np.square(spectrum.real) + np.square(spectrum.imag)
+    return np.log(np.maximum(power @ TRIANGLES, FLOOR))
+
+
+def spoken_digits(
+    data_dir: Path | None = None, frames: int = 64
+) -> tuple[Arrays, Arrays, np.ndarray]:
+    """Loads the recordings as log-mel features of one length.
+
+    Args:
+        data_dir: the data folder (see `downloads.folder`).
+        frames: number of frames of each example, at least 1; longer recordings are cut.
+
+    Returns:
+        The 2,700 training and the 300 held-out examples, each {"x": features
+        (n, frames, 40) float32, "length": frames of the recording itself, (n,) int32,
+        "y": digits (n,) int32}. Each band has mean 0 and deviation 1 over the training
+        recordings' own frames; the frames after them are 0. Then the speaker of each
+        training example, (2700,) int32: an index in the sorted names.
+
+    Raises:
+        ValueError: the file is missing, altered or malformed.
+    """
+    checks.whole("frames", frames, least=1)
+    loaded = recordings(data_dir)
+    features = [log_mel(recording.samples)[:frames] for recording in loaded]
+    # The first takes of each digit and speaker.
+    held_out = np.array([recording.take < 5 for recording in loaded])
+    own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
+    # From training recordings only: held-out ones must not influence their own test.
+    mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
+    x = np.zeros((len(loaded), frames, BANDS), np.float32)
+    for row, feature in zip(x, features, strict=True):
+        row[: len(feature)] = (feature - mean) / deviation
+    arrays = {
+        "x": x,
+        "length": np.array([len(feature) for feature in features], np.int32),
+        "y": np.array([recording.digit for recording in loaded], np.int32),
+    }
+    train = {name: array[~held_out] for name, array in arrays.items()}
+    test = {name: array[held_out] for name, array in arrays.items()}
+    _, speakers = np.unique([r.speaker for r in loaded], return_inverse=True)
+    return train, test, speakers.astype(np.int32)[~held_out]

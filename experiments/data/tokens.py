@@ -1,0 +1,491 @@
+"""Text as numbers: characters, words, or tokens in a file larger than memory."""
+
+import codecs
+import glob
+import hashlib
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from experiments.data.downloads import PINS, bar, find, keep, make_once, say, sha256
+from syncalgos import checks
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+# Files of rows, by the builder of `datasets` that reads them; others are plain text.
+ROWS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+HUB = "hf:"
+PIECE = 2**16  # bytes of a plain file that are read at once
+NEEDED = "--task text needs {}: run pip install -e '.[text]' in the checkout"
+VERSION = 1  # of the files: those of another version are not used
+LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
+TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
+BATCH = 2**21  # characters that are tokenized at once
+
+SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
+
+
+class Documents(NamedTuple):
+    """Documents of text, in their order.
+
+    Attributes:
+        where: the flag and its value, for errors.
+        files: the files; each plain file, and each row of another file, is a document.
+        hub: name, configuration and split of a dataset, in place of files.
+        column: the column of the rows that has the text.
+    """
+
+    where: str
+    files: tuple[Path, ...]
+    hub: tuple[str, str | None, str] | None
+    column: str
+
+    @property
+    def bytes(self) -> int | None:
+        """The size of the text, if known before reading it."""
+        if self.hub or any(_builder(path) for path in self.files):
+            return None
+        return sum(path.stat().st_size for path in self.files)
+
+    def key(self) -> list[Any]:
+        """Returns a key made from the contents of the files, not their names."""
+        files = self.files
+        if self.hub:  # a dataset may be a local folder
+            files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
+        held = []
+        for path in files:
+            with _reading(path):
+                held.append((_builder(path), sha256(path)))
+        return [self.hub, held, self.column]
+
+    def pieces(self) -> Iterator[tuple[str, bool]]:
+        """Yields text, and whether a document ends with it.
+
+        Raises:
+            ValueError: the text cannot be read; one line says why.
+        """
+        if self.hub:
+            name, config, split = self.hub
+            yield from self._texts(name, split, name=config)
+        for path in self.files:
+            if not (builder := _builder(path)):
+                yield from _plain_text(path)
+            elif path.stat().st_size:  # datasets refuses an empty file
+                yield from self._texts(builder, data_files=glob.escape(str(path)))
+
+    def _texts(
+        self, builder: str, split: str = "train", **given: Any
+    ) -> Iterator[tuple[str, bool]]:
+        """Yields the texts of the rows of a streamed dataset, each a document."""
+        for row in self._rows(builder, split, **given):
+            if self.column not in row:
+                have = f"set --column to one of {', '.join(row)}"
+                raise ValueError(f"{self.where}: no column {self.column!r}: {have}")
+            text = row[self.column]
+            if not isinstance(text, str | None):
+                found = f"{self.column!r} holds {type(text).__name__}"
+                raise ValueError(f"{self.where}: {found}, not text")
+            if text:
+                yield text, True
+
+    def _rows(self, builder: str, split: str, **given: Any) -> Iterator[dict[str, Any]]:
+        """Yields the rows of a streamed dataset."""
+        try:
+            import datasets
+        except ImportError:
+            raise ValueError(NEEDED.format("datasets")) from None
+        try:
+            for row in datasets.load_dataset(
+                builder, split=split, streaming=True, **given
+            ):
+                yield dict(row)
+        except Exception as error:  # it reads many formats, over networks
+            first, *_ = str(error).splitlines() or [""]
+            what = f"{type(error).__name__}: {first}"
+            raise ValueError(f"{self.where}: {what}") from error
+
+
+def find_documents(flag: str, words: str, column: str) -> Documents:
+    """Finds the documents that a user names.
+
+    Args:
+        flag: the flag, for errors.
+        words: paths or globs separated by commas, or hf:NAME, hf:NAME:CONFIG or
+            hf:NAME:CONFIG:SPLIT, a dataset of Hugging Face; SPLIT is train by default.
+        column: the column of rows that has the text.
+
+    Raises:
+        ValueError: there are no such documents.
+    """
+    where = f"{flag} {words}"
+    if words.startswith(HUB):
+        name, config, split, *more = [*words.removeprefix(HUB).split(":"), "", ""]
+        if not name or len(more) > 2:
+            raise ValueError(f"{where}: use hf:NAME, or hf:NAME:CONFIG:SPLIT")
+        return Documents(where, (), (name, config or None, split or "train"), column)
+    files: list[Path] = []
+    for pattern in words.split(","):
+        word = str(Path(pattern).expanduser())
+        # The name of a file may look like a glob.
+        named = glob.glob(glob.escape(word)) or sorted(glob.glob(word, recursive=True))
+        found = [path for x in named if (path := Path(x)).is_file()]
+        if not found:
+            raise ValueError(f"{where}: there is no file {pattern}")
+        files += found
+    return Documents(where, tuple(files), None, column)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Converts an OSError to a ValueError in one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"{path} cannot be read: {why}") from error
+
+
+def _builder(path: Path) -> str | None:
+    """Returns the builder for a file of rows, maybe compressed; None for plain text."""
+    return next((ROWS[x] for x in path.suffixes[-2:] if x in ROWS), None)
+
+
+def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
+    """Yields a document from a file, in pieces that end with a line if possible."""
+    rest, is_empty = "", True
+    for text in _decoded(path):
+        held, is_empty = rest + text, is_empty and not text
+        # The end of a line is usually also the end of a token.
+        end = held.rfind("\n") + 1 or len(held)
+        if end:
+            yield held[:end], False
+        rest = held[end:]
+    if rest:
+        yield rest, False
+    if not is_empty:
+        yield "", True
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    """Yields the text of a file as it is read."""
+    decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
+    with _reading(path), path.open("rb") as file:
+        for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
+            start = end - len(decoder.getstate()[0])
+            end += len(read)
+            try:
+                yield decoder.decode(read, final=not read)
+            except UnicodeDecodeError as error:
+                at, value = start + error.start, error.object[error.start]
+                what = f"byte {at} is {value:#x}"
+                raise ValueError(f"{path} is not UTF-8: {what}") from None
+
+
+class Tokens(NamedTuple):
+    """A text as tokens.
+
+    Attributes:
+        values: (tokens,), read from the file on demand.
+        sha256: the checksum of the values.
+    """
+
+    values: np.ndarray
+    sha256: str
+
+
+def from_file(path: Path, end: str) -> "Tokenizer":
+    """Reads a tokenizer.json.
+
+    Args:
+        path: the file.
+        end: the special token that ends a document.
+
+    Raises:
+        ValueError: it is not a tokenizer, or lacks the token.
+    """
+    package = _package()
+    try:
+        tokenizer = package.Tokenizer.from_file(str(path))
+    except Exception as error:  # the package raises nothing narrower
+        raise ValueError(f"--tokenizer {path}: {error}") from None
+    added = tokenizer.get_added_tokens_decoder().values()
+    special = [token.content for token in added if token.special]
+    if end not in special:
+        raise ValueError(
+            f"--tokenizer {path}: there is no special token {end!r}"
+            f"{checks.nearest(end, special)} (set --end-of-text to one of: "
+            f"{', '.join(special) or 'none'})"
+        )
+    # It neither truncates a text nor adds to it.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    # <|endoftext|> within a text is not read as the special token.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def trained(
+    documents: Documents, key: list[Any], size: int, end: str, folder: Path
+) -> "Tokenizer":
+    """Trains a byte-level BPE tokenizer on the beginning of a text, or loads it.
+
+    Args:
+        documents: the text.
+        key: the key of the documents.
+        size: number of tokens; a short text gives fewer.
+        end: the special token that ends a document.
+        folder: the folder for the tokenizer's file.
+
+    Raises:
+        ValueError: a file cannot be read or written.
+    """
+    package = _package()
+    path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
+
+    def write(part: Path) -> None:
+        say(f"training a tokenizer of {size} tokens: {path}")
+        made = package.Tokenizer(package.models.BPE())
+        level = package.pre_tokenizers.ByteLevel
+        made.pre_tokenizer = level(add_prefix_space=False)
+        made.decoder = package.decoders.ByteLevel()
+        trainer = package.trainers.BpeTrainer(
+            vocab_size=size,
+            special_tokens=[end],
+            initial_alphabet=level.alphabet(),
+            show_progress=Console(stderr=True).is_terminal,
+        )
+        made.train_from_iterator(_beginning(documents), trainer)
+        part.write_text(made.to_str(), "utf-8")
+        keep(part, path)
+
+    make_once(path, write)
+    try:
+        return from_file(path, end)
+    except ValueError:
+        raise ValueError(f"{path} is damaged: remove it") from None
+
+
+def tokenized(
+    documents: Documents,
+    key: list[Any],
+    tokenizer: "Tokenizer",
+    end: str,
+    limit: int | None,
+    folder: Path,
+) -> Tokens:
+    """Tokenizes a text into a file, or finds the file.
+
+    Args:
+        documents: the text.
+        key: the key of the documents.
+        tokenizer: the result of `from_file` or `trained`.
+        end: the special token that follows each document.
+        limit: the largest number of tokens; None takes all.
+        folder: the folder for the file.
+
+    Raises:
+        ValueError: a file cannot be read or written, or the text is empty.
+    """
+    name = _digest("tokens", key, tokenizer.to_str(), end, limit)
+    path, note = folder / f"{name}.tokens", folder / f"{name}.json"
+    dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
+
+    def write(part: Path) -> None:
+        say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
+        found = _write(part, documents, tokenizer, end, limit, dtype)
+        keep(part, path)
+        part.write_text(json.dumps(found))
+        keep(part, note)
+        _date(note, path)
+
+    # The note is written last, so a file with a note is complete.
+    make_once(note, write)
+    try:
+        found = json.loads(note.read_bytes())
+        is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
+        digest = found["sha256"]
+        # At each start it would read all of a large file.
+        if is_whole and path.stat().st_mtime_ns != note.stat().st_mtime_ns:
+            is_whole = sha256(path) == digest
+        if is_whole:
+            _date(note, path)
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        raise damaged(path) from None
+    if not is_whole:
+        raise damaged(path)
+    return Tokens(np.memmap(path, dtype, "r"), digest)
+
+
+def _date(note: Path, path: Path) -> None:
+    """Gives a note the time of its file, by which a change of the file is seen."""
+    time = path.stat().st_mtime_ns
+    with suppress(OSError):  # it may be read-only: then each start checks the file
+        os.utime(note, ns=(time, time))
+
+
+def damaged(path: Path) -> ValueError:
+    """Makes the error for a damaged file of tokens or its note."""
+    note = path.with_suffix(".json").name
+    return ValueError(f"{path} or {note} is damaged: remove both")
+
+
+def size_of(tokenizer: "Tokenizer") -> int:
+    """Returns the number of tokens that a model has to distinguish."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def byte_counts(tokenizer: "Tokenizer") -> np.ndarray | None:
+    """Returns the bytes of text in each token, (tokens,) int32; 0 for special ones.
+
+    Returns None if the tokenizer's tokens do not stand for bytes.
+    """
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        return None
+    counts = np.zeros(size_of(tokenizer), np.int32)
+    # Such a tokenizer writes each byte as one character.
+    for token, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        counts[number] = len(token)
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        counts[number] = 0 if token.special else len(token.content.encode())
+    return counts
+
+
+def _package() -> Any:
+    try:
+        import tokenizers
+        import tokenizers.decoders
+        import tokenizers.models
+        import tokenizers.pre_tokenizers
+        import tokenizers.trainers
+    except ImportError:
+        raise ValueError(NEEDED.format("tokenizers")) from None
+    return tokenizers
+
+
+def _beginning(documents: Documents) -> Iterator[str]:
+    """Yields the text that a tokenizer is trained on."""
+    left = TRAINED_ON
+    for text, _ in documents.pieces():
+        yield text[:left]
+        left -= len(text)
+        if left <= 0:
+            return
+
+
+def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
+    """Yields some pieces at a time."""
+    batch, size = [], 0
+    for piece in documents.pieces():
+        batch.append(piece)
+        size += len(piece[0])
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _write(
+    path: Path,
+    documents: Documents,
+    tokenizer: "Tokenizer",
+    end: str,
+    limit: int | None,
+    dtype: np.dtype,
+) -> dict[str, Any]:
+    """Writes a text as tokens, with a progress bar on a terminal; returns its note."""
+    count, digest, last = 0, hashlib.sha256(), [tokenizer.token_to_id(end)]
+    with path.open("wb") as out, bar(documents.bytes) as advance:
+        for batch in _batches(documents):
+            texts = [text for text, _ in batch]
+            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            ends = [last if is_end else [] for _, is_end in batch]
+            parts = [x.ids + end for x, end in zip(found, ends, strict=True)]
+            made = np.concatenate([np.array(x, dtype) for x in parts])
+            made = made[: None if limit is None else limit - count]
+            digest.update(made.tobytes())
+            out.write(made.tobytes())
+            count += len(made)
+            advance(sum(len(x.encode()) for x in texts))
+            if count == limit:
+                break
+    if not count:
+        raise ValueError(f"{documents.where}: it holds no text")
+    if sha256(path) != digest.hexdigest():
+        raise ValueError(f"{path} differs from what was written to it")
+    return {"tokens": count, "sha256": digest.hexdigest()}
+
+
+def _digest(*key: Any) -> str:
+    return hashlib.sha256(json.dumps([VERSION, *key]).encode()).hexdigest()[:32]
+
+
+def shakespeare(data_dir: Path | None = None) -> str:
+    """Loads "tiny Shakespeare": 40,000 lines of plays, in ASCII.
+
+    Args:
+        data_dir: the data folder (see `downloads.folder`).
+
+    Raises:
+        ValueError: the file is missing or altered.
+
+    Source: Karpathy, char-rnn, 2015.
+    """
+    return find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+
+
+def characters(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into characters.
+
+    Returns:
+        Codes, (n,) int32, and the sorted alphabet: character i has code i.
+    """
+    points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    alphabet, codes = np.unique(points, return_inverse=True)
+    return codes.astype(np.int32), [chr(point) for point in alphabet]
+
+
+def words(text: str) -> tuple[np.ndarray, list[str]]:
+    """Splits a text into lower-case words: runs of the letters a to z and '.
+
+    Returns:
+        Codes, (n,) int32, and the vocabulary, sorted by frequency and then by name:
+        word i has code i.
+    """
+    found = re.findall(r"[a-z']+", text.lower())
+    counts = Counter(found)
+    vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
+    code = {word: i for i, word in enumerate(vocabulary)}
+    return np.array([code[word] for word in found], np.int32), vocabulary
+
+
+def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """Holds out the last part of a text.
+
+    Args:
+        codes: the text, (n,).
+        held_out: the held-out share, above 0 and below 1.
+
+    Returns:
+        The part to train on, and the held-out part.
+    """
+    checks.real("held_out", held_out, above=0, below=1)
+    end = int(len(codes) * (1 - held_out))
+    return codes[:end], codes[end:]
+
+
+def windows(codes: np.ndarray, length: int, stride: int = 1) -> np.ndarray:
+    """Returns the windows that begin at every stride-th code, (windows, length)."""
+    view = np.lib.stride_tricks.sliding_window_view(codes, length)
+    return np.ascontiguousarray(view[::stride])

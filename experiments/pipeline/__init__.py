@@ -1,1 +1,0 @@
-"""The data pipeline: the examples of a run, and their order."""

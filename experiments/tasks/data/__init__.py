@@ -1,1 +1,0 @@
-"""Data sets: downloaded once, checked against pins.toml, read as NumPy arrays."""
