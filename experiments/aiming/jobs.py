@@ -5,14 +5,13 @@ from typing import Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 
-from experiments import exit_codes
 from experiments.aiming import targets
 from experiments.aiming.compiling import processes
 from experiments.aiming.config import AimConfig
 from experiments.aiming.report import files, tables
 from experiments.aiming.report.files import Known
 from experiments.aiming.report.records import Result, outcome, results
-from experiments.cli import terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest
 
 
@@ -38,7 +37,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
             files.write_json(config, argv, found, known)
     terminal.show(tables.text(config, found))
     files.write_page(config, argv, found)
-    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
+    return stopping.FAILED if any(not x.is_done for x in found) else 0
 
 
 def _answers(config: AimConfig, known: Known) -> Iterator[list[dict[str, Any]]]:

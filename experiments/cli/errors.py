@@ -1,14 +1,25 @@
 """Errors for the user, in one line."""
 
+import atexit
+import gc
 import os
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments import exit_codes
-from experiments.exit_codes import Terminated
+from experiments.cli.stopping import (
+    BAD_REQUEST,
+    FAILED,
+    INTERRUPTED,
+    TERMINATED,
+    Stopped,
+    Terminated,
+    say,
+    unfailing_output,
+    watched,
+)
 
 STANDARD = Path(os.__file__).parent  # Python's own library
 LONGEST = 2000  # characters of an error's text
@@ -19,13 +30,13 @@ STOPS = KeyboardInterrupt, Terminated
 class BadRequest(Exception):
     """A request that cannot be met; the message is one line."""
 
-    code = exit_codes.BAD_REQUEST
+    code = BAD_REQUEST
 
 
 class MayPass(BadRequest):
     """A request that cannot be met now, but may succeed later."""
 
-    code = exit_codes.TERMINATED
+    code = TERMINATED
 
 
 class Unwritten(BadRequest):
@@ -35,7 +46,7 @@ class Unwritten(BadRequest):
         result: what the call would have returned; None for a command.
     """
 
-    code = exit_codes.FAILED
+    code = FAILED
 
     def __init__(self, line: str, result: Any = None):
         super().__init__(line)
@@ -120,3 +131,37 @@ def place(error: BaseException) -> str:
         if not (foreign or packaged):
             return f" ({path.name}:{frame.lineno} in {frame.name})"
     return ""
+
+
+def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False) -> int:
+    """Runs a program: errors become one line, and a signal stops it gently.
+
+    Args:
+        program: takes a function that returns the signal that asks it to stop, and
+            returns its exit code, or None if it stopped because of that signal.
+        has_starter: whether another process of ours ends this one at a second signal. A
+            scheduler may send the first signal to both.
+
+    Returns:
+        The exit code: 2 for a bad request, 75 for a stop by SIGTERM or SIGHUP, 130 for
+        one by Ctrl-C.
+    """
+
+    def answered(stopped: Stopped) -> int | None:
+        try:
+            check_working_folder()
+            return program(stopped)
+        except BadRequest as error:
+            say(f"error: {in_one_line(error)}")
+            return error.code
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Terminated:
+            return TERMINATED
+
+    # A run makes a million objects that stay. Collecting garbage among them after every
+    # 700, and once more at the end, would take an eighth of the default run.
+    gc.set_threshold(100_000)
+    atexit.register(gc.freeze)
+    with unfailing_output():
+        return watched(answered, has_starter)

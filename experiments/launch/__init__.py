@@ -1,1 +1,1 @@
-"""Starts the processes of a run from a command."""
+"""Makes a run from a command."""

@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.background import Background
 from experiments.checkpoint.manager import FOLDER, Finished, Saver, restore
-from experiments.cli import terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.launch import remarks
@@ -70,7 +69,7 @@ def run_job(
                 wait()
             missing = finish(run, outcome, summary, out, started)
             tracked.finish(summary)
-            code = exit_codes.decide(_code(outcome, [*missing, *tracked.failed]))
+            code = stopping.decide(_code(outcome, [*missing, *tracked.failed]))
             if group.is_first:
                 terminal.show_summary(summary, out)
             after = remarks.after(run, outcome, summary["center_step"])
@@ -85,13 +84,13 @@ def run_job(
 def _shown(found: dict[str, Any], run: Run, out: Path) -> int:
     """Shows the summary of a run that had finished before; returns the exit code."""
     if not run.group.is_first:
-        return exit_codes.DONE
+        return stopping.DONE
     terminal.show_summary(found, out)
     path, held = run.config.export, Path(found["export"] or "").absolute()
     if path and not (path.absolute() == held and path.exists()):
         terminal.say(f"no model was written to {path}: no checkpoint holds it")
-        return exit_codes.FAILED
-    return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
+        return stopping.FAILED
+    return stopping.DIVERGED if found["diverged"] else stopping.DONE
 
 
 @contextmanager
@@ -189,9 +188,9 @@ def _export(run: Run, outcome: Outcome, path: Path) -> str:
 def _code(outcome: Outcome, missing: list[str]) -> int:
     """Returns the exit code of a run with these outputs missing."""
     if missing:
-        return exit_codes.FAILED
+        return stopping.FAILED
     if outcome.diverged_at is not None:
-        return exit_codes.DIVERGED
+        return stopping.DIVERGED
     if outcome.stopped:
-        return exit_codes.stopped_by(outcome.stopped)
-    return exit_codes.DONE
+        return stopping.stopped_by(outcome.stopped)
+    return stopping.DONE

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 
 import syncalgos
 from experiments.cli import terminal
-from experiments.cli.signals import keeping_results
+from experiments.cli.stopping import keeping_results
 from experiments.tasks.task import Task
 from experiments.training import export, records
 from experiments.training.config import SETTINGS, Settings

@@ -11,10 +11,9 @@ from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
 
 from experiments.cli.errors import BadRequest
-from experiments.launch import gloo
-from experiments.launch.addresses import free_port
-from experiments.launch.joining.join import Unconnected, join
-from experiments.launch.membership import Membership, requested
+from experiments.processes.group import Membership, requested
+from experiments.processes.join import Unconnected, check_tls, hinted, join
+from experiments.processes.network import free_port
 from experiments.training.config import parse
 
 PORT = free_port()
@@ -105,12 +104,12 @@ def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypat
     for name in given:
         monkeypatch.setenv(name, "/nowhere.pem")
     said = []
-    assert gloo.hinted(4, said.append) == 4
+    assert hinted(4, said.append) == 4
     assert [line.startswith("TLS is on") for line in said] == [True] * bool(given)
     if words is None:
-        return gloo.check_tls()
+        return check_tls()
     with pytest.raises(BadRequest, match=words):
-        gloo.check_tls()
+        check_tls()
 
 
 def test_no_process_joins_where_certificates_would_not_be_used(monkeypatch):

@@ -10,8 +10,7 @@ from typing import Any
 
 from experiments.aiming import targets
 from experiments.aiming.config import Job
-from experiments.cli.exits import printable
-from experiments.cli.signals import before_the_end
+from experiments.cli.stopping import before_the_end, printable
 
 ROOT = Path(__file__).parents[3]
 # Lines of libtpu and of plug-ins that do not explain a failure.

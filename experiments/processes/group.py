@@ -1,26 +1,11 @@
 """The processes that a config requests; only scheduler detection needs jax."""
 
-from typing import NamedTuple
-
-from experiments.cli.errors import BadRequest
-from experiments.launch import schedulers
-from experiments.launch.addresses import address
-from experiments.training.config import RunConfig
-
-
-class Membership(NamedTuple):
-    """The processes of a run, and this one among them.
-
-    Attributes:
-        processes: the number of processes.
-        process: the number of this process; None if this command starts all of them.
-        coordinator: HOST:PORT of jax's service in process 0; "" if this command starts
-            all processes.
-    """
-
-    processes: int
-    process: int | None = None
-    coordinator: str = ""
+from experiments.cli.errors import BadRequest, guarded
+from experiments.cli.stopping import Stopped
+from experiments.processes import network
+from experiments.processes.network import Membership, address
+from experiments.processes.starter import given_to_starter, start
+from experiments.training.config import RunConfig, parse
 
 
 def requested(config: RunConfig) -> Membership | None:
@@ -86,5 +71,49 @@ def _joining(c: RunConfig) -> Membership | None:
         missing = next(name for name in three if name not in given)
         raise ValueError(f"{given[0]} also needs {missing}")
     if c.distributed == "auto":
-        return Membership(*schedulers.detected(c.init_timeout))
+        return Membership(*network.detected(c.init_timeout))
     return None
+
+
+def run(argv: list[str], started: float) -> int:
+    """Executes the run of a command line in as many processes as it requests.
+
+    The run may use only this process. It may use several processes that this command
+    starts here, or join processes that are started elsewhere.
+
+    Args:
+        argv: the flags of `experiments.run`.
+        started: time.perf_counter() at the start of the process.
+
+    Returns:
+        The exit code.
+    """
+    given = given_to_starter()
+
+    def program(stopped: Stopped) -> int:
+        return _run(argv, given, started, stopped)
+
+    return guarded(program, has_starter=given is not None)
+
+
+def _run(
+    argv: list[str], given: list[str] | None, started: float, stopped: Stopped
+) -> int:
+    config = parse(argv)
+    if config.out is None and (config.resume or config.resume_center):
+        raise BadRequest("--resume continues the run in a folder: name it with --out")
+    if config.keep == "best" and not (config.export or config.checkpoint_every):
+        told = "--keep best needs a model to keep: add --export or --checkpoint-every"
+        raise BadRequest(told)
+    membership = requested(config)
+    # Imported late: these import jax, so a bad request is reported faster without.
+    if membership is None:
+        from experiments.launch.run_job import run_job
+
+        return run_job(config, argv, started, stopped)
+    if membership.process is None:
+        return start(config, argv)
+    from experiments.processes.join import run_joined
+
+    has_starter = given is not None
+    return run_joined(config, given or argv, started, stopped, membership, has_starter)

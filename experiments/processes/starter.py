@@ -17,9 +17,7 @@ from contextlib import ExitStack, suppress
 from itertools import compress
 from pathlib import Path
 
-from experiments.cli.exits import say
-from experiments.cli.words import without
-from experiments.exit_codes import (
+from experiments.cli.stopping import (
     DIVERGED,
     DONE,
     FAILED,
@@ -27,10 +25,12 @@ from experiments.exit_codes import (
     UNCONNECTED,
     decide,
     handling,
+    say,
     signal_name,
     stopped_by,
 )
-from experiments.launch.addresses import free_port, listen
+from experiments.cli.words import without
+from experiments.processes.network import free_port, listen
 from experiments.training.config import RunConfig
 from experiments.training.records import default_out
 
