@@ -1,4 +1,4 @@
-"""Errors for the user, in one line."""
+"""Errors for the user, in one line, and the frame of all commands that shows them."""
 
 import atexit
 import gc
@@ -9,19 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.stopping import (
-    BAD_REQUEST,
-    FAILED,
-    INTERRUPTED,
-    TERMINATED,
-    Stopped,
-    Terminated,
-    say,
-    unfailing_output,
-    watched,
-)
+from experiments.cli import stopping
+from experiments.cli.stopping import Stopped, Terminated
 
-STANDARD = Path(os.__file__).parent  # Python's own library
+ROOT = Path(__file__).parents[2]
+# Python's own library, and ours.
+NOT_THE_USERS = (Path(os.__file__).parent, ROOT / "experiments", ROOT / "syncalgos")
 LONGEST = 2000  # characters of an error's text
 # A user's code may raise anything; these alone are not its errors.
 STOPS = KeyboardInterrupt, Terminated
@@ -30,13 +23,13 @@ STOPS = KeyboardInterrupt, Terminated
 class BadRequest(Exception):
     """A request that cannot be met; the message is one line."""
 
-    code = BAD_REQUEST
+    code = stopping.BAD_REQUEST
 
 
 class MayPass(BadRequest):
     """A request that cannot be met now, but may succeed later."""
 
-    code = TERMINATED
+    code = stopping.TERMINATED
 
 
 class Unwritten(BadRequest):
@@ -46,7 +39,7 @@ class Unwritten(BadRequest):
         result: what the call would have returned; None for a command.
     """
 
-    code = FAILED
+    code = stopping.FAILED
 
     def __init__(self, line: str, result: Any = None):
         super().__init__(line)
@@ -120,15 +113,10 @@ def explained(flag: str, name: str) -> Iterator[None]:
 
 def place(error: BaseException) -> str:
     """Returns the innermost line of the user's own code, as the end of a message."""
-    ours = str(Path(__file__).parents[2])
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        foreign = "site-packages" in path.parts or not path.exists()
-        foreign = foreign or path.is_relative_to(STANDARD)
-        packaged = frame.filename.startswith(
-            (f"{ours}/experiments", f"{ours}/syncalgos")
-        )
-        if not (foreign or packaged):
+        is_installed = "site-packages" in path.parts or not path.exists()
+        if not (is_installed or any(path.is_relative_to(x) for x in NOT_THE_USERS)):
             return f" ({path.name}:{frame.lineno} in {frame.name})"
     return ""
 
@@ -146,22 +134,20 @@ def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False)
         The exit code: 2 for a bad request, 75 for a stop by SIGTERM or SIGHUP, 130 for
         one by Ctrl-C.
     """
-
-    def answered(stopped: Stopped) -> int | None:
-        try:
-            check_working_folder()
-            return program(stopped)
-        except BadRequest as error:
-            say(f"error: {in_one_line(error)}")
-            return error.code
-        except KeyboardInterrupt:
-            return INTERRUPTED
-        except Terminated:
-            return TERMINATED
-
     # A run makes a million objects that stay. Collecting garbage among them after every
     # 700, and once more at the end, would take an eighth of the default run.
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
-    with unfailing_output():
-        return watched(answered, has_starter)
+    stop = stopping.Stop(has_starter)
+    with stopping.unfailing_output(), stopping.handling(stop.take):
+        try:
+            check_working_folder()
+            code = program(stop)
+        except BadRequest as error:
+            stopping.say(f"error: {in_one_line(error)}")
+            code = error.code
+        except KeyboardInterrupt:
+            code = stopping.INTERRUPTED
+        except Terminated:
+            code = stopping.TERMINATED
+        return stopping.decide(stopping.stopped_by(stop()) if code is None else code)

@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -22,13 +23,30 @@ TERMINATED = 75
 # 128 + SIGINT, as in shells.
 INTERRUPTED = 130
 
-# The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal.
-SIGNALS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP")
-    if hasattr(signal, name)  # Windows has no SIGHUP
-)
+# The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal (which
+# Windows does not tell).
+SIGNALS = [x for x in signal.Signals if x.name in ("SIGINT", "SIGTERM", "SIGHUP")]
+COMPILER = os.path.join("jax", "_src", "compiler.py")
 _decided: list[int] = []  # the exit code, once it is decided
+_owed: list[Callable[[], None]] = []
+_trained: set[object] = set()  # runs under way that have something to save
+
+Stopped = Callable[[], int]
+"""Returns the number of the signal that asks the program to stop, or 0."""
+
+# Escape sequences of terminals: CSI, then strings such as a window's title, then all
+# others. A string without an end does not count, as it would hide everything after it.
+# The search for an end is bounded, because it would otherwise take quadratic time.
+_ESCAPES = re.compile(
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
+    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
+    "|\x1b[ -/]*[0-~]",
+    re.DOTALL,
+)
+_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
+_CONTROLS = re.compile(  # and marks of the direction of writing
+    "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 class Terminated(SystemExit):
@@ -56,18 +74,9 @@ def decide(code: int) -> int:
     if is_command() and not _decided:
         _decided.append(code)
         # Python removes its handlers before it exits: a signal could then kill it.
-        atexit.register(_ignore_signals)
+        for number in SIGNALS:
+            atexit.register(signal.signal, number, signal.SIG_IGN)
     return code
-
-
-def is_decided() -> bool:
-    """Whether the exit code is decided: the process is about to end."""
-    return bool(_decided)
-
-
-def _ignore_signals() -> None:
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
@@ -85,16 +94,13 @@ def handling(
             Python did not set and cannot restore.
     """
     # Python raises a ValueError in any other thread.
-    main = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in SIGNALS if main}
-    ours = (signal.SIGINT, signal.SIGTERM)
-    before = {
-        number: handler
-        for number, handler in found.items()
-        if handler not in left and (number in ours or handler != signal.SIG_IGN)
-    }
-    for number in before:
-        signal.signal(number, take)
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {}
+    for number in SIGNALS if is_main else ():
+        handler = signal.getsignal(number)
+        is_nohup = number.name == "SIGHUP" and handler == signal.SIG_IGN
+        if handler not in left and not is_nohup:
+            before[number] = signal.signal(number, take)
     try:
         yield
     finally:
@@ -108,42 +114,54 @@ def signal_name(number: int) -> str:
     return next(names, f"signal {number}")
 
 
-COMPILER = os.path.join("jax", "_src", "compiler.py")
-_owed: list[Callable[[], None]] = []
-_trained: set[object] = set()  # runs under way that have something to save
-
-
 class Stop:
     """The signals that asked a program to stop.
 
     The program calls this object before each dispatch. A call returns the number of the
     first signal, or 0.
 
-    Attributes:
-        received: the numbers of the signals.
+    Args:
+        has_starter: whether another process of ours ends this one at a second signal. A
+            scheduler may send the first signal to both.
     """
 
-    def __init__(self):
-        self.received: list[int] = []
-        self._looks = False
+    def __init__(self, has_starter: bool):
+        self._received: list[int] = []
+        self._looks, self._has_starter = False, has_starter
 
     def __call__(self) -> int:
         self._looks = True
-        return self.received[0] if self.received else 0
+        return self._received[0] if self._received else 0
 
-    def at_once(self, frame: FrameType | None) -> str:
+    def take(self, number: int, frame: FrameType | None) -> None:
+        """Handles a signal: it ends the program at once, or waits for the dispatch."""
+        if self._received and not self._has_starter:
+            end(stopped_by(self._received[0]))
+        self._received.append(number)
+        if self._received[1:] or _decided:
+            return
+        why = self._reason_to_end(frame)
+        if not (why and self._has_starter):  # all its processes would say so
+            line = why or "stopping after this dispatch; a second signal stops at once"
+            with suppress(RuntimeError):  # it came while a line was being printed
+                say(line)
+        if why:
+            # Raising is not enough: an error is lost in a callback from C++, crashes
+            # the import of an extension module, and waits for XLA to compile (20 to
+            # 70 s on ResNet-50).
+            if is_command():
+                end(stopped_by(number))
+            raise KeyboardInterrupt if number == signal.SIGINT else Terminated
+
+    def _reason_to_end(self, frame: FrameType | None) -> str:
         """Returns a reason to end the program at once; "" if the signal must wait.
 
-        Args:
-            frame: the innermost frame of the main thread.
+        There is nothing to save before the first dispatch, or during its compilation.
+        Later the first signal waits for the dispatch, which a checkpoint then holds.
         """
-        # There is nothing to save before the first dispatch, or during its compilation.
-        # Later the first signal waits for the dispatch, which a checkpoint then holds.
         if not self._looks:
             return "stopped before training began"
-        if _trained or not _is_compiling(frame):
-            return ""
-        return "stopped while compiling"
+        return "" if _trained or not _is_compiling(frame) else "stopped while compiling"
 
 
 @contextmanager
@@ -161,21 +179,10 @@ def _is_compiling(frame: FrameType | None) -> bool:
     # Already imported, if any program compiles.
     from syncalgos.engine.compiled import Compiled
 
-    while frame is not None:
-        code = frame.f_code
-        if code is Compiled.compile.__code__ or code.co_filename.endswith(COMPILER):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def interrupt(error: BaseException, code: int) -> NoReturn:
-    """Ends the process with a code if it is our command; else raises the error."""
-    # Raising is not enough: an error is lost in a callback from C++, crashes the import
-    # of an extension module, and waits for XLA to compile (20 to 70 s on ResNet-50).
-    if is_command():
-        end(code)
-    raise error
+    return any(
+        x.f_code is Compiled.compile.__code__ or x.f_code.co_filename.endswith(COMPILER)
+        for x, _ in traceback.walk_stack(frame)
+    )
 
 
 @contextmanager
@@ -198,24 +205,6 @@ def end(code: int) -> NoReturn:
         if os.isatty(2):
             os.write(2, b"\x1b[?25h\n")  # shows the cursor, which a bar may have hidden
     os._exit(code)
-
-
-Stopped = Callable[[], int]
-"""Returns the number of the signal that asks the program to stop, or 0."""
-
-# Escape sequences of terminals: CSI, then strings such as a window's title, then all
-# others. A string without an end does not count, as it would hide everything after it.
-# The search for an end is bounded, because it would otherwise take quadratic time.
-_ESCAPES = re.compile(
-    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]"
-    "|(?:\x1b[PX\\]^_]|[\x90\x98\x9d-\x9f]).{0,2000}?(?:\x07|\x1b\\\\|\x9c)"
-    "|\x1b[ -/]*[0-~]",
-    re.DOTALL,
-)
-_BREAKS = re.compile("[\t-\r\x85\u2028\u2029]+")
-_CONTROLS = re.compile(  # and marks of the direction of writing
-    "[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]"
-)
 
 
 def say(text: str) -> None:
@@ -308,32 +297,3 @@ class _Unfailing(FileIO):
         except OSError:
             written = None
         return memoryview(data).nbytes if written is None else written
-
-
-def watched(program: Callable[[Stopped], int | None], has_starter: bool = False) -> int:
-    """Runs a program, which a signal stops gently; returns its exit code.
-
-    Args:
-        program: as in `guarded`.
-        has_starter: as in `guarded`.
-    """
-    stop = Stop()
-
-    def note(number, frame):
-        if stop.received and not has_starter:
-            end(stopped_by(stop()))
-        stop.received.append(number)
-        if stop.received[1:] or is_decided():
-            return
-        why = stop.at_once(frame)
-        line = why or "stopping after this dispatch; a second signal stops at once"
-        with suppress(RuntimeError):  # the signal came while a line was being printed
-            if not (why and has_starter):  # all its processes would say so
-                say(line)
-        if why:
-            error = KeyboardInterrupt() if number == signal.SIGINT else Terminated()
-            interrupt(error, stopped_by(number))
-
-    with handling(note):
-        code = program(stop)
-        return decide(stopped_by(stop()) if code is None else code)
