@@ -11,8 +11,9 @@ import sys
 import jax
 
 from benchmarks.peers import own, work
-from experiments.processes import join
+from experiments.processes.join import connect
 from experiments.processes.network import free_port
+from experiments.training.process_group import ProcessGroup
 
 ALONE = "alone:"  # before the name of an algorithm
 PATIENCE = 60  # seconds for the processes to find each other
@@ -27,7 +28,8 @@ def devices(task: work.Task) -> None:
 def process(number: int, task: work.Task, coordinator: str) -> None:
     """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
-    join.connect(coordinator, number, task.workers, PATIENCE)
+    group = ProcessGroup(number, task.workers, coordinator=coordinator)
+    connect(group, PATIENCE)
     options = {}
     if task.algorithm.startswith(ALONE):
         task = task._replace(algorithm=task.algorithm.removeprefix(ALONE))

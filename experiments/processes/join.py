@@ -1,6 +1,5 @@
 """Joins the processes of a run by jax.distributed, and checks that they agree."""
 
-import dataclasses
 import inspect
 import json
 import os
@@ -12,34 +11,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from experiments.cli import certificates
+from experiments.cli import certificates, stopping
 from experiments.cli.errors import BadRequest, in_one_line, named, place
-from experiments.cli.stopping import (
-    FAILED,
-    TERMINATED,
-    UNCONNECTED,
-    Stopped,
-    end,
-    printable,
-    sole_output,
-    stopped_by,
-)
-from experiments.launch.run_job import run_job
 from experiments.processes import network
-from experiments.processes.network import (
-    Membership,
-    address,
-    is_address,
-    listen,
-    listen_towards,
-    own_address,
-    reach,
-)
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.process_group import ProcessGroup
@@ -48,70 +28,75 @@ from experiments.training.versions import versions
 GRACE = 1.0  # seconds for other processes to end for the same reason
 # Seconds for all to notice a lost process, and to read messages in process 0's service.
 LINGERING = 3.0
+SLACK = 30.0  # seconds that jax waits longer than we do: it aborts at its time limit
+LOOK = 0.1  # seconds between two checks for a signal
+LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
+SHOWN = 3  # the number of differences that a message names
+
+# jax has no error type for a lost process, and each backend has its own text. Errors of
+# a user's callback have jax's type, too, with the user's text.
+_GONE = re.compile(
+    "(?!.*callback error).*(?:gloo|nccl|coordination|broken pipe|socket closed|"
+    "connection (?:reset|closed|refused)|unavailable|deadline_exceeded|timed out)",
+    re.IGNORECASE,
+)
+
+# jax (from 0.12) needs all three of these files for mutual TLS.
+_TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
-def run_joined(
-    config: RunConfig,
-    argv: list[str],
-    started: float,
-    stopped: Stopped,
-    membership: Membership,
-    has_starter: bool,
-) -> int:
-    """Joins the other processes, and makes the run with them.
+Train = Callable[[RunConfig, ProcessGroup], int]
+"""Makes a run as one of several processes, and returns its exit code."""
+
+
+class Unconnected(Exception):
+    """The processes do not find each other; the message is one line."""
+
+
+class Hello(NamedTuple):
+    """The introduction of a process.
+
+    Attributes:
+        host: name, boot and network of its machine, which together identify it.
+        facts: the values on which all processes must agree, by the name that the user
+            knows, such as "--seed" or "jax"; JSON values, None if not set.
+        out: the folder for the run's files; processes without --out use process 0's.
+    """
+
+    host: list[str]
+    facts: dict[str, Any]
+    out: str
+
+
+class Member:
+    """This process among those of a run; an error in one of them ends all.
 
     Args:
-        config: from the command line.
-        argv: its flags as given, for config.json.
-        started: time.perf_counter() at the start of the process.
+        group: the number of this process, and of all, and the address of process 0.
         stopped: looked at before each dispatch.
-        membership: the number of this process, and of all processes.
         has_starter: whether a command of ours started all processes here. It ends them
             at a second signal, and they share its terminal.
-
-    Returns:
-        The exit code. The process may also end at once, because another process is gone
-        or because jax aborts it in C++ (exit code 134) when its service misses one.
     """
-    member = JoinedMember(membership, stopped, has_starter)
-    if not has_starter:
-        _end_at_second_signal()
-    return member.run(config, argv, started)
 
-
-def _end_at_second_signal() -> None:
-    """Makes a second signal end this process, even while it waits in a collective."""
-    # Python's handlers run only when the main thread is back from C++, perhaps never;
-    # the numbers of signals arrive in this pipe at once.
-    read, write = os.pipe()
-    os.set_blocking(write, False)
-    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-
-    def wait() -> None:
-        number = os.read(read, 1)[0]
-        os.read(read, 1)
-        # If the main thread is free, it ends the process itself, with a message.
-        time.sleep(GRACE)
-        end(stopped_by(number))
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
-class JoinedMember:
-    """This process among those of a run; an error in one of them ends all."""
-
-    def __init__(self, membership: Membership, stopped: Stopped, has_starter: bool):
-        self._membership = membership
-        self._process = membership.process or 0
-        self._has_starter = has_starter
-        self._errors = sole_output(self._process == 0)
-        self._stopped = stopped
+    def __init__(
+        self, group: ProcessGroup, stopped: stopping.Stopped, has_starter: bool
+    ):
+        self._group, self._stopped, self._has_starter = group, stopped, has_starter
+        self._errors = stopping.sole_output(group.is_first)
         self._ending = threading.Lock()
 
-    def run(self, config: RunConfig, argv: list[str], started: float) -> int:
-        """Joins, trains and leaves; returns the exit code."""
+    def run(self, config: RunConfig, train: Train) -> int:
+        """Joins, trains and leaves.
+
+        Returns:
+            The exit code. The process may also end at once, because another process is
+            gone or because jax aborts it in C++ (exit code 134) when its service misses
+            one.
+        """
+        if not self._has_starter:
+            _end_at_second_signal()
         try:
-            return self._run(config, argv, started)
+            return self._run(config, train)
         except BadRequest as error:
             self._refuse(f"error: {in_one_line(error)}", error.code)
         except Exception as error:
@@ -119,38 +104,39 @@ class JoinedMember:
                 self._lost(named(error))
             for line in traceback.format_exc().splitlines():
                 self._say(line)
-            self._refuse(named(error), FAILED)
+            self._refuse(named(error), stopping.FAILED)
 
-    def _run(self, config: RunConfig, argv: list[str], started: float) -> int:
+    def _run(self, config: RunConfig, train: Train) -> int:
+        number = self._group.process
         try:
-            hellos = join(config, self._membership, self._say)
+            hellos = join(config, self._group, self._say)
         except Unconnected as error:
-            self._say(str(error))
-            end(hinted(UNCONNECTED, self._say))
+            for line in filter(None, (str(error), tls_hint())):
+                self._say(line)
+            stopping.end(stopping.UNCONNECTED)
         if line := difference(hellos):
             # All together: otherwise jax would report the first that leaves as lost.
             jax.distributed.shutdown()
-            self._end(UNCONNECTED, line)
+            self._end(stopping.UNCONNECTED, line)
         is_leaving = threading.Event()
         watch = threading.Thread(target=self._watch, args=(is_leaving,), daemon=True)
         watch.start()
         # Groups of `hierarchical` follow the hosts, not the processes: otherwise two
         # processes on one host would give other results than one process.
         hosts = [tuple(hello.host) for hello in hellos]
-        local, sharing = place_on_host(hosts, self._process)
-        take_devices(local, sharing, config.mesh_devices(len(hellos)))
-        if self._process and not self._has_starter:
-            who = f"process {self._process} of {len(hellos)}"
+        local, sharing = place_on_host(hosts, number)
+        if sharing > 1:  # it takes its own GPUs, before jax looks for devices
+            each = config.mesh_devices(len(hellos)) or 1
+            own = ",".join(str(local * each + i) for i in range(each))
+            for kind in ("cuda", "rocm"):
+                jax.config.update(f"jax_{kind}_visible_devices", own)
+        if number and not self._has_starter:
+            who = f"process {number} of {len(hellos)}"
             self._say(f"{who} has joined; process 0 shows the progress")
-        group = ProcessGroup(
-            process=self._process,
-            processes=len(hellos),
-            hosts=len(set(hosts)),
-            sharing=sharing,
-            note=self._note,
+        group = self._group._replace(
+            hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
-        config = dataclasses.replace(config, out=config.out or Path(hellos[0].out))
-        code = run_job(config, argv, started, self._stopped, group)
+        code = train(replace(config, out=config.out or Path(hellos[0].out)), group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()
@@ -160,25 +146,23 @@ class JoinedMember:
         """Ends this process, and thereby the run; tells the others why."""
         if (store := _store()) is not None:
             with suppress(RuntimeError):  # the service itself is gone
-                store.key_value_set(
-                    f"refusal/{self._process}", json.dumps([code, text])
-                )
+                reason = json.dumps([code, text])
+                store.key_value_set(f"refusal/{self._group.process}", reason)
             self._linger()
         self._end(code, text)
 
     def _lost(self, text: str) -> NoReturn:
         """Ends this process because another one is gone, or refused to continue."""
-        count, process, where = self._membership
-        others = [f"process {i}" for i in range(count) if i != process]
-        who = others[0] if len(others) == 1 else "another process"
+        others = {*range(self._group.processes)} - {self._group.process}
+        who = f"process {others.pop()}" if len(others) == 1 else "another process"
         time.sleep(GRACE)
         try:
             self._follow()
         except RuntimeError:
-            who = f"process 0 at {where}"
+            who = f"process 0 at {self._group.coordinator}"
         self._linger()
         number = self._stopped()
-        code = stopped_by(number) if number else TERMINATED
+        code = stopping.stopped_by(number) if number else stopping.TERMINATED
         self._end(code, f"{who} is gone ({text})")
 
     def _end(self, code: int, text: str) -> NoReturn:
@@ -186,9 +170,9 @@ class JoinedMember:
         # Several threads may notice the same failure.
         self._ending.acquire()
         # In one terminal, process 0 alone says what all processes know.
-        if not (self._process and self._has_starter):
+        if self._group.is_first or not self._has_starter:
             self._say(text)
-        end(code)
+        stopping.end(code)
 
     def _watch(self, is_leaving: threading.Event) -> None:
         """Ends this process once another one has refused to continue."""
@@ -208,58 +192,53 @@ class JoinedMember:
             return
         time.sleep(GRACE)  # if all refuse for the same reason, each shows its own line
         for key, words in sorted(_store().key_value_dir_get("refusal/")):
-            process = int(key.rpartition("/")[2])
-            if process != self._process:
+            number = int(key.rpartition("/")[2])
+            if number != self._group.process:
                 code, reason = json.loads(words)
                 self._linger()
-                self._end(code, f"process {process}: {reason}")
+                self._end(code, f"process {number}: {reason}")
 
     def _linger(self) -> None:
         """Keeps jax's service running while the others read its messages."""
-        if self._process == 0:
+        if self._group.is_first:
             time.sleep(LINGERING)
 
     def _note(self, text: str) -> None:
         """Shows the user a line that another process may show, too."""
-        self._say(f"process {self._process}: {text}" if self._process else text)
+        number = self._group.process
+        self._say(f"process {number}: {text}" if number else text)
 
     def _say(self, text: str) -> None:
         """Shows the user a line, from any process."""
-        print(printable(text), file=self._errors, flush=True)
+        print(stopping.printable(text), file=self._errors, flush=True)
 
 
-SLACK = 30.0  # seconds that jax waits longer than we do: it aborts at its time limit
-LOOK = 0.1  # seconds between two checks for a signal
-SHOWN = 3  # the number of differences that a message names
+def _end_at_second_signal() -> None:
+    """Makes a second signal end this process, even while it waits in a collective."""
+    # Python's handlers run only when the main thread is back from C++, perhaps never;
+    # the numbers of signals arrive in this pipe at once.
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 
+    def wait() -> None:
+        number = os.read(read, 1)[0]
+        os.read(read, 1)
+        # If the main thread is free, it ends the process itself, with a message.
+        time.sleep(GRACE)
+        stopping.end(stopping.stopped_by(number))
 
-class Hello(NamedTuple):
-    """The introduction of a process.
-
-    Attributes:
-        host: name, boot and network of its machine, which together identify it.
-        facts: the values on which all processes must agree, by the name that the user
-            knows, such as "--seed" or "jax"; JSON values, None if not set.
-        out: the folder for the run's files; processes without --out use process 0's.
-    """
-
-    host: list[str]
-    facts: dict[str, Any]
-    out: str
-
-
-class Unconnected(Exception):
-    """The processes do not find each other; the message is one line."""
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def join(
-    config: RunConfig, membership: Membership, log: Callable[[str], None]
+    config: RunConfig, group: ProcessGroup, log: Callable[[str], None]
 ) -> list[Hello]:
     """Joins the other processes; `difference` then checks that they agree.
 
     Args:
         config: the config, on which all processes must agree.
-        membership: the number of this process, and of all processes.
+        group: the number of this process, and of all, and the address of process 0.
         log: shows the user a line.
 
     Returns:
@@ -270,31 +249,25 @@ def join(
         BadRequest: jax cannot use the given certificates.
     """
     check_tls()
-    if membership.process:
-        _find(membership, config.init_timeout)
-    else:
-        _check_port(membership.coordinator, log)
-    _connect(membership, config.init_timeout)
-    return _exchange(config, membership)
-
-
-def _find(membership: Membership, seconds: float) -> None:
-    """Waits until process 0 listens."""
-    # If it never does, jax aborts in C++ without a reason.
-    reason = reach(*address(membership.coordinator), seconds)
-    if reason is not None:
+    where, seconds = group.coordinator, config.init_timeout
+    if group.is_first:
+        _check_port(where, log)
+    # If process 0 never listened, jax would abort in C++ without a reason.
+    elif reason := network.reach(*network.address(where), seconds):
         raise Unconnected(
-            f"process {membership.process} could not reach process 0 at "
-            f"{membership.coordinator} in {seconds:g} s ({reason}): check that process "
-            "0 runs, and that this is its address (--coordinator)"
+            f"process {group.process} could not reach process 0 at {where} in "
+            f"{seconds:g} s ({reason}): check that process 0 runs, and that this is "
+            "its address (--coordinator)"
         )
+    _connect_within(seconds, group)
+    return _exchange(config, group)
 
 
 def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     """Checks that process 0 can listen at its address."""
-    host, port = address(coordinator)
-    own = own_address(host)
-    if own is None and is_address(host):
+    host, port = network.address(coordinator)
+    own = network.own_address(host)
+    if own is None and network.is_address(host):
         raise Unconnected(
             f"process 0 cannot listen at {host}, which is not an address of this "
             "machine: set --coordinator to an address of this machine"
@@ -307,20 +280,18 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
         )
     try:
         # gRPC would silently share the port with the process 0 of another run.
-        listen(own, port).close()
+        network.listen(own, port).close()
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         line = f"process 0 cannot listen on port {port}: {reason}"
         raise Unconnected(line) from error
 
 
-def _connect(membership: Membership, seconds: float) -> None:
-    """Starts jax among the other processes."""
-    count, process, where = membership
+def _connect_within(seconds: float, group: ProcessGroup) -> None:
+    """Starts jax among the other processes, or raises Unconnected."""
     # In a separate thread: Python handles a signal only when the main thread is back
     # from C++, and jax ends a long wait by an abort.
-    words = (where, process or 0, count, seconds + SLACK)
-    answer = ThreadPoolExecutor(1).submit(connect, *words)
+    answer = ThreadPoolExecutor(1).submit(connect, group, seconds + SLACK)
     deadline = time.monotonic() + seconds
     # Short waits: a signal that comes just before a wait, or to another thread, does
     # not end it; its handler runs when the main thread is back.
@@ -330,31 +301,66 @@ def _connect(membership: Membership, seconds: float) -> None:
         answer.result(0)
     except TimeoutError:
         raise Unconnected(
-            f"process {process} waited {seconds:g} s (--init-timeout) at {where}, but "
-            f"not all {count} processes connected"
+            f"process {group.process} waited {seconds:g} s (--init-timeout) at "
+            f"{group.coordinator}, but not all {group.processes} processes connected"
         ) from None
     except Exception as error:  # of jax, of any kind
         line = str(error).partition("\n")[0]
-        raise Unconnected(f"{where}: {line}") from error
+        raise Unconnected(f"{group.coordinator}: {line}") from error
 
 
-def _exchange(config: RunConfig, membership: Membership) -> list[Hello]:
+def connect(group: ProcessGroup, seconds: float) -> None:
+    """Starts jax among the other processes.
+
+    Args:
+        group: the number of this process, and of all, and the address of jax's service,
+            which process 0 runs.
+        seconds: seconds to wait for the other processes.
+
+    Raises:
+        RuntimeError: jax could not connect; in most cases it aborts the process
+            instead.
+        OSError: the network has no route to the coordinator.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # jax's own handler of SIGTERM would replace ours.
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        group.coordinator,
+        group.processes,
+        group.process,
+        # Otherwise jax would ask Slurm or Kubernetes which devices to use.
+        cluster_detection_method="deactivate",
+        initialization_timeout=max(1, round(seconds)),
+        coordinator_bind_address=network.listen_towards(group.coordinator),
+        heartbeat_timeout_seconds=LOST_AFTER,
+    )
+
+
+def _store() -> Any:
+    """Returns the client of jax's service, which keeps values for all processes."""
+    # jax offers no public access to it; orbax uses the same private module.
+    from jax._src import distributed
+
+    return distributed.global_state.client
+
+
+def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
     facts = {
         f"--{name.replace('_', '-')}": records.plain(value)
         for name, value in config.values("run", "start").items()
     }
-    facts["--num-processes"] = membership.processes
+    facts |= {"--num-processes": group.processes, **versions()}
     out = config.out or records.default_out(config.task, config.algo)
-    process = membership.process or 0
-    hello = Hello([*network.host()], facts | versions(), str(out))
+    hello = Hello([*network.host()], facts, str(out))
     # Not by a collective: it uses the devices of all processes, and hangs if the
     # processes disagree on their number.
     store, milliseconds = _store(), max(1000, round(config.init_timeout * 1000))
-    store.key_value_set(f"hello/{process}", json.dumps(hello))
+    store.key_value_set(f"hello/{group.process}", json.dumps(hello))
     texts = [
         store.blocking_key_value_get(f"hello/{i}", milliseconds)
-        for i in range(membership.processes)
+        for i in range(group.processes)
     ]
     return [Hello(*json.loads(text)) for text in texts]
 
@@ -372,26 +378,21 @@ def difference(hellos: Sequence[Hello]) -> str | None:
     other = next((facts for facts in others if facts != first), None)
     if other is None:
         return None
-    ids = [i for i, hello in enumerate(hellos) if hello.facts == other]
+    *most, last = (str(i) for i, hello in enumerate(hellos) if hello.facts == other)
+    some = f"processes {', '.join(most)} and {last} have"
     names = [x for x in {**first, **other} if other.get(x) != first.get(x)]
     theirs, ours = (
         ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
         for facts in (other, first)
     )
-    have = "have" if len(ids) > 1 else "has"
     more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""
-    return f"{processes(ids)} {have} {theirs}, but process 0 has {ours}{more}"
+    who = some if most else f"process {last} has"
+    return f"{who} {theirs}, but process 0 has {ours}{more}"
 
 
 def _shown(name: str, value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return f"no {name}" if value is None else f"{name} {text}"
-
-
-def processes(ids: list[int]) -> str:
-    """Names processes: process 1; processes 1, 2 and 3."""
-    *most, last = [str(i) for i in sorted(ids)]
-    return f"processes {', '.join(most)} and {last}" if most else f"process {last}"
 
 
 def place_on_host(hosts: Sequence[Any], process: int) -> tuple[int, int]:
@@ -405,21 +406,15 @@ def place_on_host(hosts: Sequence[Any], process: int) -> tuple[int, int]:
     return hosts[:process].count(host), hosts.count(host)
 
 
-LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
-
-# jax has no error type for a lost process, and each backend has its own text. Errors of
-# a user's callback have jax's type, too, with the user's text.
-_GONE = re.compile(
-    "(?!.*callback error).*(?:gloo|nccl|coordination|broken pipe|socket closed|"
-    "connection (?:reset|closed|refused)|unavailable|deadline_exceeded|timed out)",
-    re.IGNORECASE,
-)
-
-# jax (from 0.12) needs all three of these files for mutual TLS.
-_TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+def tells_of_loss(error: Exception) -> bool:
+    """Whether an error of jax itself says that another process is gone."""
+    # Where a call begins, jax raises a runtime's error as a ValueError.
+    kinds = jax.errors.JaxRuntimeError, ValueError
+    is_of_jax = isinstance(error, kinds) and not place(error)
+    return is_of_jax and _GONE.match(named(error)) is not None
 
 
-def tls_variables() -> dict[str, str]:
+def _tls() -> dict[str, str]:
     """Returns the environment variables that turn on TLS in jax's service."""
     names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
@@ -427,7 +422,7 @@ def tls_variables() -> dict[str, str]:
 
 def check_tls() -> None:
     """Raises a BadRequest for certificates that jax would not use."""
-    if not (given := tls_variables()):
+    if not (given := _tls()):
         return
     first = next(iter(given))
     if missing := [name for name in _TLS if name not in given]:
@@ -441,73 +436,11 @@ def check_tls() -> None:
     certificates.check({name: given[name] for name in _TLS})
 
 
-def hinted(code: int, log: Callable[[str], None]) -> int:
-    """Returns a run's exit code; adds a hint if processes with TLS did not connect."""
-    if code == UNCONNECTED and tls_variables():
-        log(
-            "TLS is on (JAX_MTLS_CERT_FILE): the certificates of all processes must "
-            "come from the same authority, and that of process 0 must name its host"
-        )
-    return code
-
-
-def tells_of_loss(error: Exception) -> bool:
-    """Whether an error of jax itself says that another process is gone."""
-    # Where a call begins, jax raises a runtime's error as a ValueError.
-    kinds = jax.errors.JaxRuntimeError, ValueError
-    is_of_jax = isinstance(error, kinds) and not place(error)
-    return is_of_jax and _GONE.match(named(error)) is not None
-
-
-def connect(coordinator: str, process: int, processes: int, seconds: float) -> None:
-    """Starts jax among the other processes.
-
-    Args:
-        coordinator: HOST:PORT of jax's service, which process 0 runs.
-        process: the number of this process.
-        processes: the number of processes.
-        seconds: seconds to wait for the other processes.
-
-    Raises:
-        RuntimeError: jax could not connect; in most cases it aborts the process
-            instead.
-        OSError: the network has no route to the coordinator.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # jax's own handler of SIGTERM would replace ours.
-    jax.config.update("jax_enable_preemption_service", False)
-    bind_address = listen_towards(coordinator)
-    jax.distributed.initialize(
-        coordinator,
-        processes,
-        process,
-        # Otherwise jax would ask Slurm or Kubernetes which devices to use.
-        cluster_detection_method="deactivate",
-        initialization_timeout=max(1, round(seconds)),
-        coordinator_bind_address=bind_address,
-        heartbeat_timeout_seconds=LOST_AFTER,
+def tls_hint() -> str:
+    """Returns a hint for processes that did not connect with TLS; "" without TLS."""
+    if not _tls():
+        return ""
+    return (
+        "TLS is on (JAX_MTLS_CERT_FILE): the certificates of all processes must "
+        "come from the same authority, and that of process 0 must name its host"
     )
-
-
-def take_devices(number: int, sharing: int, count: int) -> None:
-    """Selects the GPUs of one process on a host, before jax looks for devices.
-
-    Args:
-        number: the number of this process among those on this host.
-        sharing: the number of processes on this host; all take equally many GPUs.
-        count: the number of GPUs that the mesh of one process needs; 0 without a mesh.
-    """
-    if sharing == 1:
-        return
-    each = count or 1
-    own = ",".join(str(number * each + i) for i in range(each))
-    for kind in ("cuda", "rocm"):
-        jax.config.update(f"jax_{kind}_visible_devices", own)
-
-
-def _store() -> Any:
-    """Returns the client of jax's service, which keeps values for all processes."""
-    # jax offers no public access to it; orbax uses the same private module.
-    from jax._src import distributed
-
-    return distributed.global_state.client

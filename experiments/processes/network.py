@@ -10,10 +10,12 @@ import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.cli.errors import named
+from experiments.training.process_group import ProcessGroup
 
+HERE = "127.0.0.1"
 ATTEMPT = 3.0  # seconds for one attempt to connect
 PAUSE = 0.25  # seconds between two
 
@@ -112,39 +114,32 @@ def listen(host: str | None, port: int) -> socket.socket:
     Raises:
         OSError: the port is in use, or this user may not use it.
     """
-    is_dual = host is None and socket.has_dualstack_ipv6()
-    is_wide = is_dual or ":" in (host or "")
-    family = socket.AF_INET6 if is_wide else socket.AF_INET
-    try:
-        return socket.create_server(
-            (host or "", port), family=family, dualstack_ipv6=is_dual
-        )
-    except OSError as error:
-        # IPv6 may be switched off.
-        if not is_dual or error.errno != errno.EADDRNOTAVAIL:
-            raise
-    return socket.create_server(("", port))
+    if host is None and socket.has_dualstack_ipv6():
+        both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
+        try:
+            return socket.create_server(("", port), **both)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be switched off
+                raise
+    family = socket.AF_INET6 if ":" in (host or "") else socket.AF_INET
+    return socket.create_server((host or "", port), family=family)
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Returns a port that is free now at an address."""
-    with listen(host, 0) as sock:
+def free_port() -> int:
+    """Returns a port that is free now at this machine's own address."""
+    with listen(HERE, 0) as sock:
         return sock.getsockname()[1]
 
-
-Place = tuple[int, int, str]
-"""The number of processes, the number of this one, and HOST:PORT of process 0."""
 
 # Variables of torchrun, Kubeflow and others, and of SkyPilot: the number of this
 # process, the number of processes, the hosts (process 0's first), and process 0's port.
 TORCH = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS")
 SKYPILOT += ("JAX_COORDINATOR_PORT",)
-PORT = "9999"  # the default
 
 
-def detected(seconds: float) -> Place:
-    """Returns the place of this process.
+def detected(seconds: float) -> ProcessGroup:
+    """Returns this process among those that a program has started with it.
 
     torchrun, Kubeflow and SkyPilot are tried first: they run on Kubernetes and Slurm,
     whose variables are then set too.
@@ -157,25 +152,26 @@ def detected(seconds: float) -> Place:
     """
     for names in (TORCH, SKYPILOT):
         if all(os.environ.get(name, "").split() for name in names[:3]):
-            count, number, where = _by_variables(*names)
+            number, count, where = _by_variables(*names)
             break
     else:
-        count, number, where = _by_jax(seconds)
+        number, count, where = _by_jax(seconds)
     if not 0 <= number < count:
         raise ValueError(
             f"--distributed auto: the number of this process must be 0 to {count - 1} "
             f"with {count} processes, got {number}"
         )
     address(where, "--distributed auto: process 0")
-    return count, number, where
+    return ProcessGroup(number, count, coordinator=where)
 
 
-def _by_variables(rank: str, size: str, hosts: str, port: str) -> Place:
-    """Returns the place given by the variables of these names."""
+def _by_variables(rank: str, size: str, hosts: str, port: str) -> tuple[int, int, str]:
+    """Returns what the variables of these names say, in the order of ProcessGroup."""
     # torchrun itself listens at its port; we take the next one.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
     host = os.environ[hosts].split()[0]
-    return _whole(size), _whole(rank), joined_address(host, _whole(port, PORT) + shift)
+    where = joined_address(host, _whole(port, "9999") + shift)
+    return _whole(rank), _whole(size), where
 
 
 def _whole(name: str, default: str = "") -> int:
@@ -188,24 +184,24 @@ def _whole(name: str, default: str = "") -> int:
     return int(text)
 
 
-def _by_jax(seconds: float) -> Place:
-    """Returns the place that jax reads from Slurm, Open MPI or Kubernetes."""
+def _by_jax(seconds: float) -> tuple[int, int, str]:
+    """Returns the same, as jax reads it from Slurm, Open MPI or Kubernetes."""
     # Private: jax has no public way to ask before it has joined the others.
     from jax._src.clusters import ClusterEnv
 
+    unset = [None] * 5
     try:
-        where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
-            None, None, None, None, None, round(seconds)
-        )
+        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, round(seconds))
     except Exception as error:  # a scheduler's environment may raise anything
         raise ValueError(f"--distributed auto: {named(error)}") from error
+    where, count, number, *_ = found
     if where is None or count is None or number is None:
         raise ValueError(
             "--distributed auto found no scheduler, and none of the variables "
             f"{', '.join((*TORCH, *SKYPILOT))}: set --coordinator, --process-id and "
             "--num-processes (it knows Slurm, Open MPI, Kubernetes, torchrun, SkyPilot)"
         )
-    return count, number, where
+    return number, count, where
 
 
 def host() -> tuple[str, str, str]:
@@ -252,18 +248,3 @@ def _address_towards(host: str, port: int) -> str:
     with socket.socket(family, kind) as probe:
         probe.connect(where)
         return probe.getsockname()[0]
-
-
-class Membership(NamedTuple):
-    """The processes of a run, and this one among them.
-
-    Attributes:
-        processes: the number of processes.
-        process: the number of this process; None if this command starts all of them.
-        coordinator: HOST:PORT of jax's service in process 0; "" if this command starts
-            all processes.
-    """
-
-    processes: int
-    process: int | None = None
-    coordinator: str = ""
