@@ -139,7 +139,7 @@ def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False)
     gc.set_threshold(100_000)
     atexit.register(gc.freeze)
     stop = stopping.Stop(has_starter)
-    with stopping.unfailing_output(), stopping.handling(stop.take):
+    with stopping.unfailing_output(), stopping.handling(stop.handle):
         try:
             check_working_folder()
             code = program(stop)

@@ -133,7 +133,7 @@ class Stop:
         self._looks = True
         return self._received[0] if self._received else 0
 
-    def take(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, frame: FrameType | None) -> None:
         """Handles a signal: it ends the program at once, or waits for the dispatch."""
         if self._received and not self._has_starter:
             end(stopped_by(self._received[0]))

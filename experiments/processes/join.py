@@ -97,6 +97,10 @@ class Member:
             _end_at_second_signal()
         try:
             return self._run(config, train)
+        except Unconnected as error:
+            for line in filter(None, (str(error), tls_hint())):
+                self._say(line)
+            stopping.end(stopping.UNCONNECTED)
         except BadRequest as error:
             self._refuse(f"error: {in_one_line(error)}", error.code)
         except Exception as error:
@@ -108,12 +112,7 @@ class Member:
 
     def _run(self, config: RunConfig, train: Train) -> int:
         number = self._group.process
-        try:
-            hellos = join(config, self._group, self._say)
-        except Unconnected as error:
-            for line in filter(None, (str(error), tls_hint())):
-                self._say(line)
-            stopping.end(stopping.UNCONNECTED)
+        hellos = join(config, self._group, self._say)
         if line := difference(hellos):
             # All together: otherwise jax would report the first that leaves as lost.
             jax.distributed.shutdown()

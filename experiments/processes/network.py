@@ -87,21 +87,19 @@ def reach(host: str, port: int, seconds: float) -> str | None:
         None if it can be reached in time; otherwise the reason of the last failure.
     """
     deadline = time.monotonic() + seconds
-    while (reason := _refusal(host, port)) and time.monotonic() < deadline:
+    while True:
+        try:
+            with socket.create_connection((host, port), ATTEMPT) as sock:
+                if sock.getsockname() != sock.getpeername():
+                    return None
+            # Without a program there, a local connection may connect to itself.
+            reason = "no program listens there"
+        # The text comes from the user and may not be a valid name.
+        except (OSError, UnicodeError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+        if time.monotonic() >= deadline:
+            return reason
         time.sleep(PAUSE)
-    return reason
-
-
-def _refusal(host: str, port: int) -> str | None:
-    """Returns why a connection to an address fails; None if it succeeds."""
-    try:
-        with socket.create_connection((host, port), ATTEMPT) as sock:
-            # If no program listens, a local connection may connect to itself.
-            is_own = sock.getsockname() == sock.getpeername()
-            return "no program listens there" if is_own else None
-    # The text comes from the user and may not be a valid name.
-    except (OSError, UnicodeError) as error:
-        return getattr(error, "strerror", None) or str(error)
 
 
 def listen(host: str | None, port: int) -> socket.socket:
@@ -115,9 +113,10 @@ def listen(host: str | None, port: int) -> socket.socket:
         OSError: the port is in use, or this user may not use it.
     """
     if host is None and socket.has_dualstack_ipv6():
-        both = {"family": socket.AF_INET6, "dualstack_ipv6": True}
         try:
-            return socket.create_server(("", port), **both)
+            return socket.create_server(
+                ("", port), family=socket.AF_INET6, dualstack_ipv6=True
+            )
         except OSError as error:
             if error.errno != errno.EADDRNOTAVAIL:  # IPv6 may be switched off
                 raise
@@ -189,12 +188,12 @@ def _by_jax(seconds: float) -> tuple[int, int, str]:
     # Private: jax has no public way to ask before it has joined the others.
     from jax._src.clusters import ClusterEnv
 
-    unset = [None] * 5
     try:
-        found = ClusterEnv.auto_detect_unset_distributed_params(*unset, round(seconds))
+        where, count, number, *_ = ClusterEnv.auto_detect_unset_distributed_params(
+            None, None, None, None, None, round(seconds)
+        )
     except Exception as error:  # a scheduler's environment may raise anything
         raise ValueError(f"--distributed auto: {named(error)}") from error
-    where, count, number, *_ = found
     if where is None or count is None or number is None:
         raise ValueError(
             "--distributed auto found no scheduler, and none of the variables "
