@@ -13,7 +13,6 @@ import jax
 from benchmarks.peers import own, work
 from experiments.processes.join import connect
 from experiments.processes.network import free_port
-from experiments.training.process_group import ProcessGroup
 
 ALONE = "alone:"  # before the name of an algorithm
 PATIENCE = 60  # seconds for the processes to find each other
@@ -28,8 +27,7 @@ def devices(task: work.Task) -> None:
 def process(number: int, task: work.Task, coordinator: str) -> None:
     """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
-    group = ProcessGroup(number, task.workers, coordinator=coordinator)
-    connect(group, PATIENCE)
+    connect(coordinator, number, task.workers, PATIENCE)
     options = {}
     if task.algorithm.startswith(ALONE):
         task = task._replace(algorithm=task.algorithm.removeprefix(ALONE))

@@ -290,7 +290,8 @@ def _connect_within(seconds: float, group: ProcessGroup) -> None:
     """Starts jax among the other processes, or raises Unconnected."""
     # In a separate thread: Python handles a signal only when the main thread is back
     # from C++, and jax ends a long wait by an abort.
-    answer = ThreadPoolExecutor(1).submit(connect, group, seconds + SLACK)
+    place = (group.coordinator, group.process, group.processes)
+    answer = ThreadPoolExecutor(1).submit(connect, *place, seconds + SLACK)
     deadline = time.monotonic() + seconds
     # Short waits: a signal that comes just before a wait, or to another thread, does
     # not end it; its handler runs when the main thread is back.
@@ -308,12 +309,13 @@ def _connect_within(seconds: float, group: ProcessGroup) -> None:
         raise Unconnected(f"{group.coordinator}: {line}") from error
 
 
-def connect(group: ProcessGroup, seconds: float) -> None:
+def connect(coordinator: str, process: int, processes: int, seconds: float) -> None:
     """Starts jax among the other processes.
 
     Args:
-        group: the number of this process, and of all, and the address of jax's service,
-            which process 0 runs.
+        coordinator: HOST:PORT of jax's service, which process 0 runs.
+        process: the number of this process.
+        processes: the number of processes.
         seconds: seconds to wait for the other processes.
 
     Raises:
@@ -325,13 +327,13 @@ def connect(group: ProcessGroup, seconds: float) -> None:
     # jax's own handler of SIGTERM would replace ours.
     jax.config.update("jax_enable_preemption_service", False)
     jax.distributed.initialize(
-        group.coordinator,
-        group.processes,
-        group.process,
+        coordinator,
+        processes,
+        process,
         # Otherwise jax would ask Slurm or Kubernetes which devices to use.
         cluster_detection_method="deactivate",
         initialization_timeout=max(1, round(seconds)),
-        coordinator_bind_address=network.listen_towards(group.coordinator),
+        coordinator_bind_address=network.listen_towards(coordinator),
         heartbeat_timeout_seconds=LOST_AFTER,
     )
 
