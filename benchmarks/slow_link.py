@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.measure import report, table_of
 from benchmarks.network.link import ADDRESSES, ROOT, Link
-from experiments import exit_codes
+from experiments.cli import stopping
 from experiments.study.network import cost, modelled_seconds, parse
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
@@ -197,7 +197,7 @@ class Runs:
         for process in self._processes:
             process.send_signal(signal.SIGTERM)
         codes = [process.wait(PATIENCE) for process in self._processes]
-        if {*codes} != {exit_codes.TERMINATED}:
+        if {*codes} != {stopping.TERMINATED}:
             raise self._failed(f"exit codes {codes}")
         return json.loads((self._out / "summary.json").read_text())
 

@@ -5,7 +5,9 @@
 import sys
 
 from experiments.aiming import config
-from experiments.cli import exits, flags
+from experiments.cli import flags
+from experiments.cli.errors import guarded
+from experiments.cli.stopping import Stopped
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,13 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
 
-    def program(stopped: exits.Stopped) -> int:
+    def program(stopped: Stopped) -> int:
         asked = config.read(argv)
         from experiments.aiming import jobs  # slow: imports rich
 
         return jobs.run(asked, argv)
 
-    return exits.guarded(program)
+    return guarded(program)
 
 
 if __name__ == "__main__":

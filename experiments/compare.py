@@ -6,7 +6,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from experiments.cli import exits, flags
+from experiments.cli import flags
+from experiments.cli.errors import guarded
+from experiments.cli.stopping import Stopped
 from experiments.study import config
 
 
@@ -24,13 +26,13 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
 
-    def program(stopped: exits.Stopped) -> int | None:
+    def program(stopped: Stopped) -> int | None:
         asked = config.read(argv)
         from experiments.study import study  # slow: imports jax
 
         return study.run(asked, argv, stopped)
 
-    return exits.guarded(program)
+    return guarded(program)
 
 
 class _Command(ModuleType):

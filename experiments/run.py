@@ -6,7 +6,7 @@ import sys
 import time
 
 from experiments.cli import flags
-from experiments.launch import processes
+from experiments.processes import group
 from experiments.training.config import RunConfig
 
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
         or a lost process; 130 stopped by Ctrl-C.
     """
     started = time.perf_counter()
-    return processes.run(sys.argv[1:] if argv is None else argv, started)
+    return group.run(sys.argv[1:] if argv is None else argv, started)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.cli import exits, flags
-from experiments.cli.errors import BadRequest, Unwritten, described
+from experiments.cli import flags
+from experiments.cli.errors import BadRequest, Unwritten, described, guarded
+from experiments.cli.stopping import Stopped
 from experiments.cli.words import whole
 
 PROGRAM = "python -m experiments.track"
@@ -26,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
 
-    def program(stopped: exits.Stopped) -> int | None:
+    def program(stopped: Stopped) -> int | None:
         asked = parser().parse_args(argv)
         if asked.command == "run" and asked.first_seed is not None:
             raise BadRequest("run takes no --first-seed: see --help")
@@ -43,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             raise Unwritten(described(error)) from error
 
-    return exits.guarded(program)
+    return guarded(program)
 
 
 def parser() -> argparse.ArgumentParser:

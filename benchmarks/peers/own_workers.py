@@ -11,8 +11,8 @@ import sys
 import jax
 
 from benchmarks.peers import own, work
-from experiments.launch import gloo
-from experiments.launch.addresses import free_port
+from experiments.processes.join import connect
+from experiments.processes.network import free_port
 
 ALONE = "alone:"  # before the name of an algorithm
 PATIENCE = 60  # seconds for the processes to find each other
@@ -27,7 +27,7 @@ def devices(task: work.Task) -> None:
 def process(number: int, task: work.Task, coordinator: str) -> None:
     """Trains one worker in one of several processes; the first process reports."""
     jax.config.update("jax_num_cpu_devices", 1)
-    gloo.connect(coordinator, number, task.workers, PATIENCE)
+    connect(coordinator, number, task.workers, PATIENCE)
     options = {}
     if task.algorithm.startswith(ALONE):
         task = task._replace(algorithm=task.algorithm.removeprefix(ALONE))

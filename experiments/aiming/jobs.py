@@ -17,18 +17,15 @@ from typing import Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 
-from experiments import exit_codes
 from experiments.aiming import tables, targets
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.tables import Result
 from experiments.aiming.times import Answer
-from experiments.cli import terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, Unwritten, in_one_line
-from experiments.cli.exits import printable
-from experiments.cli.signals import before_the_end
+from experiments.cli.stopping import before_the_end, printable
 from experiments.training import config as training
 from experiments.training import files
-from experiments.training.files import write
 
 Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
 ROOT = Path(__file__).parents[2]
@@ -82,7 +79,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
     terminal.show(tables.text(config, found))
     if config.page is not None:
         _write(config.page, tables.markdown(config, argv, found))
-    return exit_codes.FAILED if any(not x.is_done for x in found) else 0
+    return stopping.FAILED if any(not x.is_done for x in found) else 0
 
 
 def _key(job: Job) -> tuple[Any, ...]:
@@ -162,7 +159,7 @@ def _write(path: Path, text: str) -> None:
         if path.exists() and not path.is_file():  # such as /dev/stdout
             path.write_text(text, "utf-8")
         else:
-            write(path.resolve(), text)
+            files.write(path.resolve(), text)
     except OSError as error:
         raise Unwritten(f"{path}: {error.strerror or error}") from None
 

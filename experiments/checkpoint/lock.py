@@ -11,8 +11,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.exits import say
-from experiments.cli.signals import before_the_end
+from experiments.cli.stopping import before_the_end, say
 from experiments.training.files import made
 
 NAME = ".lock"  # in --out

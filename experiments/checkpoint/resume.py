@@ -399,7 +399,7 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
         progress.run_id = ""
     progress.saved = shard.step
     progress.resumed_at.append(shard.step)
-    return dataclasses.replace(run, state=state), progress
+    return run._replace(state=state), progress
 
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from experiments.cli.exits import printable, say
+from experiments.cli.stopping import printable, say
 
 MISSING = "–"
 # (bound, unit, length of the unit): a time below the bound is shown in this unit.

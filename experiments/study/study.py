@@ -11,9 +11,8 @@ from typing import Any
 
 import jax
 
-from experiments import exit_codes
 from experiments.checkpoint import lock
-from experiments.cli import exits, terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
@@ -40,7 +39,7 @@ FINAL += "commit", "versions"
 
 
 def run(
-    config: StudyConfig, argv: Sequence[str], asked_to_stop: exits.Stopped
+    config: StudyConfig, argv: Sequence[str], asked_to_stop: stopping.Stopped
 ) -> int | None:
     """Makes the missing runs, then the report of all runs.
 
@@ -55,14 +54,14 @@ def run(
             return _make(config, argv, plan, loader, asked_to_stop)
     except Unreachable as error:
         terminal.say(f"error: {error}")
-        return exit_codes.UNCONNECTED
+        return stopping.UNCONNECTED
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
         terminal.say(
             f"error: {described(error)}: completed runs are kept; the same command "
             "continues from them"
         )
-        return exit_codes.TERMINATED
+        return stopping.TERMINATED
 
 
 @contextmanager
@@ -105,7 +104,7 @@ def _make(
     argv: Sequence[str],
     plan: Plan,
     loader: Loader,
-    asked_to_stop: exits.Stopped,
+    asked_to_stop: stopping.Stopped,
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
     if config.list:
@@ -113,7 +112,7 @@ def _make(
         if commands:
             terminal.show("\n".join(commands))
         terminal.say(listing.summary(plan))
-        return exit_codes.DONE
+        return stopping.DONE
     if not make_runs(config, plan, loader, asked_to_stop):
         return None
     runs = ended(plan)
@@ -126,7 +125,7 @@ def _make(
         missing = f"error: {described(error)}: the report's files are incomplete; the "
     # Decided before the last line is printed: later signals change nothing.
     is_done = not (plan.failures or missing)
-    code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
+    code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
     text = tables.screen(shown, config.folder)
     terminal.show(text.rpartition("\n")[0] if missing else text)
     if missing:  # the last line would name the report
@@ -165,8 +164,8 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     baseline = config.baseline or config.variants[0].label
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
-        return exit_codes.FAILED
-    return 0 if runs else exit_codes.FAILED
+        return stopping.FAILED
+    return 0 if runs else stopping.FAILED
 
 
 def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Report:

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import jax
 
-from experiments import exit_codes
-from experiments.cli import terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
@@ -142,7 +141,7 @@ def run(path: Path, stopped: Callable[[], int]) -> int:
     log = {**entry.identity, **code, "found": found, "runs": rows}
     terminal.show(shown(found))  # first: its runs have taken minutes
     files.write_json(out, log, seal=SEAL)
-    done = exit_codes.decide(exit_codes.DONE)
+    done = stopping.decide(stopping.DONE)
     terminal.show(f"log    {out}")
     return done
 
@@ -176,7 +175,7 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
             if found["p"] < LEVEL:
                 break
         doubts = [*contradicted(log, again, found)]
-    code = exit_codes.decide(exit_codes.FAILED if doubts else exit_codes.DONE)
+    code = stopping.decide(stopping.FAILED if doubts else stopping.DONE)
     ending = "does not hold" if doubts else "holds"
     terminal.show("\n".join([*(f"doubt  {x}" for x in doubts), ending]))
     return code

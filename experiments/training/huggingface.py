@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from experiments.cli import exits
-from experiments.cli.errors import BadRequest
+from experiments.cli.errors import BadRequest, guarded
 from experiments.cli.flags import Parser
+from experiments.cli.stopping import Stopped
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -21,12 +21,12 @@ def main(argv: list[str] | None = None) -> int:
         "folder", type=Path, help="folder for config.json and model.safetensors"
     )
 
-    def program(stopped: exits.Stopped) -> int:
+    def program(stopped: Stopped) -> int:
         asked = parser.parse_args(argv)
         convert(asked.model, asked.folder)
         return 0
 
-    return exits.guarded(program)
+    return guarded(program)
 
 
 def convert(model: Path, folder: Path) -> None:

@@ -20,13 +20,12 @@ import numpy as np
 from safetensors import SafetensorError
 
 import syncalgos
-from experiments import exit_codes
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
-from experiments.cli import terminal
+from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
-from experiments.cli.signals import keeping_results
+from experiments.cli.stopping import keeping_results
 from experiments.tasks.task import Task
 from experiments.training import export, files, progress, remarks, run_folder
 from experiments.training.config import SETTINGS, RunConfig, Settings
@@ -77,7 +76,7 @@ def make(
                 outcome, summary = folder.train(*given)
             missing = folder.finish(outcome, summary)
             tracked.finish(summary)
-            code = exit_codes.decide(_code(outcome, [*missing, *tracked.failed]))
+            code = stopping.decide(_code(outcome, [*missing, *tracked.failed]))
             if group.is_first:
                 terminal.show_summary(summary, out)
             after = remarks.after(run, outcome, summary["center_step"])
@@ -92,24 +91,24 @@ def make(
 def _code(outcome: Outcome, missing: list[str]) -> int:
     """Returns the exit code of a run with these outputs missing."""
     if missing:
-        return exit_codes.FAILED
+        return stopping.FAILED
     if outcome.diverged_at is not None:
-        return exit_codes.DIVERGED
+        return stopping.DIVERGED
     if outcome.stopped:
-        return exit_codes.stopped_by(outcome.stopped)
-    return exit_codes.DONE
+        return stopping.stopped_by(outcome.stopped)
+    return stopping.DONE
 
 
 def _shown(found: dict[str, Any], run: Run, out: Path) -> int:
     """Shows the summary of a run that had finished before; returns the exit code."""
     if not run.group.is_first:
-        return exit_codes.DONE
+        return stopping.DONE
     terminal.show_summary(found, out)
     path, held = run.config.export, Path(found["export"] or "").absolute()
     if path and not (path.absolute() == held and path.exists()):
         terminal.say(f"no model was written to {path}: no checkpoint holds it")
-        return exit_codes.FAILED
-    return exit_codes.DIVERGED if found["diverged"] else exit_codes.DONE
+        return stopping.FAILED
+    return stopping.DIVERGED if found["diverged"] else stopping.DONE
 
 
 @contextmanager

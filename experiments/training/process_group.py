@@ -1,15 +1,16 @@
-"""The processes of a run, as one of them sees the others."""
+"""The processes of a run, as one of them sees the others.
+
+jax is imported late: the command that starts processes does without it.
+"""
 
 import hashlib
 import json
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
-from experiments.cli import terminal
+from experiments.cli.stopping import say
 
 
 class ProcessGroup(NamedTuple):
@@ -24,13 +25,15 @@ class ProcessGroup(NamedTuple):
         hosts: the number of machines.
         sharing: the number of processes on this machine.
         note: prints a line for the user, from any process.
+        coordinator: HOST:PORT of jax's service in process 0; "" if none was named.
     """
 
     process: int = 0
     processes: int = 1
     hosts: int = 1
     sharing: int = 1
-    note: Callable[[str], None] = terminal.say
+    note: Callable[[str], None] = say
+    coordinator: str = ""
 
     @property
     def is_first(self) -> bool:
@@ -41,6 +44,8 @@ class ProcessGroup(NamedTuple):
         """Returns every process's whole numbers, below 2³¹: (processes, ...)."""
         if self.processes == 1:
             return np.asarray(numbers)[None]
+        from jax.experimental import multihost_utils
+
         # jax silently truncates wider integers to 32 bits.
         return np.asarray(multihost_utils.process_allgather(np.asarray(numbers)))
 
@@ -62,6 +67,9 @@ class ProcessGroup(NamedTuple):
 
 def on_host(x: Any) -> np.ndarray:
     """Returns a whole array; all processes that hold a part must call this."""
+    import jax
+    from jax.experimental import multihost_utils
+
     # One array at a time: a whole model may not fit in one process.
     if isinstance(x, jax.Array) and not x.is_fully_addressable:
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))

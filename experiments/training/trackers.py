@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from experiments.cli.errors import STOPS, in_one_line
-from experiments.cli.exits import say
+from experiments.cli.stopping import say
 from experiments.training.files import plain
 from experiments.training.progress import Line
 from syncalgos import checks

@@ -9,7 +9,7 @@ from commands import BASE, ROOT, SUMMARY, ran
 from lasting import run
 
 from experiments.cli.errors import BadRequest, explained, in_one_line
-from experiments.launch import gloo
+from experiments.processes import join
 from experiments.run import main
 from experiments.training import files
 
@@ -113,9 +113,9 @@ def test_an_error_of_ones_own_is_no_lost_process():
     for call in (fails, jax.jit(lambda x: jax.pure_callback(fails, number, x))):
         with pytest.raises(RuntimeError) as raised:
             jax.block_until_ready(call(1.0))
-        assert not gloo.tells_of_loss(raised.value)
+        assert not join.tells_of_loss(raised.value)
     lost = jax.errors.JaxRuntimeError("UNKNOWN: Gloo all-reduce failed: timed out")
-    assert gloo.tells_of_loss(lost)
+    assert join.tells_of_loss(lost)
 
 
 def test_a_link_in_the_place_of_an_unfinished_file_is_not_followed(tmp_path):

@@ -10,8 +10,8 @@ from faults import by_hand, listening, tagged, until
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import steps
-from experiments.launch import addresses
-from experiments.launch.addresses import free_port, listen, own_address
+from experiments.processes import network
+from experiments.processes.network import free_port, listen, own_address
 
 HERE = "127.0.0.1"
 NOWHERE = "203.0.113.7"  # kept for documents
@@ -40,8 +40,8 @@ def test_port_is_free_at_the_address():
 def test_address_has_a_host_and_a_port():
     texts = {"hosta:9999": "hosta", "10.0.0.1:9999": "10.0.0.1", "[::1]:9999": "::1"}
     for text, host in texts.items():
-        assert addresses.address(text) == (host, 9999)
-        assert addresses.joined_address(host, 9999) == text
+        assert network.address(text) == (host, 9999)
+        assert network.joined_address(host, 9999) == text
 
 
 NONE = "h h: :9 h:x h:0 h:65536 ::1:9 http://h:9 h:-1"
@@ -50,7 +50,7 @@ NONE = "h h: :9 h:x h:0 h:65536 ::1:9 http://h:9 h:-1"
 @pytest.mark.parametrize("text", ["", "h :9", *NONE.split()])
 def test_address_that_is_none_is_told(text):
     with pytest.raises(ValueError, match="HOST:PORT") as error:
-        addresses.address(text)
+        network.address(text)
     assert str(error.value).endswith(f"got {text!r}")
 
 

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from experiments.launch import inspection
-from experiments.launch.joining.join import Hello, difference, place_on_host
+from experiments.processes import network
+from experiments.processes.join import Hello, difference, place_on_host
 
 
 def hello(facts):
@@ -48,5 +48,5 @@ def test_networks_of_one_machine_are_hosts_of_their_own():
     a, b = ("vm", "boot", "net1"), ("vm", "boot", "net2")
     places = [place_on_host([a, b, a, a], process) for process in range(4)]
     assert places == [(0, 3), (0, 1), (1, 3), (2, 3)]
-    assert len(inspection.host()) == 3
-    assert os.uname().nodename == inspection.host()[0]
+    assert len(network.host()) == 3
+    assert os.uname().nodename == network.host()[0]

@@ -12,7 +12,7 @@ from faults import by_hand, is_halted, until
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import steps
-from experiments.launch.addresses import address, reach
+from experiments.processes.network import address, reach
 
 RUN = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
 RUN += "--steps 400000 --eval-every 400000 --checkpoint-every 1000"

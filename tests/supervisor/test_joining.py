@@ -11,11 +11,11 @@ from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
 
 from experiments.cli.errors import BadRequest
-from experiments.launch import gloo
-from experiments.launch.addresses import free_port
-from experiments.launch.joining.join import Unconnected, join
-from experiments.launch.membership import Membership, requested
+from experiments.processes.group import requested
+from experiments.processes.join import Unconnected, check_tls, join, tls_hint
+from experiments.processes.network import free_port
 from experiments.training.config import parse
+from experiments.training.process_group import ALONE, ProcessGroup
 
 PORT = free_port()
 BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
@@ -24,11 +24,11 @@ BY_HAND = "--coordinator a:9999 --process-id 1 --num-processes 4"
 @pytest.mark.parametrize(
     "command, expected",
     [
-        ("", None),
-        ("--processes 1", None),
-        ("--processes 4", Membership(4)),
-        (BY_HAND, Membership(4, 1, "a:9999")),
-        (f"{BY_HAND} --process-id 0", Membership(4, 0, "a:9999")),
+        ("", ALONE),
+        ("--processes 1", ALONE),
+        ("--processes 4", ProcessGroup(processes=4)),
+        (BY_HAND, ProcessGroup(1, 4, coordinator="a:9999")),
+        (f"{BY_HAND} --process-id 0", ProcessGroup(0, 4, coordinator="a:9999")),
     ],
 )
 def test_flags_say_which_processes_there_are(command, expected):
@@ -79,9 +79,9 @@ def test_flags_that_do_not_go_together_are_refused(command, words):
 def test_process_that_finds_no_other_says_why(number, at, words):
     with socket.create_server(("127.0.0.1", 0)) as sock:
         taken = sock.getsockname()[1]
-        membership = Membership(2, number, at.format(taken=taken))
+        group = ProcessGroup(number, 2, coordinator=at.format(taken=taken))
         with pytest.raises(Unconnected, match=words.format(taken=taken)):
-            join(parse(["--init-timeout", "0.01"]), membership, print)
+            join(parse(["--init-timeout", "0.01"]), group, print)
 
 
 FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
@@ -104,19 +104,17 @@ def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypat
         monkeypatch.delenv(name)
     for name in given:
         monkeypatch.setenv(name, "/nowhere.pem")
-    said = []
-    assert gloo.hinted(4, said.append) == 4
-    assert [line.startswith("TLS is on") for line in said] == [True] * bool(given)
+    assert tls_hint().startswith("TLS is on") == bool(given)
     if words is None:
-        return gloo.check_tls()
+        return check_tls()
     with pytest.raises(BadRequest, match=words):
-        gloo.check_tls()
+        check_tls()
 
 
 def test_no_process_joins_where_certificates_would_not_be_used(monkeypatch):
     monkeypatch.setenv(FILES[0], "/nowhere.pem")
     with pytest.raises(BadRequest, match=f"{FILES[0]} is set"):
-        join(parse([]), Membership(2, 1, "127.0.0.1:1"), print)
+        join(parse([]), ProcessGroup(1, 2, coordinator="127.0.0.1:1"), print)
 
 
 def slurm(process):
@@ -169,20 +167,23 @@ AUTO = ["--distributed", "auto"]
 @pytest.mark.parametrize(
     "variables, expected",
     [
-        (torch(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
-        (torch(1) | {"MASTER_ADDR": "::1"}, Membership(2, 1, f"[::1]:{PORT}")),
+        (torch(1), ProcessGroup(1, 2, coordinator=f"127.0.0.1:{PORT}")),
+        (
+            torch(1) | {"MASTER_ADDR": "::1"},
+            ProcessGroup(1, 2, coordinator=f"[::1]:{PORT}"),
+        ),
         (
             torch(0) | {"TORCHELASTIC_RUN_ID": "none"},
-            Membership(2, 0, f"127.0.0.1:{PORT + 1}"),
+            ProcessGroup(0, 2, coordinator=f"127.0.0.1:{PORT + 1}"),
         ),
-        (skypilot(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+        (skypilot(1), ProcessGroup(1, 2, coordinator=f"127.0.0.1:{PORT}")),
         (
             skypilot(0) | {"JAX_COORDINATOR_PORT": ""},
-            Membership(2, 0, "127.0.0.1:9999"),
+            ProcessGroup(0, 2, coordinator="127.0.0.1:9999"),
         ),
         # The nearest starter comes first.
-        (slurm(0) | skypilot(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
-        (skypilot(0) | torch(1), Membership(2, 1, f"127.0.0.1:{PORT}")),
+        (slurm(0) | skypilot(1), ProcessGroup(1, 2, coordinator=f"127.0.0.1:{PORT}")),
+        (skypilot(0) | torch(1), ProcessGroup(1, 2, coordinator=f"127.0.0.1:{PORT}")),
     ],
     ids=["torch", "IPv6", "torchrun", "SkyPilot", "its port", "Slurm too", "both"],
 )
@@ -197,7 +198,7 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
     for process in range(4):
         for name, value in slices(process).items():
             monkeypatch.setenv(name, str(value))
-        expected = Membership(4, process, f"127.0.0.1:{PORT}")
+        expected = ProcessGroup(process, 4, coordinator=f"127.0.0.1:{PORT}")
         assert requested(parse(AUTO)) == expected
 
 
@@ -228,7 +229,6 @@ def test_slurm_says_who_a_process_is(monkeypatch):
     for name, value in slurm(1).items():
         monkeypatch.setenv(name, str(value))
     found = requested(parse(AUTO))
-    assert found is not None
     assert (found.processes, found.process) == (2, 1)
     assert str(found.coordinator).startswith("127.0.0.1:")
 

@@ -17,8 +17,8 @@ from faults import is_halted, tagged
 from kills import newest
 from lasting import run
 
-from experiments.launch import starter
-from experiments.launch.starter import VARIABLE, verdict, watch
+from experiments.processes import starter
+from experiments.processes.starter import VARIABLE, verdict, watch
 from experiments.training.config import parse
 
 HANG = "exec sleep 1000"
@@ -35,8 +35,8 @@ def are_gone(pids):
 
 
 def test_command_that_starts_processes_does_not_import_jax():
-    names = imported_by("import experiments.launch.processes")
-    assert "experiments.launch.starter" in names and "jax" not in names
+    names = imported_by("import experiments.processes.group")
+    assert "experiments.processes.starter" in names and "jax" not in names
 
 
 # Processes that train nothing
@@ -175,7 +175,8 @@ def test_what_repeats_at_the_same_step_ends_the_run(
 
 
 def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
-    program = "import subprocess, threading; from experiments.launch import starter; "
+    program = "import subprocess, threading; "
+    program += "from experiments.processes import starter; "
     program += "assert starter.given_to_starter() == ['--algo', 'bmuf']; "
     program += f"pid = subprocess.Popen({shlex.split(HANG)[1:]}).pid; "
     program += f"open({str(tmp_path / 'pid')!r}, 'w').write(str(pid)); "

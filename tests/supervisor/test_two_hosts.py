@@ -11,8 +11,7 @@ import pytest
 from commands import PROGRAM, ROOT, beneath, execute, together
 from faults import by_hand, until
 
-from experiments.launch.addresses import free_port
-from experiments.launch.gloo import _address_towards
+from experiments.processes.network import _address_towards, free_port
 
 PORT = 9999
 ADDRESSES = ("10.78.0.1", "10.78.0.2")

@@ -15,7 +15,7 @@ from commands import PROGRAM, TIMEOUT, Run, environment, until
 from commands import Command as Started
 from lasting import OURS
 
-from experiments.launch.starter import VARIABLE
+from experiments.processes.starter import VARIABLE
 
 TAG = "SYNCALGOS_TEST"  # a variable of all that a test starts
 

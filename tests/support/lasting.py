@@ -18,7 +18,8 @@ from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import load, steps
-from experiments.cli import exits, factories
+from experiments.cli import factories
+from experiments.cli.errors import guarded
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.words import as_words
 from experiments.training.config import parse
@@ -54,7 +55,7 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
         return make(parse(argv), argv, time.perf_counter(), asked, group)
 
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
-        code = exits.guarded(program)
+        code = guarded(program)
     return Run(code, shown.getvalue(), err.getvalue(), out)
 
 

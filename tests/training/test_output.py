@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
 
-from experiments import exit_codes
 from experiments import run as command_line
-from experiments.cli import exits, terminal
-from experiments.cli.errors import BadRequest
-from experiments.cli.exits import printable
+from experiments.cli import stopping, terminal
+from experiments.cli.errors import BadRequest, guarded
+from experiments.cli.stopping import printable
 
 TINY = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
 COMPARE = [sys.executable, "-m", "experiments.compare"]
@@ -133,13 +132,13 @@ def test_broken_output_stops_no_study(tmp_path):
 
 def test_text_that_cannot_be_written_is_dropped():
     with full() as end:
-        print("lost", file=exits.unfailing(end), flush=True)
+        print("lost", file=stopping.unfailing(end), flush=True)
 
 
 def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
     with full() as end:
         ended = started("--algo bmfu", tmp_path / "out", stdout=end, stderr=end)
-    assert ended.code == exit_codes.BAD_REQUEST
+    assert ended.code == stopping.BAD_REQUEST
 
 
 # Threads
@@ -199,7 +198,7 @@ def test_lines_errors_and_summaries_are_printable(capsys):
             report.line("note\x1b[31m\nprocess 0")
         raise BadRequest("no\x1b]0;x\x07 such\nfile\x9b1m")
 
-    assert exits.guarded(program) == exit_codes.BAD_REQUEST
+    assert guarded(program) == stopping.BAD_REQUEST
     shown = capsys.readouterr()
     assert shown.out == "head\n  row\n"
     assert shown.err == "note process 0\nerror: no such file\n"

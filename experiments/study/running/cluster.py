@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.cli import certificates
 from experiments.cli.errors import BadRequest
-from experiments.exit_codes import UNCONNECTED
+from experiments.cli.stopping import UNCONNECTED
 from experiments.training import files
 
 if TYPE_CHECKING:

@@ -14,28 +14,16 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from itertools import compress
 from pathlib import Path
 
-from experiments.cli.exits import say
+from experiments.cli import stopping
+from experiments.cli.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
 from experiments.cli.words import without
-from experiments.exit_codes import (
-    DIVERGED,
-    DONE,
-    FAILED,
-    TERMINATED,
-    UNCONNECTED,
-    decide,
-    handling,
-    signal_name,
-    stopped_by,
-)
-from experiments.launch.addresses import free_port, listen
+from experiments.processes.network import HERE, free_port, listen
 from experiments.training.config import RunConfig
 from experiments.training.run_folder import default_out
 
 VARIABLE = "SYNCALGOS_STARTED"  # for a process: the flags as the user gave them
-HERE = "127.0.0.1"
 PORTS = 3  # ports to try if other programs take them
 TICK = 0.05  # seconds between two looks at the processes
 GRACE = 10.0  # seconds for the others to end by themselves after a loss
@@ -57,7 +45,7 @@ def start(config: RunConfig, argv: list[str]) -> int:
     words = [*without(argv, ("processes", "max_restarts", "out")), "--out", str(out)]
     again = [*without(words, ("overwrite", "resume")), "--resume"]
     received: list[int] = []
-    with handling(lambda number, _: received.append(number)):
+    with stopping.handling(lambda number, _: received.append(number)):
         code, before = DONE, None
         for restarts in range(config.max_restarts + 1):
             if restarts:
@@ -72,7 +60,7 @@ def start(config: RunConfig, argv: list[str]) -> int:
                 code = FAILED
                 break
             before = here
-        return decide(code)
+        return stopping.decide(code)
 
 
 def _reached(out: Path) -> tuple[list[str], int]:
@@ -92,7 +80,7 @@ def _attempt(
     Returns:
         The exit code, and whether a process was killed.
     """
-    port = free_port(HERE)
+    port = free_port()
     command = [sys.executable, "-m", "experiments.run", *words]
     command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
     environ = {**os.environ, VARIABLE: json.dumps(argv)}
@@ -135,7 +123,8 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
         if received and not asked:
             asked = received[0]
             # Unlike SIGINT, it ends a process quietly that has no handler yet.
-            _send(signal.SIGTERM, children)
+            for child in children:
+                child.send_signal(signal.SIGTERM)
         if not {*codes} <= {None, *_expected(asked)}:
             last = min(last, now + GRACE)
         if received[1:] or _killed(codes, asked) or codes[0] == UNCONNECTED:
@@ -143,20 +132,14 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
         if now >= last:
             break
         time.sleep(TICK)
-    bad = [code not in _expected(asked) for code in codes]
-    _kill([*compress(children, bad)])
+    expected = _expected(asked)
+    _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
-        return stopped_by(received[0])
+        return stopping.stopped_by(received[0])
     code, lines = verdict(codes, asked)
     for number, line in lines.items():
         say(f"process {number} (pid {children[number].pid}) {line}")
     return code
-
-
-def _send(number: int, children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Sends a signal to processes."""
-    for child in children:
-        child.send_signal(number)
 
 
 def _kill(children: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -176,23 +159,27 @@ def verdict(codes: Sequence[int | None], asked: int) -> tuple[int, dict[int, str
         codes: how each process ended; None if it had to be killed.
         asked: the signal that asked the run to stop, or 0.
     """
-    stopped = stopped_by(asked) if asked else TERMINATED
-    if killed := _killed(codes, asked):
-        names = {i: signal_name(number) for i, number in killed.items()}
-        return stopped, {i: f"was killed by {name}" for i, name in names.items()}
-    if told := [code for code in codes if code and 0 < code != TERMINATED]:
+    stopped = stopping.stopped_by(asked) if asked else TERMINATED
+    killed = _killed(codes, asked)
+    told = [code for code in codes if code and 0 < code != TERMINATED]
+    frozen = [i for i, code in enumerate(codes) if code is None]
+    if not killed and told:
         return told[0], {}  # the processes have said why
-    if None in codes:
+    if not killed and frozen:
         line = "did not end by itself after the others: it may be stopped or frozen"
-        return stopped, {i: line for i, code in enumerate(codes) if code is None}
-    aborted = [i for i, code in enumerate(codes) if code == -signal.SIGABRT]
-    lines = {i: f"was killed by {signal_name(signal.SIGABRT)}" for i in aborted}
+        return stopped, dict.fromkeys(frozen, line)
+    # jax aborts a process that has lost another one: it is named if no other is.
+    aborted = {i: signal.SIGABRT for i, x in enumerate(codes) if x == -signal.SIGABRT}
+    lines = {
+        i: f"was killed by {stopping.signal_name(number)}"
+        for i, number in (killed or aborted).items()
+    }
     return stopped if any(codes) else DONE, lines
 
 
 def _expected(asked: int) -> tuple[int, ...]:
     """Returns exit codes that do not tell of a loss."""
-    return (DONE, DIVERGED, *((TERMINATED, -signal.SIGTERM) if asked else ()))
+    return (DONE, stopping.DIVERGED, *((TERMINATED, -signal.SIGTERM) if asked else ()))
 
 
 def _killed(codes: Sequence[int | None], asked: int) -> dict[int, int]:

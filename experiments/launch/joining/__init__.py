@@ -1,1 +1,0 @@
-"""Joins the processes of a run by jax.distributed alone."""

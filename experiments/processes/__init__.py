@@ -1,0 +1,1 @@
+"""Starts and joins the processes that make a run together."""
