@@ -1,13 +1,105 @@
-"""A report's table as text, on the screen and as Markdown, and as numbers, in CSV."""
+"""A report's files: its page, its tables as Markdown and CSV, and its figures.
+
+The page is a single HTML file that needs no script and no other file.
+"""
 
 import csv as files
 import io
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
 from experiments.cli.terminal import rate
-from experiments.study.analysis import formatting
-from experiments.study.analysis.results import Report, Row
+from experiments.study import figures, results, sentences
+from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
+from experiments.study.results import Report, Row
+from experiments.training import records
+
+DPI = 240  # 1200 pixels wide
+
+
+def write(report: Report, out: Path) -> None:
+    """Writes all files, each under a temporary name first: none is ever seen half done.
+
+    Args:
+        report: the study.
+        out: the folder, which is made if it does not exist.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    look = styles({row.label: row.algo for row in report.rows})
+    with figures.style():
+        plots = figures.plots(report)
+        pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
+    records.write(out / "table.md", markdown(report))
+    records.write(out / "table.csv", csv(report))
+    records.write(out / "report.html", page(report, plots, pictures))
+
+
+# Spaces between a figure and its unit, around ± and within an interval.
+TIED = re.compile(
+    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
+    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
+)
+FLAG = re.compile(r"(?<![\w-])--[\w-]+")
+
+
+def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
+    """Renders the report as the text of an HTML file.
+
+    Args:
+        report: the study.
+        plots: the figures, in order.
+        pictures: SVGs by the names of the figures.
+    """
+    environment = templates()
+    environment.filters.update(prose=prose, svg=Markup, rate=rate)
+    environment.filters.update(sentence=sentences.sentence, number=sentences.number)
+    environment.tests.update(known=sentences.known, always_zero=always_zero)
+    return environment.get_template("report.html.j2").render(
+        r=report,
+        plots=plots,
+        pictures=pictures,
+        css=Markup(CSS),
+        sentences=sentences,
+        results=results,
+        styles=styles({row.label: row.algo for row in report.rows}),
+        variables=VARIABLES,
+    )
+
+
+def always_zero(quantity: results.Quantity, report: Report) -> bool:
+    """Whether a quantity was measured, and is 0 at every evaluation."""
+    measured = any(quantity.by.key in curve.bands for curve in report.curves)
+    return measured and results.is_empty(report, quantity)
+
+
+def prose(text: str) -> Markup:
+    """Returns text without line breaks within flags, or between numbers and units."""
+    tied = str(escape(TIED.sub("\u00a0", text)))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))
+
+
+def templates() -> Environment:
+    """Returns the templates of the pages."""
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        # Labels are text of the user, which must not become tags.
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelt name raises an error instead of leaving a gap in the page.
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+
 
 # The fields of a difference, by the names of their columns.
 DIFFERENCE = {k: k for k in ("mean", "low", "high")}
@@ -16,26 +108,26 @@ DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
-    measure = formatting.spread(row.measure, report.measure)
+    measure = sentences.spread(row.measure, report.measure)
     gone = row.diverged and not row.measure
     found = {"algorithm": row.label}
     if report.sweep:
-        found[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
+        found[report.sweep] = sentences.point_text(row.point).partition(" ")[2]
     found[report.measure.name] = "all diverged" if gone else measure
-    found[formatting.against(report)] = row.comparison.clause
+    found[sentences.against(report)] = row.comparison.clause
     if any(each.comparison.p is not None for each in report.rows):
         found["corrected p-value"] = row.comparison.p_text
-    found["most a worker sent"] = formatting.sent(row)
+    found["most a worker sent"] = sentences.sent(row)
     for network in report.networks if times else ():
         seconds = row.seconds.get(network.name)
-        found[f"time, {network.name}"] = formatting.duration(seconds)
+        found[f"time, {network.name}"] = sentences.duration(seconds)
     if report.target is not None and times:
-        goal = formatting.target(report)
-        found[f"steps until {goal}"] = formatting.until_step(row)
+        goal = sentences.target(report)
+        found[f"steps until {goal}"] = sentences.until_step(row)
         for network in report.networks:
-            until = formatting.until(row, network.name)
+            until = sentences.until(row, network.name)
             found[f"until {goal}, {network.name}"] = until
-    rates = {"lr": formatting.nominal(row), "effective lr": rate(row.effective_lr)}
+    rates = {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
     return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
 
@@ -63,7 +155,7 @@ def screen(report: Report, out: Path) -> str:
 def markdown(report: Report) -> str:
     """Returns the headline, the table and the remarks as Markdown."""
     rows = [cells(report, row) for row in report.rows]
-    left = {"algorithm", report.sweep, formatting.against(report)}
+    left = {"algorithm", report.sweep, sentences.against(report)}
     aligned = ["---" if head in left else "--:" for head in rows[0]]
     lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
     escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
