@@ -6,42 +6,21 @@ Rows are compared by their paired differences: from the baseline, and from the b
 import math
 import os
 import platform
-import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, combinations
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from experiments.cli.words import parameter
-from experiments.study import presets, sentences, tuning
+from experiments.study import presets, results, sentences, statistics, tuning
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
-from experiments.study.results import (
-    BY_DEFAULT,
-    BY_HAND,
-    ONE_NOMINAL,
-    Comparison,
-    Curve,
-    Ranking,
-    Report,
-    Row,
-    leader,
-)
-from experiments.study.spec import Variant
-from experiments.study.statistics import (
-    LOSS,
-    ROUNDING,
-    Difference,
-    Measure,
-    Spread,
-    band,
-    corrected,
-    measure,
-    paired,
-    spread,
-)
+from experiments.study.results import ONE_NOMINAL, Comparison, Curve, Report, Row
+from experiments.study.sentences import factor, number, say
+from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
 
 # Distance of the target from the baseline's measure, as a fraction of that measure.
 SHARE = 0.05
@@ -62,7 +41,8 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     Raises:
         ValueError: the runs lack the requested measure.
     """
-    by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
+    summaries = [s for r in runs for s in r.summaries.values()]
+    by = statistics.measure(config.measure, summaries)
     baseline = config.baseline or config.variants[0].label
     scores = [one for r in runs for one in tuning.report(r, by)]
     rows = [row_of(r, by, scores) for r in runs]
@@ -70,9 +50,8 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     # At different learning rates the rates would decide the winner.
     terms, times, unfair = rates(config, rows)
-    is_given = config.baseline is not None
-    named = terms != ONE_NOMINAL
-    rows, said = against_baseline(rows, baseline, by, named, is_given)
+    is_named, is_given = terms != ONE_NOMINAL, config.baseline is not None
+    rows, said = against_baseline(rows, baseline, by, is_named, is_given)
     bases = [row for row in rows if row.label == baseline]
     target = config.target or default_target(bases, by)
     pairs = zip(rows, curves, strict=True)
@@ -100,7 +79,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         step_seconds=(seconds, how),
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
-        settings=sentences.settings(config.task, config.seeds, config.swept, runs),
+        settings=sentences.settings(config, runs),
         environment={**runs[0].config["versions"], "machine": machine},
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
@@ -116,7 +95,7 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
         rows: the baseline's rows.
         by: the measure.
     """
-    best = leader(rows, by)
+    best = results.leader(rows, by)
     if best is None or best.measure is None:
         return None
     margin = SHARE * abs(best.measure.mean)
@@ -136,12 +115,10 @@ def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
         least = by.side * target - ROUNDING * abs(target)
         means = enumerate(curve.bands[by.key].mean)
         at = next((i for i, x in means if by.side * x >= least), None)
+    clocks = curve.seconds.items()
     return row._replace(
-        seconds={name: clock[-1] for name, clock in curve.seconds.items()},
-        to_target={
-            name: None if at is None else clock[at]
-            for name, clock in curve.seconds.items()
-        },
+        seconds={name: clock[-1] for name, clock in clocks},
+        to_target={n: None if at is None else clock[at] for n, clock in clocks},
         steps_to_target=None if at is None else curve.steps[at],
     )
 
@@ -162,10 +139,8 @@ def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, s
         return 0.0, "not measured"
     kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
     own = "one of these" if sizes == {1} else "its own"
-    return statistics.median(found), (
-        f"the median of {len(found)} runs here, for a worker that has {own} {kind} "
-        "devices to itself"
-    )
+    how = f"the median of {len(found)} runs here, for a worker that has {own} {kind}"
+    return median(found), f"{how} devices to itself"
 
 
 def _size(summary: Mapping[str, Any]) -> int:
@@ -181,27 +156,20 @@ def curve_of(
     shown = [[*map(_with_spread, r.lines[seed])] for seed in r.fine]
     # A run may have ended early: the longest has all evaluations.
     longest = max(shown, key=len, default=[])
-    values = {
-        key: [[line.get(key) for line in lines] for lines in shown]
-        for key in (longest[-1] if longest else ())
-    }
-    known = {
-        key: band(own)
-        for key, own in values.items()
-        if any(x is not None for lines in own for x in lines)
-    }
+    known = {}
+    for key in longest[-1] if longest else ():
+        values = [[line.get(key) for line in lines] for lines in shown]
+        if any(x is not None for own in values for x in own):
+            known[key] = statistics.band(values)
     # Not counted if any seed's bytes are not.
     is_counted = r.bytes_per_worker is not None
     beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
     steps, seconds = [line["step"] for line in longest], {}
     if longest and r.sends is not None:
         s, since = r.any, r.config["settings"]["sync_until"]
-        how = {"delay": s["sends"]["delay"], "fused": fused, "since": since}
+        how = s["workers"], step_seconds, s["sends"]["delay"], fused, since
         for network in networks:
-            clocks = [
-                modelled_seconds(sends, network, s["workers"], step_seconds, **how)
-                for sends in r.sends
-            ]
+            clocks = [modelled_seconds(sends, network, *how) for sends in r.sends]
             # The mean over the seeds, if the data decide what each of them sends.
             clock = np.mean(clocks, axis=0)
             seconds[network.name] = [float(clock[step - 1]) for step in steps]
@@ -226,7 +194,7 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
 
 def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
-    s, final = r.any, r.final(by)
+    s, final, losses = r.any, r.final(by), r.final(LOSS)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
     return Row(
         label=r.variant.label,
@@ -234,8 +202,8 @@ def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
         point=r.point,
         seeds=len(r.summaries),
         diverged=r.diverged,
-        measure=_spread(final),
-        loss=_spread(r.final(LOSS)),
+        measure=statistics.spread([*final.values()]) if final else None,
+        loss=statistics.spread([*losses.values()]) if losses else None,
         lr=s["lr"],
         effective_lr=s["effective_lr"],
         steps=r.config["settings"]["steps"],
@@ -248,11 +216,6 @@ def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
         at_edge=[x.flag for x in own if x.at_edge],
         shortfalls=own[0].shortfalls if own else (),
     )
-
-
-def _spread(final: Mapping[int, float]) -> Spread | None:
-    """Returns the spread over the seeds; None without any."""
-    return spread(list(final.values())) if final else None
 
 
 def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -271,25 +234,21 @@ def against_baseline(
         rows: the rows to compare.
         baseline: label of the rows that all others are compared with.
         by: the measure.
-        named: as in `compared`.
+        named: whether a winner is named. If not, "above" and "below" take the place of
+            "better" and "worse". They also do if the worse row's best value is at an
+            end of its range, because a value beyond it might be better.
         is_given: whether the baseline was named beforehand. If not, p-values are
             corrected for all pairs of rows.
     """
     at = {row.point: row for row in rows if row.label == baseline}
     # A row that is not swept can be compared to a baseline at one value only.
-    alone = next(iter(at.values())) if len(at) == 1 else None
-    bases = [
-        at.get(row.point) or at.get("") or (None if row.point else alone)
-        for row in rows
-    ]
+    sole = next(iter(at.values())) if len(at) == 1 else None
+    bases = [at.get(x.point) or at.get("") or (None if x.point else sole) for x in rows]
     pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
-    rest = [
-        pair
-        for group in by_point(rows).values()
-        for pair in combinations(group, 2)
-        if not is_given and baseline not in (pair[0].label, pair[1].label)
-    ]
-    comparisons = iter(compared(pairs, rest, by, named))
+    groups = by_point([] if is_given else rows).values()
+    others = [[row for row in group if row.label != baseline] for group in groups]
+    rest = [pair for own in others for pair in combinations(own, 2)]
+    found, count = compared(pairs, rest)
     judged, told = [], []
     for row, base in zip(rows, bases, strict=True):
         if base is None:
@@ -297,8 +256,11 @@ def against_baseline(
         elif base is row:
             comparison = Comparison("baseline")
         else:
-            one = next(comparisons)
-            comparison = one._replace(retuned=retuned(row, base, one.difference))
+            difference, p = next(found)
+            loser = row if difference and by.side * difference.mean < 0 else base
+            is_named = named and not loser.at_edge
+            comparison = sentences.in_words(difference, by, p, count, is_named)
+            comparison = comparison._replace(retuned=retuned(row, base, difference))
             lost = [sentences.diverged(x) for x in (row, base) if x.diverged]
             said = f"{row.name} against {base.name}: {comparison.sentence}"
             told.append(" ".join([said, *lost]))
@@ -306,7 +268,7 @@ def against_baseline(
     return judged, told
 
 
-def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
+def rankings(rows: Sequence[Row], by: Measure) -> dict[str, results.Ranking]:
     """Ranks rows by the differences of their final measures from the best.
 
     P-values are corrected for all pairs of rows, because any could have been the best.
@@ -319,49 +281,40 @@ def rankings(rows: Sequence[Row], by: Measure) -> dict[str, Ranking]:
         A ranking for each value of a sweep; one for "" without a sweep.
     """
     points = by_point(rows)
-    tops = {point: leader(group, by) for point, group in points.items()}
-    others = {
-        point: [row for row in points[point] if row is not top]
-        for point, top in tops.items()
-        if top is not None
-    }
-    pairs = [(x, top) for p, own in others.items() if (top := tops[p]) for x in own]
-    rest = [pair for own in others.values() for pair in combinations(own, 2)]
-    comparisons = iter(compared(pairs, rest, by))
-    found = {}
+    tops = {point: results.leader(group, by) for point, group in points.items()}
+    pairs, rest = [], []
     for point, group in points.items():
-        kinds, count = {kind: [] for kind in sentences.FINDINGS}, 0
-        for row in others.get(point, ()):
-            comparison = next(comparisons)
-            count, kind = comparison.count, comparison.kind if row.measure else "lost"
-            is_edge = kind == "worse" and row.at_edge
-            kinds["edge" if is_edge else kind].append(row)
-        found[point] = Ranking(group, tops[point], kinds, count)
-    return found
+        if top := tops[point]:
+            others = [row for row in group if row is not top]
+            pairs += [(row, top) for row in others]
+            rest += combinations(others, 2)
+    found, count = compared(pairs, rest)
+    ranked = {}
+    for point, group in points.items():
+        kinds = {kind: [] for kind in sentences.FINDINGS}
+        for row in group:
+            if tops[point] is None or row is tops[point]:
+                continue
+            difference, p = next(found)
+            kind = sentences.kind_of(difference, by, p) if row.measure else "lost"
+            kinds["edge" if kind == "worse" and row.at_edge else kind].append(row)
+        ranked[point] = results.Ranking(group, tops[point], kinds, count)
+    return ranked
 
 
 def compared(
-    pairs: Pairs, rest: Pairs, by: Measure, named: bool = True
-) -> list[Comparison]:
-    """Compares pairs of rows.
+    pairs: Pairs, rest: Pairs
+) -> tuple[Iterator[tuple[Difference | None, float | None]], int]:
+    """Returns the differences of pairs with corrected p-values, and their number.
 
     Args:
         pairs: each a row, and the row that it is compared with.
         rest: further pairs that p-values are corrected for.
-        by: the measure.
-        named: whether a winner is named. If not, "above" and "below" take the place of
-            "better" and "worse". They also do if the worse row's best value is at an
-            end of its range, because a value beyond it might be better.
     """
-    differences = [paired(a.final, b.final) for a, b in (*pairs, *rest)]
-    p_values = corrected(differences)
-    count, found = sum(p is not None for p in p_values), []
-    for (a, b), difference, p in zip(pairs, differences, p_values, strict=False):
-        loser = a if difference and by.side * difference.mean < 0 else b
-        found.append(
-            sentences.in_words(difference, by, p, count, named and not loser.at_edge)
-        )
-    return found
+    differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
+    p_values = statistics.corrected(differences)
+    count = sum(p is not None for p in p_values)
+    return zip(differences, p_values, strict=True), count
 
 
 def retuned(
@@ -406,7 +359,11 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
     """
     is_tuned = any("lr" in each.flags for each in config.tuned)
     # One algorithm at several rates is a study of rates.
-    if is_tuned or len(_without_lr(config.variants)) < 2:
+    methods = {
+        (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
+        for x in config.variants
+    }
+    if is_tuned or len(methods) < 2:
         return "", 1.0, []
     groups = [*by_point(rows).values()]
     unfair = [group for group in groups if _times(group) > APART]
@@ -415,25 +372,25 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
     widest = max(groups, key=_times)
     known, times, terms = _effective(widest), _times(widest), ""
     others = ", ".join(r.name for r in widest if r.name not in known)
-    remark = sentences.say("rates_unknown", names=others)
+    remark = say("rates_unknown", names=others)
     if unfair:
-        is_given = any("lr" in variant.parameters for variant in config.variants)
-        is_swept = config.swept is not None and config.swept.flag == "lr"
-        terms = BY_HAND if is_swept or is_given else BY_DEFAULT
+        terms = results.BY_DEFAULT
         if all(len({r.lr for r in group}) == 1 for group in unfair):
             terms = ONE_NOMINAL
+        elif any("lr" in variant.parameters for variant in config.variants):
+            terms = results.BY_HAND
         order = sorted(known, key=known.__getitem__)
-        low, *_, high = (f"{sentences.number(known[name])} of {name}" for name in order)
-        remark = sentences.say(
+        low, *_, high = (f"{number(known[name])} of {name}" for name in order)
+        remark = say(
             "unfair",
             terms=terms,
-            at=f" {sentences.number(widest[0].lr)}," if terms == ONE_NOMINAL else "",
-            times=sentences.factor(times),
+            at=f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else "",
+            times=factor(times),
             low=low,
             high=high,
             less=f", and that of {others} is not known" if others else "",
         )
-    return terms, times, [f"{remark} {sentences.say('tune_rates')}"]
+    return terms, times, [f"{remark} {say('tune_rates')}"]
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:
@@ -446,11 +403,3 @@ def _times(group: Sequence[Row]) -> float:
     """Returns the ratio of the largest effective rate to the smallest."""
     found = _effective(group).values() or [1.0]
     return max(found) / min(found)
-
-
-def _without_lr(variants: Sequence[Variant]) -> set[tuple[str, ...]]:
-    """Returns the algorithms with their own flags, except for rates."""
-    return {
-        (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
-        for x in variants
-    }

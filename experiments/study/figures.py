@@ -19,16 +19,9 @@ import numpy as np
 
 from experiments.cli import terminal
 from experiments.study import sentences
-from experiments.study.results import (
-    ONE_NOMINAL,
-    Quantity,
-    Report,
-    Row,
-    is_empty,
-    quantities,
-)
+from experiments.study.results import ONE_NOMINAL, Report, Row
 from experiments.study.sentences import named, number
-from experiments.study.statistics import Measure
+from experiments.study.statistics import LOSS, Measure, named_measure
 from experiments.training import records
 
 if TYPE_CHECKING:
@@ -62,11 +55,18 @@ MANY = 12  # lines that a legend names; of more points, only the best
 STEPS, BYTES = "local steps", "most bytes sent by a worker"
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
-WORDS: dict[str, Callable[[float], str]] = {
-    "plain": number,
-    "bytes": terminal.size,
-    "time": sentences.duration,
-}
+SPREAD = "standard deviation of the workers' training losses"
+COSINE = "mean cosine between the workers' displacements"
+# If higher is better, a metric is bounded like an accuracy: no run can leave the axes.
+INSIDE = (
+    Measure("worker_loss_spread", SPREAD, False),
+    Measure("drift", "spread of the replicas before a sync", False),
+    Measure("divergence", "spread of the replicas", False),
+    Measure("pseudo_gradient", "norm of the pseudo-gradient", False),
+    Measure("displacement_cosine", COSINE, True),
+)
+
+WORDS = {"plain": number, "bytes": terminal.size, "time": sentences.duration}
 TENS = [10.0**k for k in range(-30, 31)]
 TIMES = [*(x for x in TENS if x <= 10), 60, 600, 3600, 36000]
 TIMES += [86400 * x for x in TENS if x >= 1]
@@ -261,10 +261,7 @@ def draw(plot: Plot, look: Styles) -> "Figure":
         if plot.target is not None:
             axes.axhline(plot.target[0], **DOTTED)
         plot.more(axes)
-    if plot.limits is not None:
-        panels[0].set_ylim(*plot.limits)
-    if plot.x_limits is not None:
-        panels[0].set_xlim(*plot.x_limits)
+    panels[0].set(xlim=plot.x_limits, ylim=plot.limits)
     for axes in panels:
         x = plot.ticks or ticks(axes.get_xlim(), "x" in plot.log, plot.kind)
         axes.set_xticks([*x.values()], [*map(_plain, x)])
@@ -478,7 +475,7 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 def _tradeoff(report: Report) -> Iterator[Plot]:
     """Yields the final measure by bytes sent, if three numbers of bytes differ."""
     by = report.measure
-    rows = [r for r in report.rows if r.bytes_per_worker and sentences.is_known(r)]
+    rows = [r for r in report.rows if r.bytes_per_worker and r.measure]
     if report.sweep or len({row.bytes_per_worker for row in rows}) < 3:
         return
     lines = [_finals([row], [row.bytes_per_worker or 0.0], by) for row in rows]
@@ -499,6 +496,27 @@ def _tradeoff(report: Report) -> Iterator[Plot]:
     )
 
 
+def quantities(report: Report) -> list[tuple[str, Measure]]:
+    """Returns the metrics to draw over the runs, the study's measure first.
+
+    Each has the group of its figures: measure, loss, replicas or more.
+    """
+    losses = (LOSS, LOSS._replace(key="train_loss", name="training loss"))
+    chosen = [("measure", report.measure)]
+    chosen += [("loss", loss) for loss in losses if loss != report.measure]
+    chosen += [("replicas", by) for by in INSIDE]
+    # A task's own figures, such as test_perplexity.
+    others = {key for curve in report.curves for key in curve.bands}
+    others -= {by.key for _, by in chosen}
+    return chosen + [("more", named_measure(key)) for key in sorted(others)]
+
+
+def is_empty(report: Report, by: Measure) -> bool:
+    """Whether there is nothing to draw: the metric is 0 wherever it was measured."""
+    bands = [c.bands[by.key] for c in report.curves if by.key in c.bands]
+    return not any(x and math.isfinite(x) for band in bands for x in band.mean)
+
+
 def _curves(report: Report) -> Iterator[Plot]:
     """Yields every metric by steps; the compared ones by bytes and time, too."""
     ends = {
@@ -507,30 +525,31 @@ def _curves(report: Report) -> Iterator[Plot]:
     }
     # Only the slowest network is unfolded, because bytes cost the most there.
     slowest = max(ends, key=lambda n: max(ends[n], default=0.0), default="")
-    for each in quantities(report):
-        if is_empty(report, each):
+    for group, by in quantities(report):
+        if is_empty(report, by):
             continue
-        yield _curve(report, each, STEPS)
-        if each.group not in ("measure", "loss") or each.by.key == "train_loss":
+        yield _curve(report, group, by, STEPS)
+        if group not in ("measure", "loss") or by.key == "train_loss":
             continue
-        yield _curve(report, each, BYTES)
+        yield _curve(report, group, by, BYTES)
         for n in ends:
-            folded = sentences.sentence(each.by.name) if n != slowest else ""
-            yield _curve(report, each, n)._replace(folded=folded)
+            folded = sentences.sentence(by.name) if n != slowest else ""
+            yield _curve(report, group, by, n)._replace(folded=folded)
 
 
-def _curve(report: Report, each: Quantity, view: str) -> Plot:
+def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     """Returns a metric by steps, by bytes, or by time on a network."""
-    by = each.by
+    slug, kind, x_label, how = f"time {view}", "time", "modelled time", f"on {view}"
+    if view == STEPS:
+        slug, kind, x_label, how = "steps", "plain", STEPS, "by steps"
+    elif view == BYTES:
+        slug, kind, x_label, how = "bytes", "bytes", BYTES, "by bytes sent"
     # The ends of y are the same in all views: figures of a metric differ only in x.
-    by_steps = _lines(report, by, STEPS)
-    limits, log = _limits(by_steps, by, 0.25, 1.0, 50.0 if each.log else math.inf)
+    may_be_log = group == "replicas" and not by.higher_is_better
+    wide = 50.0 if may_be_log else math.inf
+    limits, log = _limits(_lines(report, by, STEPS), by, 0.25, 1.0, wide)
     low, high = limits or (-math.inf, math.inf)
     lines = _lines(report, by, view)
-    slug, kind, x_label, how = {
-        STEPS: ("steps", "plain", STEPS, "by steps"),
-        BYTES: ("bytes", "bytes", BYTES, "by bytes sent"),
-    }.get(view, (f"time {view}", "time", "modelled time", f"on {view}"))
     last = [float(line.x[-1]) for line in lines] or [0.0]
     # One algorithm may send tens of times as many bytes as another.
     is_log = kind == "bytes" or (kind == "time" and max(last) > 4 * min(last))
@@ -541,14 +560,12 @@ def _curve(report: Report, each: Quantity, view: str) -> Plot:
     shown = {(label, point) for label, point, end in ends if low <= end <= high}
     curves = [c for c in report.curves if by.key in c.bands]
     missing = [named(c) for c in curves if (c.label, c.point) not in shown]
-    goal = None
-    if report.target is not None and each.group == "measure":
-        value = report.target * by.scale
-        goal = (value, f"target {sentences.target(report)}")
-        goal = goal if low < value < high else None
+    note = f"Not in the picture, at least at the end: {', '.join(missing)}."
+    goal = by.scale * (report.target or 0.0)
+    has_goal = report.target is not None and group == "measure" and low < goal < high
     return Plot(
         f"{by.key} by {slug}",
-        each.group,
+        group,
         f"{_titled(by.name, by.unit)} {how}",
         lines,
         x_label + " (log)" * is_log,
@@ -556,9 +573,8 @@ def _curve(report: Report, each: Quantity, view: str) -> Plot:
         log + "x" * is_log,
         limits,
         _widened(seen, log=True) if is_log and len(seen) else None,
-        target=goal,
-        note=f"Not in the picture, at least at the end: {', '.join(missing)}."
-        * bool(missing),
+        target=(goal, f"target {sentences.target(report)}") if has_goal else None,
+        note=note if missing else "",
     )
 
 
@@ -611,7 +627,7 @@ def _swept(report: Report, name: str, title: str, lines: Sequence[Line]) -> Plot
 def _sweep(report: Report) -> Iterator[Plot]:
     """Yields the final measure against the swept value."""
     at, by, lines = _places(report), report.measure, []
-    rows = [*filter(sentences.is_known, report.rows)]
+    rows = [row for row in report.rows if row.measure]
     for label in dict.fromkeys(row.label for row in rows) if at else ():
         own = [row for row in rows if row.label == label]
         if not own[0].point:  # without the flag it is the same everywhere

@@ -14,12 +14,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments.cli.terminal import rate
-from experiments.study import figures, results, sentences
+from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row
 from experiments.training import records
 
 DPI = 240  # 1200 pixels wide
+# Spaces between a figure and its unit, around ± and within an interval.
+TIED = re.compile(
+    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
+    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
+)
+FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 
 
 def write(report: Report, out: Path) -> None:
@@ -43,14 +49,6 @@ def write(report: Report, out: Path) -> None:
     records.write(out / "report.html", page(report, plots, pictures))
 
 
-# Spaces between a figure and its unit, around ± and within an interval.
-TIED = re.compile(
-    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
-    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
-)
-FLAG = re.compile(r"(?<![\w-])--[\w-]+")
-
-
 def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
     """Renders the report as the text of an HTML file.
 
@@ -59,37 +57,7 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         plots: the figures, in order.
         pictures: SVGs by the names of the figures.
     """
-    environment = templates()
-    environment.filters.update(prose=prose, svg=Markup, rate=rate)
-    environment.filters.update(sentence=sentences.sentence, number=sentences.number)
-    environment.tests.update(known=sentences.known, always_zero=always_zero)
-    return environment.get_template("report.html.j2").render(
-        r=report,
-        plots=plots,
-        pictures=pictures,
-        css=Markup(CSS),
-        sentences=sentences,
-        results=results,
-        styles=styles({row.label: row.algo for row in report.rows}),
-        variables=VARIABLES,
-    )
-
-
-def always_zero(quantity: results.Quantity, report: Report) -> bool:
-    """Whether a quantity was measured, and is 0 at every evaluation."""
-    measured = any(quantity.by.key in curve.bands for curve in report.curves)
-    return measured and results.is_empty(report, quantity)
-
-
-def prose(text: str) -> Markup:
-    """Returns text without line breaks within flags, or between numbers and units."""
-    tied = str(escape(TIED.sub("\u00a0", text)))
-    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))
-
-
-def templates() -> Environment:
-    """Returns the templates of the pages."""
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         # Labels are text of the user, which must not become tags.
         autoescape=True,
@@ -99,11 +67,26 @@ def templates() -> Environment:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.filters.update(prose=prose, svg=Markup, rate=rate)
+    environment.filters.update(sentence=sentences.sentence, number=sentences.number)
+    measured = {key for curve in report.curves for key in curve.bands}
+    inside = [by for by in figures.INSIDE if by.key in measured]
+    return environment.get_template("report.html.j2").render(
+        r=report,
+        plots=plots,
+        pictures=pictures,
+        css=Markup(CSS),
+        sentences=sentences,
+        zeros=[by.name for by in inside if figures.is_empty(report, by)],
+        styles=styles({row.label: row.algo for row in report.rows}),
+        variables=VARIABLES,
+    )
 
 
-# The fields of a difference, by the names of their columns.
-DIFFERENCE = {k: k for k in ("mean", "low", "high")}
-DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
+def prose(text: str) -> Markup:
+    """Returns text without line breaks within flags, or between numbers and units."""
+    tied = str(escape(TIED.sub("\u00a0", text)))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))
 
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
@@ -118,15 +101,12 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     if any(each.comparison.p is not None for each in report.rows):
         found["corrected p-value"] = row.comparison.p_text
     found["most a worker sent"] = sentences.sent(row)
-    for network in report.networks if times else ():
-        seconds = row.seconds.get(network.name)
-        found[f"time, {network.name}"] = sentences.duration(seconds)
+    links = [network.name for network in report.networks] if times else []
+    found |= {f"time, {x}": sentences.duration(row.seconds.get(x)) for x in links}
     if report.target is not None and times:
         goal = sentences.target(report)
         found[f"steps until {goal}"] = sentences.until_step(row)
-        for network in report.networks:
-            until = sentences.until(row, network.name)
-            found[f"until {goal}, {network.name}"] = until
+        found |= {f"until {goal}, {x}": sentences.until(row, x) for x in links}
     rates = {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
     return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
@@ -201,8 +181,8 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """Returns the figures of a row by column."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
-    difference = row.comparison.difference
-    figures = difference._asdict() if difference else {}
+    difference = row.comparison.difference or (None,) * 5
+    heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
     low, high = row.comparison.retuned or (None, None)
     return {
         "algorithm": row.label,
@@ -213,7 +193,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **{f"difference_{x}": figures.get(key) for x, key in DIFFERENCE.items()},
+        **dict(zip(heads, difference, strict=False)),
         **({"retuned_low": low, "retuned_high": high} if report.tuning else {}),
         "verdict": row.comparison.clause,
         "p_corrected": row.comparison.p,

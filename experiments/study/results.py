@@ -1,19 +1,10 @@
 """The records of a report: every field is a number or a sentence to show."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.study.network import Network
-from experiments.study.statistics import (
-    LOSS,
-    ROUNDING,
-    Band,
-    Difference,
-    Measure,
-    Spread,
-    named_measure,
-)
+from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
 from experiments.study.tuning import Tuning
 
 # The terms of a comparison whose learning rates were not tuned.
@@ -229,51 +220,3 @@ def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     best = max((mean for mean, _ in means), default=0.0)
     least = best - ROUNDING * abs(best)
     return next((row for mean, row in means if mean >= least), None)
-
-
-class Quantity(NamedTuple):
-    """A metric that is drawn over the runs.
-
-    Attributes:
-        by: its key in the curves' bands and its name in words. If higher is better, it
-            is bounded like an accuracy: no run can leave the axes.
-        group: the group of its figures: measure, loss, replicas or more.
-        log: whether its axis may be logarithmic.
-    """
-
-    by: Measure
-    group: str = "replicas"
-    log: bool = False
-
-
-COSINE = "mean cosine between the workers' displacements"
-SPREAD = "standard deviation of the workers' training losses"
-INSIDE = (
-    Quantity(Measure("worker_loss_spread", SPREAD, False), log=True),
-    Quantity(Measure("drift", "spread of the replicas before a sync", False), log=True),
-    Quantity(Measure("divergence", "spread of the replicas", False), log=True),
-    Quantity(
-        Measure("pseudo_gradient", "norm of the pseudo-gradient", False), log=True
-    ),
-    Quantity(Measure("displacement_cosine", COSINE, True)),
-)
-
-
-def quantities(report: Report) -> list[Quantity]:
-    """Returns the metrics to draw over the runs, the study's measure first."""
-    losses = (LOSS, LOSS._replace(key="train_loss", name="training loss"))
-    chosen = [Quantity(report.measure, "measure")]
-    chosen += [Quantity(loss, "loss") for loss in losses if loss != report.measure]
-    chosen += INSIDE
-    # A task's own figures, such as test_perplexity.
-    others = {key for curve in report.curves for key in curve.bands}
-    others -= {x.by.key for x in chosen} | {"bytes_per_worker", "seconds"}
-    return chosen + [Quantity(named_measure(key), "more") for key in sorted(others)]
-
-
-def is_empty(report: Report, quantity: Quantity) -> bool:
-    """Whether there is nothing to draw: the metric is 0 wherever it was measured."""
-    bands = [
-        c.bands[quantity.by.key] for c in report.curves if quantity.by.key in c.bands
-    ]
-    return not any(x and math.isfinite(x) for band in bands for x in band.mean)

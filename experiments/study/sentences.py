@@ -1,31 +1,17 @@
 """Sentences of a report: values, comparisons, the answer, and warnings to a reader."""
 
-import math
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from experiments.cli.terminal import (
-    MISSING,
-    duration,
-    mesh_text,
-    rate,
-    size,
-    three_digits,
-)
+from experiments.cli import terminal
+from experiments.cli.terminal import MISSING, duration, size, three_digits
+from experiments.study import results
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.grid import RunSet
-from experiments.study.results import (
-    ONE_NOMINAL,
-    Comparison,
-    Ranking,
-    Report,
-    Row,
-    leader,
-)
-from experiments.study.search_space import Range
+from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Row, leader
 from experiments.study.statistics import (
     ACCURACY,
     LEVEL,
@@ -42,15 +28,11 @@ PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-
 FINDINGS = PHRASES["standing"]
 UNSEEN = "no difference seen"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
+MOST_NAMED = 8  # labels in a sentence; the table has all
+LONGEST = 40  # characters of two names that fit in one line
 
-
-class AtPoint(Protocol):
-    """A record about one variant at one value of the sweep."""
-
-    @property
-    def label(self) -> str: ...
-    @property
-    def point(self) -> str: ...
+Points = Mapping[str, Ranking]
 
 
 def say(phrase: str, **values: Any) -> str:
@@ -58,19 +40,12 @@ def say(phrase: str, **values: Any) -> str:
     return PHRASES[phrase].format(**values)
 
 
+# Values.
+
+
 def counted(seeds: int) -> str:
     """Returns "one seed" or "5 seeds"."""
     return "one seed" if seeds == 1 else f"{seeds} seeds"
-
-
-def known(x: float | None) -> bool:
-    """Whether there is a value to show."""
-    return x is not None and math.isfinite(x)
-
-
-def is_known(row: Row) -> bool:
-    """Whether a row has a mean to draw."""
-    return row.measure is not None and known(row.measure.mean)
 
 
 def shown(x: float, measure: Measure) -> str:
@@ -82,23 +57,19 @@ def shown(x: float, measure: Measure) -> str:
     return f"{x * measure.scale:.{places}f}"
 
 
+def with_unit(text: str, measure: Measure) -> str:
+    """Returns the text and its unit, if the measure has one."""
+    return f"{text} {measure.unit}".rstrip()
+
+
 def spread(value: Spread | None, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
-    if value is None or not known(value.mean):
+    if value is None:
         return MISSING
     text = shown(value.mean, measure)
     if value.deviation is not None:
         text += f" ± {shown(value.deviation, measure)}"
     return with_unit(text, measure)
-
-
-def around(mean: float, deviation: float, unit: str) -> str:
-    """Returns "97.2 ± 1.3 %", two digits of the deviation; only the mean if it is 0."""
-    text = f"{mean:.4g}"
-    if deviation > 0:
-        places = places_of(deviation)
-        text = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
-    return f"{text} {unit}".rstrip()
 
 
 def places_of(x: float) -> int:
@@ -107,22 +78,19 @@ def places_of(x: float) -> int:
 
 
 def fixed(x: float, places: int) -> str:
-    """Returns a value with `places` decimals, never 0.0 for a value that is not 0."""
+    """Returns a value with `places` decimals."""
+    if x == 0:
+        return "0"
     text = f"{x:.{places}f}"
     # Neither 0.0 for a value that is not 0, nor a row of zeros for a huge one.
-    if x and (float(text) == 0 or len(text) > 12):
-        return f"{x:.1g}" if float(text) == 0 else f"{x:.6g}"
-    return text if x else "0"
-
-
-def with_unit(text: str, measure: Measure) -> str:
-    """Returns the text and its unit, if the measure has one."""
-    return f"{text} {measure.unit}".rstrip()
+    if float(text) == 0:
+        return f"{x:.1g}"
+    return text if len(text) <= 12 else f"{x:.6g}"
 
 
 def nominal(row: Row) -> str:
     """Returns the learning rate, marked if it is at an end of the range tried."""
-    return rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
+    return terminal.rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
 
 
 def ends(rows: Sequence[Row], by: Measure) -> str:
@@ -151,10 +119,8 @@ def syncs(row: Row) -> str:
     return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
 
 
-def number(x: Any) -> str:
+def number(x: float) -> str:
     """Returns a number for an axis or a setting: 0.01, 20,000 or 10⁻⁶."""
-    if not isinstance(x, int | float) or isinstance(x, bool):
-        return str(x)
     if x == 0 or 1e-3 <= abs(x) < 1e6:
         return f"{x:,.6g}"
     mantissa, e, exponent = f"{x:.3g}".partition("e")
@@ -164,13 +130,24 @@ def number(x: Any) -> str:
     return power if mantissa == "1" else f"{mantissa}·{power}"
 
 
+def factor(times: float) -> str:
+    """Returns a ratio in words: "8 times" or "2.5 times"."""
+    return f"{number(float(f'{times:.2g}'))} times"
+
+
+def share(part: float) -> str:
+    """Returns a fraction in words, such as "1/16" or "37 %"."""
+    whole = round(1 / part)
+    if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
+        return f"1/{whole:,}"
+    return f"about 1/{whole:,}" if whole >= 10 else f"{100 * part:.0f} %"
+
+
 def speed(bytes_per_second: float) -> str:
     """Returns a bandwidth in bits per second: 10 Gbit/s."""
     bits = 8 * bytes_per_second
-    for unit, unit_size in (("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6)):
-        if bits >= unit_size:
-            return f"{three_digits(bits / unit_size)} {unit}"
-    return f"{three_digits(bits / 1e3)} kbit/s"
+    unit, length = next((x for x in SPEEDS if bits >= x[1]), SPEEDS[-1])
+    return f"{three_digits(bits / length)} {unit}"
 
 
 def sentence(text: str) -> str:
@@ -178,12 +155,23 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def listed(labels: Sequence[str]) -> str:
+    """Returns names joined as in a sentence: "a, b and c"."""
+    return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])
+
+
+def titled(labels: Sequence[str], task: str) -> str:
+    """Returns the title of a comparison, such as "sync_sgd and bmuf on digits"."""
+    many = len(labels) > MOST_NAMED
+    return f"{f'{len(labels)} algorithms' if many else listed(labels)} on {task}"
+
+
 def point_text(point: str) -> str:
     """Returns a point of a sweep: "workers 4" for "workers=4"."""
     return point.replace("=", " ", 1)
 
 
-def named(one: AtPoint) -> str:
+def named(one: Row | results.Curve | Tuning) -> str:
     """Returns a variant and its point of the sweep, if there is one."""
     return f"{one.label} ({point_text(one.point)})" if one.point else one.label
 
@@ -193,7 +181,7 @@ def until(row: Row, network: str) -> str:
     if network not in row.to_target:
         return MISSING
     reached = row.to_target[network]
-    return not_in(row) if reached is None else duration(reached)
+    return f"not in {row.steps:,} steps" if reached is None else duration(reached)
 
 
 def until_step(row: Row) -> str:
@@ -201,51 +189,108 @@ def until_step(row: Row) -> str:
     if row.measure is None:
         return MISSING
     reached = row.steps_to_target
-    return not_in(row) if reached is None else f"{reached:,}"
+    return f"not in {row.steps:,} steps" if reached is None else f"{reached:,}"
 
 
-def not_in(row: Row) -> str:
-    """Returns words for a target that was not reached."""
-    return f"not in {row.steps:,} steps"
-
-
-def against(report: Report) -> str:
+def against(report: results.Report) -> str:
     """Returns the heading of the differences: the baseline, and unfair terms."""
     terms = f", {report.terms}" if report.terms else ""
     return f"against {report.baseline}{terms}"
 
 
-def target(report: Report) -> str:
-    """Returns the target, rounded, with its unit."""
+def target(report: results.Report) -> str:
+    """Returns the target, rounded, with its unit; "" without one."""
     if report.target is None:
-        return MISSING
-    return with_unit(
-        number(float(shown(report.target, report.measure))), report.measure
-    )
+        return ""
+    rounded = float(shown(report.target, report.measure))
+    return with_unit(number(rounded), report.measure)
 
 
-MOST_NAMED = 8  # labels in a sentence; the table has all
-# The most characters of two names that fit in one line.
-LONGEST = 40
-
-Points = Mapping[str, Ranking]
-Number = tuple[str, str]
+# A comparison.
 
 
-class Cost(NamedTuple):
-    """The cost of some rows: bytes that they sent.
+def in_words(
+    difference: Difference | None,
+    by: Measure,
+    p: float | None = None,
+    count: int = 1,
+    named: bool = True,
+) -> Comparison:
+    """Returns a difference with its verdict and its words.
 
-    Attributes:
-        rows: the rows that sent the least.
-        least: bytes that each of their workers sent.
-        most: the row that sent the most.
-        part: the least as a fraction of the most, in words; "" if nothing is saved.
+    Args:
+        difference: the difference, from `paired`, at 95 %.
+        by: the measure of the difference.
+        p: its corrected p-value.
+        count: number of comparisons that p is corrected for.
+        named: whether a winner is named. If not, "above" and "below" take the place of
+            "better" and "worse".
     """
+    if difference is None:
+        return Comparison("nothing to compare: no seed in common", kind="few")
+    kind, seeds = kind_of(difference, by, p), difference.count
+    is_equal = difference.mean == 0 and not difference.deviation
+    is_hidden = difference.mean == 0 or kind in ("unseen", "doubtful")
+    if is_equal:
+        verdict = "equal"
+    elif is_hidden:
+        verdict = UNSEEN + " after correction" * (kind == "doubtful")
+    elif not named:
+        verdict = "above" if difference.mean > 0 else "below"
+    elif kind == "few":
+        verdict = "ahead" if by.side * difference.mean > 0 else "behind"
+    else:
+        verdict = kind
+    # If no difference is seen, the interval is of this row minus the other.
+    amount, basis = figures(difference, by, 1 if is_hidden else difference.mean)
+    amount = "" if is_hidden else amount
+    note = f" ({seeds} seeds, 95 % interval)"
+    if is_equal:
+        note = ""
+    elif kind == "few":
+        why = "too few for an" if seeds < MIN_SEEDS else "equal differences have no"
+        note = f": {why} interval"
+    if kind == "few" or is_equal:
+        few = {1: "on one seed", 2: "in both seeds"}
+        basis = few.get(seeds, f"in all {seeds} seeds")
+        if not difference.same_sign:
+            not_all = " (not in all)" * (not is_hidden)
+            basis = f"in the mean of {seeds} seeds{not_all}"
+    p = p if count > 1 else None
+    return Comparison(verdict, kind, difference, p, count, amount, basis, note)
 
-    rows: Sequence[Row]
-    least: float
-    most: Row
-    part: str
+
+def kind_of(difference: Difference | None, by: Measure, p: float | None) -> str:
+    """Returns the kind of a comparison: few, unseen, doubtful, better or worse."""
+    if difference is None or difference.low is None or difference.high is None:
+        return "few"
+    if difference.low <= 0 <= difference.high:
+        return "unseen"
+    if p is not None and p >= LEVEL:
+        return "doubtful"
+    return "better" if by.side * difference.mean > 0 else "worse"
+
+
+def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]:
+    """Returns a mean with its unit and its interval: "0.80 points", "[0.50, 1.10]".
+
+    Args:
+        difference: the difference.
+        by: the measure.
+        side: a number; the figures are multiplied by its sign.
+    """
+    scale = by.scale if side > 0 else -by.scale
+    mean, low, high = scale * difference.mean, difference.low, difference.high
+    places, interval = places_of(mean), ""
+    if low is not None and high is not None:
+        # The interval decides the digits: finer ones mean nothing.
+        places = places_of(by.scale * (high - low) / 2)
+        limits = [fixed(x, places) for x in sorted((scale * low, scale * high))]
+        interval = f"[{', '.join(limits)}]"
+    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
+
+
+# The answer: a line, up to three numbers, and a paragraph.
 
 
 def lead(points: Points, by: Measure, terms: str) -> str:
@@ -265,12 +310,12 @@ def lead(points: Points, by: Measure, terms: str) -> str:
 
 def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the line about the best of these rows, and how certain it is."""
-    rows, top, kinds, _ = ranking
+    top, kinds, others = ranking.top, ranking.kinds, len(ranking.rows) - 1
     if top is None:
         return "All runs diverged"
-    others, alike = len(rows) - 1, [*kinds["doubtful"], *kinds["unseen"]]
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
+    alike = [*kinds["doubtful"], *kinds["unseen"]]
     # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
         count = top.seeds - top.diverged
@@ -348,67 +393,64 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
     The cost is the smallest number of bytes sent by the best row and by those that
     cannot be distinguished from it, whether by chance or because of too few seeds.
     """
-    rows, top, kinds, comparisons = ranking
+    rows, top, kinds, count = ranking
     if top is None or top.measure is None:
         return f"All runs of {listed([row.label for row in rows])} diverged."
     if not is_ranked:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
-    findings = [
-        FINDINGS[kind].format(_several(those), count=comparisons)
-        for kind, those in kinds.items()
-        if those
-    ] or ["there is nothing to compare it to"]
-    mean, deviation, count = top.measure
-    best = around(by.scale * mean, by.scale * (deviation or 0.0), by.unit)
-    first = f"{_several([top])} has the best {by.name}, {best} ({counted(count)})"
-    return f"{first}: {'; '.join(findings)}.{_spent(rows, ranking.best)}"
+    told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
+    told = told or ["there is nothing to compare it to"]
+    mean, deviation = (by.scale * (x or 0.0) for x in top.measure[:2])
+    best = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        best = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    best = f"{with_unit(best, by)} ({counted(top.measure.count)})"
+    first = f"{_several([top])} has the best {by.name}, {best}"
+    return f"{first}: {'; '.join(told)}.{_spent(rows, ranking.best)}"
 
 
 def _several(rows: Sequence[Row]) -> str:
     """Returns labels with the number of diverged runs; for many rows, their number."""
     if len(rows) > MOST_NAMED:
         return f"{len(rows)} others"
-    lost = [
-        f" ({x.diverged} of {x.seeds} runs diverged)" * bool(x.diverged and x.measure)
-        for x in rows
-    ]
-    return listed([row.label + text for row, text in zip(rows, lost, strict=True)])
+    lost = " ({x.diverged} of {x.seeds} runs diverged)"
+    some = [lost.format(x=x) if x.diverged and x.measure else "" for x in rows]
+    return listed([x.label + text for x, text in zip(rows, some, strict=True)])
 
 
 def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     """Returns the cost of the pool as a sentence."""
     if (cost := cost_of(rows, pool)) is None:
         return ""
-    first, names = cost.rows[0], listed([row.label for row in cost.rows])
+    cheapest, most, part = cost
+    first, names = cheapest[0], listed([row.label for row in cheapest])
     who = f"Of these, {names} sent the least:"
-    if len(cost.rows) == len(pool):
+    if len(cheapest) == len(pool):
         who = "It sent" if len(pool) == 1 else f"{names} each sent"
-    share = f", {cost.part} of what {cost.most.label} sent" if cost.part else ""
-    # The number of syncs explains a share that is not round.
-    if share and first.syncs and first.syncs < first.steps:
-        share += f" ({first.syncs} syncs in {first.steps} steps)"
-    return f" {who} {size(cost.least)} per worker{share}."
+    if part:
+        part = f", {part} of what {most.label} sent"
+        # The number of syncs explains a share that is not round.
+        if first.syncs and first.syncs < first.steps:
+            part += f" ({first.syncs} syncs in {first.steps} steps)"
+    return f" {who} {sent(first)} per worker{part}."
 
 
-def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
-    """Returns the least that the pool sent, and the most that any row sent."""
-    sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
-    own = [x for x, row in sent if row in pool]
+def cost_of(
+    rows: Sequence[Row], pool: Sequence[Row]
+) -> tuple[list[Row], Row, str] | None:
+    """Returns the rows of the pool that sent the least, and the row that sent the most.
+
+    Also returns the least as a fraction of the most, in words; "" if nothing is saved.
+    """
+    bytes_sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
+    own = [(x, row) for x, row in bytes_sent if row in pool]
     if not own:
         return None
-    least, (high, most) = min(own), max(sent, key=lambda each: each[0])
-    cheapest = [row for x, row in sent if row in pool and x == least]
+    least, (high, most) = min(x for x, _ in own), max(bytes_sent, key=lambda x: x[0])
     part = share(least / high) if 0 < least < high else ""
-    return Cost(cheapest, least, most, part)
-
-
-def share(part: float) -> str:
-    """Returns a fraction in words, such as "1/16" or "37 %"."""
-    whole = round(1 / part)
-    if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
-        return f"1/{whole:,}"
-    return f"about 1/{whole:,}" if whole >= 10 else f"{100 * part:.0f} %"
+    return [row for x, row in own if x == least], most, part
 
 
 def numbers(
@@ -418,7 +460,7 @@ def numbers(
     baseline: str,
     terms: str,
     times: float,
-) -> list[Number]:
+) -> list[tuple[str, str]]:
     """Returns up to three numbers beside the line: value and meaning.
 
     Args:
@@ -432,31 +474,33 @@ def numbers(
     top, is_swept = leader(rows, by), len(points) > 1
     if top is None or top.measure is None:
         return []
-    fine, pool = [row for row in rows if row.measure], next(iter(points.values())).best
-    reached = with_unit(shown(top.measure.mean, by), by)
+    fine = [row for row in rows if row.measure]
+    pool = rows if is_swept else next(iter(points.values())).best
     span = ends(fine, by), f"{by.name}, lowest and highest"
+    reached = with_unit(shown(top.measure.mean, by), by)
     found = [(reached, f"{by.name} of {named(top)}")]
     if terms == ONE_NOMINAL:
-        found, pool = [span, (factor(times), "ratio of effective learning rates")], fine
+        found = [span, (factor(times), "ratio of effective learning rates")]
+        pool = rows if is_swept else fine
     elif is_swept:
         found.append(span)
     else:
         # If the baseline is best, the next best row shows the gap.
         pairs = [row for row in fine if row.comparison.difference]
-        best = top if top in pairs else leader(pairs, by)
-        if best is not None:
+        if best := top if top in pairs else leader(pairs, by):
             said, who = best.comparison, f"{best.label} against {baseline}"
             about = f"{who}: {said.verdict} {said.basis}"
             found.append((said.amount or "none seen", about))
-    if cost := cost_of(rows, rows if is_swept else pool):
-        least, most = cost.rows[0], cost.most
-        low, high = size(cost.least), size(most.bytes_per_worker or 0.0)
-        sent = low, f"sent at most by a worker of {named(least)}"
+    if cost := cost_of(rows, pool):
+        (least, *_), most, part = cost
         if is_swept:
-            sent = " to ".join(dict.fromkeys((low, high))), "sent at most by a worker"
-        elif cost.part:
-            sent = cost.part, f"of what {named(most)} sent: {named(least)}, {low}"
-        found.append(sent)
+            low_high = dict.fromkeys((sent(least), sent(most)))
+            found.append((" to ".join(low_high), "sent at most by a worker"))
+        elif part:
+            of = f"of what {named(most)} sent: {named(least)}, {sent(least)}"
+            found.append((part, of))
+        else:
+            found.append((sent(least), f"sent at most by a worker of {named(least)}"))
     return found
 
 
@@ -493,25 +537,20 @@ def _best(each: Tuning) -> str:
     return f"{number(each.chosen)} [{number(each.low)}, {number(each.high)}]"
 
 
-def titled(labels: Sequence[str], task: str) -> str:
-    """Returns the title of a comparison, such as "sync_sgd and bmuf on digits"."""
-    many = len(labels) > MOST_NAMED
-    return f"{f'{len(labels)} algorithms' if many else listed(labels)} on {task}"
+# The settings of a report, and the warnings that its reader needs.
 
 
-def listed(labels: Sequence[str]) -> str:
-    """Returns names joined as in a sentence: "a, b and c"."""
-    return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])
-
-
-def settings(
-    task: str, seeds: int, swept: Range | None, runs: Sequence[RunSet]
-) -> dict[str, str]:
+def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     """Returns the settings of the runs; where they differ, those of each run set."""
-    shown = {"task": task, "seeds": f"0 to {seeds - 1}"}
-    if sizes := _examples(runs):
-        shown["examples"] = sizes
-    if swept is not None:
+    shown = {"task": config.task, "seeds": f"0 to {config.seeds - 1}"}
+    # Runs of earlier versions do not say the sizes of their data sets.
+    if sizes := runs[0].any.get("examples"):
+        found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
+        if tried := [x for x in runs[0].trials if x.summaries]:
+            held_out = tried[0].any["examples"]["test"]
+            found.append(f"{held_out:,} training examples held out for tuning")
+        shown["examples"] = ", ".join(found)
+    if swept := config.swept:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
     each = [_settings(r.config) for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
@@ -524,19 +563,7 @@ def settings(
     return shown
 
 
-def _examples(runs: Sequence[RunSet]) -> str:
-    """Returns the sizes of the data sets; "" for runs of earlier versions."""
-    sizes = runs[0].any.get("examples")
-    if sizes is None:
-        return ""
-    found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
-    if tried := [x for x in runs[0].trials if x.summaries]:
-        held_out = tried[0].any["examples"]["test"]
-        found.append(f"{held_out:,} training examples held out for tuning")
-    return ", ".join(found)
-
-
-def _settings(config: Any) -> dict[str, Any]:
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings to show of a config.json; None for those without one."""
     names, own = PHRASES["settings"], config["settings"]
     return {
@@ -545,7 +572,7 @@ def _settings(config: Any) -> dict[str, Any]:
         names["sync_until"]: own["sync_until"] or None,
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
-        "devices of a worker": mesh_text(config.get("mesh") or {}) or None,
+        "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
         **{f"task: {k}": value for k, value in config["task_arguments"].items()},
     }
 
@@ -586,17 +613,12 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about runs that failed."""
     for r in (x for made in runs for x in (made, *made.trials)):
         if count := len(r.seeds) - len(r.summaries):
-            trial = r.trial if r.is_trial else ""
-            name = " ".join(x for x in (r.name, trial) if x)
+            name = f"{r.name} {r.trial}" if r.is_trial else r.name
             are = "is" if count == 1 else "are"
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
     there = {(r.variant.label, r.point) for r in runs}
-    names = [
-        " at ".join(x for x in (variant.label, point) if x)
-        for variant in config.variants
-        for point in variant.points
-        if (variant.label, point) not in there
-    ]
+    planned = [(x.label, point) for x in config.variants for point in x.points]
+    names = [" at ".join(filter(None, x)) for x in planned if x not in there]
     if names:
         yield say("no_runs", names=", ".join(names))
 
@@ -608,7 +630,7 @@ def _on_tuning(
     edges: dict[tuple[str, float], list[str]] = {}
     for one in scores:
         if one.at_edge:
-            name = " at ".join(x for x in (one.label, one.point) if x)
+            name = " at ".join(filter(None, (one.label, one.point)))
             edges.setdefault((one.flag, one.chosen), []).append(name)
     for (flag, chosen), names in edges.items():
         yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
@@ -620,13 +642,9 @@ def _on_tuning(
     if tuned and max(budgets) == 1:
         yield say("untuned", tuned=tuned)
     elif tuned:
-        yield say(
-            "tuned",
-            tuned=tuned,
-            trials=max(budgets),
-            tune_seeds=f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}",
-            share=100 * TUNE_SHARE,
-        )
+        seeds = f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}"
+        known = {"trials": max(budgets), "tune_seeds": seeds, "share": 100 * TUNE_SHARE}
+        yield say("tuned", tuned=tuned, **known)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
@@ -647,76 +665,3 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
         yield say("unknown", unknown=", ".join(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
         yield say("not_counted", not_counted=more)
-
-
-def factor(times: float) -> str:
-    """Returns a ratio in words: "8 times" or "2.5 times"."""
-    return f"{number(float(f'{times:.2g}'))} times"
-
-
-def in_words(
-    difference: Difference | None,
-    by: Measure,
-    p: float | None = None,
-    count: int = 1,
-    named: bool = True,
-) -> Comparison:
-    """Returns a difference with its verdict and its words.
-
-    Args:
-        difference: the difference, from `paired`, at 95 %.
-        by: the measure of the difference.
-        p: its corrected p-value.
-        count: number of comparisons that p is corrected for.
-        named: as in `compared`.
-    """
-    if difference is None:
-        return Comparison("nothing to compare: no seed in common", kind="few")
-    mean, low, high, deviation, seeds, same_sign, _ = difference
-    is_better = by.side * mean > 0
-    kind = verdict = "better" if is_better else "worse"
-    if low is None or high is None:
-        kind, verdict = "few", "ahead" if is_better else "behind"
-    elif low <= 0 <= high:
-        kind = "unseen"
-    elif p is not None and p >= LEVEL:
-        kind = "doubtful"
-    is_hidden = mean == 0 or kind in ("unseen", "doubtful")
-    # If no difference is seen, the interval is of this row minus the other.
-    amount, basis = figures(difference, by, 1 if is_hidden else mean)
-    note = f" ({seeds} seeds, 95 % interval)"
-    if mean == 0 and not deviation:
-        verdict, note = "equal", ""
-    elif is_hidden:
-        verdict = UNSEEN + " after correction" * (kind == "doubtful")
-    elif not named:
-        verdict = "above" if mean > 0 else "below"
-    if kind == "few" and note:
-        note = ": equal differences have no interval"
-        note = note if seeds >= MIN_SEEDS else ": too few for an interval"
-    if kind == "few" or verdict == "equal":
-        few = {1: "on one seed", 2: "in both seeds"}
-        basis = few.get(seeds, f"in all {seeds} seeds")
-        if not same_sign:
-            basis = f"in the mean of {seeds} seeds" + " (not in all)" * (mean != 0)
-    amount, p = "" if is_hidden else amount, p if count > 1 else None
-    return Comparison(verdict, kind, difference, p, count, amount, basis, note)
-
-
-def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]:
-    """Returns a mean with its unit and its interval: "0.80 points", "[0.50, 1.10]".
-
-    Args:
-        difference: the difference.
-        by: the measure.
-        side: a number; the figures are multiplied by its sign.
-    """
-    factor = by.scale if side > 0 else -by.scale
-    mean, low, high = factor * difference.mean, difference.low, difference.high
-    places, interval = places_of(mean), ""
-    if low is not None and high is not None:
-        # The interval decides the digits: finer ones mean nothing.
-        places = places_of(by.scale * (high - low) / 2)
-        ends = [fixed(x, places) for x in sorted((factor * low, factor * high))]
-        interval = f"[{', '.join(ends)}]"
-    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval

@@ -10,11 +10,19 @@ import pytest
 from scipy import optimize, stats
 from studies import change
 
-from experiments.study import analysis, config, page, presets, sentences, tuning
+from experiments.study import (
+    analysis,
+    config,
+    figures,
+    page,
+    presets,
+    sentences,
+    tuning,
+)
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet, trial
 from experiments.study.network import parse
-from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, quantities
+from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
 from experiments.study.search_space import combinations
 from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS
@@ -214,7 +222,7 @@ def test_the_spread_of_the_workers_losses_is_their_deviation(plain):
     report = plain([0.8], [0.7], lines=lines)
     mean = report.curves[0].bands["worker_loss_spread"].mean
     assert math.isnan(mean[0]) and mean[1:] == [1.0, 1.0]
-    shown = [x.by.key for x in quantities(report)]
+    shown = [by.key for _, by in figures.quantities(report)]
     assert "worker_loss_spread" in shown and "worker_losses" not in shown
 
 
