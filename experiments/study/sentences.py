@@ -40,9 +40,6 @@ def say(phrase: str, **values: Any) -> str:
     return PHRASES[phrase].format(**values)
 
 
-# Values.
-
-
 def counted(seeds: int) -> str:
     """Returns "one seed" or "5 seeds"."""
     return "one seed" if seeds == 1 else f"{seeds} seeds"
@@ -206,9 +203,6 @@ def target(report: results.Report) -> str:
     return with_unit(number(rounded), report.measure)
 
 
-# A comparison.
-
-
 def in_words(
     difference: Difference | None,
     by: Measure,
@@ -288,9 +282,6 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
         limits = [fixed(x, places) for x in sorted((scale * low, scale * high))]
         interval = f"[{', '.join(limits)}]"
     return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
-
-
-# The answer: a line, up to three numbers, and a paragraph.
 
 
 def lead(points: Points, by: Measure, terms: str) -> str:
@@ -535,9 +526,6 @@ def _best(each: Tuning) -> str:
     if each.low is None or each.high is None or each.low == each.chosen == each.high:
         return number(each.chosen)
     return f"{number(each.chosen)} [{number(each.low)}, {number(each.high)}]"
-
-
-# The settings of a report, and the warnings that its reader needs.
 
 
 def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
