@@ -24,9 +24,8 @@ from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
 from experiments.cli.words import as_words
 from experiments.study import config as study_config
-from experiments.study import study
-from experiments.study.analysis.results import Report
-from experiments.study.report import tables, write
+from experiments.study import page, study
+from experiments.study.results import Report
 from experiments.study.running.make import make_runs
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
@@ -169,7 +168,7 @@ class Study(NamedTuple):
 
     def report(self, folder: str | Path) -> Path:
         """Writes report.html, table.md, table.csv and figures; returns the page."""
-        write.write(self.found, Path(folder))
+        page.write(self.found, Path(folder))
         return Path(folder) / "report.html"
 
 
@@ -229,7 +228,7 @@ def compare(
         found = study.report(config, argv, runs)
     finally:
         del sys.modules[given.__name__]
-    rows = [tables.csv_row(found, row) for row in found.rows]
+    rows = [page.csv_row(found, row) for row in found.rows]
     return Study(rows, [*study.final_lines(runs)], config.folder, found)
 
 

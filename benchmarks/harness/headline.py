@@ -12,10 +12,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.harness.atlas import FIRST, read
-from experiments.study.report import figures
-from experiments.study.report.figures import Line, Plot
-from experiments.study.report.styles import LIGHT
 from experiments.training import files
+from experiments.study import figures
+from experiments.study.figures import LIGHT, Line, Plot
+
 
 SHARES = {"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0}
 # Positions of the names, in points from the algorithms' points.

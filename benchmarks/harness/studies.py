@@ -24,16 +24,14 @@ from benchmarks.harness import atlas, headline
 from benchmarks.harness.curves import evaluations
 from experiments.cli.words import literal
 from experiments.study import config as configs
-from experiments.study import presets, tuning
-from experiments.study.analysis.analysis import curve_of, row_of
-from experiments.study.analysis.comparison import against_baseline
-from experiments.study.analysis.results import Curve, Report
-from experiments.study.analysis.words.answer import titled
+from experiments.study import page, presets, tuning
+from experiments.study.analysis import against_baseline, curve_of, row_of
 from experiments.study.config import StudyConfig
+from experiments.study.figures import styles
 from experiments.study.grid import Lines, RunSet, trial
-from experiments.study.report import tables
-from experiments.study.report.styles import styles
+from experiments.study.results import Curve, Report
 from experiments.study.search_space import combinations
+from experiments.study.sentences import titled
 from experiments.study.statistics import measure
 from experiments.training import files
 
@@ -140,7 +138,7 @@ def _curve(made: RunSet) -> Curve:
 
 def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
     """Returns a table with a report's figures; other columns keep their old values."""
-    new = {(row.label, row.point): tables.csv_row(report, row) for row in report.rows}
+    new = {(row.label, row.point): page.csv_row(report, row) for row in report.rows}
     with io.StringIO(newline="") as file:
         writer = csv.DictWriter(file, [*old[0]], lineterminator="\n")
         writer.writeheader()
@@ -149,7 +147,7 @@ def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
             point = f"{report.sweep}={value}" if value else ""
             found = new[line["algorithm"], point]
             left = {k: x for k, x in line.items() if k.startswith(KEPT)}
-            known = {k: tables.no_formula(found.get(k)) for k in line}
+            known = {k: page.no_formula(found.get(k)) for k in line}
             writer.writerow({**known, **left})
         return file.getvalue()
 
@@ -190,7 +188,7 @@ def atlas_again(folder: Path) -> Path:
 
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
     """Writes the existing figures of a study again; returns their files."""
-    from experiments.study.report import figures
+    from experiments.study import figures
 
     look = styles({row.label: row.algo for row in report.rows})
     each = {folder / f"{x.name}{suffix}.svg": x for x in figures.plots(report)}

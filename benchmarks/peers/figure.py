@@ -10,9 +10,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from experiments.study.report import figures
-from experiments.study.report.figures import Plot
-from experiments.study.report.styles import LIGHT
+from experiments.study import figures
+from experiments.study.figures import LIGHT, Plot
 
 RECORDS = Path(__file__).parents[2] / "docs" / "records" / "peers.jsonl"
 NAMES = {"exogym": "EXO Gym", "torch": "PyTorch"}

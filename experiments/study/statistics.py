@@ -235,13 +235,11 @@ def band(curves: Sequence[Sequence[float | None]]) -> Band:
         A band as long as the longest curve. Where a run ends, the mean continues over
         fewer seeds, and may jump.
     """
-    known = [
-        [x for x in figures if x is not None and math.isfinite(x)]
-        for figures in zip_longest(*curves)
-    ]
-    found = [spread(own) if own else Spread(math.nan, None, 0) for own in known]
-    return Band(
-        [x.mean for x in found],
-        [x.mean - (x.deviation or 0) for x in found],
-        [x.mean + (x.deviation or 0) for x in found],
-    )
+    found = Band([], [], [])
+    for figures in zip_longest(*curves):
+        known = [x for x in figures if x is not None and math.isfinite(x)]
+        mean, deviation, _ = spread(known) if known else (math.nan, None, 0)
+        found.mean.append(mean)
+        found.low.append(mean - (deviation or 0))
+        found.high.append(mean + (deviation or 0))
+    return found

@@ -16,12 +16,10 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
-from experiments.study import tuning
-from experiments.study.analysis import analysis
-from experiments.study.analysis.results import Report
+from experiments.study import analysis, page, tuning
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.grid import Loader, RunSet, run_sets
-from experiments.study.report import tables, write
+from experiments.study.results import Report
 from experiments.study.running import listing, versions
 from experiments.study.running.cluster import ANSWER, Unreachable, reach
 from experiments.study.running.make import make_runs
@@ -126,7 +124,7 @@ def _make(
     # Decided before the last line is printed: later signals change nothing.
     is_done = not (plan.failures or missing)
     code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
-    text = tables.screen(shown, config.folder)
+    text = page.screen(shown, config.folder)
     terminal.show(text.rpartition("\n")[0] if missing else text)
     if missing:  # the last line would name the report
         terminal.say(f"{missing}same command writes them")
@@ -188,7 +186,7 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
         if line.get(key) == before.get(key):
             line.pop(key, None)
     files.write_lines(out / "finals.jsonl", finals)
-    write.write(found, out)
+    page.write(found, out)
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import jax
 
@@ -26,7 +26,6 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
-from experiments.study.config import StudyConfig
 from experiments.study.grid import Loader
 from experiments.study.network import modelled_seconds
 from experiments.study.running.maker import Maker, Refused
@@ -34,7 +33,6 @@ from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
 from experiments.training import files, run_folder
-from experiments.training.config import RunConfig
 from experiments.training.measurements.sends import Sends, from_json, sends
 from experiments.training.plan import Plan
 from experiments.training.versions import commit, versions
@@ -54,70 +52,27 @@ DRAWS = 3  # sets of other seeds, of which one must show the claim
 FRESH = range(10_000, 1_000_000)
 # The fraction by which sends of other seeds may differ, if the data decide on syncs.
 TOLERANCE = 0.05
+# The keys of a log. Each of its runs has figures and a seed; `found`, its claim, has
+# the mean figures, and a p that tests if the mean accuracy is above the target.
+LOG = "target", "words", "code", "sha256", "versions", "commit", "found", "runs"
 
-
-class Figures(TypedDict):
-    """The figures of a run, or the means of several.
-
-    The seconds, by link, are from the track's model of time.
-    """
-
-    test_accuracy: float | None
-    bytes_per_worker: float
-    seconds: dict[str, float]
-
-
-class Row(Figures):
-    """A single run of an entry."""
-
-    seed: int
-    params_sha256: str
-
-
-class Found(Figures):
-    """Figures of several runs; p tests if their mean accuracy is above the target."""
-
-    deviation: float | None
-    p: float
-
-
-class Log(TypedDict):
-    """The content of an entry's log; `found` is its claim."""
-
-    target: float
-    words: list[str]
-    code: str
-    sha256: str
-    versions: dict[str, str]
-    commit: str | None
-    found: Found
-    runs: list[Row]
+Log = dict[str, Any]
+# Accuracy and bytes of a run, or of several; seconds by link, as the track models them.
+Figures = dict[str, Any]
 
 
 class Entry(NamedTuple):
     """An entry, read and checked.
 
     Attributes:
-        code: the text of its file.
-        words: the flags of its runs.
+        identity: the part of its log that follows from its file and the rules.
         config: the config of its runs, except for the seed.
         track: the fixed settings.
     """
 
-    code: str
-    words: list[str]
-    config: RunConfig
-    track: StudyConfig
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """The part of its log that follows from the code and the rules."""
-        return {
-            "target": self.track.target,
-            "words": self.words,
-            "code": self.code,
-            "sha256": hashlib.sha256(self.code.encode()).hexdigest(),
-        }
+    identity: dict[str, Any]
+    config: training.RunConfig
+    track: study_config.StudyConfig
 
 
 def run(path: Path, stopped: Callable[[], int]) -> int:
@@ -207,12 +162,14 @@ def read_entry(path: Path) -> Entry:
     config, most = training.parse(words), training.parse(fixed).steps
     if config.steps and most and config.steps > most:
         raise BadRequest(f"{path}: --steps must be at most {most}, got {config.steps}")
-    return Entry(code, words, config, track)
+    identity = {"target": track.target, "words": words, "code": code}
+    identity["sha256"] = hashlib.sha256(code.encode()).hexdigest()
+    return Entry(identity, config, track)
 
 
 def read_log(path: Path) -> Log:
     """Reads a log; raises a BadRequest if the file is not one."""
-    return files.read(path, *Log.__annotations__, seal=SEAL)  # pyright: ignore
+    return files.read(path, *LOG, seal=SEAL)
 
 
 def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
@@ -230,7 +187,9 @@ def claimed(entry: Entry, path: Path) -> tuple[Log, list[str]]:
     return log, doubts
 
 
-def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list[Row]:
+def runs(
+    entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]
+) -> list[Figures]:
     """Makes the runs of an entry, all by the same programs.
 
     Raises:
@@ -240,19 +199,17 @@ def runs(entry: Entry, seeds: Iterable[int], stopped: Callable[[], int]) -> list
     loader = Loader()
     maker = Maker(loader)
     shipped = center_sends(loader.plan(entry.config)[0])
-
-    def made(seed: int, out: Path) -> dict[str, Any]:
-        config = replace(entry.config, seed=seed)
-        news = maker.make(config, out, lambda news: None, stopped)
-        if isinstance(news, Refused):
-            raise BadRequest(news.line)
-        terminal.say(f"seed {seed}: {news.words}")
-        found = run_folder.read_run(out)
-        assert found is not None  # it was made just now
-        return found.summary
-
+    summaries = []
     with TemporaryDirectory() as folder:
-        summaries = [made(seed, Path(folder, f"seed-{seed}")) for seed in seeds]
+        for seed in seeds:
+            config, out = replace(entry.config, seed=seed), Path(folder, f"seed-{seed}")
+            news = maker.make(config, out, lambda news: None, stopped)
+            if isinstance(news, Refused):
+                raise BadRequest(news.line)
+            terminal.say(f"seed {seed}: {news.words}")
+            made = run_folder.read_run(out)
+            assert made is not None  # it was made just now
+            summaries.append(made.summary)
     return [row_of(entry, summary, shipped) for summary in summaries]
 
 
@@ -276,7 +233,7 @@ def center_sends(plan: Plan) -> Sends:
     return sends(communication(once, params, workers=plan.config.workers, steps=1))
 
 
-def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Row:
+def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Figures:
     """Returns the figures of a run.
 
     Raises:
@@ -292,16 +249,16 @@ def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Row:
         clock = modelled_seconds(sent, link, *how, c.sync_until)
         seconds[link.name] = float(clock[-1] + last[-1])
     size = sum(x for kind in shipped.steps for x, _ in shipped.kinds[kind].values())
-    return Row(
-        seed=summary["seed"],
-        test_accuracy=summary["test_accuracy"] if is_fine(summary) else None,
-        bytes_per_worker=summary["bytes_per_worker"] + size,
-        seconds=seconds,
-        params_sha256=summary["params_sha256"],
-    )
+    return {
+        "seed": summary["seed"],
+        "test_accuracy": summary["test_accuracy"] if is_fine(summary) else None,
+        "bytes_per_worker": summary["bytes_per_worker"] + size,
+        "seconds": seconds,
+        "params_sha256": summary["params_sha256"],
+    }
 
 
-def figures(rows: Sequence[Row], target: float | None) -> Found:
+def figures(rows: Sequence[Figures], target: float | None) -> Figures:
     """Returns the figures of runs; one that diverged has an accuracy of 0."""
     values = [row["test_accuracy"] or 0.0 for row in rows]
     p = 1.0
@@ -311,16 +268,14 @@ def figures(rows: Sequence[Row], target: float | None) -> Found:
         found: Any = ttest_1samp(values, target, alternative="greater")
         p = float(found.pvalue)
     mean, deviation, _ = spread(values)
-    return Found(
-        test_accuracy=mean,
-        deviation=deviation,
-        p=p,
-        bytes_per_worker=fmean(row["bytes_per_worker"] for row in rows),
-        seconds={
-            link: fmean(row["seconds"][link] for row in rows)
-            for link in rows[0]["seconds"]
-        },
-    )
+    links = rows[0]["seconds"]
+    return {
+        "test_accuracy": mean,
+        "deviation": deviation,
+        "p": p,
+        "bytes_per_worker": fmean(row["bytes_per_worker"] for row in rows),
+        "seconds": {x: fmean(row["seconds"][x] for row in rows) for x in links},
+    }
 
 
 def contradictions(entry: Entry, log: Log) -> Iterator[str]:
@@ -338,7 +293,7 @@ def contradictions(entry: Entry, log: Log) -> Iterator[str]:
         yield from differences(log["found"], figures(rows, entry.track.target))
 
 
-def contradicted(log: Log, again: Sequence[Row], found: Found) -> Iterator[str]:
+def contradicted(log: Log, again: Sequence[Figures], found: Figures) -> Iterator[str]:
     """Yields how new runs of the logged seeds, and of others, contradict a log."""
     for was, now in zip(log["runs"], again, strict=True):
         # Other versions and machines round differently, and train other params.
@@ -346,10 +301,8 @@ def contradicted(log: Log, again: Sequence[Row], found: Found) -> Iterator[str]:
         if is_same or log["versions"] == _versions():
             yield from (f"seed {was['seed']}: {x}" for x in differences(was, now))
     varies = len({row["bytes_per_worker"] for row in again}) > 1
-    was, now = (
-        {name: x[name] for name in ("bytes_per_worker", "seconds")}
-        for x in (log["found"], found)
-    )
+    keys = "bytes_per_worker", "seconds"
+    was, now = ({key: x[key] for key in keys} for x in (log["found"], found))
     yield from differences(was, now, TOLERANCE if varies else ROUNDING)
     for which, p in (("logged", log["found"]["p"]), ("these", found["p"])):
         if p >= LEVEL:
@@ -372,7 +325,7 @@ def differences(
             yield f"{name} is {x} in the log, and {y} here"
 
 
-def repeated(log: Log, again: Sequence[Row]) -> str:
+def repeated(log: Log, again: Sequence[Figures]) -> str:
     """Returns how many logged seeds gave the same bits, and which versions differ."""
     both = zip(log["runs"], again, strict=True)
     same = sum(was["params_sha256"] == now["params_sha256"] for was, now in both)
@@ -383,7 +336,7 @@ def repeated(log: Log, again: Sequence[Row]) -> str:
     return f"{same} of {len(again)} seeds come out bit-equal ({how})"
 
 
-def shown(found: Found) -> str:
+def shown(found: Figures) -> str:
     """Returns figures as text."""
     mean, deviation = 100 * (found["test_accuracy"] or 0), found["deviation"] or 0
     times = ", ".join(f"{x:.3g} s on {link}" for link, x in found["seconds"].items())

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from experiments.study.analysis.results import Comparison, Curve, Report, Row
 from experiments.study.network import Network
+from experiments.study.results import Comparison, Curve, Report, Row
 from experiments.study.statistics import ACCURACY, Band, Difference, Spread
 from experiments.study.tuning import Tuning
 

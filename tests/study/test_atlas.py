@@ -4,7 +4,7 @@ import pytest
 from reports import NETWORKS, made_up
 
 from benchmarks.harness import atlas
-from experiments.study.report import tables
+from experiments.study import page
 
 
 def test_scores_of_two_workloads():
@@ -27,7 +27,7 @@ def test_the_atlas_joins_studies(tmp_path, capsys):
     for name, fast in ("atlas-one", "bmuf --nesterov"), ("atlas-two", "diloco"):
         (tmp_path / name).mkdir()
         report = made_up(labels={fast: "fast"})
-        (tmp_path / name / "table.csv").write_text(tables.csv(report))
+        (tmp_path / name / "table.csv").write_text(page.csv(report))
     atlas.main([*map(str, sorted(tmp_path.glob("atlas-*")))])
     head, _, *lines = capsys.readouterr().out.splitlines()
     names = [network.name for network in NETWORKS]

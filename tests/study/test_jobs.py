@@ -22,8 +22,8 @@ from test_study_analysis import write
 
 from experiments.compare import main
 from experiments.run import main as run_main
+from experiments.study import page
 from experiments.study.grid import RunSet
-from experiments.study.report import write as report_files
 from experiments.study.running.cluster import cluster as of_command
 from experiments.study.running.maker import Made, Refused
 from experiments.study.running.plan import Plan
@@ -192,7 +192,7 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
 @pytest.fixture
 def here(tmp_path, capsys, monkeypatch):
     """Makes a study here: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(report_files, "DPI", 20)  # PNG takes most of the time
+    monkeypatch.setattr(page, "DPI", 20)  # PNG takes most of the time
 
     def run(words, out=tmp_path / "study"):
         capsys.readouterr()  # of runs between the studies

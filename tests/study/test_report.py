@@ -20,10 +20,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
 from reports import ALGORITHMS, NETWORKS, made_up
 
-from experiments.study.analysis.results import Comparison, Report
-from experiments.study.report import page as html
-from experiments.study.report import tables, write
-from experiments.study.report.styles import COLOURS, CSS, HUES, styles
+from experiments.study import page as pages
+from experiments.study.figures import COLOURS, CSS, HUES, styles
+from experiments.study.results import Comparison, Report
 from experiments.study.statistics import LOSS, Band, Difference, Spread
 from experiments.training import files
 
@@ -35,7 +34,7 @@ NASTY = "<script>alert(\"1\")</script> & 'x' | $y_$"
 @pytest.fixture(scope="module", autouse=True)
 def small_pictures():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "DPI", 20)  # PNG takes most of the time
+        patch.setattr(pages, "DPI", 20)  # PNG takes most of the time
         yield
 
 
@@ -43,7 +42,7 @@ def small_pictures():
 def folder(tmp_path_factory):
     """The files of the report for one network."""
     out = tmp_path_factory.mktemp("report")
-    write.write(made_up()._replace(networks=NETWORKS[:1]), out)
+    pages.write(made_up()._replace(networks=NETWORKS[:1]), out)
     return out
 
 
@@ -87,14 +86,14 @@ class Page(HTMLParser):
 
 def plotted(report: Report):
     """The figures of a report as data, by name."""
-    from experiments.study.report import figures
+    from experiments.study import figures
 
     return {plot.name: plot for plot in figures.plots(report)}
 
 
 def drawn(report: Report, *names):
     """The figures of a report as they are drawn, by name: these, or all."""
-    from experiments.study.report import figures
+    from experiments.study import figures
 
     look = styles({row.label: row.algo for row in report.rows})
     plots = plotted(report)
@@ -124,7 +123,7 @@ def ticks_of(axes):
 def page_of(report):
     """The page of a report, without its drawings."""
     plots = plotted(report)
-    return Page(html.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>")))
+    return Page(pages.page(report, [*plots.values()], dict.fromkeys(plots, "<svg/>")))
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +173,7 @@ def test_page_and_table_say_what_the_golden_ones_say():
     """Delete a golden file to have it written anew, and read the difference."""
     words = page_of(made_up()).words
     said = "\n".join(" ".join(x.split()) for x in words if x.strip())
-    found = {"page.txt": said + "\n", "table.md": tables.markdown(made_up())}
+    found = {"page.txt": said + "\n", "table.md": pages.markdown(made_up())}
     for name, text in found.items():
         if not (golden := GOLDEN / name).exists():
             golden.write_text(text, "utf-8")
@@ -326,7 +325,7 @@ def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(page):
 
 @pytest.mark.slow
 def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
-    from experiments.study.report import figures
+    from experiments.study import figures
 
     plots, names = figures.plots, ("differences", "test-accuracy-by-steps")
 
@@ -336,7 +335,7 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "plots", few)
     labels = {"diloco": NASTY, "sync_sgd": 'a" onload="x', "bmuf --nesterov": "b\nc"}
     labels["slowmo --slow-momentum 0.95"] = odd = '#1c2024 0.12345 id="a'
-    write.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
+    pages.write(made_up(labels=labels)._replace(networks=[]), tmp_path)
     page = Page((tmp_path / "report.html").read_text())
     assert not page.named("script")
     assert not any(key.startswith("on") for _, x in page.tags for key in x)
@@ -358,7 +357,7 @@ def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
     assert ticks_of(axes) == ["2", "4", "8"]
     groups = [x for x in page_of(report).named("th") if x.get("scope") == "rowgroup"]
     assert len(groups) == 3
-    rows = csv.DictReader(io.StringIO(tables.csv(report), newline=""))
+    rows = csv.DictReader(io.StringIO(pages.csv(report), newline=""))
     assert [row["workers"] for row in rows] == ["2"] * 4 + ["4"] * 4 + ["8"] * 4
 
 
@@ -484,7 +483,7 @@ def test_two_amounts_of_bytes_are_no_trade_off(sent):
     st.sampled_from(["plain", "bytes", "time"]),
 )
 def test_an_axis_has_two_to_six_ticks_with_different_texts(low, ratio, log, kind):
-    from experiments.study.report.figures import ticks
+    from experiments.study.figures import ticks
 
     found = ticks((low, low * ratio), log, kind)
     assert 2 <= len(found) <= 6
@@ -628,7 +627,7 @@ def test_csv_has_each_figure_as_it_was_computed(folder):
 def test_a_label_is_no_formula_in_csv(label):
     report = made_up(sweep="alpha", labels={"diloco": label})
     rows = [x._replace(point="alpha=-2") for x in report.rows]
-    table = tables.csv(report._replace(rows=rows))
+    table = pages.csv(report._replace(rows=rows))
     with io.StringIO(table, newline="") as file:
         found = list(csv.DictReader(file))
     assert found[2]["algorithm"] == f"'{label}"
@@ -662,7 +661,7 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     rows, curves = [report.rows[0], gone, *report.rows[2:]], report.curves
     report = report._replace(rows=rows, curves=[curves[0], *curves[2:]])
     assert {"all diverged", "5 seeds, 5 diverged"} <= {*page_of(report).words}
-    line = tables.markdown(report).splitlines()[7]
+    line = pages.markdown(report).splitlines()[7]
     assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
 
 

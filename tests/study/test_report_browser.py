@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 from reports import made_up
 
-from experiments.study.report import write
+from experiments.study import page as pages
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
@@ -60,8 +60,8 @@ def folder(tmp_path_factory):
     """The files of a report."""
     out = tmp_path_factory.mktemp("browser")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write, "DPI", 20)  # PNG takes most of the time
-        write.write(made_up(), out)
+        patch.setattr(pages, "DPI", 20)  # PNG takes most of the time
+        pages.write(made_up(), out)
     return out
 
 

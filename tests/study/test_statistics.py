@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp, ttest_rel
 
-from experiments.study.analysis.comparison import in_words
+from experiments.study.sentences import in_words
 from experiments.study.statistics import (
     ACCURACY,
     Difference,

@@ -10,15 +10,21 @@ import pytest
 from scipy import optimize, stats
 from studies import change
 
-from experiments.study import config, presets, tuning
-from experiments.study.analysis import analysis, formatting, quantities
-from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
-from experiments.study.analysis.words.answer import laws
+from experiments.study import (
+    analysis,
+    config,
+    figures,
+    page,
+    presets,
+    sentences,
+    tuning,
+)
 from experiments.study.config import StudyConfig
 from experiments.study.grid import RunSet, trial
 from experiments.study.network import parse
-from experiments.study.report import tables
+from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
 from experiments.study.search_space import combinations
+from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
 from experiments.training import files, run_folder
@@ -136,7 +142,7 @@ def told(found):
     """The remarks of a report by their keys in phrases.toml."""
     patterns = {
         key: re.sub(r"\\{.*?\\}", ".*", re.escape(phrase))
-        for key, phrase in formatting.PHRASES.items()
+        for key, phrase in sentences.PHRASES.items()
         if isinstance(phrase, str)
     }
     pairs = product(found.remarks, patterns.items())
@@ -216,7 +222,7 @@ def test_the_spread_of_the_workers_losses_is_their_deviation(plain):
     report = plain([0.8], [0.7], lines=lines)
     mean = report.curves[0].bands["worker_loss_spread"].mean
     assert math.isnan(mean[0]) and mean[1:] == [1.0, 1.0]
-    shown = [x.by.key for x in quantities.quantities(report)]
+    shown = [by.key for _, by in figures.quantities(report)]
     assert "worker_loss_spread" in shown and "worker_losses" not in shown
 
 
@@ -697,7 +703,7 @@ def test_where_effective_rates_differ_the_report_says_on_what_terms(
     found = rated(study, rates)
     assert found.terms == terms
     assert ("unfair" in told(found)) == bool(terms)
-    assert terms in tables.screen(found, study.out).splitlines()[1]
+    assert terms in page.screen(found, study.out).splitlines()[1]
     if terms == ONE_NOMINAL:
         assert {x.comparison.verdict for x in found.rows} <= {"baseline", "above"}
 

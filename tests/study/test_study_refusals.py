@@ -16,9 +16,8 @@ from test_track import ENTRY, FIXED, MADE
 
 from benchmarks.harness import atlas
 from experiments.cli.errors import BadRequest
-from experiments.study import config, network, presets, statistics, study, track
+from experiments.study import config, network, page, presets, statistics, study, track
 from experiments.study.grid import Loader
-from experiments.study.report import tables
 from experiments.study.running.cluster import TLS, reach
 
 NETWORKS = {
@@ -96,7 +95,7 @@ REFUSED = [
     *((found(network.parse, text), words) for text, words in NETWORKS.items()),
     *((partial(compare, command), words) for command, words in STUDIES.items()),
     *((partial(plan, code), words) for code, words in ENTRIES.items()),
-    (partial(join, tables.csv(made_up(sweep="period"))), ["sweeps a flag"]),
+    (partial(join, page.csv(made_up(sweep="period"))), ["sweeps a flag"]),
     (found(statistics.spread, []), [NOT_FINITE]),
     (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
     (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),

@@ -5,17 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.study.analysis import formatting
-from experiments.study.analysis.comparison import (
-    against_baseline,
-    in_words,
-    leader,
-    rankings,
-)
-from experiments.study.analysis.results import BY_DEFAULT, ONE_NOMINAL, Row
-from experiments.study.analysis.words.answer import (
+from experiments.cli.terminal import duration
+from experiments.study.analysis import against_baseline, rankings
+from experiments.study.results import BY_DEFAULT, ONE_NOMINAL, Row, leader
+from experiments.study.sentences import (
     answer,
     headline,
+    in_words,
     laws,
     lead,
     numbers,
@@ -477,4 +473,4 @@ def test_the_best_is_the_first_of_the_best_means():
     [(0.0374, "37 ms"), (137, "2.3 min"), (59.9, "60 s"), (1e7, "120 days")],
 )
 def test_a_rough_time_has_two_digits(seconds, shown):
-    assert formatting.duration(seconds, digits=2) == shown
+    assert duration(seconds, digits=2) == shown

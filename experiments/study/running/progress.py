@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from experiments.cli import terminal
-from experiments.study.analysis.formatting import duration
+from experiments.cli.terminal import duration
 from experiments.study.running.maker import Made, News, Refused, Stepped
 
 

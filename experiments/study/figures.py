@@ -1,4 +1,4 @@
-"""The figures of a report, as files and as parts of its page; imports matplotlib.
+"""The figures of a report, as files and as parts of its page.
 
 A figure is data, and one function draws all kinds of it. It is as wide as a phone, in
 units of 1/72 inch, which are CSS pixels in a page.
@@ -9,27 +9,41 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import AbstractContextManager
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import matplotlib.style
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
 from experiments.cli import terminal
-from experiments.study.analysis import formatting
-from experiments.study.analysis.formatting import named, number
-from experiments.study.analysis.quantities import Quantity, is_empty, quantities
-from experiments.study.analysis.results import ONE_NOMINAL, Report, Row
-from experiments.study.report.styles import LIGHT, TEMPLATES, VARIABLES, Styles
-from experiments.study.statistics import Measure
+from experiments.study import sentences
+from experiments.study.results import ONE_NOMINAL, Report, Row
+from experiments.study.sentences import named, number
+from experiments.study.statistics import LOSS, Measure, named_measure
 from experiments.training import files
+
+if TYPE_CHECKING:
+    # matplotlib takes a second to import, which --help must not wait for.
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+TEMPLATES = Path(__file__).with_name("templates")
+CSS = (TEMPLATES / "report.css").read_text()
+# All colours are defined in the stylesheet; its first block is for the light page.
+LIGHT = dict(re.findall(r"--([\w-]+): (#\w{6})", CSS.partition("@media")[0]))
+VARIABLES = {colour: f"var(--{name})" for name, colour in LIGHT.items()}
+
+# Seven hues, then each in two other tones. Color-blind readers can distinguish them,
+# too: simulated after Machado (2009), any two of the first seven and any two tones of
+# a hue are 10 or more apart in CIE Lab, where 2.3 is just noticeable.
+HUES = 7
+COLOURS = [colour for name, colour in LIGHT.items() if name.startswith("series-")]
+DASHES = ((), (6, 2), (2, 1.5), (7, 2, 1.5, 2), (10, 2))
+MARKERS = "os^DvPX"  # matplotlib's names; the page's template has their shapes
+
+Styles = Mapping[str, dict[str, Any]]
 
 WIDTH = 360  # of every figure
 # The width of an average character in DejaVu Sans, which is wider than a page's fonts.
@@ -41,11 +55,18 @@ MANY = 12  # lines that a legend names; of more points, only the best
 STEPS, BYTES = "local steps", "most bytes sent by a worker"
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
-WORDS: dict[str, Callable[[float], str]] = {
-    "plain": number,
-    "bytes": terminal.size,
-    "time": formatting.duration,
-}
+SPREAD = "standard deviation of the workers' training losses"
+COSINE = "mean cosine between the workers' displacements"
+# If higher is better, a metric is bounded like an accuracy: no run can leave the axes.
+INSIDE = (
+    Measure("worker_loss_spread", SPREAD, False),
+    Measure("drift", "spread of the replicas before a sync", False),
+    Measure("divergence", "spread of the replicas", False),
+    Measure("pseudo_gradient", "norm of the pseudo-gradient", False),
+    Measure("displacement_cosine", COSINE, True),
+)
+
+WORDS = {"plain": number, "bytes": terminal.size, "time": sentences.duration}
 TENS = [10.0**k for k in range(-30, 31)]
 TIMES = [*(x for x in TENS if x <= 10), 60, 600, 3600, 36000]
 TIMES += [86400 * x for x in TENS if x >= 1]
@@ -57,10 +78,6 @@ LONG = re.compile(r"\d+\.\d{3,}")
 FONT = re.compile(r"font-family: [^;\"]*;?\s*|(?<=px) 'DejaVu Sans'[^;\"]*")
 WHOLE = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
 COLOUR = re.compile("|".join(VARIABLES))
-
-# The context in which figures are drawn and written: both read the settings.
-style = partial(matplotlib.style.context, TEMPLATES / "figures.mplstyle")
-
 
 Ends = tuple[float, float]
 
@@ -130,7 +147,41 @@ class Plot(NamedTuple):
     height: float | None = None
     note: str = ""
     folded: str = ""
-    more: Callable[[Axes], Any] = lambda axes: None
+    more: "Callable[[Axes], Any]" = lambda axes: None
+
+
+def styles(algos: Mapping[str, str]) -> Styles:
+    """Gives each label its own style: one hue per algorithm, one tone per variant.
+
+    Args:
+        algos: names of algorithms by label, in the order of the legend.
+
+    Returns:
+        Properties of matplotlib lines by label: color, linestyle and marker.
+    """
+    hues = list(dict.fromkeys(algos.values()))
+    seen = dict.fromkeys(hues, 0)
+    found = {}
+    for i, (label, algo) in enumerate(algos.items()):
+        turn, hue = divmod(hues.index(algo), HUES)
+        tone = (turn + seen[algo]) % (len(COLOURS) // HUES)
+        seen[algo] += 1
+        # Five dashes and seven markers: the dash moves on by one more step each round,
+        # so that no combination repeats before 35 labels.
+        dash = DASHES[(i + i // len(MARKERS)) % len(DASHES)]
+        found[label] = {
+            "color": COLOURS[tone * HUES + hue],
+            "linestyle": (0, dash) if dash else "-",
+            "marker": MARKERS[i % len(MARKERS)],
+        }
+    return found
+
+
+def style() -> AbstractContextManager[None]:
+    """Returns the context in which figures are drawn and written."""
+    import matplotlib.style
+
+    return matplotlib.style.context(TEMPLATES / "figures.mplstyle")
 
 
 def plots(report: Report) -> list[Plot]:
@@ -157,8 +208,10 @@ def save(plot: Plot, look: Styles, folder: Path, dpi: int) -> str:
     return themed(plot, text)
 
 
-def svg(plot: Plot, figure: Figure) -> str:
+def svg(plot: Plot, figure: "Figure") -> str:
     """Returns a figure as the text of an SVG file."""
+    import matplotlib
+
     # Without a date, the same study gives the same bytes.
     metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     with matplotlib.rc_context({"svg.hashsalt": plot.name}), io.StringIO() as file:
@@ -186,8 +239,10 @@ def themed(plot: Plot, text: str) -> str:
     )
 
 
-def draw(plot: Plot, look: Styles) -> Figure:
+def draw(plot: Plot, look: Styles) -> "Figure":
     """Draws a panel for each point of the sweep, with a legend below."""
+    from matplotlib.figure import Figure
+
     points = [*dict.fromkeys(x.point for x in plot.lines if x.point)] or [""]
     title = _wrapped(plot.title, (WIDTH - 20) / 1.15)  # bold
     below = _wrapped(plot.x_label, 0.8 * WIDTH)
@@ -198,7 +253,7 @@ def draw(plot: Plot, look: Styles) -> Figure:
     figure.suptitle(title, x=10 / WIDTH, ha="left")
     panels = figure.subplots(len(points), sharex=True, sharey=True, squeeze=False)[:, 0]
     for point, axes in zip(points, panels, strict=True):
-        axes.set_title(_plain(formatting.point_text(point)))
+        axes.set_title(_plain(sentences.point_text(point)))
         for name in plot.log:
             axes.set(**{f"{name}scale": "log"})
         for line in (x for x in plot.lines if x.point in (point, "")):
@@ -206,10 +261,7 @@ def draw(plot: Plot, look: Styles) -> Figure:
         if plot.target is not None:
             axes.axhline(plot.target[0], **DOTTED)
         plot.more(axes)
-    if plot.limits is not None:
-        panels[0].set_ylim(*plot.limits)
-    if plot.x_limits is not None:
-        panels[0].set_xlim(*plot.x_limits)
+    panels[0].set(xlim=plot.x_limits, ylim=plot.limits)
     for axes in panels:
         x = plot.ticks or ticks(axes.get_xlim(), "x" in plot.log, plot.kind)
         axes.set_xticks([*x.values()], [*map(_plain, x)])
@@ -222,7 +274,7 @@ def draw(plot: Plot, look: Styles) -> Figure:
     return figure
 
 
-def _draw_line(axes: Axes, line: Line, look: Styles, plot: Plot) -> None:
+def _draw_line(axes: "Axes", line: Line, look: Styles, plot: Plot) -> None:
     own = look[line.label]
     x = np.where(line.x > 0, line.x, np.nan) if "x" in plot.log else line.x
     if plot.bars:
@@ -248,8 +300,10 @@ def _draw_line(axes: Axes, line: Line, look: Styles, plot: Plot) -> None:
         axes.plot(line.x[chosen], line.y[chosen], "o", **ring, **free)
 
 
-def _draw_legend(figure: Figure, plot: Plot, look: Styles) -> None:
+def _draw_legend(figure: "Figure", plot: Plot, look: Styles) -> None:
     """Draws a legend below the panels, and adds its height to the figure's."""
+    from matplotlib.lines import Line2D
+
     labels = dict.fromkeys(x.label for x in plot.lines)
     shown = labels if plot.legend is None else plot.legend
     signs = {label: Line2D([], [], **look[label]) for label in shown}
@@ -283,6 +337,8 @@ def _wrapped(text: str, width: float) -> str:
 
 def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
     """Returns two or more round numbers of an axis, by their texts."""
+    from matplotlib.ticker import MaxNLocator
+
     low, high = sorted(ends)
     found = _log_ticks(low, high, kind) if log else []
     if len(found) < 2:  # of a short logarithmic axis, too
@@ -349,7 +405,7 @@ def _widened(values: np.ndarray, log: bool = False) -> Ends:
 
 
 def _titled(name: str, unit: str) -> str:
-    return formatting.sentence(f"{name} ({unit})" if unit else name)
+    return sentences.sentence(f"{name} ({unit})" if unit else name)
 
 
 def _differences(report: Report) -> Iterator[Plot]:
@@ -366,7 +422,7 @@ def _differences(report: Report) -> Iterator[Plot]:
         place = np.array([labels.index(row.label) + 0.7])
         lines.append(Line(row.label, row.point, x, place, low, high))
 
-    def rows(axes: Axes) -> None:
+    def rows(axes: "Axes") -> None:
         axes.set_yticks([])
         # A label is above its bar: beside it, no room is left on a phone. The line at 0
         # is in pieces, because one line would cross the labels.
@@ -419,7 +475,7 @@ def front(points: Mapping[str, tuple[float, float]]) -> list[str]:
 def _tradeoff(report: Report) -> Iterator[Plot]:
     """Yields the final measure by bytes sent, if three numbers of bytes differ."""
     by = report.measure
-    rows = [r for r in report.rows if r.bytes_per_worker and formatting.is_known(r)]
+    rows = [r for r in report.rows if r.bytes_per_worker and r.measure]
     if report.sweep or len({row.bytes_per_worker for row in rows}) < 3:
         return
     lines = [_finals([row], [row.bytes_per_worker or 0.0], by) for row in rows]
@@ -440,6 +496,27 @@ def _tradeoff(report: Report) -> Iterator[Plot]:
     )
 
 
+def quantities(report: Report) -> list[tuple[str, Measure]]:
+    """Returns the metrics to draw over the runs, the study's measure first.
+
+    Each has the group of its figures: measure, loss, replicas or more.
+    """
+    losses = (LOSS, LOSS._replace(key="train_loss", name="training loss"))
+    chosen = [("measure", report.measure)]
+    chosen += [("loss", loss) for loss in losses if loss != report.measure]
+    chosen += [("replicas", by) for by in INSIDE]
+    # A task's own figures, such as test_perplexity.
+    others = {key for curve in report.curves for key in curve.bands}
+    others -= {by.key for _, by in chosen}
+    return chosen + [("more", named_measure(key)) for key in sorted(others)]
+
+
+def is_empty(report: Report, by: Measure) -> bool:
+    """Whether there is nothing to draw: the metric is 0 wherever it was measured."""
+    bands = [c.bands[by.key] for c in report.curves if by.key in c.bands]
+    return not any(x and math.isfinite(x) for band in bands for x in band.mean)
+
+
 def _curves(report: Report) -> Iterator[Plot]:
     """Yields every metric by steps; the compared ones by bytes and time, too."""
     ends = {
@@ -448,30 +525,31 @@ def _curves(report: Report) -> Iterator[Plot]:
     }
     # Only the slowest network is unfolded, because bytes cost the most there.
     slowest = max(ends, key=lambda n: max(ends[n], default=0.0), default="")
-    for each in quantities(report):
-        if is_empty(report, each):
+    for group, by in quantities(report):
+        if is_empty(report, by):
             continue
-        yield _curve(report, each, STEPS)
-        if each.group not in ("measure", "loss") or each.by.key == "train_loss":
+        yield _curve(report, group, by, STEPS)
+        if group not in ("measure", "loss") or by.key == "train_loss":
             continue
-        yield _curve(report, each, BYTES)
+        yield _curve(report, group, by, BYTES)
         for n in ends:
-            folded = formatting.sentence(each.by.name) if n != slowest else ""
-            yield _curve(report, each, n)._replace(folded=folded)
+            folded = sentences.sentence(by.name) if n != slowest else ""
+            yield _curve(report, group, by, n)._replace(folded=folded)
 
 
-def _curve(report: Report, each: Quantity, view: str) -> Plot:
+def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     """Returns a metric by steps, by bytes, or by time on a network."""
-    by = each.by
+    slug, kind, x_label, how = f"time {view}", "time", "modelled time", f"on {view}"
+    if view == STEPS:
+        slug, kind, x_label, how = "steps", "plain", STEPS, "by steps"
+    elif view == BYTES:
+        slug, kind, x_label, how = "bytes", "bytes", BYTES, "by bytes sent"
     # The ends of y are the same in all views: figures of a metric differ only in x.
-    by_steps = _lines(report, by, STEPS)
-    limits, log = _limits(by_steps, by, 0.25, 1.0, 50.0 if each.log else math.inf)
+    may_be_log = group == "replicas" and not by.higher_is_better
+    wide = 50.0 if may_be_log else math.inf
+    limits, log = _limits(_lines(report, by, STEPS), by, 0.25, 1.0, wide)
     low, high = limits or (-math.inf, math.inf)
     lines = _lines(report, by, view)
-    slug, kind, x_label, how = {
-        STEPS: ("steps", "plain", STEPS, "by steps"),
-        BYTES: ("bytes", "bytes", BYTES, "by bytes sent"),
-    }.get(view, (f"time {view}", "time", "modelled time", f"on {view}"))
     last = [float(line.x[-1]) for line in lines] or [0.0]
     # One algorithm may send tens of times as many bytes as another.
     is_log = kind == "bytes" or (kind == "time" and max(last) > 4 * min(last))
@@ -482,14 +560,12 @@ def _curve(report: Report, each: Quantity, view: str) -> Plot:
     shown = {(label, point) for label, point, end in ends if low <= end <= high}
     curves = [c for c in report.curves if by.key in c.bands]
     missing = [named(c) for c in curves if (c.label, c.point) not in shown]
-    goal = None
-    if report.target is not None and each.group == "measure":
-        value = report.target * by.scale
-        goal = (value, f"target {formatting.target(report)}")
-        goal = goal if low < value < high else None
+    note = f"Not in the picture, at least at the end: {', '.join(missing)}."
+    goal = by.scale * (report.target or 0.0)
+    has_goal = report.target is not None and group == "measure" and low < goal < high
     return Plot(
         f"{by.key} by {slug}",
-        each.group,
+        group,
         f"{_titled(by.name, by.unit)} {how}",
         lines,
         x_label + " (log)" * is_log,
@@ -497,9 +573,8 @@ def _curve(report: Report, each: Quantity, view: str) -> Plot:
         log + "x" * is_log,
         limits,
         _widened(seen, log=True) if is_log and len(seen) else None,
-        target=goal,
-        note=f"Not in the picture, at least at the end: {', '.join(missing)}."
-        * bool(missing),
+        target=(goal, f"target {sentences.target(report)}") if has_goal else None,
+        note=note if missing else "",
     )
 
 
@@ -552,7 +627,7 @@ def _swept(report: Report, name: str, title: str, lines: Sequence[Line]) -> Plot
 def _sweep(report: Report) -> Iterator[Plot]:
     """Yields the final measure against the swept value."""
     at, by, lines = _places(report), report.measure, []
-    rows = [*filter(formatting.is_known, report.rows)]
+    rows = [row for row in report.rows if row.measure]
     for label in dict.fromkeys(row.label for row in rows) if at else ():
         own = [row for row in rows if row.label == label]
         if not own[0].point:  # without the flag it is the same everywhere

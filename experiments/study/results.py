@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.study.network import Network
-from experiments.study.statistics import Band, Difference, Measure, Spread
+from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
 from experiments.study.tuning import Tuning
 
 # The terms of a comparison whose learning rates were not tuned.
@@ -188,3 +188,35 @@ class Report(NamedTuple):
     environment: dict[str, str]
     command: str
     paper: Mapping[str, str] | None
+
+
+class Ranking(NamedTuple):
+    """Rows grouped by how they compare to the best of them.
+
+    Attributes:
+        rows: all rows, in the order of --algos.
+        top: the best row; None if all runs diverged.
+        kinds: the other rows by the kind of their comparison to the best, or "lost" if
+            all their runs diverged, in the order of FINDINGS.
+        comparisons: the number of comparisons that p-values are corrected for.
+    """
+
+    rows: Sequence[Row]
+    top: Row | None
+    kinds: Mapping[str, Sequence[Row]]
+    comparisons: int
+
+    @property
+    def best(self) -> list[Row]:
+        """The best row, and all that are not known to be worse."""
+        alike = ("better", "doubtful", "unseen", "few")
+        rows = [row for kind in alike for row in self.kinds[kind]]
+        return rows if self.top is None else [self.top, *rows]
+
+
+def leader(rows: Sequence[Row], by: Measure) -> Row | None:
+    """Returns the row with the best mean, the first of equal ones; None without any."""
+    means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
+    best = max((mean for mean, _ in means), default=0.0)
+    least = best - ROUNDING * abs(best)
+    return next((row for mean, row in means if mean >= least), None)

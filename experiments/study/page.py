@@ -1,41 +1,113 @@
-"""A report's table as text, on the screen and as Markdown, and as numbers, in CSV."""
+"""A report's files: its page, its tables as Markdown and CSV, and its figures.
 
-import csv as files
+The page is a single HTML file that needs no script and no other file.
+"""
+
+import csv as csv_files
 import io
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.terminal import rate
-from experiments.study.analysis import formatting
-from experiments.study.analysis.results import Report, Row
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
-# The fields of a difference, by the names of their columns.
-DIFFERENCE = {k: k for k in ("mean", "low", "high")}
-DIFFERENCE |= {"sd": "deviation", "pairs": "count"}
+from experiments.cli.terminal import rate
+from experiments.study import figures, sentences
+from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
+from experiments.study.results import Report, Row
+from experiments.training import files
+
+DPI = 240  # 1200 pixels wide
+# Spaces between a figure and its unit, around ± and within an interval.
+TIED = re.compile(
+    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
+    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
+)
+FLAG = re.compile(r"(?<![\w-])--[\w-]+")
+
+
+def write(report: Report, out: Path) -> None:
+    """Writes all files, each under a temporary name first: none is ever seen half done.
+
+    Args:
+        report: the study.
+        out: the folder, which is made if it does not exist.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    look = styles({row.label: row.algo for row in report.rows})
+    with figures.style():
+        plots = figures.plots(report)
+        pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
+    files.write(out / "table.md", markdown(report))
+    files.write(out / "table.csv", csv(report))
+    files.write(out / "report.html", page(report, plots, pictures))
+
+
+def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
+    """Renders the report as the text of an HTML file.
+
+    Args:
+        report: the study.
+        plots: the figures, in order.
+        pictures: SVGs by the names of the figures.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        # Labels are text of the user, which must not become tags.
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelt name raises an error instead of leaving a gap in the page.
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.filters.update(prose=prose, svg=Markup, rate=rate)
+    environment.filters.update(sentence=sentences.sentence, number=sentences.number)
+    measured = {key for curve in report.curves for key in curve.bands}
+    inside = [by for by in figures.INSIDE if by.key in measured]
+    return environment.get_template("report.html.j2").render(
+        r=report,
+        plots=plots,
+        pictures=pictures,
+        css=Markup(CSS),
+        sentences=sentences,
+        zeros=[by.name for by in inside if figures.is_empty(report, by)],
+        styles=styles({row.label: row.algo for row in report.rows}),
+        variables=VARIABLES,
+    )
+
+
+def prose(text: str) -> Markup:
+    """Returns text without line breaks within flags, or between numbers and units."""
+    tied = str(escape(TIED.sub("\u00a0", text)))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))
 
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
-    measure = formatting.spread(row.measure, report.measure)
+    measure = sentences.spread(row.measure, report.measure)
     gone = row.diverged and not row.measure
     found = {"algorithm": row.label}
     if report.sweep:
-        found[report.sweep] = formatting.point_text(row.point).partition(" ")[2]
+        found[report.sweep] = sentences.point_text(row.point).partition(" ")[2]
     found[report.measure.name] = "all diverged" if gone else measure
-    found[formatting.against(report)] = row.comparison.clause
+    found[sentences.against(report)] = row.comparison.clause
     if any(each.comparison.p is not None for each in report.rows):
         found["corrected p-value"] = row.comparison.p_text
-    found["most a worker sent"] = formatting.sent(row)
-    for network in report.networks if times else ():
-        seconds = row.seconds.get(network.name)
-        found[f"time, {network.name}"] = formatting.duration(seconds)
+    found["most a worker sent"] = sentences.sent(row)
+    links = [network.name for network in report.networks] if times else []
+    found |= {f"time, {x}": sentences.duration(row.seconds.get(x)) for x in links}
     if report.target is not None and times:
-        goal = formatting.target(report)
-        found[f"steps until {goal}"] = formatting.until_step(row)
-        for network in report.networks:
-            until = formatting.until(row, network.name)
-            found[f"until {goal}, {network.name}"] = until
-    rates = {"lr": formatting.nominal(row), "effective lr": rate(row.effective_lr)}
+        goal = sentences.target(report)
+        found[f"steps until {goal}"] = sentences.until_step(row)
+        found |= {f"until {goal}, {x}": sentences.until(row, x) for x in links}
+    rates = {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
     return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
 
@@ -63,7 +135,7 @@ def screen(report: Report, out: Path) -> str:
 def markdown(report: Report) -> str:
     """Returns the headline, the table and the remarks as Markdown."""
     rows = [cells(report, row) for row in report.rows]
-    left = {"algorithm", report.sweep, formatting.against(report)}
+    left = {"algorithm", report.sweep, sentences.against(report)}
     aligned = ["---" if head in left else "--:" for head in rows[0]]
     lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
     escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
@@ -87,7 +159,7 @@ def csv(report: Report) -> str:
     table = [{head: no_formula(x) for head, x in row.items()} for row in rows]
     heads = list(dict.fromkeys(head for row in table for head in row))
     with io.StringIO(newline="") as file:
-        writer = files.DictWriter(file, heads, lineterminator="\n")
+        writer = csv_files.DictWriter(file, heads, lineterminator="\n")
         writer.writeheader()
         writer.writerows(table)
         return file.getvalue()
@@ -109,8 +181,8 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """Returns the figures of a row by column."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
-    difference = row.comparison.difference
-    figures = difference._asdict() if difference else {}
+    difference = row.comparison.difference or (None,) * 5
+    heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
     low, high = row.comparison.retuned or (None, None)
     return {
         "algorithm": row.label,
@@ -121,7 +193,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **{f"difference_{x}": figures.get(key) for x, key in DIFFERENCE.items()},
+        **dict(zip(heads, difference, strict=False)),
         **({"retuned_low": low, "retuned_high": high} if report.tuning else {}),
         "verdict": row.comparison.clause,
         "p_corrected": row.comparison.p,

@@ -1,0 +1,405 @@
+"""Builds the report of a study: reads the files of its runs, and compares its rows.
+
+Rows are compared by their paired differences: from the baseline, and from the best.
+"""
+
+import math
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, combinations
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from experiments.cli.words import parameter
+from experiments.study import presets, results, sentences, statistics, tuning
+from experiments.study.config import StudyConfig
+from experiments.study.grid import RunSet
+from experiments.study.network import Network, modelled_seconds
+from experiments.study.results import ONE_NOMINAL, Comparison, Curve, Report, Row
+from experiments.study.sentences import factor, number, say
+from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
+
+# Distance of the target from the baseline's measure, as a fraction of that measure.
+SHARE = 0.05
+# Effective rates whose ratio is larger are not comparable.
+APART = 1.5
+
+Pairs = Sequence[tuple[Row, Row]]
+
+
+def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
+    """Returns the report of a study, a function of its files alone.
+
+    Args:
+        config: the study.
+        runs: the runs to report, with the content of their files.
+        command: command that makes the study again.
+
+    Raises:
+        ValueError: the runs lack the requested measure.
+    """
+    summaries = [s for r in runs for s in r.summaries.values()]
+    by = statistics.measure(config.measure, summaries)
+    baseline = config.baseline or config.variants[0].label
+    scores = [one for r in runs for one in tuning.report(r, by)]
+    rows = [row_of(r, by, scores) for r in runs]
+    seconds, how = _step_seconds(config.step_time, runs)
+    curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
+    # At different learning rates the rates would decide the winner.
+    terms, times, unfair = rates(config, rows)
+    is_named, is_given = terms != ONE_NOMINAL, config.baseline is not None
+    rows, said = against_baseline(rows, baseline, by, is_named, is_given)
+    bases = [row for row in rows if row.label == baseline]
+    target = config.target or default_target(bases, by)
+    pairs = zip(rows, curves, strict=True)
+    rows = [_timed(row, curve, by, target) for row, curve in pairs]
+    points = rankings(rows, by)
+    law, found = sentences.laws(scores)
+    # For a single variant the law is the whole answer.
+    is_law = bool(law) and len(config.variants) == 1
+    told = [] if is_law else [sentences.answer(points, by, terms, times)]
+    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    return Report(
+        title=sentences.titled([x.label for x in config.variants], config.task),
+        lead=law if is_law else sentences.lead(points, by, terms),
+        numbers=sentences.numbers(points, rows, by, baseline, terms, times),
+        headline="\n".join([*told, *found]),
+        sentences=said,
+        remarks=[*unfair, *sentences.remarks(config, runs, rows, by, scores)],
+        terms=terms,
+        measure=by,
+        baseline=baseline,
+        target=target,
+        rows=rows,
+        curves=curves,
+        networks=list(config.networks),
+        step_seconds=(seconds, how),
+        sweep=config.swept.flag if config.swept else "",
+        tuning=scores,
+        settings=sentences.settings(config, runs),
+        environment={**runs[0].config["versions"], "machine": machine},
+        command=command,
+        paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
+    )
+
+
+def default_target(rows: Sequence[Row], by: Measure) -> float | None:
+    """Returns a target 5 % from the baseline's measure, on the easier side.
+
+    Other rows do not change it. In a sweep the baseline's best row sets it.
+
+    Args:
+        rows: the baseline's rows.
+        by: the measure.
+    """
+    best = results.leader(rows, by)
+    if best is None or best.measure is None:
+        return None
+    margin = SHARE * abs(best.measure.mean)
+    target = by.side * best.measure.mean - margin
+    if not margin:
+        return by.side * target
+    unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
+    # A mean may be a round number except for rounding: adding 1e-6 keeps it.
+    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
+
+
+def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
+    """Returns the row with its modelled times, to the target and in total."""
+    at = None
+    if target is not None and by.key in curve.bands:
+        # The first evaluation at which the mean reaches the target.
+        least = by.side * target - ROUNDING * abs(target)
+        means = enumerate(curve.bands[by.key].mean)
+        at = next((i for i, x in means if by.side * x >= least), None)
+    clocks = curve.seconds.items()
+    return row._replace(
+        seconds={name: clock[-1] for name, clock in clocks},
+        to_target={n: None if at is None else clock[at] for n, clock in clocks},
+        steps_to_target=None if at is None else curve.steps[at],
+    )
+
+
+def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
+    """Returns the seconds of one worker's local step, and their origin in words."""
+    if given is not None:
+        return given, "as given"
+    # One time for all algorithms: on a shared machine their own arithmetic is within
+    # the noise.
+    found = [
+        s["seconds"] / s["steps"] * s["devices"] / _size(s) / s["workers"]
+        for r in runs
+        for s in r.summaries.values()
+        if s["steps"] and s["seconds"]
+    ]
+    if not found:
+        return 0.0, "not measured"
+    kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
+    own = "one of these" if sizes == {1} else "its own"
+    how = f"the median of {len(found)} runs here, for a worker that has {own} {kind}"
+    return median(found), f"{how} devices to itself"
+
+
+def _size(summary: Mapping[str, Any]) -> int:
+    """Returns the number of devices of a worker; earlier summaries do not say it."""
+    return math.prod(summary.get("mesh", {}).values())
+
+
+def curve_of(
+    r: RunSet, step_seconds: float, networks: Sequence[Network], fused: bool
+) -> Curve:
+    """Returns the curve of runs that did not diverge; an empty one without any."""
+    # Diverged runs would pull the mean away from what the others reach.
+    shown = [[*map(_with_spread, r.lines[seed])] for seed in r.fine]
+    # A run may have ended early: the longest has all evaluations.
+    longest = max(shown, key=len, default=[])
+    known = {}
+    for key in longest[-1] if longest else ():
+        values = [[line.get(key) for line in lines] for lines in shown]
+        if any(x is not None for own in values for x in own):
+            known[key] = statistics.band(values)
+    # Not counted if any seed's bytes are not.
+    is_counted = r.bytes_per_worker is not None
+    beside = ("step", "bytes_per_worker", "seconds", "learning_rate")
+    steps, seconds = [line["step"] for line in longest], {}
+    if longest and r.sends is not None:
+        s, since = r.any, r.config["settings"]["sync_until"]
+        how = s["workers"], step_seconds, s["sends"]["delay"], fused, since
+        for network in networks:
+            clocks = [modelled_seconds(sends, network, *how) for sends in r.sends]
+            # The mean over the seeds, if the data decide what each of them sends.
+            clock = np.mean(clocks, axis=0)
+            seconds[network.name] = [float(clock[step - 1]) for step in steps]
+    return Curve(
+        r.variant.label,
+        r.point,
+        steps,
+        {key: own for key, own in known.items() if key not in beside},
+        known["bytes_per_worker"].mean if is_counted else None,
+        seconds,
+    )
+
+
+def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a line with the workers' losses replaced by their standard deviation."""
+    line = dict(line)
+    losses = line.pop("worker_losses", None)
+    if losses and None not in losses:
+        line["worker_loss_spread"] = float(np.std(losses))
+    return line
+
+
+def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
+    """Returns a row of the table, before comparisons and modelled times."""
+    s, final, losses = r.any, r.final(by), r.final(LOSS)
+    own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
+    return Row(
+        label=r.variant.label,
+        algo=r.variant.algo,
+        point=r.point,
+        seeds=len(r.summaries),
+        diverged=r.diverged,
+        measure=statistics.spread([*final.values()]) if final else None,
+        loss=statistics.spread([*losses.values()]) if losses else None,
+        lr=s["lr"],
+        effective_lr=s["effective_lr"],
+        steps=r.config["settings"]["steps"],
+        tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
+        bytes_per_worker=r.bytes_per_worker,
+        # A diverged run ended early and sent less, which must not count as saving.
+        syncs=s["syncs"] if r.fine else None,
+        command=r.command,
+        final=final,
+        at_edge=[x.flag for x in own if x.at_edge],
+        shortfalls=own[0].shortfalls if own else (),
+    )
+
+
+def by_point(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows to compare with one another, at each value of a sweep."""
+    points = [p for p in dict.fromkeys(row.point for row in rows) if p]
+    # A variant without the swept flag is compared at every value.
+    return {p: [x for x in rows if x.point in (p, "")] for p in points or [""]}
+
+
+def against_baseline(
+    rows: Sequence[Row], baseline: str, by: Measure, named: bool, is_given: bool
+) -> tuple[list[Row], list[str]]:
+    """Returns the rows with their comparisons to the baseline, and these in sentences.
+
+    Args:
+        rows: the rows to compare.
+        baseline: label of the rows that all others are compared with.
+        by: the measure.
+        named: whether a winner is named. If not, "above" and "below" take the place of
+            "better" and "worse". They also do if the worse row's best value is at an
+            end of its range, because a value beyond it might be better.
+        is_given: whether the baseline was named beforehand. If not, p-values are
+            corrected for all pairs of rows.
+    """
+    at = {row.point: row for row in rows if row.label == baseline}
+    # A row that is not swept can be compared to a baseline at one value only.
+    sole = next(iter(at.values())) if len(at) == 1 else None
+    bases = [at.get(x.point) or at.get("") or (None if x.point else sole) for x in rows]
+    pairs = [(a, b) for a, b in zip(rows, bases, strict=True) if b and b is not a]
+    groups = by_point([] if is_given else rows).values()
+    others = [[row for row in group if row.label != baseline] for group in groups]
+    rest = [pair for own in others for pair in combinations(own, 2)]
+    found, count = compared(pairs, rest)
+    judged, told = [], []
+    for row, base in zip(rows, bases, strict=True):
+        if base is None:
+            comparison = Comparison(f"no {baseline} to compare to here")
+        elif base is row:
+            comparison = Comparison("baseline")
+        else:
+            difference, p = next(found)
+            loser = row if difference and by.side * difference.mean < 0 else base
+            is_named = named and not loser.at_edge
+            comparison = sentences.in_words(difference, by, p, count, is_named)
+            comparison = comparison._replace(retuned=retuned(row, base, difference))
+            lost = [sentences.diverged(x) for x in (row, base) if x.diverged]
+            said = f"{row.name} against {base.name}: {comparison.sentence}"
+            told.append(" ".join([said, *lost]))
+        judged.append(row._replace(comparison=comparison))
+    return judged, told
+
+
+def rankings(rows: Sequence[Row], by: Measure) -> dict[str, results.Ranking]:
+    """Ranks rows by the differences of their final measures from the best.
+
+    P-values are corrected for all pairs of rows, because any could have been the best.
+
+    Args:
+        rows: rows of the table.
+        by: the measure.
+
+    Returns:
+        A ranking for each value of a sweep; one for "" without a sweep.
+    """
+    points = by_point(rows)
+    tops = {point: results.leader(group, by) for point, group in points.items()}
+    pairs, rest = [], []
+    for point, group in points.items():
+        if top := tops[point]:
+            others = [row for row in group if row is not top]
+            pairs += [(row, top) for row in others]
+            rest += combinations(others, 2)
+    found, count = compared(pairs, rest)
+    ranked = {}
+    for point, group in points.items():
+        kinds = {kind: [] for kind in sentences.FINDINGS}
+        for row in group:
+            if tops[point] is None or row is tops[point]:
+                continue
+            difference, p = next(found)
+            kind = sentences.kind_of(difference, by, p) if row.measure else "lost"
+            kinds["edge" if kind == "worse" and row.at_edge else kind].append(row)
+        ranked[point] = results.Ranking(group, tops[point], kinds, count)
+    return ranked
+
+
+def compared(
+    pairs: Pairs, rest: Pairs
+) -> tuple[Iterator[tuple[Difference | None, float | None]], int]:
+    """Returns the differences of pairs with corrected p-values, and their number.
+
+    Args:
+        pairs: each a row, and the row that it is compared with.
+        rest: further pairs that p-values are corrected for.
+    """
+    differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
+    p_values = statistics.corrected(differences)
+    count = sum(p is not None for p in p_values)
+    return zip(differences, p_values, strict=True), count
+
+
+def retuned(
+    a: Row, b: Row, difference: Difference | None
+) -> tuple[float, float] | None:
+    """Returns the 95 % interval of a difference that accounts for tuning, too.
+
+    Each draw takes a mean difference from Student's distribution, and adds by how much
+    the settings chosen by other tuning seeds are worse. The chosen setting looks better
+    than it is on the seeds that chose it, so the interval tends to be too wide.
+
+    Args:
+        a: a row.
+        b: the row that it is compared with.
+        difference: their difference, from `paired`.
+
+    Returns:
+        None if a row is not tuned, or has too few tuning seeds or seeds.
+    """
+    if difference is None or difference.low is None or difference.high is None:
+        return None
+    if not (len(a.shortfalls) and len(b.shortfalls)):
+        return None
+    error = (difference.deviation or 0.0) / math.sqrt(difference.count)
+    draws = np.random.default_rng(0).standard_t(difference.count - 1, len(a.shortfalls))
+    draws = difference.mean + error * draws + np.subtract(a.shortfalls, b.shortfalls)
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[str]]:
+    """Compares the effective rates of the variants, at each value of the sweep.
+
+    Args:
+        config: the study.
+        rows: rows of the table.
+
+    Returns:
+        ONE_NOMINAL, BY_HAND or BY_DEFAULT where rates were not tuned and effective ones
+        differ, "" elsewhere; the ratio of the largest effective rate to the smallest;
+        and remarks.
+    """
+    is_tuned = any("lr" in each.flags for each in config.tuned)
+    # One algorithm at several rates is a study of rates.
+    methods = {
+        (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
+        for x in config.variants
+    }
+    if is_tuned or len(methods) < 2:
+        return "", 1.0, []
+    groups = [*by_point(rows).values()]
+    unfair = [group for group in groups if _times(group) > APART]
+    if not unfair and max(len(_effective(group)) for group in groups) > 1:
+        return "", 1.0, []
+    widest = max(groups, key=_times)
+    known, times, terms = _effective(widest), _times(widest), ""
+    others = ", ".join(r.name for r in widest if r.name not in known)
+    remark = say("rates_unknown", names=others)
+    if unfair:
+        terms = results.BY_DEFAULT
+        if all(len({r.lr for r in group}) == 1 for group in unfair):
+            terms = ONE_NOMINAL
+        elif any("lr" in variant.parameters for variant in config.variants):
+            terms = results.BY_HAND
+        order = sorted(known, key=known.__getitem__)
+        low, *_, high = (f"{number(known[name])} of {name}" for name in order)
+        remark = say(
+            "unfair",
+            terms=terms,
+            at=f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else "",
+            times=factor(times),
+            low=low,
+            high=high,
+            less=f", and that of {others} is not known" if others else "",
+        )
+    return terms, times, [f"{remark} {say('tune_rates')}"]
+
+
+def _effective(group: Sequence[Row]) -> dict[str, float]:
+    """Returns the effective rates by name; sign methods have none."""
+    found = {r.name: r.effective_lr for r in group}
+    return {k: x for k, x in found.items() if x is not None and 0 < x < math.inf}
+
+
+def _times(group: Sequence[Row]) -> float:
+    """Returns the ratio of the largest effective rate to the smallest."""
+    found = _effective(group).values() or [1.0]
+    return max(found) / min(found)

@@ -1,1 +1,0 @@
-"""Figures and sentences of a study, from the files of its runs."""

@@ -1,1 +1,0 @@
-"""The answer of a report in words: headline, claims, laws and warnings."""

@@ -1,1 +1,0 @@
-"""Makes a page, pictures and tables from figures and sentences."""

@@ -1,0 +1,655 @@
+"""Sentences of a report: values, comparisons, the answer, and warnings to a reader."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.cli import terminal
+from experiments.cli.terminal import MISSING, duration, size, three_digits
+from experiments.study import results
+from experiments.study.config import TUNE_SHARE, StudyConfig
+from experiments.study.grid import RunSet
+from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Row, leader
+from experiments.study.statistics import (
+    ACCURACY,
+    LEVEL,
+    LOSS,
+    MIN_SEEDS,
+    Difference,
+    Measure,
+    Spread,
+    paired,
+)
+from experiments.study.tuning import Tuning
+
+PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
+FINDINGS = PHRASES["standing"]
+UNSEEN = "no difference seen"
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
+MOST_NAMED = 8  # labels in a sentence; the table has all
+LONGEST = 40  # characters of two names that fit in one line
+
+Points = Mapping[str, Ranking]
+
+
+def say(phrase: str, **values: Any) -> str:
+    """Returns a phrase of phrases.toml, filled in."""
+    return PHRASES[phrase].format(**values)
+
+
+def counted(seeds: int) -> str:
+    """Returns "one seed" or "5 seeds"."""
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+def shown(x: float, measure: Measure) -> str:
+    """Returns a value of the measure, scaled, without its unit."""
+    places = 2 if measure.scale == 100 else 4
+    # A function's loss falls by many powers of ten.
+    if measure.scale == 1 and 0 < abs(x) < 0.01:
+        return f"{x:.2e}"
+    return f"{x * measure.scale:.{places}f}"
+
+
+def with_unit(text: str, measure: Measure) -> str:
+    """Returns the text and its unit, if the measure has one."""
+    return f"{text} {measure.unit}".rstrip()
+
+
+def spread(value: Spread | None, measure: Measure) -> str:
+    """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
+    if value is None:
+        return MISSING
+    text = shown(value.mean, measure)
+    if value.deviation is not None:
+        text += f" ± {shown(value.deviation, measure)}"
+    return with_unit(text, measure)
+
+
+def places_of(x: float) -> int:
+    """Returns the number of decimals that shows two digits of a value."""
+    return max(0, 1 - int(f"{x:.1e}".split("e")[1]))
+
+
+def fixed(x: float, places: int) -> str:
+    """Returns a value with `places` decimals."""
+    if x == 0:
+        return "0"
+    text = f"{x:.{places}f}"
+    # Neither 0.0 for a value that is not 0, nor a row of zeros for a huge one.
+    if float(text) == 0:
+        return f"{x:.1g}"
+    return text if len(text) <= 12 else f"{x:.6g}"
+
+
+def nominal(row: Row) -> str:
+    """Returns the learning rate, marked if it is at an end of the range tried."""
+    return terminal.rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
+
+
+def ends(rows: Sequence[Row], by: Measure) -> str:
+    """Returns the lowest and the highest mean: "96.6 to 98.1 %"."""
+    means = [row.measure.mean for row in rows if row.measure]
+    limits = dict.fromkeys(shown(x, by) for x in (min(means), max(means)))
+    return with_unit(" to ".join(limits), by)
+
+
+def diverged(row: Row) -> str:
+    """Returns a sentence that says how many runs diverged."""
+    return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
+
+
+def sent(row: Row) -> str:
+    """Returns the most bytes that a worker sent."""
+    if row.bytes_per_worker is None:
+        return MISSING if row.measure is None else "not counted"
+    return size(row.bytes_per_worker)
+
+
+def syncs(row: Row) -> str:
+    """Returns the number of syncs; "" if they could not be counted."""
+    if row.syncs is None:
+        return ""
+    return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
+
+
+def number(x: float) -> str:
+    """Returns a number for an axis or a setting: 0.01, 20,000 or 10⁻⁶."""
+    if x == 0 or 1e-3 <= abs(x) < 1e6:
+        return f"{x:,.6g}"
+    mantissa, e, exponent = f"{x:.3g}".partition("e")
+    if not e:
+        return mantissa
+    power = f"10{str(int(exponent)).translate(SUPERSCRIPTS)}"
+    return power if mantissa == "1" else f"{mantissa}·{power}"
+
+
+def factor(times: float) -> str:
+    """Returns a ratio in words: "8 times" or "2.5 times"."""
+    return f"{number(float(f'{times:.2g}'))} times"
+
+
+def share(part: float) -> str:
+    """Returns a fraction in words, such as "1/16" or "37 %"."""
+    whole = round(1 / part)
+    if whole >= 2 and abs(1 / part - whole) <= 0.01 * whole:
+        return f"1/{whole:,}"
+    return f"about 1/{whole:,}" if whole >= 10 else f"{100 * part:.0f} %"
+
+
+def speed(bytes_per_second: float) -> str:
+    """Returns a bandwidth in bits per second: 10 Gbit/s."""
+    bits = 8 * bytes_per_second
+    unit, length = next((x for x in SPEEDS if bits >= x[1]), SPEEDS[-1])
+    return f"{three_digits(bits / length)} {unit}"
+
+
+def sentence(text: str) -> str:
+    """Returns the text with a capital letter."""
+    return text[:1].upper() + text[1:]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """Returns names joined as in a sentence: "a, b and c"."""
+    return " and ".join([x for x in (", ".join(labels[:-1]), *labels[-1:]) if x])
+
+
+def titled(labels: Sequence[str], task: str) -> str:
+    """Returns the title of a comparison, such as "sync_sgd and bmuf on digits"."""
+    many = len(labels) > MOST_NAMED
+    return f"{f'{len(labels)} algorithms' if many else listed(labels)} on {task}"
+
+
+def point_text(point: str) -> str:
+    """Returns a point of a sweep: "workers 4" for "workers=4"."""
+    return point.replace("=", " ", 1)
+
+
+def named(one: Row | results.Curve | Tuning) -> str:
+    """Returns a variant and its point of the sweep, if there is one."""
+    return f"{one.label} ({point_text(one.point)})" if one.point else one.label
+
+
+def until(row: Row, network: str) -> str:
+    """Returns the time to the target, if it could be modelled."""
+    if network not in row.to_target:
+        return MISSING
+    reached = row.to_target[network]
+    return f"not in {row.steps:,} steps" if reached is None else duration(reached)
+
+
+def until_step(row: Row) -> str:
+    """Returns the local steps to the target."""
+    if row.measure is None:
+        return MISSING
+    reached = row.steps_to_target
+    return f"not in {row.steps:,} steps" if reached is None else f"{reached:,}"
+
+
+def against(report: results.Report) -> str:
+    """Returns the heading of the differences: the baseline, and unfair terms."""
+    terms = f", {report.terms}" if report.terms else ""
+    return f"against {report.baseline}{terms}"
+
+
+def target(report: results.Report) -> str:
+    """Returns the target, rounded, with its unit; "" without one."""
+    if report.target is None:
+        return ""
+    rounded = float(shown(report.target, report.measure))
+    return with_unit(number(rounded), report.measure)
+
+
+def in_words(
+    difference: Difference | None,
+    by: Measure,
+    p: float | None = None,
+    count: int = 1,
+    named: bool = True,
+) -> Comparison:
+    """Returns a difference with its verdict and its words.
+
+    Args:
+        difference: the difference, from `paired`, at 95 %.
+        by: the measure of the difference.
+        p: its corrected p-value.
+        count: number of comparisons that p is corrected for.
+        named: whether a winner is named. If not, "above" and "below" take the place of
+            "better" and "worse".
+    """
+    if difference is None:
+        return Comparison("nothing to compare: no seed in common", kind="few")
+    kind, seeds = kind_of(difference, by, p), difference.count
+    is_equal = difference.mean == 0 and not difference.deviation
+    is_hidden = difference.mean == 0 or kind in ("unseen", "doubtful")
+    if is_equal:
+        verdict = "equal"
+    elif is_hidden:
+        verdict = UNSEEN + " after correction" * (kind == "doubtful")
+    elif not named:
+        verdict = "above" if difference.mean > 0 else "below"
+    elif kind == "few":
+        verdict = "ahead" if by.side * difference.mean > 0 else "behind"
+    else:
+        verdict = kind
+    # If no difference is seen, the interval is of this row minus the other.
+    amount, basis = figures(difference, by, 1 if is_hidden else difference.mean)
+    amount = "" if is_hidden else amount
+    note = f" ({seeds} seeds, 95 % interval)"
+    if is_equal:
+        note = ""
+    elif kind == "few":
+        why = "too few for an" if seeds < MIN_SEEDS else "equal differences have no"
+        note = f": {why} interval"
+    if kind == "few" or is_equal:
+        few = {1: "on one seed", 2: "in both seeds"}
+        basis = few.get(seeds, f"in all {seeds} seeds")
+        if not difference.same_sign:
+            not_all = " (not in all)" * (not is_hidden)
+            basis = f"in the mean of {seeds} seeds{not_all}"
+    p = p if count > 1 else None
+    return Comparison(verdict, kind, difference, p, count, amount, basis, note)
+
+
+def kind_of(difference: Difference | None, by: Measure, p: float | None) -> str:
+    """Returns the kind of a comparison: few, unseen, doubtful, better or worse."""
+    if difference is None or difference.low is None or difference.high is None:
+        return "few"
+    if difference.low <= 0 <= difference.high:
+        return "unseen"
+    if p is not None and p >= LEVEL:
+        return "doubtful"
+    return "better" if by.side * difference.mean > 0 else "worse"
+
+
+def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]:
+    """Returns a mean with its unit and its interval: "0.80 points", "[0.50, 1.10]".
+
+    Args:
+        difference: the difference.
+        by: the measure.
+        side: a number; the figures are multiplied by its sign.
+    """
+    scale = by.scale if side > 0 else -by.scale
+    mean, low, high = scale * difference.mean, difference.low, difference.high
+    places, interval = places_of(mean), ""
+    if low is not None and high is not None:
+        # The interval decides the digits: finer ones mean nothing.
+        places = places_of(by.scale * (high - low) / 2)
+        limits = [fixed(x, places) for x in sorted((scale * low, scale * high))]
+        interval = f"[{', '.join(limits)}]"
+    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
+
+
+def lead(points: Points, by: Measure, terms: str) -> str:
+    """Returns the answer in one line.
+
+    Args:
+        points: rankings by the value of the sweep, by "" without one.
+        by: the measure.
+        terms: terms of the comparison.
+    """
+    if terms == ONE_NOMINAL:
+        return "No winner at one nominal learning rate"
+    first = next(iter(points.values()))
+    text = _swept(points, by) if len(points) > 1 else _line(first, by)
+    return f"{sentence(terms)}: {text}" if terms else text
+
+
+def _line(ranking: Ranking, by: Measure) -> str:
+    """Returns the line about the best of these rows, and how certain it is."""
+    top, kinds, others = ranking.top, ranking.kinds, len(ranking.rows) - 1
+    if top is None:
+        return "All runs diverged"
+    if len(kinds["lost"]) == others:
+        return f"{top.label}: there is nothing to compare it to"
+    alike = [*kinds["doubtful"], *kinds["unseen"]]
+    # All comparisons are paired: if one has too few seeds, the line must say so.
+    if kinds["few"]:
+        count = top.seeds - top.diverged
+        but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
+    elif top.diverged:
+        but = f"{top.diverged} of its {top.seeds} runs diverged"
+    elif alike and len(alike) == others:
+        return _unseen(top, leader(alike, by) or top, others, by)
+    elif alike:
+        but = f"{len(alike)} of {others} others cannot be distinguished from it"
+    elif kinds["edge"]:
+        some = f"{len(kinds['edge'])} of {others} others"
+        but = f"{some} may be better outside the range tried"
+    else:
+        partly = " in the mean alone" if kinds["better"] else ""
+        return f"{top.label} has the best {by.name}{partly}"
+    return f"{top.label} leads, but {but}"
+
+
+def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
+    """Returns the line where no row can be distinguished from the best."""
+    difference = paired(top.final, second.final)
+    apart = " ".join(figures(difference, by, by.side)) if difference else ""
+    # Names that need a second line are left out: the headline has them.
+    if others == 1 and len(top.label + second.label) <= LONGEST:
+        return f"No difference seen between {top.label} and {second.label}: {apart}"
+    return f"No difference seen: {top.label} is ahead by {apart}"
+
+
+def _swept(points: Points, by: Measure) -> str:
+    """Returns the best variants, and at how many values of a sweep each is best."""
+    sweep = next(iter(points)).partition("=")[0]
+    tops = [x.top for x in points.values() if x.top is not None]
+    if not tops:
+        return "All runs diverged"
+    but = "; some of these runs diverged" if any(x.diverged for x in tops) else ""
+    times = Counter(top.label for top in tops).most_common()
+    if times[0][1] == len(points):
+        best = f"{times[0][0]} has the best mean {by.name}"
+        return f"{best} at every value of {sweep}{but}"
+    each = ", ".join(f"{label} at {count}" for label, count in times)
+    return f"Best mean {by.name}: {each} of {len(points)} values of {sweep}{but}"
+
+
+def answer(points: Points, by: Measure, terms: str, times: float) -> str:
+    """Returns the answer in sentences; for each value of a sweep, if there is one.
+
+    Args:
+        points: as in `lead`.
+        by: the measure.
+        terms: terms of the comparison.
+        times: ratio of the largest to the smallest effective learning rate.
+    """
+    lines, is_ranked = [], terms != ONE_NOMINAL
+    if not is_ranked:
+        unlike = f"the largest effective learning rate is {factor(times)} the smallest"
+        lines = [f"At one nominal rate no winner is named: {unlike}."]
+    for point, ranking in points.items():
+        text = headline(ranking, by, is_ranked)
+        text = f"{terms}, {text}" if terms and is_ranked else text
+        # A label at the start of a sentence gets no capital letter.
+        text = sentence(text) if terms and not point else text
+        lines.append(f"{point}: {text}" if point else text)
+    return "\n".join(lines)
+
+
+def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
+    """Returns the best row, how certain that is, and its cost, in two sentences.
+
+    Args:
+        ranking: one row or more.
+        by: the measure.
+        is_ranked: whether a winner is named; otherwise only the range of means is.
+
+    The cost is the smallest number of bytes sent by the best row and by those that
+    cannot be distinguished from it, whether by chance or because of too few seeds.
+    """
+    rows, top, kinds, count = ranking
+    if top is None or top.measure is None:
+        return f"All runs of {listed([row.label for row in rows])} diverged."
+    if not is_ranked:
+        fine = [row for row in rows if row.measure is not None]
+        return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
+    told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
+    told = told or ["there is nothing to compare it to"]
+    mean, deviation = (by.scale * (x or 0.0) for x in top.measure[:2])
+    best = f"{mean:.4g}"
+    if deviation > 0:
+        places = places_of(deviation)
+        best = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+    best = f"{with_unit(best, by)} ({counted(top.measure.count)})"
+    first = f"{_several([top])} has the best {by.name}, {best}"
+    return f"{first}: {'; '.join(told)}.{_spent(rows, ranking.best)}"
+
+
+def _several(rows: Sequence[Row]) -> str:
+    """Returns labels with the number of diverged runs; for many rows, their number."""
+    if len(rows) > MOST_NAMED:
+        return f"{len(rows)} others"
+    lost = " ({x.diverged} of {x.seeds} runs diverged)"
+    some = [lost.format(x=x) if x.diverged and x.measure else "" for x in rows]
+    return listed([x.label + text for x, text in zip(rows, some, strict=True)])
+
+
+def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
+    """Returns the cost of the pool as a sentence."""
+    if (cost := cost_of(rows, pool)) is None:
+        return ""
+    cheapest, most, part = cost
+    first, names = cheapest[0], listed([row.label for row in cheapest])
+    who = f"Of these, {names} sent the least:"
+    if len(cheapest) == len(pool):
+        who = "It sent" if len(pool) == 1 else f"{names} each sent"
+    if part:
+        part = f", {part} of what {most.label} sent"
+        # The number of syncs explains a share that is not round.
+        if first.syncs and first.syncs < first.steps:
+            part += f" ({first.syncs} syncs in {first.steps} steps)"
+    return f" {who} {sent(first)} per worker{part}."
+
+
+def cost_of(
+    rows: Sequence[Row], pool: Sequence[Row]
+) -> tuple[list[Row], Row, str] | None:
+    """Returns the rows of the pool that sent the least, and the row that sent the most.
+
+    Also returns the least as a fraction of the most, in words; "" if nothing is saved.
+    """
+    bytes_sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
+    own = [(x, row) for x, row in bytes_sent if row in pool]
+    if not own:
+        return None
+    least, (high, most) = min(x for x, _ in own), max(bytes_sent, key=lambda x: x[0])
+    part = share(least / high) if 0 < least < high else ""
+    return [row for x, row in own if x == least], most, part
+
+
+def numbers(
+    points: Points,
+    rows: Sequence[Row],
+    by: Measure,
+    baseline: str,
+    terms: str,
+    times: float,
+) -> list[tuple[str, str]]:
+    """Returns up to three numbers beside the line: value and meaning.
+
+    Args:
+        points: as in `lead`.
+        rows: all rows of the table.
+        by: the measure.
+        baseline: label to which all others are compared.
+        terms: terms of the comparison.
+        times: ratio of the largest to the smallest effective learning rate.
+    """
+    top, is_swept = leader(rows, by), len(points) > 1
+    if top is None or top.measure is None:
+        return []
+    fine = [row for row in rows if row.measure]
+    pool = rows if is_swept else next(iter(points.values())).best
+    span = ends(fine, by), f"{by.name}, lowest and highest"
+    reached = with_unit(shown(top.measure.mean, by), by)
+    found = [(reached, f"{by.name} of {named(top)}")]
+    if terms == ONE_NOMINAL:
+        found = [span, (factor(times), "ratio of effective learning rates")]
+        pool = rows if is_swept else fine
+    elif is_swept:
+        found.append(span)
+    else:
+        # If the baseline is best, the next best row shows the gap.
+        pairs = [row for row in fine if row.comparison.difference]
+        if best := top if top in pairs else leader(pairs, by):
+            said, who = best.comparison, f"{best.label} against {baseline}"
+            about = f"{who}: {said.verdict} {said.basis}"
+            found.append((said.amount or "none seen", about))
+    if cost := cost_of(rows, pool):
+        (least, *_), most, part = cost
+        if is_swept:
+            low_high = dict.fromkeys((sent(least), sent(most)))
+            found.append((" to ".join(low_high), "sent at most by a worker"))
+        elif part:
+            of = f"of what {named(most)} sent: {named(least)}, {sent(least)}"
+            found.append((part, of))
+        else:
+            found.append((sent(least), f"sent at most by a worker of {named(least)}"))
+    return found
+
+
+def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
+    """Returns the best values of tuned flags against a swept one.
+
+    Args:
+        scores: the scores of the tuning.
+
+    Returns:
+        The first law in one line, such as "Best outer-lr: 0.8 at workers=2, 0.4 at
+        workers=8"; and a sentence for each variant and tuned flag, such as "Best
+        outer-lr of diloco: 0.8 at workers=2, 0.4 [0.4, 0.8] at workers=8." An interval
+        is shown unless it holds only the value itself. Both are empty without a sweep.
+    """
+    by_flag: dict[tuple[str, str], list[Tuning]] = {}
+    for each in scores:
+        if each.point and any(score is not None for score in each.scores):
+            by_flag.setdefault((each.label, each.flag), []).append(each)
+    line, sentences = "", []
+    for (label, flag), own in by_flag.items():
+        if len(own) > 1:
+            values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
+            sentences.append(f"Best {flag} of {label}: {values}.")
+            ends = [f"{number(x.chosen)} at {x.point}" for x in (own[0], own[-1])]
+            line = line or f"Best {flag}: {', '.join(ends)}"
+    return line, sentences
+
+
+def _best(each: Tuning) -> str:
+    """Returns the best value, and its interval unless it holds only that value."""
+    if each.low is None or each.high is None or each.low == each.chosen == each.high:
+        return number(each.chosen)
+    return f"{number(each.chosen)} [{number(each.low)}, {number(each.high)}]"
+
+
+def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
+    """Returns the settings of the runs; where they differ, those of each run set."""
+    shown = {"task": config.task, "seeds": f"0 to {config.seeds - 1}"}
+    # Runs of earlier versions do not say the sizes of their data sets.
+    if sizes := runs[0].any.get("examples"):
+        found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
+        if tried := [x for x in runs[0].trials if x.summaries]:
+            held_out = tried[0].any["examples"]["test"]
+            found.append(f"{held_out:,} training examples held out for tuning")
+        shown["examples"] = ", ".join(found)
+    if swept := config.swept:
+        shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
+    each = [_settings(r.config) for r in runs]
+    for name in dict.fromkeys(name for one in each for name in one):
+        values = [str(one.get(name)) for one in each]
+        # No run sets it, such as --clip-norm.
+        if set(values) == {"None"}:
+            continue
+        pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
+        shown[name] = values[0] if len(set(values)) == 1 else "; ".join(pairs)
+    return shown
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings to show of a config.json; None for those without one."""
+    names, own = PHRASES["settings"], config["settings"]
+    return {
+        # Runs of earlier versions lack some.
+        **{name: own.get(key) for key, name in names.items()},
+        names["sync_until"]: own["sync_until"] or None,
+        "backend": config["backend"],
+        "devices": f"{config['devices']} × {config['platform']}",
+        "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
+        **{f"task: {k}": value for k, value in config["task_arguments"].items()},
+    }
+
+
+def remarks(
+    config: StudyConfig,
+    runs: Sequence[RunSet],
+    rows: Sequence[Row],
+    by: Measure,
+    scores: Sequence[Tuning],
+) -> Iterator[str]:
+    """Yields the warnings that a reader of the figures needs."""
+    gone = [row for row in rows if row.diverged]
+    for i, row in enumerate(gone, 1):
+        # Yielded once, after the last of them.
+        is_last = i == len(gone) and any(x.measure for x in gone)
+        yield diverged(row) + f" {say('others')}" * is_last
+    if config.seeds < MIN_SEEDS:
+        yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
+    yield from _on_missing(config, runs)
+    yield from _on_tuning(config, runs, scores)
+    settings = [r.config["settings"] for r in runs]
+    shares = {s["batch_size"] / s["workers"] for s in settings}
+    if len(shares) > 1 and config.step_time is None:
+        yield say("step_times")
+    # Shards follow from the seed and the number of workers.
+    if (kinds := {s["partition"] for s in settings}) != {"iid"}:
+        yield say("partition", partition=", ".join(sorted(kinds)))
+    sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
+    if len(sizes) > len({r.point for r in runs}):
+        yield say("batches")
+    if by not in (ACCURACY, LOSS):
+        yield say("measure", measure=by.name)
+    yield from _on_sends(runs)
+
+
+def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
+    """Yields warnings about runs that failed."""
+    for r in (x for made in runs for x in (made, *made.trials)):
+        if count := len(r.seeds) - len(r.summaries):
+            name = f"{r.name} {r.trial}" if r.is_trial else r.name
+            are = "is" if count == 1 else "are"
+            yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
+    there = {(r.variant.label, r.point) for r in runs}
+    planned = [(x.label, point) for x in config.variants for point in x.points]
+    names = [" at ".join(filter(None, x)) for x in planned if x not in there]
+    if names:
+        yield say("no_runs", names=", ".join(names))
+
+
+def _on_tuning(
+    config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
+) -> Iterator[str]:
+    """Yields warnings about edges and trials."""
+    edges: dict[tuple[str, float], list[str]] = {}
+    for one in scores:
+        if one.at_edge:
+            name = " at ".join(filter(None, (one.label, one.point)))
+            edges.setdefault((one.flag, one.chosen), []).append(name)
+    for (flag, chosen), names in edges.items():
+        yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
+    budgets = {len(r.trials) for r in runs}
+    if len(budgets) > 1:
+        yield say("budgets")
+    flags = (" or --".join(each.flags) for each in config.tuned)
+    tuned = ", --".join(flags).replace("_", "-")
+    if tuned and max(budgets) == 1:
+        yield say("untuned", tuned=tuned)
+    elif tuned:
+        seeds = f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}"
+        known = {"trials": max(budgets), "tune_seeds": seeds, "share": 100 * TUNE_SHARE}
+        yield say("tuned", tuned=tuned, **known)
+
+
+def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
+    """Yields warnings about steps after the last sync and about uncertain bytes."""
+    found: dict[tuple[str, int, int], list[str]] = {}
+    for r in runs:
+        s = r.any
+        # The center dates from the last sync: later local steps are not in it.
+        late = s["steps"] - s["center_step"]
+        if late > 0 and not s["diverged"]:
+            key = "late_steps" if s["center_step"] else "no_sync"
+            found.setdefault((key, s["steps"], late), []).append(r.name)
+    for (key, steps, late), names in found.items():
+        yield say(key, name=", ".join(names), steps=steps, late=late)
+    if by_data := [r.name for r in runs if len(r.sends or ()) > 1]:
+        yield say("by_data", by_data=", ".join(by_data))
+    if unknown := [r.name for r in runs if r.any["sends"] is None]:
+        yield say("unknown", unknown=", ".join(unknown))
+    if (more := runs[0].any["not_counted"]) is not None:
+        yield say("not_counted", not_counted=more)
