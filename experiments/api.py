@@ -28,7 +28,6 @@ from experiments.study import config as study_config
 from experiments.study import study
 from experiments.study.analysis.results import Report
 from experiments.study.report import tables, write
-from experiments.study.running.make import make_runs
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
 from experiments.training import compile_cache
@@ -226,7 +225,7 @@ def compare(
         if config.is_parallel and given.__name__ in " ".join(config.factories):
             raise BadRequest("jobs import by name: use 'module:function', no objects")
         with study.opened(config) as (plan, loader):
-            make_runs(config, plan, loader, _never)
+            study.make_runs(config, plan, loader, _never)
             runs = study.ended(plan)
         if plan.failures:
             raise BadRequest(plan.failures[0].line)

@@ -15,10 +15,9 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned, flag_groups
-from experiments.study import network, spec
+from experiments.study import network, variants
 from experiments.study.network import Network
-from experiments.study.search_space import Words
-from experiments.study.spec import Variant
+from experiments.study.variants import Variant, Words
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 
@@ -148,7 +147,7 @@ class AimConfig:
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == ALL else self.algos
-        return spec.resolved(
+        return variants.resolved(
             text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
 

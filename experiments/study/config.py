@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,9 @@ from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.cli.words import as_words, cleaned, flag_groups
-from experiments.study import network, presets, search_space, spec
+from experiments.study import network, presets, variants
 from experiments.study.network import Network
-from experiments.study.running.cluster import check_installed
-from experiments.study.search_space import MOST_RUNS, Range, Words
-from experiments.study.spec import Variant
+from experiments.study.variants import MOST_RUNS, Range, Variant, Words
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 from syncalgos import checks
@@ -148,7 +147,7 @@ class StudyConfig:
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         varied = self.tuned, self.swept
-        return spec.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
+        return variants.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -168,12 +167,14 @@ class StudyConfig:
     @cached_property
     def swept(self) -> Range | None:
         """The swept flag and its values; None without a sweep."""
-        return None if self.sweep is None else search_space.read("--sweep", self.sweep)
+        return (
+            None if self.sweep is None else variants.read_range("--sweep", self.sweep)
+        )
 
     @cached_property
     def tuned(self) -> tuple[Range, ...]:
         """The tuned flags and their values."""
-        return tuple(search_space.read("--tune", text) for text in self.tune)
+        return tuple(variants.read_range("--tune", text) for text in self.tune)
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -302,6 +303,15 @@ def _check_jobs(config: StudyConfig) -> None:
         raise BadRequest("--list makes no run: give it without --jobs and --scheduler")
     if config.is_parallel:
         check_installed("--scheduler" if config.scheduler else "--jobs")
+
+
+def check_installed(flag: str) -> None:
+    """Raises a BadRequest if Dask, which a flag needs, is not installed."""
+    if importlib.util.find_spec("distributed") is None:
+        raise BadRequest(
+            f"{flag} needs Dask, which is not installed: run pip install -e "
+            "'.[cluster]' in the checkout of syncalgos"
+        )
 
 
 def _check_report(config: StudyConfig) -> None:

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, product
@@ -17,16 +17,15 @@ from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
-from experiments.study import tuning
+from experiments.study import jobs, making, worker
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
 from experiments.study.config import PROGRAM, StudyConfig
-from experiments.study.grid import Loader, RunSet, run_sets
+from experiments.study.jobs import ANSWER, Unreachable, reach
+from experiments.study.making import Stopped, progress
+from experiments.study.queue import Plan
 from experiments.study.report import tables, write
-from experiments.study.running import listing, versions
-from experiments.study.running.cluster import ANSWER, Unreachable, reach
-from experiments.study.running.make import make_runs
-from experiments.study.running.plan import Plan
+from experiments.study.runs import Loader, RunSet, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import json_files, records
@@ -91,7 +90,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 records.write_json(out / NAME, identity)
-            choose = partial(tuning.chosen, measure_key=config.measure)
+            choose = partial(runs.chosen, measure_key=config.measure)
             plan = Plan(runs, choose)
             if refusal is not None and plan.done < plan.total:
                 raise refusal
@@ -109,10 +108,10 @@ def _make(
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
     if config.list:
-        commands = [*listing.commands(plan, config.devices_per_job)]
-        if commands:
-            terminal.show("\n".join(commands))
-        terminal.say(listing.summary(plan))
+        listed = [*commands(plan, config.devices_per_job)]
+        if listed:
+            terminal.show("\n".join(listed))
+        terminal.say(summary(plan))
         return exit_codes.DONE
     if not make_runs(config, plan, loader, asked_to_stop):
         return None
@@ -132,6 +131,76 @@ def _make(
     if missing:  # the last line would name the report
         terminal.say(f"{missing}same command writes them")
     return code
+
+
+def make_runs(
+    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: Callable[[], int]
+) -> bool:
+    """Makes all runs of a plan; returns whether it finished.
+
+    Args:
+        config: the config of the study, whose folder is open.
+        plan: the missing runs.
+        loader: prepares runs in this process.
+        asked_to_stop: function that is called after each dispatch, or all the time. If
+            it asks to stop, runs in progress are discarded and completed ones are kept.
+
+    Raises:
+        ValueError: the runs lack the measure.
+        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
+            kept.
+        Unreachable: no scheduler answers.
+    """
+    missing = plan.total - plan.done
+    with progress(plan.total, plan.done) as bar, making.cleaned(config.folder):
+        there = f"{plan.done} of {plan.total} runs are already complete"
+        bar.say(there if plan.done else f"{plan.total} runs to make")
+        try:
+            if config.is_parallel and missing:
+                jobs.make(config, plan, bar, asked_to_stop)
+            else:
+                making.here(plan, loader, bar, asked_to_stop)
+        except Stopped:
+            bar.say(f"stopped after {bar.done} of {plan.total} runs")
+            return False
+    return True
+
+
+def commands(plan: Plan, devices: int | None) -> Iterator[str]:
+    """Yields the command of each missing run, with its folder within the study's.
+
+    Args:
+        plan: the plan, with the missing runs that are known so far.
+        devices: CPU devices, and threads, of each run; None uses this machine's numbers
+            everywhere.
+    """
+    for run in plan.waiting:
+        # An interrupted run continues if it has a checkpoint.
+        more = ["--out", str(run.folder), "--resume"]
+        yield command(run.runs, run.seed, devices, more)
+
+
+def command(
+    runs: RunSet, seed: int, devices: int | None, more: Sequence[str] = ()
+) -> str:
+    """Returns the command of one run; `devices` as in `commands`."""
+    environ = jobs.job_environment(devices)
+    prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
+    words = [*PROGRAM.split(), *runs.argv, "--seed", str(seed), *more]
+    return shlex.join([*prefix, *words])
+
+
+def summary(plan: Plan) -> str:
+    """Returns how many runs are listed, and how many more will follow."""
+    listed = len(plan.waiting)
+    missing = plan.total - plan.done
+    text = f"{listed} of {plan.total} runs are listed"
+    if missing > listed:
+        text += (
+            f"; {missing - listed} more depend on these trials: list again once they "
+            "are done"
+        )
+    return text if missing else f"all {plan.total} runs are complete"
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -157,7 +226,7 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     first, count = plan.failures[0], len(plan.failures)
     if not runs and all(each.is_request for each in plan.failures):
         raise BadRequest(first.line)
-    alone = listing.command(first.runs, first.seed, config.devices_per_job)
+    alone = command(first.runs, first.seed, config.devices_per_job)
     terminal.say(
         f"{count} of {plan.total} runs failed: the same command tries them again. To "
         f"run only the first of them: {alone}"
@@ -221,7 +290,7 @@ def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, which must match that in the folder."""
     found = {
         "settings": config.identity,
-        "versions": versions.of_runs(config.factories),
+        "versions": worker.of_runs(config.factories),
     }
     # Converted as JSON does, so that it can be compared with what is read.
     return json.loads(json.dumps(found))

@@ -26,9 +26,8 @@ from studies import (
 
 from experiments import api
 from experiments.compare import main
+from experiments.study.making import cleaned, unfinished
 from experiments.study.report import write
-from experiments.study.running.make import cleaned
-from experiments.study.running.maker import unfinished
 from experiments.training import json_files, records
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}

@@ -19,8 +19,7 @@ from experiments.checkpoint.same_run import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
-from experiments.study import grid, study, track
-from experiments.study.running import cluster
+from experiments.study import jobs, runs, study, track
 from experiments.training import config, export, json_files, reading, records
 from syncalgos import Replica
 
@@ -90,8 +89,8 @@ def of_a_run(name):
         write(run := bmuf.run(1), "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
-            found, why = reading.read_run(run), grid.damage(run)
-            assert grid.is_done(run) is (found is not None) and not why
+            found, why = reading.read_run(run), runs.damage(run)
+            assert runs.is_done(run) is (found is not None) and not why
             return found
 
         return run / name, read
@@ -171,7 +170,7 @@ def of_a_scheduler(tmp_path):
     """It is Dask's own, so its address may be any text."""
     path = tmp_path / "scheduler.json"
     path.write_text('{"address": "tcp://127.0.0.1:8786", "workers": {}}')
-    return path, lambda: type(cluster._address(str(path)))
+    return path, lambda: type(jobs._address(str(path)))
 
 
 COMPILED = {
@@ -242,10 +241,10 @@ def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
         whole = path.read_bytes()
         shutil.copy(bmuf.run(0) / name, path)
         # Both seeds have one configuration.
-        assert bool(grid.damage(bmuf.run(1))) is (name != "config.json")
+        assert bool(runs.damage(bmuf.run(1))) is (name != "config.json")
         path.write_bytes(whole)
     shutil.copytree(bmuf.run(0), bmuf.run(1), dirs_exist_ok=True)
-    assert "it belongs to seed 0" in grid.damage(bmuf.run(1))
+    assert "it belongs to seed 0" in runs.damage(bmuf.run(1))
 
 
 @pytest.mark.parametrize("kind", ["summary.json", "json of aim"])

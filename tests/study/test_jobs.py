@@ -22,12 +22,11 @@ from test_study_analysis import write
 
 from experiments.compare import main
 from experiments.run import main as run_main
-from experiments.study.grid import RunSet
+from experiments.study.jobs import cluster as of_command
+from experiments.study.queue import Made, Plan, Refused
 from experiments.study.report import write as report_files
-from experiments.study.running.cluster import cluster as of_command
-from experiments.study.running.maker import Made, Refused
-from experiments.study.running.plan import Plan
-from experiments.study.spec import Variant
+from experiments.study.runs import RunSet
+from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
 
 # Two variants, each at two rates on held-out data, then three seeds at the best.
@@ -376,7 +375,7 @@ def test_a_run_that_hangs_is_named(tmp_path):
     program = [sys.executable, "-c"]
     program += [
         "import sys; from experiments.compare import main\n"
-        "from experiments.study.running import jobs; jobs.SILENCE = 3.0\n"
+        "from experiments.study import jobs; jobs.SILENCE = 3.0\n"
         "sys.exit(main(sys.argv[1:]))"
     ]
     words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 100000"

@@ -8,8 +8,9 @@ from tiers import tiers
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
-from experiments.study.grid import Loader
-from experiments.study.running.maker import Made, Maker
+from experiments.study.making import Maker
+from experiments.study.queue import Made
+from experiments.study.runs import Loader
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 

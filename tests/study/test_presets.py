@@ -13,7 +13,7 @@ import experiments.compare as compare
 import syncalgos
 from experiments.cli import factories
 from experiments.cli.words import parameter
-from experiments.study import config, grid, presets
+from experiments.study import config, presets, runs
 from experiments.training.config import parse
 
 NAMES = presets.NAMES
@@ -95,8 +95,8 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     decided = under(name)
     words = "--data-dir", str(folder_of(decided.task))
     decided = replace(decided, shared=(*decided.shared, words))
-    loader = grid.Loader()
-    points = grid.run_sets(decided, loader)
+    loader = runs.Loader()
+    points = runs.run_sets(decided, loader)
     samples = set()
     for point in points:
         s = loader.plan(point.common)[0].config
@@ -147,7 +147,7 @@ def test_the_atlas_has_the_45_algorithms_that_it_was_made_of():
 
 def test_goyals_rate_grows_with_the_batch():
     decided = under("large-batch")
-    points = grid.run_sets(decided, loader := grid.Loader())
+    points = runs.run_sets(decided, loader := runs.Loader())
     settings = [loader.plan(point.common)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128

@@ -17,9 +17,9 @@ from test_track import ENTRY, FIXED, MADE
 from benchmarks.harness import atlas
 from experiments.cli.errors import BadRequest
 from experiments.study import config, network, presets, statistics, study, track
-from experiments.study.grid import Loader
+from experiments.study.jobs import TLS, reach
 from experiments.study.report import tables
-from experiments.study.running.cluster import TLS, reach
+from experiments.study.runs import Loader
 
 NETWORKS = {
     "": ["network '': '' is neither a preset nor a number", *network.PRESETS],

@@ -24,6 +24,7 @@ from experiments.study.analysis.words.answer import (
     share,
     titled,
 )
+from experiments.study.runs import Tuning
 from experiments.study.statistics import (
     ACCURACY,
     LOSS,
@@ -33,7 +34,6 @@ from experiments.study.statistics import (
     paired,
     spread,
 )
-from experiments.study.tuning import Tuning
 
 MEGABYTE = 1_000_000
 FIGURES = st.floats(-1e3, 1e3, allow_subnormal=False)

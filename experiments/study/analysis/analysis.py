@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.study import presets, tuning
+from experiments.study import presets
 from experiments.study.analysis.comparison import against_baseline, leader, rankings
 from experiments.study.analysis.rates import rates
 from experiments.study.analysis.results import ONE_NOMINAL, Curve, Report, Row
@@ -22,8 +22,8 @@ from experiments.study.analysis.words.answer import (
     titled,
 )
 from experiments.study.config import StudyConfig
-from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
+from experiments.study.runs import RunSet, Tuning, tuning_of
 from experiments.study.statistics import (
     LOSS,
     ROUNDING,
@@ -51,7 +51,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    scores = [one for r in runs for one in tuning.report(r, by)]
+    scores = [one for r in runs for one in tuning_of(r, by)]
     rows = [row_of(r, by, scores) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
@@ -211,7 +211,7 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
     return line
 
 
-def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
+def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
     s, final = r.any, r.final(by)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]

@@ -9,7 +9,7 @@ from experiments.study.analysis.comparison import by_point
 from experiments.study.analysis.formatting import number, say
 from experiments.study.analysis.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL, Row
 from experiments.study.config import StudyConfig
-from experiments.study.spec import Variant
+from experiments.study.variants import Variant
 
 # Effective rates whose ratio is larger are not comparable.
 APART = 1.5

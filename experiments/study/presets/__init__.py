@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.cli.words import as_words, flag_groups, parameter
-from experiments.study import search_space
-from experiments.study.search_space import Words
+from experiments.study import variants
+from experiments.study.variants import Words
 
 FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
 NAMES = tuple(sorted(FILES))
@@ -49,7 +49,7 @@ def _sets(group: Words) -> set[str]:
     """Returns the parameters that a flag sets: its own, and those that it varies."""
     flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
     is_varied = flag in ("--tune", "--sweep")
-    varied = search_space.read(flag, value).flags if is_varied else ()
+    varied = variants.read_range(flag, value).flags if is_varied else ()
     return {parameter(flag), *varied}
 
 

@@ -10,8 +10,8 @@ from experiments.study.analysis.comparison import FINDINGS, Ranking, figures, le
 from experiments.study.analysis.formatting import counted, ends, named, number, sentence
 from experiments.study.analysis.rates import factor
 from experiments.study.analysis.results import ONE_NOMINAL, Row
+from experiments.study.runs import Tuning
 from experiments.study.statistics import Measure, paired
-from experiments.study.tuning import Tuning
 
 MOST_NAMED = 8  # labels in a sentence; the table has all
 # The most characters of two names that fit in one line.

@@ -8,10 +8,9 @@ from experiments.study.analysis import formatting
 from experiments.study.analysis.formatting import PHRASES, counted, say
 from experiments.study.analysis.results import Row
 from experiments.study.config import TUNE_SHARE, StudyConfig
-from experiments.study.grid import RunSet
-from experiments.study.search_space import Range
+from experiments.study.runs import RunSet, Tuning
 from experiments.study.statistics import ACCURACY, LOSS, MIN_SEEDS, Measure
-from experiments.study.tuning import Tuning
+from experiments.study.variants import Range
 
 
 def settings(

@@ -3,9 +3,11 @@
 jax starts here as in the command, so it is imported only after its variables are set.
 """
 
+import hashlib
+import importlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -13,15 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
-from experiments.study.running import versions
 from experiments.training.config import parse
-from experiments.training.versions import versions as of_packages
+from experiments.training.versions import versions
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.grid import Loader
-    from experiments.study.running.maker import Made, Maker, Refused, Stepped
+    from experiments.study.making import Maker, Stepped
+    from experiments.study.queue import Made, Refused
+    from experiments.study.runs import Loader
+
 
 _started: dict[str, str] = {}  # the variables with which this worker has started jax
 _alone = threading.Lock()  # jax's settings and memory are those of the whole process
@@ -62,9 +65,9 @@ def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
     """
     import jax
 
-    code = (*versions.PACKAGES, *versions.modules(factories))
+    code = (*PACKAGES, *modules(factories))
     return {
-        **of_packages(),
+        **versions(),
         **{f"code of {module}": _code(module)[:12] for module in code},
         "devices": f"{jax.local_device_count()} {jax.default_backend()}",
         **environ,
@@ -73,7 +76,7 @@ def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
 
 @cache  # a process keeps the code that it has imported, whatever is edited later
 def _code(module: str) -> str:
-    return versions.of_code(module)
+    return of_code(module)
 
 
 def check(given: Sequence[Any]) -> None:
@@ -171,7 +174,7 @@ def _start(order: Order) -> None:
 @lru_cache(maxsize=1)
 def _loader(topic: str) -> "Loader":
     """Returns the loader of a command's runs, which keeps their data."""
-    from experiments.study.grid import Loader
+    from experiments.study.runs import Loader
 
     return Loader()
 
@@ -181,7 +184,42 @@ def _maker(topic: str, number: int) -> "Maker":
     """Returns the maker of a run set, which keeps its program."""
     import jax
 
-    from experiments.study.running.maker import Maker
+    from experiments.study.making import Maker
 
     jax.clear_caches()
     return Maker(_loader(topic))
+
+
+PACKAGES = "syncalgos", "models", "experiments"
+
+
+def of_runs(names: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of packages, and of the user's own modules.
+
+    Args:
+        names: names of algorithms and tasks; those with a colon are the user's own.
+    """
+    # Runs of an edited algorithm must not be mixed with earlier ones.
+    own = {name: _digest([_file(name)]) for name in modules(names)}
+    return {**versions(), **own}
+
+
+def modules(names: Iterable[str]) -> list[str]:
+    """Returns the user's own modules among the names of algorithms and tasks."""
+    return sorted({name.partition(":")[0] for name in names if ":" in name})
+
+
+def of_code(module: str) -> str:
+    """Returns a digest of a module's code: of all files, if it is one of `PACKAGES`."""
+    path = _file(module)
+    return _digest(path.parent.rglob("*.py") if module in PACKAGES else [path])
+
+
+def _file(module: str) -> Path:
+    return Path(importlib.import_module(module).__file__ or "")
+
+
+def _digest(paths: Iterable[Path]) -> str:
+    # Lock files of text editors are broken links.
+    contents = (path.read_bytes() for path in sorted(paths) if path.is_file())
+    return hashlib.sha256(b"".join(contents)).hexdigest()

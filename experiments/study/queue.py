@@ -7,12 +7,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import terminal
-from experiments.study.grid import RunSet, damage
-from experiments.study.running.maker import Made, Refused
+from experiments.study.runs import RunSet, damage
 from experiments.training.config import RunConfig
 
 Choose = Callable[[RunSet], RunSet | None]
 """Maps a run set whose trials have ended to the runs with the chosen values, if any."""
+
+
+class Made(NamedTuple):
+    """The run is complete; the words are its results."""
+
+    words: str
+
+
+class Refused(NamedTuple):
+    """The run could not be made.
+
+    Attributes:
+        line: the reason, in one line.
+        is_request: whether its flags were refused.
+    """
+
+    line: str
+    is_request: bool = False
 
 
 class Failure(NamedTuple):

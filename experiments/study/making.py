@@ -1,0 +1,346 @@
+"""Makes single runs of a study in this process."""
+
+import os
+import re
+import secrets
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
+
+from experiments.checkpoint import lock
+from experiments.cli import terminal
+from experiments.cli.errors import BadRequest, in_one_line
+from experiments.cli.flags import PROGRAM, words_of
+from experiments.study.analysis.formatting import duration
+from experiments.study.queue import Made, Plan, Refused
+from experiments.study.runs import Loader, is_done
+from experiments.training import records
+from experiments.training.config import RunConfig
+from experiments.training.recording import record_config, train_and_record
+from experiments.training.records import NAMES, UNFINISHED
+from experiments.training.run import Run, make_run
+
+PAUSE = 0.1  # seconds between two reports of a step
+
+
+class Stepped(NamedTuple):
+    """Some of a run's local steps are done; the loss is that of the last one."""
+
+    done: int
+    steps: int
+    loss: float
+
+
+News = Stepped | str
+"""News about a run in progress; a text is a warning."""
+
+
+class Stopped(Exception):
+    """The user asked to stop; the current run is discarded."""
+
+
+class _Steps:
+    """Reports a run's steps now and then; its evaluations are in its files."""
+
+    def __init__(self, steps: int, report: Callable[[News], None]):
+        self._steps, self._report, self._last = steps, report, 0.0
+
+    def step(self, done: int, loss: float) -> None:
+        if time.monotonic() - self._last > PAUSE:
+            self._last = time.monotonic()
+            self._report(Stepped(done, self._steps, loss))
+
+    def line(self, text: str) -> None: ...
+
+
+class Maker:
+    """Makes runs one after the other, reusing the programs of the last if possible.
+
+    Args:
+        loader: makes plans, and keeps their data.
+    """
+
+    def __init__(self, loader: Loader):
+        self._loader = loader
+        self._last: Run | None = None
+
+    def make(
+        self,
+        config: RunConfig,
+        folder: Path,
+        report: Callable[[News], None],
+        asked_to_stop: Callable[[], int],
+    ) -> Made | Refused:
+        """Makes one run.
+
+        Args:
+            config: the config of the run.
+            folder: the folder of its files, which appears once all of them exist.
+            report: function that is called with its news.
+            asked_to_stop: function that is called before each dispatch.
+
+        Raises:
+            Stopped: it was asked to stop.
+            OSError: a file cannot be written.
+        """
+        started = time.perf_counter()
+        try:
+            clear(folder)
+            run = self._last = make_run(
+                *self._loader.plan(config, self._last), like=self._last
+            )
+            if why := run.rounds.untrained:
+                start = "the results will be those of the initial model"
+                report(f"{start}: {why}")
+            with unfinished(folder) as place:
+                words = [*words_of(config), "--seed", str(config.seed)]
+                record_config(run, [*PROGRAM.split(), *words], place, [])
+                shown = _Steps(run.config.steps, report)
+                outcome, summary = train_and_record(run, place, shown, asked_to_stop)
+                if outcome.stopped:
+                    raise Stopped
+                summary["total_seconds"] = round(time.perf_counter() - started, 3)
+                records.finish(place, summary, outcome.progress.lines)
+        except (Stopped, OSError):
+            raise
+        # The other runs continue: one failure must not stop hundreds of runs.
+        except Exception as error:
+            return described(error)
+        return Made(_results(summary))
+
+
+def described(error: Exception) -> Refused:
+    """Returns an error in one line."""
+    text, is_request = in_one_line(error), isinstance(error, BadRequest)
+    return Refused(
+        text if is_request else f"{type(error).__name__}: {text}", is_request
+    )
+
+
+def clear(folder: Path) -> None:
+    """Removes the remains of an interrupted run.
+
+    Raises:
+        BadRequest: a command of `compare --list` is making it.
+    """
+    if folder.exists() and not is_done(folder):
+        with lock.held(folder):
+            remove(folder)
+        with suppress(OSError):  # it holds something of the user's
+            folder.rmdir()
+
+
+@contextmanager
+def unfinished(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder for a run's files, and renames it at the end."""
+    # A folder gets its name once all its files exist, so no run is half made. Another
+    # process may be making the same run, if the connection to it was lost.
+    place = folder.with_name(f".{folder.name}-{secrets.token_hex(4)}")
+    try:
+        yield place
+        clear(folder)
+        _rename(place, folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _rename(place: Path, folder: Path) -> None:
+    """Renames a run's folder, unless another process has made the same run."""
+    try:
+        place.replace(folder)
+    except OSError:
+        if is_done(folder):
+            return
+        if not folder.is_dir():
+            raise
+        # It holds other files of the user. The summary comes last: it marks a made run.
+        for name in records.NAMES:
+            (place / name).replace(folder / name)
+    records.sync_folder(folder.parent)
+
+
+def _results(summary: dict[str, Any]) -> str:
+    """Returns the results of a run as text, without its training loss."""
+    if summary["diverged"]:
+        return f"diverged at step {summary['diverged_at']}"
+    shown = terminal.measured(summary, summary["validation"])
+    loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
+    # Only the first names its data, so that a line has room for its run's name.
+    names = {loss: loss, **{name: name.partition(" ")[2] for name in others}}
+    figures = [f"{names[x]} {terminal.figure(shown[x])}" for x in names]
+    return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])
+
+
+_NAMES = "|".join(map(re.escape, NAMES))
+_OF_RUN = re.compile(
+    rf"{_NAMES}|\.(?:{_NAMES}){UNFINISHED}|checkpoints/"
+    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{UNFINISHED})"
+)
+_FOLDER = "checkpoints"
+
+
+def remove(folder: Path) -> None:
+    """Removes the files of a run, and its folder of checkpoints if it is then empty.
+
+    A link to such a folder is removed, but not what it points to.
+
+    Raises:
+        OSError: a file cannot be removed.
+    """
+    for path in _inside(folder):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir():
+            if _OF_RUN.fullmatch(name):
+                path.unlink()
+        elif name == _FOLDER:
+            with suppress(OSError):  # it holds others
+                path.unlink() if path.is_symlink() else path.rmdir()
+
+
+def _inside(folder: Path) -> Iterator[Path]:
+    """Yields all that is in a folder, the innermost first."""
+    for top, folders, files in os.walk(folder, topdown=False):
+        yield from (Path(top, name) for name in (*folders, *files))
+
+
+class StudyProgress:
+    """Shows the runs done, those under way, and the time left.
+
+    Args:
+        total: number of runs.
+        done: number of runs that exist already.
+        bar: progress bar, disabled if there is no terminal.
+    """
+
+    def __init__(self, total: int, done: int, bar: Progress):
+        self.total, self.done, self.made = total, done, 0
+        self.bar, self.lines = bar, list[RunLine]()
+        self._started = time.perf_counter()
+        self._said = set[str]()
+        self._task = bar.add_task("runs", total=total, completed=done, left="")
+
+    def begin(self, name: str) -> "RunLine":
+        """Starts the line of a run."""
+        self.lines.append(RunLine(self, name))
+        return self.lines[-1]
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+        terminal.above(self.bar, text)
+
+    def say_once(self, text: str) -> None:
+        """Shows a line, unless it was shown before."""
+        if text not in self._said:
+            self._said.add(text)
+            self.say(text)
+
+    def show(self) -> None:
+        """Updates the overall progress from all lines."""
+        at = self.done + sum(line.part for line in self.lines)
+        text = f"{self.done}/{self.total} runs"
+        if len(self.lines) > 1:
+            text += f", {len(self.lines)} running"
+        self.bar.update(self._task, completed=at, description=text, left=self.left(at))
+
+    def left(self, at: float) -> str:
+        """Returns the time left in words; `at` is the runs done, with fractions."""
+        made, missing = self.made + at - self.done, self.total - at
+        # The first steps take much longer, because they are compiled.
+        if made < 0.2 or missing <= 0:
+            return ""
+        seconds = (time.perf_counter() - self._started) / made * missing
+        return f"about {duration(seconds, digits=2)} left"
+
+
+class RunLine:
+    """The line of one run, from its start to `end` or `drop`.
+
+    Attributes:
+        part: the fraction of the run that is done, from 0 to 1.
+    """
+
+    def __init__(self, study: StudyProgress, name: str):
+        self.part = 0.0
+        self._study, self._name = study, name
+        self._task = study.bar.add_task(f"  {name}", total=1, left="")
+
+    def show(self, news: News) -> None:
+        """Shows news about the run; a warning is shown once for all seeds."""
+        match news:
+            case Stepped(done, steps, loss):
+                self.part = done / steps
+                text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
+                self._study.bar.update(self._task, completed=self.part, left=text)
+            case text:
+                cell = self._name.rpartition(", seed ")[0]
+                self._study.say_once(f"{cell}: {text}")
+        self._study.show()
+
+    def end(self, outcome: Made | Refused) -> None:
+        """Ends the run, and shows its results or why it failed."""
+        study = self._study
+        match outcome:
+            case Made(words):
+                study.done, study.made = study.done + 1, study.made + 1
+                self.drop()
+                at, left = f"{study.done}/{study.total}", study.left(study.done)
+                study.say(f"run {at} {self._name}: {words}  {left}".rstrip())
+            case Refused(why):
+                self.drop()
+                study.say(f"failed: {self._name}: {why}")
+
+    def drop(self) -> None:
+        """Removes the line, whether or not its run starts again elsewhere."""
+        self._study.lines.remove(self)
+        self._study.bar.remove_task(self._task)
+        self._study.show()
+
+
+@contextmanager
+def progress(total: int, done: int) -> Iterator[StudyProgress]:
+    """Shows bars if stderr is a terminal, otherwise a line for each run."""
+    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    columns += ("{task.fields[left]}",)
+    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+        yield StudyProgress(total, done, bar)
+
+
+def here(
+    plan: Plan, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], int]
+) -> None:
+    """Makes all runs of a plan in this process, one after the other."""
+    maker, number = Maker(loader), 0
+    while (run := plan.take(number)) is not None:
+        if run.number != number:
+            # Otherwise the programs of all variants stay in memory, 30 MB each.
+            maker, number = Maker(loader), run.number
+            jax.clear_caches()
+        # Before the first run nothing can be lost: the signal ends the process.
+        if bar.made and asked_to_stop():
+            raise Stopped
+        line = bar.begin(run.name)
+        outcome = maker.make(run.config, run.folder, line.show, asked_to_stop)
+        line.end(outcome)
+        plan.ended(run, outcome)
+
+
+@contextmanager
+def cleaned(out: Path) -> Iterator[None]:
+    """Removes the remains of runs whose process was killed, now or earlier."""
+    try:
+        yield
+    finally:
+        both = (out.glob(f"{kind}/*/**/.seed-*") for kind in ("runs", "tuning"))
+        for unfinished in chain(*both):
+            if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
+                shutil.rmtree(unfinished, ignore_errors=True)
