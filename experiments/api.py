@@ -228,7 +228,7 @@ def compare(
             study.make_runs(config, plan, loader, _never)
             runs = study.ended(plan)
         if plan.failures:
-            raise BadRequest(plan.failures[0].line)
+            raise BadRequest(plan.failures[0][1].line)
         found = study.report(config, argv, runs)
     finally:
         del sys.modules[given.__name__]

@@ -4,6 +4,7 @@ A Dask worker makes one run at a time, in its own process. It must see the study
 folder: the run's files appear there, and the task returns only how the run ended.
 """
 
+import asyncio
 import importlib.util
 import logging
 import math
@@ -18,7 +19,7 @@ import sys
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import jax
+from rich.progress import TaskID
 
 from experiments.checkpoint import lock
 from experiments.cli import certificates
@@ -33,18 +35,11 @@ from experiments.cli.errors import BadRequest
 from experiments.exit_codes import UNCONNECTED
 from experiments.study import worker
 from experiments.study.config import StudyConfig
-from experiments.study.making import (
-    Made,
-    Refused,
-    RunLine,
-    Stepped,
-    Stopped,
-    StudyProgress,
-    described,
-)
-from experiments.study.queue import Missing, Plan
+from experiments.study.making import Stopped, StudyProgress, described
+from experiments.study.queue import Made, Missing, Plan, Refused
 from experiments.study.runs import is_done
 from experiments.training import json_files
+from experiments.training.config import RunConfig
 from experiments.training.devices import cores, environment
 
 if TYPE_CHECKING:
@@ -76,7 +71,7 @@ class Job:
     run: Missing
     address: str
     future: "Future"
-    line: RunLine
+    line: TaskID
     moved: float = field(default_factory=time.monotonic)
 
 
@@ -105,7 +100,12 @@ def make(
     with cluster(config.scheduler, count) as client:
         if importlib.util.find_spec("bokeh"):  # it draws the pages
             bar.say(f"dashboard: {client.dashboard_link}")
-        Jobs(client, _order(config, plan), plan, bar).make(asked_to_stop)
+        jobs = Jobs(client, _order(config, plan), plan, bar)
+        while not plan.is_over:
+            if asked_to_stop():
+                raise Stopped
+            jobs.step()
+            time.sleep(TICK)
 
 
 def job_environment(devices: int | None) -> dict[str, str]:
@@ -135,8 +135,14 @@ def _order(config: StudyConfig, plan: Plan) -> worker.Order:
         settings={name: getattr(jax.config, name) for name in SETTINGS},
         factories=config.factories,
         facts=worker.facts(config.factories, environ),
-        first=[*first.argv, "--seed", str(first.seeds[0])],
+        first=_plain(first.config_of(first.seeds[0])),
     )
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """Returns the fields of a config, as values of the standard library."""
+    fields = vars(config).items()
+    return {name: dict(x) if isinstance(x, Mapping) else x for name, x in fields}
 
 
 class Jobs:
@@ -163,15 +169,7 @@ class Jobs:
         # Called in another thread.
         client.subscribe_topic(order.topic, self._inbox.put)
 
-    def make(self, asked_to_stop: Callable[[], int]) -> None:
-        """Makes all runs; raises the same errors as the function `make`."""
-        while not self._plan.is_over:
-            if asked_to_stop():
-                raise Stopped
-            self._step()
-            time.sleep(TICK)
-
-    def _step(self) -> None:
+    def step(self) -> None:
         """Handles what has happened, and gives runs to free workers."""
         fit = self._fit(self._present())
         self._listen()
@@ -221,7 +219,7 @@ class Jobs:
 
     def _begin(self, address: str, run: Missing) -> None:
         """Has a worker make a run."""
-        given = run.number, run.argv, str(run.folder.absolute())
+        given = run.number, _plain(run.config), str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
         self._jobs.append(Job(run, address, future, self._bar.begin(run.name)))
         self._last[address] = run.number
@@ -233,40 +231,22 @@ class Jobs:
             _, (key, news) = self._inbox.get()
             if job := jobs.get(key):
                 job.moved = time.monotonic()
-                job.line.show(news if isinstance(news, str) else Stepped(*news))
+                self._bar.show(job.line, news)
 
     def _end(self, job: Job) -> None:
         """Counts a run that has ended, or takes it back if its worker is lost."""
-        if outcome := self._outcome(job):
-            job.line.end(outcome)
+        outcome, gone = _outcome(job), f"the Dask worker {job.address} is gone"
+        if outcome is None:
+            self._losses[job.run.folder] += 1
+            if self._losses[job.run.folder] == MOST_LOSSES:
+                outcome = Refused(f"given up after {MOST_LOSSES} times: {gone}")
+        if outcome is not None:
+            self._bar.end(job.line, outcome)
             self._plan.ended(job.run, outcome)
         else:
-            job.line.drop()
-            self._bar.say(f"{job.run.name}: {_gone(job)}; the run starts again")
+            self._bar.drop(job.line)
+            self._bar.say(f"{job.run.name}: {gone}; the run starts again")
             self._plan.give_back(job.run)
-
-    def _outcome(self, job: Job) -> Made | Refused | None:
-        """Returns how a run ended; None if it must start again."""
-        if not job.future.done():
-            return self._lost(job)
-        try:
-            outcome = job.future.result(ANSWER)
-        except (Stopped, TimeoutError):  # the worker ends, or has just done so
-            return self._lost(job)
-        except OSError:  # a full disk would stop all others, too
-            raise
-        except Exception as error:
-            return described(error)
-        if isinstance(outcome, Made) and not _is_seen(job.run.folder):
-            return Refused("its files do not appear in the study's folder")
-        return outcome
-
-    def _lost(self, job: Job) -> Refused | None:
-        """Counts a lost worker of a run, which is given up after some."""
-        self._losses[job.run.folder] += 1
-        if self._losses[job.run.folder] < MOST_LOSSES:
-            return None
-        return Refused(f"given up after {MOST_LOSSES} times: {_gone(job)}")
 
     def _tell_silence(self) -> None:
         """Names runs that take no step, and tells that there is no worker."""
@@ -285,8 +265,21 @@ class Jobs:
             self._bar.say("no Dask worker is available: waiting for one")
 
 
-def _gone(job: Job) -> str:
-    return f"the Dask worker {job.address} is gone"
+def _outcome(job: Job) -> Made | Refused | None:
+    """Returns how a run ended; None if its worker is lost."""
+    if not job.future.done():
+        return None
+    try:
+        outcome = job.future.result(ANSWER)
+    except (Stopped, TimeoutError):  # the worker ends, or has just done so
+        return None
+    except OSError:  # a full disk would stop all others, too
+        raise
+    except Exception as error:
+        return described(error)
+    if isinstance(outcome, Made) and not _is_seen(job.run.folder):
+        return Refused("its files do not appear in the study's folder")
+    return outcome
 
 
 def _is_seen(folder: Path) -> bool:
@@ -312,8 +305,8 @@ class Unreachable(BadRequest):
     code = UNCONNECTED
 
 
-def reach(scheduler: str, seconds: float) -> str:
-    """Tests the connection to a running scheduler, and returns its address.
+def reach(scheduler: str, seconds: float) -> None:
+    """Tests the connection to a running scheduler.
 
     For tls://, Dask's own settings name the certificates, which are checked first:
     `CERTIFICATES`.
@@ -327,16 +320,18 @@ def reach(scheduler: str, seconds: float) -> str:
         Unreachable: no scheduler answers there.
     """
     silence()
-    # Imported late: --help imports this file and must stay fast.
-    import asyncio
+    from distributed import Security
+    from distributed.comm.core import connect
 
-    address = _address(scheduler)
-    if address.startswith("tls://"):
+    async def knock(address: str) -> None:
+        arguments = Security().get_connection_args("client")
+        await (await connect(address, timeout=seconds, **arguments)).close()
+
+    if (address := _address(scheduler)).startswith("tls://"):
         _check_certificates()
     # A client that fails to connect delays the interpreter's exit for seconds.
     with _explained(scheduler):
-        asyncio.run(_knock(address, seconds))
-    return address
+        asyncio.run(knock(address))
 
 
 @contextmanager
@@ -387,15 +382,6 @@ def _address(scheduler: str) -> str:
         "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
         f"got {scheduler!r}"
     )
-
-
-async def _knock(address: str, seconds: float) -> None:
-    """Connects once, and closes; raises Dask's own errors."""
-    from distributed import Security
-    from distributed.comm.core import connect
-
-    arguments = Security().get_connection_args("client")
-    await (await connect(address, timeout=seconds, **arguments)).close()
 
 
 @contextmanager

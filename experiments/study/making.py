@@ -8,21 +8,20 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from itertools import chain
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from experiments.checkpoint import lock
 from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, in_one_line
-from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.analysis.formatting import duration
 from experiments.study.queue import Made, Plan, Refused
-from experiments.study.runs import Loader, is_done
+from experiments.study.runs import Loader, command_of, is_done
 from experiments.training import records
 from experiments.training.config import RunConfig
 from experiments.training.recording import record_config, train_and_record
@@ -30,18 +29,18 @@ from experiments.training.records import NAMES, UNFINISHED
 from experiments.training.run import Run, make_run
 
 PAUSE = 0.1  # seconds between two reports of a step
+CHECKPOINTS = "checkpoints"  # the folder in that of a run
+# The files that a run writes; others are never removed.
+_NAMES = "|".join(map(re.escape, NAMES))
+OF_RUN = re.compile(
+    rf"{_NAMES}|\.(?:{_NAMES}){UNFINISHED}|{CHECKPOINTS}/"
+    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{UNFINISHED})"
+)
 
 
-class Stepped(NamedTuple):
-    """Some of a run's local steps are done; the loss is that of the last one."""
-
-    done: int
-    steps: int
-    loss: float
-
-
-News = Stepped | str
-"""News about a run in progress; a text is a warning."""
+News = tuple[int, int, float] | str
+"""News about a run in progress: the local steps done, of how many, and the last one's
+loss; or a warning."""
 
 
 class Stopped(Exception):
@@ -57,7 +56,7 @@ class _Steps:
     def step(self, done: int, loss: float) -> None:
         if time.monotonic() - self._last > PAUSE:
             self._last = time.monotonic()
-            self._report(Stepped(done, self._steps, loss))
+            self._report((done, self._steps, loss))
 
     def line(self, text: str) -> None: ...
 
@@ -102,8 +101,8 @@ class Maker:
                 start = "the results will be those of the initial model"
                 report(f"{start}: {why}")
             with unfinished(folder) as place:
-                words = [*words_of(config), "--seed", str(config.seed)]
-                record_config(run, [*PROGRAM.split(), *words], place, [])
+                command = [*command_of(config), "--seed", str(config.seed)]
+                record_config(run, command, place, [])
                 shown = _Steps(run.config.steps, report)
                 outcome, summary = train_and_record(run, place, shown, asked_to_stop)
                 if outcome.stopped:
@@ -120,10 +119,9 @@ class Maker:
 
 def described(error: Exception) -> Refused:
     """Returns an error in one line."""
-    text, is_request = in_one_line(error), isinstance(error, BadRequest)
-    return Refused(
-        text if is_request else f"{type(error).__name__}: {text}", is_request
-    )
+    if isinstance(error, BadRequest):
+        return Refused(in_one_line(error), is_request=True)
+    return Refused(f"{type(error).__name__}: {in_one_line(error)}")
 
 
 def clear(folder: Path) -> None:
@@ -134,7 +132,7 @@ def clear(folder: Path) -> None:
     """
     if folder.exists() and not is_done(folder):
         with lock.held(folder):
-            remove(folder)
+            _remove(folder)
         with suppress(OSError):  # it holds something of the user's
             folder.rmdir()
 
@@ -180,15 +178,7 @@ def _results(summary: dict[str, Any]) -> str:
     return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])
 
 
-_NAMES = "|".join(map(re.escape, NAMES))
-_OF_RUN = re.compile(
-    rf"{_NAMES}|\.(?:{_NAMES}){UNFINISHED}|checkpoints/"
-    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{UNFINISHED})"
-)
-_FOLDER = "checkpoints"
-
-
-def remove(folder: Path) -> None:
+def _remove(folder: Path) -> None:
     """Removes the files of a run, and its folder of checkpoints if it is then empty.
 
     A link to such a folder is removed, but not what it points to.
@@ -196,24 +186,19 @@ def remove(folder: Path) -> None:
     Raises:
         OSError: a file cannot be removed.
     """
-    for path in _inside(folder):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_dir():
-            if _OF_RUN.fullmatch(name):
-                path.unlink()
-        elif name == _FOLDER:
+    for top, folders, files in os.walk(folder, topdown=False):
+        inside = Path(top).relative_to(folder)
+        for name in files:
+            if OF_RUN.fullmatch((inside / name).as_posix()):
+                Path(top, name).unlink()
+        if inside == Path() and CHECKPOINTS in folders:
+            path = folder / CHECKPOINTS
             with suppress(OSError):  # it holds others
                 path.unlink() if path.is_symlink() else path.rmdir()
 
 
-def _inside(folder: Path) -> Iterator[Path]:
-    """Yields all that is in a folder, the innermost first."""
-    for top, folders, files in os.walk(folder, topdown=False):
-        yield from (Path(top, name) for name in (*folders, *files))
-
-
 class StudyProgress:
-    """Shows the runs done, those under way, and the time left.
+    """Shows the runs done, a line for each one under way, and the time left.
 
     Args:
         total: number of runs.
@@ -223,35 +208,65 @@ class StudyProgress:
 
     def __init__(self, total: int, done: int, bar: Progress):
         self.total, self.done, self.made = total, done, 0
-        self.bar, self.lines = bar, list[RunLine]()
+        self._bar, self._names = bar, dict[TaskID, str]()
         self._started = time.perf_counter()
         self._said = set[str]()
         self._task = bar.add_task("runs", total=total, completed=done, left="")
 
-    def begin(self, name: str) -> "RunLine":
-        """Starts the line of a run."""
-        self.lines.append(RunLine(self, name))
-        return self.lines[-1]
+    def begin(self, name: str) -> TaskID:
+        """Starts the line of a run, to be ended by `end` or `drop`."""
+        line = self._bar.add_task(f"  {name}", total=1, left="")
+        self._names[line] = name
+        return line
+
+    def show(self, line: TaskID, news: News) -> None:
+        """Shows news about a run; a warning is shown once for all seeds."""
+        if isinstance(news, str):
+            self.say_once(f"{self._names[line].rpartition(', seed ')[0]}: {news}")
+        else:
+            done, steps, loss = news
+            text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
+            self._bar.update(line, completed=done / steps, left=text)
+        self._show_all()
+
+    def end(self, line: TaskID, outcome: Made | Refused) -> None:
+        """Ends the line of a run, and shows its results or why it failed."""
+        name = self._names[line]
+        if isinstance(outcome, Made):
+            self.done, self.made = self.done + 1, self.made + 1
+            self.drop(line)
+            at, left = f"{self.done}/{self.total}", self._left(self.done)
+            self.say(f"run {at} {name}: {outcome.words}  {left}".rstrip())
+        else:
+            self.drop(line)
+            self.say(f"failed: {name}: {outcome.line}")
+
+    def drop(self, line: TaskID) -> None:
+        """Removes the line of a run, whether or not it starts again elsewhere."""
+        del self._names[line]
+        self._bar.remove_task(line)
+        self._show_all()
 
     def say(self, text: str) -> None:
-        """Shows a line."""
-        terminal.above(self.bar, text)
+        """Shows a text above the bars."""
+        terminal.above(self._bar, text)
 
     def say_once(self, text: str) -> None:
-        """Shows a line, unless it was shown before."""
+        """Shows a text, unless it was shown before."""
         if text not in self._said:
             self._said.add(text)
             self.say(text)
 
-    def show(self) -> None:
+    def _show_all(self) -> None:
         """Updates the overall progress from all lines."""
-        at = self.done + sum(line.part for line in self.lines)
-        text = f"{self.done}/{self.total} runs"
-        if len(self.lines) > 1:
-            text += f", {len(self.lines)} running"
-        self.bar.update(self._task, completed=at, description=text, left=self.left(at))
+        parts = [x.completed for x in self._bar.tasks if x.id in self._names]
+        at, text = self.done + sum(parts), f"{self.done}/{self.total} runs"
+        if len(parts) > 1:
+            text += f", {len(parts)} running"
+        left = self._left(at)
+        self._bar.update(self._task, completed=at, description=text, left=left)
 
-    def left(self, at: float) -> str:
+    def _left(self, at: float) -> str:
         """Returns the time left in words; `at` is the runs done, with fractions."""
         made, missing = self.made + at - self.done, self.total - at
         # The first steps take much longer, because they are compiled.
@@ -261,54 +276,10 @@ class StudyProgress:
         return f"about {duration(seconds, digits=2)} left"
 
 
-class RunLine:
-    """The line of one run, from its start to `end` or `drop`.
-
-    Attributes:
-        part: the fraction of the run that is done, from 0 to 1.
-    """
-
-    def __init__(self, study: StudyProgress, name: str):
-        self.part = 0.0
-        self._study, self._name = study, name
-        self._task = study.bar.add_task(f"  {name}", total=1, left="")
-
-    def show(self, news: News) -> None:
-        """Shows news about the run; a warning is shown once for all seeds."""
-        match news:
-            case Stepped(done, steps, loss):
-                self.part = done / steps
-                text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
-                self._study.bar.update(self._task, completed=self.part, left=text)
-            case text:
-                cell = self._name.rpartition(", seed ")[0]
-                self._study.say_once(f"{cell}: {text}")
-        self._study.show()
-
-    def end(self, outcome: Made | Refused) -> None:
-        """Ends the run, and shows its results or why it failed."""
-        study = self._study
-        match outcome:
-            case Made(words):
-                study.done, study.made = study.done + 1, study.made + 1
-                self.drop()
-                at, left = f"{study.done}/{study.total}", study.left(study.done)
-                study.say(f"run {at} {self._name}: {words}  {left}".rstrip())
-            case Refused(why):
-                self.drop()
-                study.say(f"failed: {self._name}: {why}")
-
-    def drop(self) -> None:
-        """Removes the line, whether or not its run starts again elsewhere."""
-        self._study.lines.remove(self)
-        self._study.bar.remove_task(self._task)
-        self._study.show()
-
-
 @contextmanager
 def progress(total: int, done: int) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
-    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
+    columns = "{task.description}", BarColumn(), TimeElapsedColumn()
     columns += ("{task.fields[left]}",)
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
@@ -329,8 +300,9 @@ def here(
         if bar.made and asked_to_stop():
             raise Stopped
         line = bar.begin(run.name)
-        outcome = maker.make(run.config, run.folder, line.show, asked_to_stop)
-        line.end(outcome)
+        show = partial(bar.show, line)
+        outcome = maker.make(run.config, run.folder, show, asked_to_stop)
+        bar.end(line, outcome)
         plan.ended(run, outcome)
 
 
@@ -340,7 +312,9 @@ def cleaned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        both = (out.glob(f"{kind}/*/**/.seed-*") for kind in ("runs", "tuning"))
-        for unfinished in chain(*both):
+        for unfinished in [
+            *out.glob("runs/*/**/.seed-*"),
+            *out.glob("tuning/*/**/.seed-*"),
+        ]:
             if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
                 shutil.rmtree(unfinished, ignore_errors=True)

@@ -4,7 +4,6 @@ import re
 import shlex
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,28 +11,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.cli import factories
-from experiments.cli.errors import BadRequest
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM, words_of
-from experiments.cli.words import as_words
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, combinations, named
+from experiments.study.variants import Variant, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import reading
-from experiments.training.config import RunConfig, Settings, parse
+from experiments.training.config import RunConfig, Settings
+from experiments.training.defaults import resolved
 from experiments.training.json_files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
-from experiments.training.plan import Plan
+from experiments.training.plan import Plan, make_task
 from experiments.training.run import Run, checked
+from experiments.training.strategies import declaring
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000
 
-# Fields scaled from the first point of a sweep, so that all see as many samples.
-FOLLOWING = "batch_size", "steps", "lr"
-
+RESAMPLES = 2000  # of the tuning seeds
 Lines = list[dict[str, Any]]
 
 
@@ -90,11 +87,6 @@ class RunSet(NamedTuple):
         """Whether the runs try values, on held-out training data."""
         return self.common.validation is not None
 
-    @property
-    def argv(self) -> list[str]:
-        """The flags of experiments.run, without --seed."""
-        return words_of(self.common)
-
     def config_of(self, seed: int) -> RunConfig:
         """Returns the config of one run."""
         return replace(self.common, seed=seed)
@@ -102,7 +94,7 @@ class RunSet(NamedTuple):
     @property
     def command(self) -> str:
         """The command that makes these runs, without --seed."""
-        return shlex.join([*PROGRAM.split(), *self.argv])
+        return shlex.join(command_of(self.common))
 
     def run(self, seed: int) -> Path:
         """Returns the folder of one run."""
@@ -114,7 +106,8 @@ class RunSet(NamedTuple):
 
     def read(self) -> "RunSet":
         """Returns the run set with the content of the files that exist."""
-        found = {s: x for s in self.seeds if (x := _sound(self.run(s))) is not None}
+        read = {seed: _content(self.run(seed))[0] for seed in self.seeds}
+        found = {seed: x for seed, x in read.items() if x is not None}
         return self._replace(
             trials=[trial.read() for trial in self.trials],
             config=next((x.config for x in found.values()), {}),
@@ -161,39 +154,37 @@ class RunSet(NamedTuple):
         return statistics.mean(found)
 
 
+def command_of(config: RunConfig) -> list[str]:
+    """Returns the command that makes a run, without --seed."""
+    return [*PROGRAM.split(), *words_of(config)]
+
+
 def is_done(run: Path) -> bool:
     """Whether a run is complete and none of its files is damaged."""
-    return _sound(run) is not None
+    return _content(run)[0] is not None
 
 
 def damage(run: Path) -> str:
     """Returns the damaged file of a run, and how it is damaged; "" if none is."""
-    try:
-        _read(run)
-    except Damaged as error:
-        return str(error)
-    return ""
+    return _content(run)[1]
 
 
-def _sound(run: Path) -> reading.Made | None:
-    """Returns a run's files; None if the run is incomplete or a file is damaged."""
+def _content(run: Path) -> tuple[reading.Made | None, str]:
+    """Returns the files of a complete run, and which one is damaged, and how."""
     # An OSError is not caught: it says nothing about the content of a file.
-    with suppress(Damaged):
-        return _read(run)
-
-
-def _read(run: Path) -> reading.Made | None:
-    """Returns a run's files; None if the run is incomplete."""
-    found, path = reading.read_run(run), run / "summary.json"
-    if found is None:
-        return None
-    seed = found.summary.get("seed")
-    if seed is not None and run.name != f"seed-{seed}":
-        raise Damaged(path, f"it belongs to seed {seed}")
-    sent = found.summary["sends"] or {"kinds": []}
-    if unknown := {name for kind in sent["kinds"] for name in kind} - HOPS.keys():
-        raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
-    return found
+    try:
+        found, path = reading.read_run(run), run / "summary.json"
+        if found is None:
+            return None, ""
+        seed, sent = found.summary.get("seed"), found.summary["sends"]
+        if seed is not None and run.name != f"seed-{seed}":
+            raise Damaged(path, f"it belongs to seed {seed}")
+        kinds = {name for kind in (sent or {"kinds": []})["kinds"] for name in kind}
+        if unknown := kinds - HOPS.keys():
+            raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
+    except Damaged as error:
+        return None, str(error)
+    return found, ""
 
 
 class Loader:
@@ -225,78 +216,64 @@ class Loader:
 def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     """Returns every variant at every value of the sweep, with its trials.
 
-    At each value the runs train on as many samples as at the first. No tuned values are
-    chosen yet, and nothing is written.
+    No tuned values are chosen yet, and nothing is written.
 
     Raises:
-        BadRequest: the config of a run is not possible.
+        BadRequest, ValueError: the config of a run is not possible.
     """
-    each = enumerate(study.variants, 1)
-    return [r for number, x in each for r in _sets_of(study, loader, number, x)]
-
-
-def _sets_of(
-    study: StudyConfig, loader: Loader, number: int, variant: Variant
-) -> Iterator[RunSet]:
-    """Yields a variant at every value of the sweep, with its trials."""
-    base = None
-    for point, said in study.points[variant.label].items():
-        common, base = _same_samples(study, said, loader, base)
-        seeds = range(study.seeds)
-        made = RunSet(variant, number, point, common, study.folder, seeds)
-        # Impossible trials are refused before any run is made.
-        for values in variant.decisive_trials():
-            loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
-        values = combinations(variant.budget)
-        yield made._replace(trials=[trial(study, made, each) for each in values])
+    found = []
+    for number, variant in enumerate(study.variants, 1):
+        for point, common in _same_samples(study, study.points[variant.label]):
+            seeds = range(study.seeds)
+            made = RunSet(variant, number, point, common, study.folder, seeds)
+            # What is impossible is refused before any run is made.
+            loader.plan(common)
+            for values in variant.decisive_trials():
+                loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
+            each = combinations(variant.budget)
+            found.append(made._replace(trials=[trial(study, made, x) for x in each]))
+    return found
 
 
 def _same_samples(
-    study: StudyConfig, run: RunConfig, loader: Loader, base: Settings | None
-) -> tuple[RunConfig, Settings]:
-    """Returns a run with batch, steps and rate scaled from the first point's.
+    study: StudyConfig, points: Mapping[str, RunConfig]
+) -> Iterator[tuple[str, RunConfig]]:
+    """Yields the runs at each point, on as many samples as at the first.
 
     The rate grows with the batch only under --worker-batch, linearly: Goyal et al.,
     "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
     """
-    if study.worker_batch is not None:
-        run = _varied(run, batch_size=study.worker_batch * run.workers)
-    s = loader.plan(run)[0].config
-    if base is None or s.batch_size == base.batch_size:
-        return run, base or s
-    # If the steps differ already, they are swept.
-    if s.steps == base.steps:
-        steps = max(1, round(base.steps * base.batch_size / s.batch_size))
-        run = _varied(run, steps=steps)
-    if study.worker_batch is not None:
-        rate = base.lr * s.batch_size / base.batch_size
-        run = _varied(run, lr=float(f"{rate:.6g}"))
-    # The new values may not fit the task: this raises an error.
-    loader.plan(run)
-    return run, base
+    first = None
+    for point, run in points.items():
+        if study.worker_batch is not None:
+            run = replaced(run, batch_size=study.worker_batch * run.workers)
+        own = _filled(run)
+        first = first or own
+        times = own.batch_size / first.batch_size
+        # If the steps differ already, they are swept.
+        if times != 1 and own.steps == first.steps:
+            run = replaced(run, steps=max(1, round(first.steps / times)))
+        if times != 1 and study.worker_batch is not None:
+            run = replaced(run, lr=float(f"{first.lr * times:.6g}"))
+        yield point, run
 
 
-def _varied(run: RunConfig, **values: Any) -> RunConfig:
-    """Returns a config with other values; raises a BadRequest if they do not fit."""
-    try:
-        return replace(run, **values)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+def _filled(run: RunConfig) -> Settings:
+    """Returns the settings of a run, without its data and its programs."""
+    task = make_task(run)
+    return resolved(run, task, declaring(run, task))
 
 
 def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
-    variant, whole = made.variant, made.common
-    tried = parse([*variant.argv, *variant.points[made.point], *as_words(values)])
-    follow = {name: getattr(whole, name) for name in FOLLOWING if name not in values}
     # The held-out part of the training data is the same for all seeds and variants.
     # The reported runs train on all of the training data.
-    seeds = range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds)
-    common = _varied(tried, **follow, validation=TUNE_SHARE)
-    return made._replace(seeds=seeds, values=values, common=common)
-
-
-RESAMPLES = 2000
+    held_out = replaced(made.common, validation=TUNE_SHARE)
+    return made._replace(
+        seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds),
+        values=values,
+        common=made.variant.varied(held_out, values),
+    )
 
 
 class Tuning(NamedTuple):

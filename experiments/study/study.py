@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from experiments.study import jobs, making, worker
 from experiments.study.analysis import analysis
 from experiments.study.analysis.results import Report
 from experiments.study.config import PROGRAM, StudyConfig
-from experiments.study.jobs import ANSWER, Unreachable, reach
+from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Stopped, progress
-from experiments.study.queue import Plan
+from experiments.study.queue import Missing, Plan
 from experiments.study.report import tables, write
-from experiments.study.runs import Loader, RunSet, run_sets
+from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import json_files, records
@@ -35,7 +35,7 @@ NAME = "study.json"
 # The fields of a summary to record, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Fields about the code that made a run; runs of earlier versions lack them.
-FINAL += "commit", "versions"
+CODE = "commit", "versions"
 
 
 def run(
@@ -48,13 +48,11 @@ def run(
 
     Raises:
         BadRequest: the flags are impossible; one line.
+        Unreachable: no scheduler answers.
     """
     try:
         with opened(config) as (plan, loader):
             return _make(config, argv, plan, loader, asked_to_stop)
-    except Unreachable as error:
-        terminal.say(f"error: {error}")
-        return exit_codes.UNCONNECTED
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
         terminal.say(
@@ -90,8 +88,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 records.write_json(out / NAME, identity)
-            choose = partial(runs.chosen, measure_key=config.measure)
-            plan = Plan(runs, choose)
+            plan = Plan(runs, partial(chosen, measure_key=config.measure))
             if refusal is not None and plan.done < plan.total:
                 raise refusal
             yield plan, loader
@@ -108,10 +105,7 @@ def _make(
 ) -> int | None:
     """Makes a study's files, and shows the summary; returns as `run` does."""
     if config.list:
-        listed = [*commands(plan, config.devices_per_job)]
-        if listed:
-            terminal.show("\n".join(listed))
-        terminal.say(summary(plan))
+        show_commands(config, plan)
         return exit_codes.DONE
     if not make_runs(config, plan, loader, asked_to_stop):
         return None
@@ -166,41 +160,34 @@ def make_runs(
     return True
 
 
-def commands(plan: Plan, devices: int | None) -> Iterator[str]:
-    """Yields the command of each missing run, with its folder within the study's.
+def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
+    """Returns the command of one run, for job arrays and xargs.
 
     Args:
-        plan: the plan, with the missing runs that are known so far.
-        devices: CPU devices, and threads, of each run; None uses this machine's numbers
-            everywhere.
+        run: the run.
+        devices: CPU devices, and threads; None uses this machine's numbers everywhere.
+        more: further words.
     """
-    for run in plan.waiting:
-        # An interrupted run continues if it has a checkpoint.
-        more = ["--out", str(run.folder), "--resume"]
-        yield command(run.runs, run.seed, devices, more)
-
-
-def command(
-    runs: RunSet, seed: int, devices: int | None, more: Sequence[str] = ()
-) -> str:
-    """Returns the command of one run; `devices` as in `commands`."""
     environ = jobs.job_environment(devices)
     prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
-    words = [*PROGRAM.split(), *runs.argv, "--seed", str(seed), *more]
+    words = [*command_of(run.config), "--seed", str(run.seed), *more]
     return shlex.join([*prefix, *words])
 
 
-def summary(plan: Plan) -> str:
-    """Returns how many runs are listed, and how many more will follow."""
-    listed = len(plan.waiting)
-    missing = plan.total - plan.done
+def show_commands(config: StudyConfig, plan: Plan) -> None:
+    """Shows the commands of the missing runs, and how many more will follow."""
+    listed, missing = len(plan.waiting), plan.total - plan.done
+    for run in plan.waiting:
+        # An interrupted run continues if it has a checkpoint.
+        more = ["--out", str(run.folder), "--resume"]
+        terminal.show(command(run, config.devices_per_job, more))
     text = f"{listed} of {plan.total} runs are listed"
     if missing > listed:
         text += (
             f"; {missing - listed} more depend on these trials: list again once they "
             "are done"
         )
-    return text if missing else f"all {plan.total} runs are complete"
+    terminal.say(text if missing else f"all {plan.total} runs are complete")
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -216,17 +203,16 @@ def _use_devices(config: StudyConfig) -> None:
         return use_devices(config.devices_per_job)
     runs = chain(*(points.values() for points in config.points.values()))
     # Jobs, and runs without a mesh, get the same number of devices.
-    if needed := max(run.mesh_devices() for run in runs):
-        use_cpu_devices(max(needed, cores()))
-        jax.devices()
+    use_cpu_devices(max(cores(), *(run.mesh_devices() for run in runs)))
+    jax.devices()
 
 
 def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     """Says what failed; returns the exit code if no report is possible, otherwise 0."""
-    first, count = plan.failures[0], len(plan.failures)
-    if not runs and all(each.is_request for each in plan.failures):
-        raise BadRequest(first.line)
-    alone = command(first.runs, first.seed, config.devices_per_job)
+    (first, why), count = plan.failures[0], len(plan.failures)
+    if not runs and all(refused.is_request for _, refused in plan.failures):
+        raise BadRequest(why.line)
+    alone = command(first, config.devices_per_job)
     terminal.say(
         f"{count} of {plan.total} runs failed: the same command tries them again. To "
         f"run only the first of them: {alone}"
@@ -251,14 +237,17 @@ def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
-    finals = [*final_lines(runs)]
-    # They are more than half of a line's bytes, and mostly equal to the line before.
-    pairs = [*zip(finals[:0:-1], finals[-2::-1], strict=True)]
-    for key, (line, before) in product(("commit", "versions"), pairs):
-        if line.get(key) == before.get(key):
-            line.pop(key, None)
-    records.write_lines(out / "finals.jsonl", finals)
+    records.write_lines(out / "finals.jsonl", _without_repeats(final_lines(runs)))
     write.write(found, out)
+
+
+def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the lines without what the line before says of the code, too."""
+    # It is more than half of a line's bytes.
+    before: dict[str, Any] = {}
+    for line in lines:
+        yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
+        before = line
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -274,8 +263,11 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
-                keys = [k for k in summary if k in FINAL or k.startswith("test_")]
-                kept = {k: summary[k] for k in keys}
+                kept = {
+                    k: x
+                    for k, x in summary.items()
+                    if k in (*FINAL, *CODE) or k.startswith("test_")
+                }
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
@@ -324,34 +316,25 @@ def check_measure(
 def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
-    if not path.exists() and _content(out):
-        raise ValueError(f"--out {out} holds other files: use another folder")
     if not path.exists():
+        if any(each.name != lock.NAME for each in out.iterdir()):
+            raise ValueError(f"--out {out} holds other files: use another folder")
         return
     try:
         there = json_files.read(path)
         with json_files.using(path):
-            differing = {
-                key: _changed(there[key], x)
-                for key, x in identity.items()
-                if there[key] != x
-            }
+            differing = [key for key, x in identity.items() if there[key] != x]
+            changed = [_changed(there[key], identity[key]) for key in differing]
     except json_files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if differing:
-        key = next(iter(differing))
         raise ValueError(
-            f"--out {out} holds a study with other {key} ({differing[key]}): use "
+            f"--out {out} holds a study with other {differing[0]} ({changed[0]}): use "
             "another folder"
         )
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns the first two differences as text."""
-    names = [name for name in new if old.get(name) != new[name]]
-    return ", ".join(f"{n}: {old.get(n)!r}, not {new[n]!r}" for n in names[:2])
-
-
-def _content(out: Path) -> list[Path]:
-    """Returns all entries of a folder except the lock."""
-    return [path for path in out.iterdir() if path.name != lock.NAME]
+    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    return ", ".join(f"{n}: {old.get(n)!r}, not {new.get(n)!r}" for n in names[:2])

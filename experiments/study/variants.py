@@ -3,14 +3,16 @@
 import math
 import re
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from argparse import ArgumentTypeError
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, product
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from experiments.cli import factories, flags
+from experiments.cli import flags
 from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.cli.factories import ALGORITHM, flag_kind
 from experiments.cli.words import (
     Words,
     as_words,
@@ -18,14 +20,27 @@ from experiments.cli.words import (
     flag_of,
     literal,
     nearest_flag,
+    one_of,
     parameter,
     with_dashes,
 )
-from experiments.training.config import SETTINGS
+from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.records import MEASURED
 
 # The largest number of runs of a study, and so of values in a range.
 MOST_RUNS = 10_000
+# Flags of single runs that a study sets itself, and the flags to use instead.
+TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
+TAKEN |= {
+    name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
+    for name in ("help", "help_all")
+}
+# Names that a study's records use themselves: no swept or tuned parameter may have one.
+RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
+RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
+# Flags of additional measurements that every study makes.
+ADDED: Words = ("--displacements",)
+_SWITCH = one_of({"true": True, "false": False})
 
 
 class Range(NamedTuple):
@@ -70,12 +85,6 @@ class Range(NamedTuple):
         if self.bounds is None or _are_whole(*self.bounds[:2]):
             return self.values
         return self.values[0], self.values[-1]
-
-    @property
-    def points(self) -> dict[str, Words]:
-        """The flags of each value, by the value's name such as "workers=4"."""
-        each = [{self.flag: value} for value in self.values]
-        return {named(x): tuple(as_words(x)) for x in each}
 
     def refined(self, factor: int) -> "Range":
         """Returns a range with `factor` times as many values; lists do not change."""
@@ -210,19 +219,6 @@ def named(values: Mapping[str, str]) -> str:
     return ",".join(f"{flag}={value}" for flag, value in values.items())
 
 
-# Flags of single runs that a study sets itself, and the flags to use instead.
-TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
-TAKEN |= {
-    name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
-    for name in ("help", "help_all")
-}
-# Names that a study's records use themselves: no swept or tuned parameter may have one.
-RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
-RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
-# Flags of additional measurements that every study makes.
-ADDED: Words = ("--displacements",)
-
-
 class Variant(NamedTuple):
     """An algorithm with its own flags, and the study's flags that its runs accept.
 
@@ -230,10 +226,10 @@ class Variant(NamedTuple):
         label: name in the report.
         algo: name of the algorithm.
         words: its own flags, as on the command line of experiments.run.
-        known: the parameters of its runs that a study may set.
-        argv: flags of its runs, without those of a point and of a trial.
-        points: flags of each value of the sweep, by its name such as "workers=4"; one
-            point "" without flags if the variant is not swept.
+        argv: the flags of its runs, without what is swept and tuned.
+        known: the parameters of its runs that a study may set, each with the function
+            that reads its value.
+        swept: the sweep, if its runs have the flag.
         tuned: the tuned ranges, of flags that it has.
         trials: number of trials at each point; ranges of whole numbers may give fewer.
     """
@@ -241,18 +237,27 @@ class Variant(NamedTuple):
     label: str
     algo: str
     words: Words = ()
-    known: frozenset[str] = frozenset()
     argv: Words = ()
-    points: Mapping[str, Words] = MappingProxyType({"": ()})
+    known: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
+    swept: Range | None = None
     tuned: Sequence[Range] = ()
     trials: int = 0
 
     @property
+    def points(self) -> dict[str, dict[str, str]]:
+        """The values of the sweep by flag, by name such as "workers=4"; one "" without.
+
+        A value's name is also that of a folder.
+        """
+        each = combinations([self.swept]) if self.swept else [{}]
+        return {named(values): values for values in each}
+
+    @property
     def parameters(self) -> set[str]:
         """The parameters that are set, swept or tuned for its runs."""
-        words = [*self.argv, *chain.from_iterable(self.points.values())]
-        given = {parameter(group[0]) for group in flag_groups(words)}
-        return given | {r.flag for r in self.tuned}
+        ranges = [*self.tuned, *([self.swept] if self.swept else [])]
+        given = {parameter(group[0]) for group in flag_groups(self.argv)}
+        return given | {r.flag for r in ranges}
 
     @property
     def own_flags(self) -> list[Words]:
@@ -264,8 +269,7 @@ class Variant(NamedTuple):
         """The ranges of its trials, the first one refined to reach the trial count."""
         # With a plain grid, a variant that lacks one of the tuned flags would have only
         # a fraction of the others' trials.
-        coarse = math.prod(len(r.values) for r in self.tuned)
-        times = self.trials // coarse
+        times = self.trials // math.prod(len(r.values) for r in self.tuned)
         first = next((r for r in self.tuned if r.bounds is not None), None)
         return [r.refined(times) if r is first else r for r in self.tuned]
 
@@ -275,88 +279,68 @@ class Variant(NamedTuple):
         shared: Sequence[Words],
         tuned: Sequence[Range],
         swept: Range | None,
-        taken: Mapping[str, str] = TAKEN,
+        taken: Collection[str] = TAKEN,
         added: Words = ADDED,
     ) -> "Variant":
         """Returns the variant with the flags of its runs; arguments: see `resolved`."""
-        known = SETTINGS.keys() - taken.keys()
-        known |= factories.describe(ALGORITHM, self.algo).flags.keys()
-        known |= factories.describe(TASK, task).flags.keys()
+        kinds = {name: {"type": each.read} for name, each in SETTINGS.items()}
+        for own in flags.own_of(self.algo, task, None):
+            kinds |= {name: flag_kind(x) for name, x in own.flags.items()}
+        known = {
+            k: x.get("type") or _SWITCH for k, x in kinds.items() if k not in taken
+        }
         run = ("--algo", self.algo, "--task", task, *added)
         shares = chain(*(group for group in shared if parameter(group[0]) in known))
-        own = [next((x for x in r.each if x.flag in known), None) for r in tuned]
-        ranges = [r for r in own if r is not None]
+        firsts = ([x for x in r.each if x.flag in known][:1] for r in tuned)
+        ranges = [*chain(*firsts)]
         # Counted without the refined values: they may be too many to list.
         counted = tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
-            known=frozenset(known),
             # Its own flags come last: the last of two equal flags wins.
             argv=(*run, *shares, *self.words),
-            points=swept.points if swept and swept.flag in known else self.points,
+            known=known,
+            swept=swept if swept and swept.flag in known else None,
             tuned=ranges,
             trials=math.prod(len(r.values) for r in counted) if ranges else 0,
         )
+
+    def configs(self) -> dict[str, RunConfig]:
+        """Returns the config of its runs at each value of the sweep, by its name.
+
+        Raises:
+            BadRequest: a run does not accept its flags.
+        """
+        points = self.points
+        first = parse([*self.argv, *as_words(next(iter(points.values())))])
+        return {name: self.varied(first, values) for name, values in points.items()}
+
+    def varied(self, run: RunConfig, values: Mapping[str, str]) -> RunConfig:
+        """Returns a config of its runs with other values, as words by parameter.
+
+        Raises:
+            BadRequest: the run does not accept a value.
+        """
+        fields: dict[str, Any] = {}
+        own = {**run.arguments}, {**run.task_arguments}
+        for name, text in values.items():
+            place = next((x for x in own if name in x), fields)
+            try:
+                place[name] = self.known[name](text)
+            except ArgumentTypeError as error:
+                raise BadRequest(f"argument {flag_of(name)}: {error}") from None
+        return replaced(run, **fields, arguments=own[0], task_arguments=own[1])
 
     def decisive_trials(self) -> Iterator[dict[str, str]]:
         """Yields values by flag; if any trial is invalid, one of these is."""
         return combinations([r._replace(values=r.decisive) for r in self.tuned])
 
 
-def read(text: str) -> tuple[Variant, ...]:
-    """Reads `--algos`: "sync_sgd, bmuf --nesterov, Slow=diloco --outer-lr 0.4".
-
-    Args:
-        text: algorithms, separated by commas; each may have its own flags, and a label
-            before =.
-
-    Raises:
-        BadRequest: an algorithm has no name, or two have the same label.
-    """
-    lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
-    # A label may have a #.
-    lexer.whitespace_split, lexer.commenters = True, ""
+def replaced(run: RunConfig, **fields: Any) -> RunConfig:
+    """Returns a config with other fields; raises a BadRequest if they do not fit."""
     try:
-        tokens = list(lexer)
-    except ValueError:
-        raise BadRequest(
-            f"--algos {text!r}: a quotation mark is not closed, or a backslash is last"
-        ) from None
-    groups: list[list[str]] = [[]]
-    for token in tokens:
-        # Adjacent commas are one token: between them a name is missing.
-        if set(token) == {","}:
-            groups += [[] for _ in token]
-        else:
-            groups[-1].append(token)
-    found = tuple(_variant(text, words) for words in groups)
-    labels = [variant.label for variant in found]
-    if twice := next((x for x in labels if labels.count(x) > 1), None):
-        raise BadRequest(
-            f"--algos has {twice!r} twice: give one of them another label, as in other="
-            f"{found[labels.index(twice)].algo}"
-        )
-    return found
-
-
-def _variant(text: str, words: Sequence[str]) -> Variant:
-    """Reads one algorithm of --algos; `text` is the whole value, for errors."""
-    if not words or words[0].startswith("-"):
-        raise BadRequest(
-            f"--algos {text!r}: every algorithm needs a name, as in "
-            "sync_sgd,bmuf --nesterov"
-        )
-    if "-h" in words:
-        raise BadRequest(
-            f"--algos {text!r}: see python -m experiments.run --algo NAME --help"
-        )
-    label, equals, name = words[0].rpartition("=")
-    own = tuple(with_dashes(word) for word in words[1:])
-    if not name or (equals and not label):
-        raise BadRequest(
-            f"--algos {text!r}: {words[0]!r} must be a label, = and a name, without "
-            "spaces around ="
-        )
-    return Variant(label or " ".join([name, *own]), name, own)
+        return replace(run, **fields)
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
 
 
 def resolved(
@@ -414,6 +398,63 @@ def resolved(
                 f"{flag_of(name)} is given, and also swept or tuned: do only one"
             )
     return found
+
+
+def read(text: str) -> tuple[Variant, ...]:
+    """Reads `--algos`: "sync_sgd, bmuf --nesterov, Slow=diloco --outer-lr 0.4".
+
+    Args:
+        text: algorithms, separated by commas; each may have its own flags, and a label
+            before =.
+
+    Raises:
+        BadRequest: an algorithm has no name, or two have the same label.
+    """
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
+    # A label may have a #.
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        tokens = list(lexer)
+    except ValueError:
+        raise BadRequest(
+            f"--algos {text!r}: a quotation mark is not closed, or a backslash is last"
+        ) from None
+    groups: list[list[str]] = [[]]
+    for token in tokens:
+        # Adjacent commas are one token: between them a name is missing.
+        if set(token) == {","}:
+            groups += [[] for _ in token]
+        else:
+            groups[-1].append(token)
+    found = tuple(_variant(text, words) for words in groups)
+    labels = [variant.label for variant in found]
+    if twice := next((x for x in labels if labels.count(x) > 1), None):
+        raise BadRequest(
+            f"--algos has {twice!r} twice: give one of them another label, as in other="
+            f"{found[labels.index(twice)].algo}"
+        )
+    return found
+
+
+def _variant(text: str, words: Sequence[str]) -> Variant:
+    """Reads one algorithm of --algos; `text` is the whole value, for errors."""
+    if not words or words[0].startswith("-"):
+        raise BadRequest(
+            f"--algos {text!r}: every algorithm needs a name, as in "
+            "sync_sgd,bmuf --nesterov"
+        )
+    if "-h" in words:
+        raise BadRequest(
+            f"--algos {text!r}: see python -m experiments.run --algo NAME --help"
+        )
+    label, equals, name = words[0].rpartition("=")
+    own = tuple(with_dashes(word) for word in words[1:])
+    if not name or (equals and not label):
+        raise BadRequest(
+            f"--algos {text!r}: {words[0]!r} must be a label, = and a name, without "
+            "spaces around ="
+        )
+    return Variant(label or " ".join([name, *own]), name, own)
 
 
 def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:

@@ -15,16 +15,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
-from experiments.training.config import parse
+from experiments.training.config import RunConfig
 from experiments.training.versions import versions
 
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.making import Maker, Stepped
+    from experiments.study.making import Maker, News
     from experiments.study.queue import Made, Refused
     from experiments.study.runs import Loader
 
+
+PACKAGES = "syncalgos", "models", "experiments"
 
 _started: dict[str, str] = {}  # the variables with which this worker has started jax
 _alone = threading.Lock()  # jax's settings and memory are those of the whole process
@@ -42,7 +44,7 @@ class Order(NamedTuple):
         settings: settings of jax.
         factories: names of the task and of the algorithms.
         facts: what `facts` returns to the command.
-        first: flags of one run, whose data all workers need.
+        first: the config of one run, whose data all workers need.
     """
 
     folder: str
@@ -53,7 +55,7 @@ class Order(NamedTuple):
     settings: Mapping[str, Any]
     factories: Sequence[str]
     facts: Mapping[str, str]
-    first: Sequence[str]
+    first: Mapping[str, Any]
 
 
 def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -68,15 +70,10 @@ def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
     code = (*PACKAGES, *modules(factories))
     return {
         **versions(),
-        **{f"code of {module}": _code(module)[:12] for module in code},
+        **{f"code of {module}": _imported(module)[:12] for module in code},
         "devices": f"{jax.local_device_count()} {jax.default_backend()}",
         **environ,
     }
-
-
-@cache  # a process keeps the code that it has imported, whatever is edited later
-def _code(module: str) -> str:
-    return of_code(module)
 
 
 def check(given: Sequence[Any]) -> None:
@@ -107,18 +104,18 @@ def check(given: Sequence[Any]) -> None:
                 f"{name}: {here.get(name)!r} there, {order.facts[name]!r} here: "
                 "restart it once they agree"
             )
-        _loader(order.topic).plan(parse(order.first))
+        _loader(order.topic).plan(RunConfig(**order.first))
 
 
 def make_run(
-    given: Sequence[Any], number: int, argv: Sequence[str], folder: str
+    given: Sequence[Any], number: int, config: Mapping[str, Any], folder: str
 ) -> "Made | Refused":
     """Makes a run on this Dask worker, which has passed `check`.
 
     Args:
         given: the command's order as a plain tuple.
         number: the number of the run set to report; its runs share programs.
-        argv: the flags of the run.
+        config: the fields of the run's config.
         folder: the folder of its files.
 
     Raises:
@@ -130,13 +127,13 @@ def make_run(
     order, worker = Order(*given), get_worker()
     key = worker.get_current_task()
 
-    def report(news: "Stepped | str") -> None:
+    def report(news: "News") -> None:
         worker.log_event(order.topic, (key, news))
 
     with _set_up(order):
         make = _maker(order.topic, number).make
         is_unwanted = partial(_is_unwanted, worker, key)
-        return make(parse(argv), Path(folder), report, is_unwanted)
+        return make(RunConfig(**config), Path(folder), report, is_unwanted)
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:
@@ -190,9 +187,6 @@ def _maker(topic: str, number: int) -> "Maker":
     return Maker(_loader(topic))
 
 
-PACKAGES = "syncalgos", "models", "experiments"
-
-
 def of_runs(names: Iterable[str]) -> dict[str, str]:
     """Returns the versions of packages, and of the user's own modules.
 
@@ -200,8 +194,7 @@ def of_runs(names: Iterable[str]) -> dict[str, str]:
         names: names of algorithms and tasks; those with a colon are the user's own.
     """
     # Runs of an edited algorithm must not be mixed with earlier ones.
-    own = {name: _digest([_file(name)]) for name in modules(names)}
-    return {**versions(), **own}
+    return {**versions(), **{module: of_code(module) for module in modules(names)}}
 
 
 def modules(names: Iterable[str]) -> list[str]:
@@ -211,15 +204,11 @@ def modules(names: Iterable[str]) -> list[str]:
 
 def of_code(module: str) -> str:
     """Returns a digest of a module's code: of all files, if it is one of `PACKAGES`."""
-    path = _file(module)
-    return _digest(path.parent.rglob("*.py") if module in PACKAGES else [path])
-
-
-def _file(module: str) -> Path:
-    return Path(importlib.import_module(module).__file__ or "")
-
-
-def _digest(paths: Iterable[Path]) -> str:
+    path = Path(importlib.import_module(module).__file__ or "")
+    paths = sorted(path.parent.rglob("*.py")) if module in PACKAGES else [path]
     # Lock files of text editors are broken links.
-    contents = (path.read_bytes() for path in sorted(paths) if path.is_file())
+    contents = (each.read_bytes() for each in paths if each.is_file())
     return hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+_imported = cache(of_code)  # a worker keeps what it has imported, whatever is edited

@@ -182,7 +182,7 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
         is_bad = run.name.startswith("v0")
         plan.ended(run, Refused("bad") if is_bad else Made(""))
     assert [x is None for x in plan.found] == [True, False]
-    assert [x.line for x in plan.failures][-1].startswith("all of its trials failed")
+    assert [x.line for _, x in plan.failures][-1].startswith("all of its trials failed")
 
 
 # Command lines, in this process.

@@ -12,7 +12,7 @@ from tiers import tiers
 import experiments.compare as compare
 import syncalgos
 from experiments.cli import factories
-from experiments.cli.words import parameter
+from experiments.cli.words import as_words, parameter
 from experiments.study import config, presets, runs
 from experiments.training.config import parse
 
@@ -195,26 +195,26 @@ def test_a_users_repeated_flags_replace_all_of_the_presets():
     assert [r.flag for r in decided.tuned] == ["lr", "period"]
 
 
-def test_a_user_may_negate_what_a_preset_sets():
-    words = presets.words({"nesterov": True, "lr": 0.1, "fused": True})
-    assert words == ["--nesterov", "--lr", "0.1", "--fused"]
-    assert presets.under(words, ["--no-nesterov"]) == [
-        *("--lr", "0.1", "--fused"),
-        "--no-nesterov",
-    ]
-    assert presets.under(words, ["--lr=1"]) == ["--nesterov", "--fused", "--lr=1"]
-    assert presets.under(words, []) == words
+def test_a_user_may_negate_what_a_preset_sets(tmp_path, monkeypatch):
+    (path := tmp_path / "own.toml").write_text(
+        'flags = {nesterov = true, lr = 0.1, fused = true, algos = ["a", "b --c 1"]}'
+    )
+    monkeypatch.setitem(presets.FILES, "own", path)
+    found = {"nesterov": True, "lr": 0.1, "fused": True, "algos": "a, b --c 1"}
+    assert presets.under("own", []) == found
+    for words, name in (("--no-nesterov", "nesterov"), ("--lr=1", "lr")):
+        left = {k: x for k, x in found.items() if k != name}
+        assert presets.under("own", [(words,)]) == left
 
 
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
         ({"nesterov": False}, ["--no-nesterov"]),
-        ({"algos": ["a", "b --c 1"]}, ["--algos", "a, b --c 1"]),
         ({"tune": ["x=1,2", "y=3,4"]}, ["--tune", "x=1,2", "--tune", "y=3,4"]),
         ({"seeds": 5, "lr": 0.1}, ["--seeds", "5", "--lr", "0.1"]),
         ({"task": "digits"}, ["--task", "digits"]),
     ],
 )
 def test_a_table_of_flags_reads_as_a_command_line(table, expected):
-    assert presets.words(table) == expected
+    assert as_words(table) == expected
