@@ -30,8 +30,8 @@ import jax
 from rich.progress import TaskID
 
 from experiments.checkpoint import lock
-from experiments.cli import certificates
-from experiments.cli.errors import BadRequest
+from experiments.cli import certificates, exits
+from experiments.cli.errors import BadRequest, in_one_line
 from experiments.exit_codes import UNCONNECTED
 from experiments.study import worker
 from experiments.study.config import StudyConfig
@@ -76,10 +76,7 @@ class Job:
 
 
 def make(
-    config: StudyConfig,
-    plan: Plan,
-    bar: StudyProgress,
-    asked_to_stop: Callable[[], int],
+    config: StudyConfig, plan: Plan, bar: StudyProgress, asked_to_stop: exits.Stopped
 ) -> None:
     """Makes all runs of a plan on a cluster.
 
@@ -126,17 +123,17 @@ def _order(config: StudyConfig, plan: Plan) -> worker.Order:
     environ = job_environment(config.devices_per_job)
     environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
     folder, first = config.folder.absolute(), plan.planned[0]
-    return worker.Order(
-        folder=str(folder),
-        holder=(folder / lock.NAME).read_text(),
-        topic=secrets.token_hex(8),
-        directory=os.getcwd(),
-        environ=environ,
-        settings={name: getattr(jax.config, name) for name in SETTINGS},
-        factories=config.factories,
-        facts=worker.facts(config.factories, environ),
-        first=_plain(first.config_of(first.seeds[0])),
-    )
+    return {
+        "folder": str(folder),
+        "holder": (folder / lock.NAME).read_text(),
+        "topic": secrets.token_hex(8),
+        "directory": os.getcwd(),
+        "environ": environ,
+        "settings": {name: getattr(jax.config, name) for name in SETTINGS},
+        "factories": config.factories,
+        "facts": worker.facts(config.factories, environ),
+        "first": _plain(first.config_of(first.seeds[0])),
+    }
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:
@@ -167,7 +164,7 @@ class Jobs:
         self._idle_since = time.monotonic()
         self._inbox = queue.SimpleQueue[tuple[float, Any]]()
         # Called in another thread.
-        client.subscribe_topic(order.topic, self._inbox.put)
+        client.subscribe_topic(order["topic"], self._inbox.put)
 
     def step(self) -> None:
         """Handles what has happened, and gives runs to free workers."""
@@ -214,8 +211,7 @@ class Jobs:
         # standard library, which then imports our code, or raises an error.
         name = f"{function.__module__}:{function.__name__}"
         found = self._client.submit(pkgutil.resolve_name, name, **place)
-        order = tuple(self._order)
-        return self._client.submit(operator.call, found, order, *given, **place)
+        return self._client.submit(operator.call, found, self._order, *given, **place)
 
     def _begin(self, address: str, run: Missing) -> None:
         """Has a worker make a run."""
@@ -347,12 +343,12 @@ def _explained(scheduler: str) -> Iterator[None]:
             f"certificates: set {CERTIFICATES} to files of its authority"
         ) from error
     except OSError as error:
-        reason = " ".join(str(error).split())
-        raise Unreachable(f"--scheduler {scheduler}: no answer: {reason}") from error
+        line = f"--scheduler {scheduler}: no answer: {in_one_line(error)}"
+        raise Unreachable(line) from error
     # Dask raises these for an invalid address, for missing certificates, or for a
     # scheduler with another version of Python or Dask.
     except (ValueError, TypeError, ImportError) as error:
-        reason = " ".join(str(error).split())
+        reason = in_one_line(error)
         if "ssl" in reason:
             reason = f"tls:// needs certificates: set {CERTIFICATES}"
         raise BadRequest(f"--scheduler {scheduler}: {reason}") from error

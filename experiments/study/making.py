@@ -1,6 +1,5 @@
 """Makes single runs of a study in this process."""
 
-import os
 import re
 import secrets
 import shutil
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from experiments.checkpoint import lock
-from experiments.cli import terminal
+from experiments.cli import exits, terminal
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.study.analysis.formatting import duration
 from experiments.study.queue import Made, Plan, Refused
@@ -38,9 +37,9 @@ OF_RUN = re.compile(
 )
 
 
+# News about a run in progress: the local steps done, of how many, and the loss of the
+# last one; or a warning.
 News = tuple[int, int, float] | str
-"""News about a run in progress: the local steps done, of how many, and the last one's
-loss; or a warning."""
 
 
 class Stopped(Exception):
@@ -77,7 +76,7 @@ class Maker:
         config: RunConfig,
         folder: Path,
         report: Callable[[News], None],
-        asked_to_stop: Callable[[], int],
+        asked_to_stop: exits.Stopped,
     ) -> Made | Refused:
         """Makes one run.
 
@@ -125,16 +124,27 @@ def described(error: Exception) -> Refused:
 
 
 def clear(folder: Path) -> None:
-    """Removes the remains of an interrupted run.
+    """Removes the files of an interrupted run, and folders that are then empty.
+
+    A link to a folder of checkpoints is removed, but not what it points to.
 
     Raises:
         BadRequest: a command of `compare --list` is making it.
+        OSError: a file cannot be removed.
     """
-    if folder.exists() and not is_done(folder):
-        with lock.held(folder):
-            _remove(folder)
-        with suppress(OSError):  # it holds something of the user's
-            folder.rmdir()
+    if not folder.exists() or is_done(folder):
+        return
+    checkpoints = folder / CHECKPOINTS
+    with lock.held(folder):
+        inside = [] if checkpoints.is_symlink() else checkpoints.glob("*")
+        for path in [*folder.iterdir(), *inside]:
+            name = path.relative_to(folder).as_posix()
+            if OF_RUN.fullmatch(name) and not path.is_dir():
+                path.unlink()
+        with suppress(OSError):  # it holds others, or there is none
+            checkpoints.unlink() if checkpoints.is_symlink() else checkpoints.rmdir()
+    with suppress(OSError):  # it holds something of the user's
+        folder.rmdir()
 
 
 @contextmanager
@@ -176,25 +186,6 @@ def _results(summary: dict[str, Any]) -> str:
     names = {loss: loss, **{name: name.partition(" ")[2] for name in others}}
     figures = [f"{names[x]} {terminal.figure(shown[x])}" for x in names]
     return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])
-
-
-def _remove(folder: Path) -> None:
-    """Removes the files of a run, and its folder of checkpoints if it is then empty.
-
-    A link to such a folder is removed, but not what it points to.
-
-    Raises:
-        OSError: a file cannot be removed.
-    """
-    for top, folders, files in os.walk(folder, topdown=False):
-        inside = Path(top).relative_to(folder)
-        for name in files:
-            if OF_RUN.fullmatch((inside / name).as_posix()):
-                Path(top, name).unlink()
-        if inside == Path() and CHECKPOINTS in folders:
-            path = folder / CHECKPOINTS
-            with suppress(OSError):  # it holds others
-                path.unlink() if path.is_symlink() else path.rmdir()
 
 
 class StudyProgress:
@@ -287,7 +278,7 @@ def progress(total: int, done: int) -> Iterator[StudyProgress]:
 
 
 def here(
-    plan: Plan, loader: Loader, bar: StudyProgress, asked_to_stop: Callable[[], int]
+    plan: Plan, loader: Loader, bar: StudyProgress, asked_to_stop: exits.Stopped
 ) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     maker, number = Maker(loader), 0

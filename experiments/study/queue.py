@@ -9,9 +9,6 @@ from experiments.cli import terminal
 from experiments.study.runs import RunSet, damage
 from experiments.training.config import RunConfig
 
-Choose = Callable[[RunSet], RunSet | None]
-"""Maps a run set whose trials have ended to the runs with the chosen values, if any."""
-
 
 class Made(NamedTuple):
     """The run is complete; the words are its results."""
@@ -81,7 +78,9 @@ class Plan:
         waiting: the missing runs that are known so far and that no job makes.
     """
 
-    def __init__(self, planned: Sequence[RunSet], choose: Choose):
+    def __init__(
+        self, planned: Sequence[RunSet], choose: Callable[[RunSet], RunSet | None]
+    ):
         self.planned, self._choose = planned, choose
         self.total, self.done = 0, 0
         self.failures = list[tuple[Missing, Refused]]()

@@ -19,7 +19,7 @@ from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, meas
 from experiments.study.variants import Variant, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import reading
-from experiments.training.config import RunConfig, Settings
+from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.json_files import Damaged
 from experiments.training.measurements.sends import Sends, from_json
@@ -247,7 +247,8 @@ def _same_samples(
     for point, run in points.items():
         if study.worker_batch is not None:
             run = replaced(run, batch_size=study.worker_batch * run.workers)
-        own = _filled(run)
+        task = make_task(run)
+        own = resolved(run, task, declaring(run, task))
         first = first or own
         times = own.batch_size / first.batch_size
         # If the steps differ already, they are swept.
@@ -256,12 +257,6 @@ def _same_samples(
         if times != 1 and study.worker_batch is not None:
             run = replaced(run, lr=float(f"{first.lr * times:.6g}"))
         yield point, run
-
-
-def _filled(run: RunConfig) -> Settings:
-    """Returns the settings of a run, without its data and its programs."""
-    task = make_task(run)
-    return resolved(run, task, declaring(run, task))
 
 
 def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:

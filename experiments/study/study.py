@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain
@@ -36,6 +36,7 @@ NAME = "study.json"
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Fields about the code that made a run; runs of earlier versions lack them.
 CODE = "commit", "versions"
+FINAL += CODE
 
 
 def run(
@@ -52,7 +53,15 @@ def run(
     """
     try:
         with opened(config) as (plan, loader):
-            return _make(config, argv, plan, loader, asked_to_stop)
+            if config.list:
+                show_commands(config, plan)
+                return exit_codes.DONE
+            if not make_runs(config, plan, loader, asked_to_stop):
+                return None
+            runs = ended(plan)
+            if plan.failures and (code := _failed(config, plan, runs)):
+                return code
+            return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
         terminal.say(
@@ -83,7 +92,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             _use_devices(config)
             loader = Loader()
             runs = run_sets(config, loader)
-            check_measure(runs, loader, config.measure, config.target)
+            _check_measure(config, runs[0], loader)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
@@ -96,39 +105,8 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
         raise BadRequest(str(error)) from error
 
 
-def _make(
-    config: StudyConfig,
-    argv: Sequence[str],
-    plan: Plan,
-    loader: Loader,
-    asked_to_stop: exits.Stopped,
-) -> int | None:
-    """Makes a study's files, and shows the summary; returns as `run` does."""
-    if config.list:
-        show_commands(config, plan)
-        return exit_codes.DONE
-    if not make_runs(config, plan, loader, asked_to_stop):
-        return None
-    runs = ended(plan)
-    if plan.failures and (code := _failed(config, plan, runs)):
-        return code
-    shown, missing = report(config, argv, runs), ""
-    try:
-        write_all(config, shown, runs)
-    except OSError as error:  # the table is still shown
-        missing = f"error: {described(error)}: the report's files are incomplete; the "
-    # Decided before the last line is printed: later signals change nothing.
-    is_done = not (plan.failures or missing)
-    code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
-    text = tables.screen(shown, config.folder)
-    terminal.show(text.rpartition("\n")[0] if missing else text)
-    if missing:  # the last line would name the report
-        terminal.say(f"{missing}same command writes them")
-    return code
-
-
 def make_runs(
-    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: Callable[[], int]
+    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: exits.Stopped
 ) -> bool:
     """Makes all runs of a plan; returns whether it finished.
 
@@ -233,7 +211,26 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     return analysis.report(config, runs, command)
 
 
-def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
+def _report(
+    config: StudyConfig, found: Report, runs: Sequence[RunSet], plan: Plan
+) -> int:
+    """Writes the files of a study beside those of its runs, and shows its table."""
+    missing = ""
+    try:
+        write_all(config, found, runs)
+    except OSError as error:  # the table is still shown
+        missing = f"error: {described(error)}: the report's files are incomplete; the "
+    # Decided before the last line is printed: later signals change nothing.
+    is_done = not (plan.failures or missing)
+    code = exit_codes.decide(exit_codes.DONE if is_done else exit_codes.FAILED)
+    text = tables.screen(found, config.folder)
+    terminal.show(text.rpartition("\n")[0] if missing else text)
+    if missing:  # the last line would name the report
+        terminal.say(f"{missing}same command writes them")
+    return code
+
+
+def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
     records.write_lines(out / "metrics.jsonl", study_lines(runs))
@@ -263,11 +260,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
-                kept = {
-                    k: x
-                    for k, x in summary.items()
-                    if k in (*FINAL, *CODE) or k.startswith("test_")
-                }
+                names = [k for k in summary if k in FINAL or k.startswith("test_")]
+                kept = {name: summary[name] for name in names}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
@@ -280,28 +274,19 @@ def _name(r: RunSet) -> dict[str, Any]:
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, which must match that in the folder."""
-    found = {
-        "settings": config.identity,
-        "versions": worker.of_runs(config.factories),
-    }
+    versions = worker.of_runs(config.factories)
     # Converted as JSON does, so that it can be compared with what is read.
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps({"settings": config.identity, "versions": versions}))
 
 
-def check_measure(
-    planned: Sequence[RunSet], loader: Loader, key: str | None, target: float | None
-) -> None:
+def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
     """Raises a ValueError if no run will have the measure or can reach the target.
 
-    Args:
-        planned: the runs to report, one of which is traced on shapes.
-        loader: makes its plan.
-        key: key of the measure; None takes the accuracy if there is one.
-        target: value to reach; None for the default.
+    The first of the runs is traced on shapes.
     """
+    key, target = config.measure, config.target
     if key is None and target is None:
         return
-    first = planned[0]
     plan, data = loader.plan(first.config_of(first.seeds[0]))
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])

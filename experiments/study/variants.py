@@ -125,9 +125,8 @@ def read_range(flag: str, text: str) -> Range:
         raise BadRequest(
             f"--sweep {text!r}: varies one flag; only --tune takes several names"
         )
-    if first.others and {(x.bounds, len(x.values)) for x in found} != {
-        (None, len(first.values))
-    }:
+    alike = {(x.bounds, len(x.values)) for x in found} == {(None, len(first.values))}
+    if first.others and not alike:
         raise BadRequest(f"--tune {text!r}: needs lists with the same number of values")
     return first
 
@@ -162,20 +161,14 @@ def _are_whole(low: float, high: float) -> bool:
     return isinstance(low, int) and isinstance(high, int)
 
 
-def _number(text: str) -> float:
-    """Reads a number; an int where it is written as one."""
-    return int(text) if re.fullmatch(r"\s*[+-]?\d+\s*", text) else float(text)
-
-
 def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
     """Reads the ends, the spacing and the number of values of a range."""
     parts = listed.split(":")
     form = f"{shown}: a range must be LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
-    try:
-        low, high, count = _number(parts[0]), _number(parts[1]), int(parts[3])
-    except (IndexError, ValueError):
-        raise BadRequest(form) from None
     if len(parts) != 4 or parts[2] not in ("log", "linear"):
+        raise BadRequest(form)
+    low, high, count = (literal(parts[i]) for i in (0, 1, 3))
+    if isinstance(low, str) or isinstance(high, str) or not isinstance(count, int):
         raise BadRequest(form)
     logarithmic = parts[2] == "log"
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
@@ -375,28 +368,26 @@ def resolved(
     given = [parameter(group[0]) for group in shared]
     own = [parameter(group[0]) for x in found for group in x.own_flags]
     varied = [x for r in (*tuned, swept) if r is not None for x in r.flags]
-    for name in (*given, *varied, *own):
-        if name in taken:
-            raise BadRequest(f"{flag_of(name)} is for single runs: use {taken[name]}")
-    known = set().union(*(x.known for x in found))
     # With several parameters, one may belong to an algorithm that is not compared.
     several = [x for r in tuned if r.flags[1:] for x in r.flags]
-    for name in (*given, *varied):
-        if name in known or (name in several and flags.owners_of(ALGORITHM, name)):
-            continue
-        raise BadRequest(_unknown(name, found, [*known, *others]))
-    for name in varied:
-        if name in RECORDED:
+    elsewhere = [x for x in several if flags.owners_of(ALGORITHM, x)]
+    known = set().union(*(x.known for x in found))
+    for name in (*given, *varied, *own):
+        flag = flag_of(name)
+        if name in taken:
+            raise BadRequest(f"{flag} is for single runs: use {taken[name]}")
+        # Each variant's own flags are checked as those of a run.
+        if name not in (*known, *elsewhere, *own):
+            raise BadRequest(_unknown(name, found, [*known, *others]))
+        if name in varied and name in RECORDED:
             raise BadRequest(
-                f"{flag_of(name)} cannot be swept or tuned: a study's records already "
-                f"use the name {name!r}; give the parameter another name"
+                f"{flag} cannot be swept or tuned: a study's records already use the "
+                f"name {name!r}; give the parameter another name"
             )
         if varied.count(name) > 1:
-            raise BadRequest(f"{flag_of(name)} can be swept or tuned once only")
-        if name in (*given, *own):
-            raise BadRequest(
-                f"{flag_of(name)} is given, and also swept or tuned: do only one"
-            )
+            raise BadRequest(f"{flag} can be swept or tuned once only")
+        if name in varied and name in (*given, *own):
+            raise BadRequest(f"{flag} is given, and also swept or tuned: do only one")
     return found
 
 
@@ -426,14 +417,16 @@ def read(text: str) -> tuple[Variant, ...]:
             groups += [[] for _ in token]
         else:
             groups[-1].append(token)
-    found = tuple(_variant(text, words) for words in groups)
-    labels = [variant.label for variant in found]
-    if twice := next((x for x in labels if labels.count(x) > 1), None):
-        raise BadRequest(
-            f"--algos has {twice!r} twice: give one of them another label, as in other="
-            f"{found[labels.index(twice)].algo}"
-        )
-    return found
+    found: dict[str, Variant] = {}
+    for words in groups:
+        variant = _variant(text, words)
+        if variant.label in found:
+            raise BadRequest(
+                f"--algos has {variant.label!r} twice: give one of them another label, "
+                f"as in other={found[variant.label].algo}"
+            )
+        found[variant.label] = variant
+    return (*found.values(),)
 
 
 def _variant(text: str, words: Sequence[str]) -> Variant:

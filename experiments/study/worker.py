@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager, suppress
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
@@ -31,31 +31,17 @@ PACKAGES = "syncalgos", "models", "experiments"
 _started: dict[str, str] = {}  # the variables with which this worker has started jax
 _alone = threading.Lock()  # jax's settings and memory are those of the whole process
 
-
-class Order(NamedTuple):
-    """The command, as all of its tasks get it.
-
-    Attributes:
-        folder: the study's folder.
-        holder: the content of its lock file, which names this command.
-        topic: the topic of events that tell the command of each step.
-        directory: the command's working folder, for relative paths in flags.
-        environ: variables with which jax must start: devices, threads, XLA flags.
-        settings: settings of jax.
-        factories: names of the task and of the algorithms.
-        facts: what `facts` returns to the command.
-        first: the config of one run, whose data all workers need.
-    """
-
-    folder: str
-    holder: str
-    topic: str
-    directory: str
-    environ: Mapping[str, str]
-    settings: Mapping[str, Any]
-    factories: Sequence[str]
-    facts: Mapping[str, str]
-    first: Mapping[str, Any]
+# The command, as plain values that all of its tasks get:
+# - folder: the study's folder
+# - holder: the content of its lock file, which names this command
+# - topic: the topic of events that tell the command of each step
+# - directory: the command's working folder, for relative paths in flags
+# - environ: variables with which jax must start: devices, threads, XLA flags
+# - settings: settings of jax
+# - factories: names of the task and of the algorithms
+# - facts: what `facts` returns to the command
+# - first: the config of one run, whose data all workers need
+Order = Mapping[str, Any]
 
 
 def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -76,44 +62,44 @@ def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str
     }
 
 
-def check(given: Sequence[Any]) -> None:
+def check(order: Order) -> None:
     """Checks that this Dask worker can make a study's runs, and starts its jax.
 
     Args:
-        given: the command's order as a plain tuple.
+        order: the command's order.
 
     Raises:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
-    order = Order(*given)
+    folder, expected = order["folder"], order["facts"]
     try:
-        with Path(order.folder, lock.NAME).open("r+") as file:
-            why = "" if file.read() == order.holder else "another folder"
+        with Path(folder, lock.NAME).open("r+") as file:
+            why = "" if file.read() == order["holder"] else "another folder"
     except OSError as error:
         why = str(error.strerror)
     if why:
         raise BadRequest(
-            f"{order.folder}: {why}: workers must see the study's folder, at this path"
+            f"{folder}: {why}: workers must see the study's folder, at this path"
         )
     with _set_up(order):
-        here = facts(order.factories, _started)
-        if differing := [x for x in order.facts if here.get(x) != order.facts[x]]:
+        here = facts(order["factories"], _started)
+        if differing := [x for x in expected if here.get(x) != expected[x]]:
             name = differing[0]
             raise BadRequest(
-                f"{name}: {here.get(name)!r} there, {order.facts[name]!r} here: "
-                "restart it once they agree"
+                f"{name}: {here.get(name)!r} there, {expected[name]!r} here: restart "
+                "it once they agree"
             )
-        _loader(order.topic).plan(RunConfig(**order.first))
+        _loader(order["topic"]).plan(RunConfig(**order["first"]))
 
 
 def make_run(
-    given: Sequence[Any], number: int, config: Mapping[str, Any], folder: str
+    order: Order, number: int, config: Mapping[str, Any], folder: str
 ) -> "Made | Refused":
     """Makes a run on this Dask worker, which has passed `check`.
 
     Args:
-        given: the command's order as a plain tuple.
+        order: the command's order.
         number: the number of the run set to report; its runs share programs.
         config: the fields of the run's config.
         folder: the folder of its files.
@@ -124,14 +110,14 @@ def make_run(
     """
     from distributed import get_worker
 
-    order, worker = Order(*given), get_worker()
+    worker = get_worker()
     key = worker.get_current_task()
 
     def report(news: "News") -> None:
-        worker.log_event(order.topic, (key, news))
+        worker.log_event(order["topic"], (key, news))
 
     with _set_up(order):
-        make = _maker(order.topic, number).make
+        make = _maker(order["topic"], number).make
         is_unwanted = partial(_is_unwanted, worker, key)
         return make(RunConfig(**config), Path(folder), report, is_unwanted)
 
@@ -146,26 +132,24 @@ def _is_unwanted(worker: "Worker", key: Any) -> bool:
 
 @contextmanager
 def _set_up(order: Order) -> Iterator[None]:
-    """Works alone, in the command's folder, and gives jax the command's settings."""
-    has_folder = Path(order.directory).is_dir()
-    with _alone, chdir(order.directory if has_folder else "."):
-        _start(order)
+    """Works alone, in the command's folder, and gives jax the command's settings.
+
+    jax gets its devices unless it has started.
+    """
+    has_folder = Path(order["directory"]).is_dir()
+    with _alone, chdir(order["directory"] if has_folder else "."):
+        if not _started:
+            _started.update(order["environ"])
+            os.environ.update(order["environ"])
+        import jax
+
+        settings = dict(order["settings"])
+        if count := _started.get("JAX_NUM_CPU_DEVICES"):
+            settings["jax_num_cpu_devices"] = int(count)
+        for name, value in settings.items():
+            with suppress(RuntimeError):  # it runs already: `facts` tells its devices
+                jax.config.update(name, value)
         yield
-
-
-def _start(order: Order) -> None:
-    """Gives jax the command's settings, and its devices unless it has started."""
-    if not _started:
-        _started.update(order.environ)
-        os.environ.update(order.environ)
-    import jax
-
-    settings = dict(order.settings)
-    if count := _started.get("JAX_NUM_CPU_DEVICES"):
-        settings["jax_num_cpu_devices"] = int(count)
-    for name, value in settings.items():
-        with suppress(RuntimeError):  # it runs already: `facts` tells its devices
-            jax.config.update(name, value)
 
 
 @lru_cache(maxsize=1)
