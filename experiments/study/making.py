@@ -270,8 +270,8 @@ class StudyProgress:
 @contextmanager
 def progress(total: int, done: int) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
-    columns = "{task.description}", BarColumn(), TimeElapsedColumn()
-    columns += ("{task.fields[left]}",)
+    left = "{task.fields[left]}"
+    columns = "{task.description}", BarColumn(), TimeElapsedColumn(), left
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
         yield StudyProgress(total, done, bar)
@@ -303,9 +303,7 @@ def cleaned(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        for unfinished in [
-            *out.glob("runs/*/**/.seed-*"),
-            *out.glob("tuning/*/**/.seed-*"),
-        ]:
+        found = *out.glob("runs/*/**/.seed-*"), *out.glob("tuning/*/**/.seed-*")
+        for unfinished in found:
             if re.fullmatch(r"\.seed-\d+-[0-9a-f]{8}", unfinished.name):
                 shutil.rmtree(unfinished, ignore_errors=True)

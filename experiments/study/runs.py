@@ -250,12 +250,14 @@ def _same_samples(
         task = make_task(run)
         own = resolved(run, task, declaring(run, task))
         first = first or own
-        times = own.batch_size / first.batch_size
         # If the steps differ already, they are swept.
-        if times != 1 and own.steps == first.steps:
-            run = replaced(run, steps=max(1, round(first.steps / times)))
-        if times != 1 and study.worker_batch is not None:
-            run = replaced(run, lr=float(f"{first.lr * times:.6g}"))
+        is_other = own.batch_size != first.batch_size
+        if is_other and own.steps == first.steps:
+            steps = first.steps * first.batch_size / own.batch_size
+            run = replaced(run, steps=max(1, round(steps)))
+        if is_other and study.worker_batch is not None:
+            rate = first.lr * own.batch_size / first.batch_size
+            run = replaced(run, lr=float(f"{rate:.6g}"))
         yield point, run
 
 
@@ -370,7 +372,10 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
             by_value[trial.values[flag]] = trial
         values = sorted(by_value, key=float)
         tops = [by_value[x] for x in values]
-        low, high = _ends([float(x.values[flag]) for x in resampled])
+        # The middle 95 %, and the best value, which no resample may have chosen.
+        picked = sorted(float(x.values[flag]) for x in resampled)
+        cut = len(picked) * 25 // 1000
+        likely = [*picked[cut : len(picked) - cut], float(value)] if picked else []
         found.append(
             Tuning(
                 label=tuned.variant.label,
@@ -380,9 +385,8 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
                 scores=[None if x.diverged else _mean(x, by) for x in tops],
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
-                # No resample may choose it if other values are almost as good.
-                low=None if low is None else min(low, float(value)),
-                high=None if high is None else max(high, float(value)),
+                low=min(likely, default=None),
+                high=max(likely, default=None),
                 shortfalls=shortfalls,
             )
         )
@@ -405,12 +409,3 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
     # As in `_rank`: the loss decides between equal accuracies.
     losses[scores < scores.max(axis=0)] = np.inf
     return [fine[i] for i in losses.argmin(axis=0)]
-
-
-def _ends(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """Returns the ends of the range that holds the middle 95 % of the values."""
-    if not values:
-        return None, None
-    ordered = sorted(values)
-    least = len(values) * 25 // 1000
-    return ordered[least], ordered[-1 - least]

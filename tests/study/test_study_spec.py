@@ -1,5 +1,6 @@
 """The config of a study: algorithms, values, and the runs that follow."""
 
+import argparse
 import json
 import math
 import shlex
@@ -10,7 +11,7 @@ import pytest
 from test_study_analysis import write
 
 from experiments.cli.flags import words_of
-from experiments.cli.words import flag_groups, parameter
+from experiments.cli.words import as_words, flag_groups, parameter
 from experiments.study import config, runs, variants
 from experiments.study.runs import Loader, RunSet
 from experiments.training.config import RunConfig, parse
@@ -345,6 +346,38 @@ def test_runs_are_those_of_their_command(loader):
         for each in (point, *point.trials):
             assert parse(shlex.split(each.command)[3:]) == each.common
             assert f"workers={each.common.workers}" == point.point
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        *("nesterov=true,false", "period=2,4", "block-lr=1,2", "block-momentum=none,0"),
+        *("workers=2,4", "lr=1,2", "optimizer=sgd,adam", "devices=0,1", "model=mlp"),
+        *("mesh=fsdp=2,tensor=2", "partition=iid,label", "init-from=a,b"),
+    ],
+)
+def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
+    variant = config_of("--algos=bmuf", f"--sweep={sweep}").variants[0]
+    for name, run in variant.configs().items():
+        words = as_words(variant.points[name])
+        assert run == parse([*variant.argv, *words]), words
+
+
+def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
+    """They are other fields of a config, whose words are read once for a variant."""
+    make, made = argparse.ArgumentParser.__init__, []
+
+    def counted(self, *arguments, **named):
+        made.append(self)
+        make(self, *arguments, **named)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "__init__", counted)
+    counts = []
+    for values in ("0.1", "0.1,0.2,0.3"):
+        made.clear()
+        config_of("--algos=bmuf", f"--tune=lr={values}", f"--sweep=block-lr={values}")
+        counts.append(len(made))
+    assert counts[0] == counts[1] <= 4
 
 
 @pytest.mark.parametrize(
