@@ -1,4 +1,4 @@
-"""Makes single runs of a study in this process."""
+"""Makes the runs of a study in this process, and shows their progress."""
 
 import re
 import secrets

@@ -1,4 +1,4 @@
-"""The runs of a study: their configs, their files, and the content of the files."""
+"""The runs of a study: their configs and files, and the choice of tuned values."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""The variants of a study: the algorithms of --algos, and the flags of their runs."""
+"""The variants of a study: the algorithms, their flags, and the values to try."""
 
 import math
 import re
