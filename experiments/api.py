@@ -26,7 +26,6 @@ from experiments.cli.words import as_words
 from experiments.study import config as study_config
 from experiments.study import page, study
 from experiments.study.results import Report
-from experiments.study.running.make import make_runs
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
 from experiments.training import compile_cache
@@ -221,10 +220,10 @@ def compare(
         if config.is_parallel and given.__name__ in " ".join(config.factories):
             raise BadRequest("jobs import by name: use 'module:function', no objects")
         with study.opened(config) as (plan, loader):
-            make_runs(config, plan, loader, _never)
+            study.make_runs(config, plan, loader, _never)
             runs = study.ended(plan)
         if plan.failures:
-            raise BadRequest(plan.failures[0].line)
+            raise BadRequest(plan.failures[0][1].line)
         found = study.report(config, argv, runs)
     finally:
         del sys.modules[given.__name__]

@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int:
             raise BadRequest("run takes no --first-seed: see --help")
         # They import jax, which is slow.
         from experiments.study import track
-        from experiments.study.running.maker import Stopped
+        from experiments.study.making import Stopped
 
         try:
             if asked.command == "run":

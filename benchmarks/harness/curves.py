@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.study.grid import Lines
+from experiments.study.runs import Lines
 
 
 def compact(lines: Lines, keys: Sequence[str]) -> Iterator[dict[str, Any]]:

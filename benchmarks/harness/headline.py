@@ -16,7 +16,6 @@ from experiments.study import figures
 from experiments.study.figures import LIGHT, Line, Plot
 from experiments.training import files
 
-
 SHARES = {"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0}
 # Positions of the names, in points from the algorithms' points.
 NAMES = {

@@ -24,15 +24,15 @@ from benchmarks.harness import atlas, headline
 from benchmarks.harness.curves import evaluations
 from experiments.cli.words import literal
 from experiments.study import config as configs
-from experiments.study import page, presets, tuning
+from experiments.study import page, presets
 from experiments.study.analysis import against_baseline, curve_of, row_of
 from experiments.study.config import StudyConfig
 from experiments.study.figures import styles
-from experiments.study.grid import Lines, RunSet, trial
 from experiments.study.results import Curve, Report
-from experiments.study.search_space import combinations
+from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import titled
 from experiments.study.statistics import measure
+from experiments.study.variants import combinations
 from experiments.training import files
 
 FOLDER = Path("docs/studies")
@@ -97,7 +97,7 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
     runs = [made for made in runs_of(config, lines, measured) if made.summaries]
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     baseline = config.baseline or config.variants[0].label
-    scores = [one for made in runs for one in tuning.report(made, by)]
+    scores = [one for made in runs for one in tuning_of(made, by)]
     chosen: dict[tuple[str, str], dict[str, float]] = {}
     for one in scores:
         chosen.setdefault((one.label, one.point), {})[one.flag] = one.chosen

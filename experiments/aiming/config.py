@@ -15,9 +15,9 @@ from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned, flag_groups
-from experiments.study import network, spec
+from experiments.study import network, variants
 from experiments.study.network import Network
-from experiments.study.search_space import Words
+from experiments.study.variants import Variant, Words
 from experiments.training import config as training
 
 PROGRAM = "python -m experiments.aim"
@@ -58,7 +58,7 @@ class Job(NamedTuple):
     """
 
     target: Target
-    variant: spec.Variant
+    variant: Variant
     argv: Words
     config: training.RunConfig
 
@@ -147,10 +147,10 @@ class AimConfig:
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
-    def variants(self) -> tuple[spec.Variant, ...]:
+    def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
-        return spec.resolved(
+        return variants.resolved(
             text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
         )
 
@@ -163,7 +163,7 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            plain = spec.Variant(BASELINE, BASELINE)
+            plain = Variant(BASELINE, BASELINE)
             plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
             variants += (plain,)
         return tuple(_job(each, x) for each in self.targets for x in variants)
@@ -172,7 +172,7 @@ class AimConfig:
 SETTINGS = settings_of(AimConfig)
 
 
-def is_baseline(variant: spec.Variant) -> bool:
+def is_baseline(variant: Variant) -> bool:
     """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
@@ -229,7 +229,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _job(target: Target, variant: spec.Variant) -> Job:
+def _job(target: Target, variant: Variant) -> Job:
     """Returns the run of a variant on all chips of a target.
 
     Raises:

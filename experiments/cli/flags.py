@@ -117,8 +117,8 @@ def shortened(
 
 def _own_of(words: Sequence[str], settings: Mapping[str, Setting]) -> list[Factory]:
     """Returns the algorithm and the task that a command line names, or the defaults."""
-    named = (_named(words, x) or settings[x].default for x in ("algo", "task"))
-    return own_of(*named, _named(words, "preset"))
+    algo, task = (_named(words, x) or settings[x].default for x in ("algo", "task"))
+    return own_of(algo, task, _named(words, "preset"))
 
 
 def own_of(algo: str, task: str, preset: str | None) -> list[Factory]:

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from experiments.cli.words import parameter
-from experiments.study import presets, results, sentences, statistics, tuning
+from experiments.study import presets, results, sentences, statistics
 from experiments.study.config import StudyConfig
-from experiments.study.grid import RunSet
 from experiments.study.network import Network, modelled_seconds
 from experiments.study.results import ONE_NOMINAL, Comparison, Curve, Report, Row
+from experiments.study.runs import RunSet, Tuning, tuning_of
 from experiments.study.sentences import factor, number, say
 from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
 
@@ -44,7 +44,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     summaries = [s for r in runs for s in r.summaries.values()]
     by = statistics.measure(config.measure, summaries)
     baseline = config.baseline or config.variants[0].label
-    scores = [one for r in runs for one in tuning.report(r, by)]
+    scores = [one for r in runs for one in tuning_of(r, by)]
     rows = [row_of(r, by, scores) for r in runs]
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
@@ -192,7 +192,7 @@ def _with_spread(line: Mapping[str, Any]) -> dict[str, Any]:
     return line
 
 
-def row_of(r: RunSet, by: Measure, scores: Sequence[tuning.Tuning]) -> Row:
+def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
     s, final, losses = r.any, r.final(by), r.final(LOSS)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]

@@ -2,6 +2,7 @@
 
 import argparse
 import hashlib
+import importlib.util
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +17,20 @@ from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
 from experiments.cli.settings import Group, Setting, checked, flag, settings_of
 from experiments.cli.words import as_words, cleaned, flag_groups
-from experiments.study import network, presets, search_space, spec
+from experiments.study import network, presets, variants
 from experiments.study.network import Network
-from experiments.study.running.cluster import check_installed
-from experiments.study.search_space import MOST_RUNS, Range, Words
-from experiments.study.spec import Variant
+from experiments.study.variants import MOST_RUNS, Range, Variant, Words, read_range
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 from syncalgos import checks
 
 PROGRAM = "python -m experiments.compare"
-# The study without flags tunes the rates, so that it compares algorithms.
 TUNED = "lr=0.0125:1.6:log:8"
 BASIC = (  # the most needed flags
     *("algos", "preset", "task", "seeds", "sweep"),
     *("tune", "target", "network", "jobs", "out"),
 )
+# Flags that change the runs, beside those that the runs share.
 DECISIVE = "algos", "preset", "task", "sweep", "worker_batch"
 TUNE_SHARE = 0.1  # of the training data, held out for tuning
 MOST_JOBS = 1025  # also limits the devices per job: all start on this machine
@@ -148,7 +147,7 @@ class StudyConfig:
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         varied = self.tuned, self.swept
-        return spec.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
+        return variants.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -157,23 +156,22 @@ class StudyConfig:
         Raises:
             BadRequest: a run does not accept its flags.
         """
-        return {
-            variant.label: {
-                point: training.parse([*variant.argv, *flags])
-                for point, flags in variant.points.items()
-            }
-            for variant in self.variants
-        }
+        return {variant.label: variant.configs() for variant in self.variants}
 
     @cached_property
     def swept(self) -> Range | None:
         """The swept flag and its values; None without a sweep."""
-        return None if self.sweep is None else search_space.read("--sweep", self.sweep)
+        return None if self.sweep is None else read_range("--sweep", self.sweep)
 
     @cached_property
     def tuned(self) -> tuple[Range, ...]:
-        """The tuned flags and their values."""
-        return tuple(search_space.read("--tune", text) for text in self.tune)
+        """The tuned flags and their values.
+
+        The study without flags tunes the rates, so that it compares algorithms.
+        """
+        decisive = all(getattr(self, x) == SETTINGS[x].default for x in DECISIVE)
+        by_default = (TUNED,) if decisive and not self.shared else ()
+        return tuple(read_range("--tune", text) for text in self.tune or by_default)
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -188,7 +186,7 @@ class StudyConfig:
         """
         # Seeds, networks, target and baseline change no run: five seeds reuse the runs
         # of three, and another network needs no new run.
-        is_tuned = bool(self.tune)
+        is_tuned = bool(self.tuned)
         # A given number holds on every machine; the default depends on the machine.
         devices = self.devices_per_job
         return {
@@ -229,14 +227,19 @@ SETTINGS = settings_of(StudyConfig)
 def read(argv: list[str]) -> StudyConfig:
     """Reads and checks a command line; --help and --version print and exit.
 
+    Errors are found now, before jax is imported, rather than hours later in a run.
+
     Raises:
         BadRequest: a flag is unknown or out of range; one line.
     """
     config = parse(argv)
-    # Errors are found now, before jax is imported, rather than hours later in a run.
     _check_conflicts(config)
-    _check_jobs(config)
-    _check_report(config)
+    try:
+        labels = [variant.label for variant in config.variants]
+        checks.one_of("--baseline", config.baseline or labels[0], labels)
+        _ = config.networks
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
     _check_runs(config)
     return config
 
@@ -251,20 +254,19 @@ def parse(argv: Sequence[str]) -> StudyConfig:
     if {"-h", "--help"} & {*words}:
         parser(flags.shortened(SETTINGS, BASIC)).parse_args(["--help"])
     known, rest = made.parse_known_args(words)
-    if known.preset in presets.NAMES:
-        flags_of_preset = presets.words(presets.load(known.preset)["flags"])
-        known, rest = made.parse_known_args(presets.under(flags_of_preset, words))
+    values = vars(known)
     if rest and rest[0].strip(",") in ALGORITHM.files:  # meant for --algos
         others = [] if known.algos == SETTINGS["algos"].default else [known.algos]
         several = ", ".join(word.strip(",") for word in [*others, *rest])
         raise BadRequest(f"unexpected argument {rest[0]!r}: use --algos '{several}'")
     shared = flag_groups(rest)
-    plain = all(getattr(known, x) == SETTINGS[x].default for x in DECISIVE)
-    if plain and not (shared or known.tune):
-        known.tune = [TUNED]
     if known.preset == PAPER:
         shared = [("--preset", PAPER), *shared]
-    return flags.made(StudyConfig, vars(known), {"shared": tuple(shared)})
+    elif known.preset in presets.NAMES:
+        under = presets.under(known.preset, flag_groups(words))
+        own = {name: under.pop(name) for name in [*under] if name in SETTINGS}
+        values, shared = {**values, **own}, [*flag_groups(as_words(under)), *shared]
+    return flags.made(StudyConfig, values, {"shared": tuple(shared)})
 
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
@@ -284,34 +286,24 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
 
 
 def _check_conflicts(config: StudyConfig) -> None:
-    """Raises a BadRequest if one of two flags would silently have no effect."""
+    """Raises a BadRequest if flags exclude each other, or need Dask in vain."""
     given = {name for variant in config.variants for name in variant.parameters}
     if config.worker_batch is not None and "batch_size" in given:
         raise BadRequest("--worker-batch and --batch-size both set the batch: give one")
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
         raise BadRequest("--worker-batch cannot be used while --workers is tuned")
-
-
-def _check_jobs(config: StudyConfig) -> None:
-    """Raises a BadRequest for flags of jobs that exclude each other."""
     if config.scheduler is not None and config.jobs > 1:
         raise BadRequest(
             "--jobs starts Dask workers, but --scheduler uses running ones: give one"
         )
     if config.list and config.is_parallel:
         raise BadRequest("--list makes no run: give it without --jobs and --scheduler")
-    if config.is_parallel:
-        check_installed("--scheduler" if config.scheduler else "--jobs")
-
-
-def _check_report(config: StudyConfig) -> None:
-    """Raises a BadRequest for invalid flags of the report."""
-    try:
-        labels = [variant.label for variant in config.variants]
-        checks.one_of("--baseline", config.baseline or labels[0], labels)
-        _ = config.networks
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+    if config.is_parallel and importlib.util.find_spec("distributed") is None:
+        raise BadRequest(
+            f"{'--scheduler' if config.scheduler else '--jobs'} needs Dask, which is "
+            "not installed: run pip install -e '.[cluster]' in the checkout of "
+            "syncalgos"
+        )
 
 
 def _check_runs(config: StudyConfig) -> None:
@@ -323,16 +315,14 @@ def _check_runs(config: StudyConfig) -> None:
             "values to --tune or --sweep, or fewer seeds"
         )
     for variant in config.variants:
-        trials = [as_words(x) for x in variant.decisive_trials()]
-        for point, trial in product(variant.points.values(), trials):
-            training.parse([*variant.argv, *point, *trial])
-    _ = config.points
+        trials = [*variant.decisive_trials()]
+        for run, trial in product(config.points[variant.label].values(), trials):
+            variant.varied(run, trial)
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, without planning them."""
-    of_tuning, of_report = config.tune_seeds, config.seeds
     return sum(
-        len(variant.points) * (variant.trials * of_tuning + of_report)
+        len(variant.points) * (variant.trials * config.tune_seeds + config.seeds)
         for variant in config.variants
     )

@@ -10,8 +10,8 @@ from experiments.cli import terminal
 from experiments.cli.terminal import MISSING, duration, size, three_digits
 from experiments.study import results
 from experiments.study.config import TUNE_SHARE, StudyConfig
-from experiments.study.grid import RunSet
 from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Row, leader
+from experiments.study.runs import RunSet, Tuning
 from experiments.study.statistics import (
     ACCURACY,
     LEVEL,
@@ -22,7 +22,6 @@ from experiments.study.statistics import (
     Spread,
     paired,
 )
-from experiments.study.tuning import Tuning
 
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 FINDINGS = PHRASES["standing"]

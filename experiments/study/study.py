@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain, product
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,13 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
-from experiments.study import analysis, page, tuning
+from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig
-from experiments.study.grid import Loader, RunSet, run_sets
+from experiments.study.jobs import ANSWER, reach
+from experiments.study.making import Stopped, progress
+from experiments.study.queue import Missing, Plan
 from experiments.study.results import Report
-from experiments.study.running import listing, versions
-from experiments.study.running.cluster import ANSWER, Unreachable, reach
-from experiments.study.running.make import make_runs
-from experiments.study.running.plan import Plan
+from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import files, run_folder
@@ -33,7 +32,8 @@ NAME = "study.json"
 # The fields of a summary to record, beside the measures on test data.
 FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Fields about the code that made a run; runs of earlier versions lack them.
-FINAL += "commit", "versions"
+CODE = "commit", "versions"
+FINAL += CODE
 
 
 def run(
@@ -46,13 +46,19 @@ def run(
 
     Raises:
         BadRequest: the flags are impossible; one line.
+        Unreachable: no scheduler answers.
     """
     try:
         with opened(config) as (plan, loader):
-            return _make(config, argv, plan, loader, asked_to_stop)
-    except Unreachable as error:
-        terminal.say(f"error: {error}")
-        return stopping.UNCONNECTED
+            if config.list:
+                show_commands(config, plan)
+                return stopping.DONE
+            if not make_runs(config, plan, loader, asked_to_stop):
+                return None
+            runs = ended(plan)
+            if plan.failures and (code := _failed(config, plan, runs)):
+                return code
+            return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
         terminal.say(
@@ -83,13 +89,12 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             _use_devices(config)
             loader = Loader()
             runs = run_sets(config, loader)
-            check_measure(runs, loader, config.measure, config.target)
+            _check_measure(config, runs[0], loader)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
-            choose = partial(tuning.chosen, measure_key=config.measure)
-            plan = Plan(runs, choose)
+            plan = Plan(runs, partial(chosen, measure_key=config.measure))
             if refusal is not None and plan.done < plan.total:
                 raise refusal
             yield plan, loader
@@ -97,38 +102,67 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
         raise BadRequest(str(error)) from error
 
 
-def _make(
-    config: StudyConfig,
-    argv: Sequence[str],
-    plan: Plan,
-    loader: Loader,
-    asked_to_stop: stopping.Stopped,
-) -> int | None:
-    """Makes a study's files, and shows the summary; returns as `run` does."""
-    if config.list:
-        commands = [*listing.commands(plan, config.devices_per_job)]
-        if commands:
-            terminal.show("\n".join(commands))
-        terminal.say(listing.summary(plan))
-        return stopping.DONE
-    if not make_runs(config, plan, loader, asked_to_stop):
-        return None
-    runs = ended(plan)
-    if plan.failures and (code := _failed(config, plan, runs)):
-        return code
-    shown, missing = report(config, argv, runs), ""
-    try:
-        write_all(config, shown, runs)
-    except OSError as error:  # the table is still shown
-        missing = f"error: {described(error)}: the report's files are incomplete; the "
-    # Decided before the last line is printed: later signals change nothing.
-    is_done = not (plan.failures or missing)
-    code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
-    text = page.screen(shown, config.folder)
-    terminal.show(text.rpartition("\n")[0] if missing else text)
-    if missing:  # the last line would name the report
-        terminal.say(f"{missing}same command writes them")
-    return code
+def make_runs(
+    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: stopping.Stopped
+) -> bool:
+    """Makes all runs of a plan; returns whether it finished.
+
+    Args:
+        config: the config of the study, whose folder is open.
+        plan: the missing runs.
+        loader: prepares runs in this process.
+        asked_to_stop: function that is called after each dispatch, or all the time. If
+            it asks to stop, runs in progress are discarded and completed ones are kept.
+
+    Raises:
+        ValueError: the runs lack the measure.
+        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
+            kept.
+        Unreachable: no scheduler answers.
+    """
+    missing = plan.total - plan.done
+    with progress(plan.total, plan.done) as bar, making.cleaned(config.folder):
+        there = f"{plan.done} of {plan.total} runs are already complete"
+        bar.say(there if plan.done else f"{plan.total} runs to make")
+        try:
+            if config.is_parallel and missing:
+                jobs.make(config, plan, bar, asked_to_stop)
+            else:
+                making.here(plan, loader, bar, asked_to_stop)
+        except Stopped:
+            bar.say(f"stopped after {bar.done} of {plan.total} runs")
+            return False
+    return True
+
+
+def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
+    """Returns the command of one run, for job arrays and xargs.
+
+    Args:
+        run: the run.
+        devices: CPU devices, and threads; None uses this machine's numbers everywhere.
+        more: further words.
+    """
+    environ = jobs.job_environment(devices)
+    prefix = ["env", *(f"{k}={x}" for k, x in environ.items())] if environ else []
+    words = [*command_of(run.config), "--seed", str(run.seed), *more]
+    return shlex.join([*prefix, *words])
+
+
+def show_commands(config: StudyConfig, plan: Plan) -> None:
+    """Shows the commands of the missing runs, and how many more will follow."""
+    listed, missing = len(plan.waiting), plan.total - plan.done
+    for run in plan.waiting:
+        # An interrupted run continues if it has a checkpoint.
+        more = ["--out", str(run.folder), "--resume"]
+        terminal.show(command(run, config.devices_per_job, more))
+    text = f"{listed} of {plan.total} runs are listed"
+    if missing > listed:
+        text += (
+            f"; {missing - listed} more depend on these trials: list again once they "
+            "are done"
+        )
+    terminal.say(text if missing else f"all {plan.total} runs are complete")
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -144,17 +178,16 @@ def _use_devices(config: StudyConfig) -> None:
         return use_devices(config.devices_per_job)
     runs = chain(*(points.values() for points in config.points.values()))
     # Jobs, and runs without a mesh, get the same number of devices.
-    if needed := max(run.mesh_devices() for run in runs):
-        use_cpu_devices(max(needed, cores()))
-        jax.devices()
+    use_cpu_devices(max(cores(), *(run.mesh_devices() for run in runs)))
+    jax.devices()
 
 
 def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     """Says what failed; returns the exit code if no report is possible, otherwise 0."""
-    first, count = plan.failures[0], len(plan.failures)
-    if not runs and all(each.is_request for each in plan.failures):
-        raise BadRequest(first.line)
-    alone = listing.command(first.runs, first.seed, config.devices_per_job)
+    (first, why), count = plan.failures[0], len(plan.failures)
+    if not runs and all(refused.is_request for _, refused in plan.failures):
+        raise BadRequest(why.line)
+    alone = command(first, config.devices_per_job)
     terminal.say(
         f"{count} of {plan.total} runs failed: the same command tries them again. To "
         f"run only the first of them: {alone}"
@@ -175,18 +208,40 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     return analysis.report(config, runs, command)
 
 
-def write_all(config: StudyConfig, found: Report, runs: list[RunSet]) -> None:
+def _report(
+    config: StudyConfig, found: Report, runs: Sequence[RunSet], plan: Plan
+) -> int:
+    """Writes the files of a study beside those of its runs, and shows its table."""
+    missing = ""
+    try:
+        write_all(config, found, runs)
+    except OSError as error:  # the table is still shown
+        missing = f"error: {described(error)}: the report's files are incomplete; the "
+    # Decided before the last line is printed: later signals change nothing.
+    is_done = not (plan.failures or missing)
+    code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
+    text = page.screen(found, config.folder)
+    terminal.show(text.rpartition("\n")[0] if missing else text)
+    if missing:  # the last line would name the report
+        terminal.say(f"{missing}same command writes them")
+    return code
+
+
+def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
     files.write_lines(out / "metrics.jsonl", study_lines(runs))
-    finals = [*final_lines(runs)]
-    # They are more than half of a line's bytes, and mostly equal to the line before.
-    pairs = [*zip(finals[:0:-1], finals[-2::-1], strict=True)]
-    for key, (line, before) in product(("commit", "versions"), pairs):
-        if line.get(key) == before.get(key):
-            line.pop(key, None)
-    files.write_lines(out / "finals.jsonl", finals)
+    files.write_lines(out / "finals.jsonl", _without_repeats(final_lines(runs)))
     page.write(found, out)
+
+
+def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yields the lines without what the line before says of the code, too."""
+    # It is more than half of a line's bytes.
+    before: dict[str, Any] = {}
+    for line in lines:
+        yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
+        before = line
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -202,8 +257,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
             for seed, summary in r.summaries.items():
-                keys = [k for k in summary if k in FINAL or k.startswith("test_")]
-                kept = {k: summary[k] for k in keys}
+                names = [k for k in summary if k in FINAL or k.startswith("test_")]
+                kept = {name: summary[name] for name in names}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
@@ -216,28 +271,19 @@ def _name(r: RunSet) -> dict[str, Any]:
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
     """Returns the content of study.json, which must match that in the folder."""
-    found = {
-        "settings": config.identity,
-        "versions": versions.of_runs(config.factories),
-    }
+    versions = worker.of_runs(config.factories)
     # Converted as JSON does, so that it can be compared with what is read.
-    return json.loads(json.dumps(found))
+    return json.loads(json.dumps({"settings": config.identity, "versions": versions}))
 
 
-def check_measure(
-    planned: Sequence[RunSet], loader: Loader, key: str | None, target: float | None
-) -> None:
+def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
     """Raises a ValueError if no run will have the measure or can reach the target.
 
-    Args:
-        planned: the runs to report, one of which is traced on shapes.
-        loader: makes its plan.
-        key: key of the measure; None takes the accuracy if there is one.
-        target: value to reach; None for the default.
+    The first of the runs is traced on shapes.
     """
+    key, target = config.measure, config.target
     if key is None and target is None:
         return
-    first = planned[0]
     plan, data = loader.plan(first.config_of(first.seeds[0]))
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])
@@ -252,34 +298,25 @@ def check_measure(
 def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     """Raises a ValueError if the folder holds something other than this study."""
     path = out / NAME
-    if not path.exists() and _content(out):
-        raise ValueError(f"--out {out} holds other files: use another folder")
     if not path.exists():
+        if any(each.name != lock.NAME for each in out.iterdir()):
+            raise ValueError(f"--out {out} holds other files: use another folder")
         return
     try:
         there = files.read(path)
         with files.using(path):
-            differing = {
-                key: _changed(there[key], x)
-                for key, x in identity.items()
-                if there[key] != x
-            }
+            differing = [key for key, x in identity.items() if there[key] != x]
+            changed = [_changed(there[key], identity[key]) for key in differing]
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if differing:
-        key = next(iter(differing))
         raise ValueError(
-            f"--out {out} holds a study with other {key} ({differing[key]}): use "
+            f"--out {out} holds a study with other {differing[0]} ({changed[0]}): use "
             "another folder"
         )
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
     """Returns the first two differences as text."""
-    names = [name for name in new if old.get(name) != new[name]]
-    return ", ".join(f"{n}: {old.get(n)!r}, not {new[n]!r}" for n in names[:2])
-
-
-def _content(out: Path) -> list[Path]:
-    """Returns all entries of a folder except the lock."""
-    return [path for path in out.iterdir() if path.name != lock.NAME]
+    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
+    return ", ".join(f"{n}: {old.get(n)!r}, not {new.get(n)!r}" for n in names[:2])

@@ -26,9 +26,10 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
-from experiments.study.grid import Loader
+from experiments.study.making import Maker
 from experiments.study.network import modelled_seconds
-from experiments.study.running.maker import Maker, Refused
+from experiments.study.queue import Refused
+from experiments.study.runs import Loader
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training

@@ -18,7 +18,7 @@ from experiments.aiming import config, tables, times
 from experiments.aiming.targets import parse
 from experiments.cli.errors import BadRequest
 from experiments.study.network import Network
-from experiments.study.spec import Variant
+from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
 
 needs_libtpu = pytest.mark.skipif(

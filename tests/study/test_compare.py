@@ -26,8 +26,7 @@ from studies import (
 from experiments import api
 from experiments.compare import main
 from experiments.study import page as pages
-from experiments.study.running.make import cleaned
-from experiments.study.running.maker import unfinished
+from experiments.study.making import cleaned, unfinished
 from experiments.training import files
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}

@@ -14,13 +14,12 @@ from commands import ROOT
 from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
-from experiments.aiming import jobs
+from experiments.aiming import jobs as aim_jobs
 from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
-from experiments.study import grid, study, track
-from experiments.study.running import cluster
+from experiments.study import jobs, runs, study, track
 from experiments.training import config, export, files, run_folder
 from syncalgos import Replica
 
@@ -90,8 +89,8 @@ def of_a_run(name):
         write(run := bmuf.run(1), "bmuf", (0.5, 0.7, 0.8), seed=1)
 
         def read():
-            found, why = run_folder.read_run(run), grid.damage(run)
-            assert grid.is_done(run) is (found is not None) and not why
+            found, why = run_folder.read_run(run), runs.damage(run)
+            assert runs.is_done(run) is (found is not None) and not why
             return found
 
         return run / name, read
@@ -152,7 +151,7 @@ def of_reuse(tmp_path):
     whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
     programs = ",\n".join(map(json.dumps, whole))
     path.write_text(f'{{"command": ["python"],\n"programs": [\n{programs}\n]}}')
-    return path, lambda: jobs.known(SimpleNamespace(reuse=[path]))
+    return path, lambda: aim_jobs.known(SimpleNamespace(reuse=[path]))
 
 
 def of_an_export(tmp_path):
@@ -171,7 +170,7 @@ def of_a_scheduler(tmp_path):
     """It is Dask's own, so its address may be any text."""
     path = tmp_path / "scheduler.json"
     path.write_text('{"address": "tcp://127.0.0.1:8786", "workers": {}}')
-    return path, lambda: type(cluster._address(str(path)))
+    return path, lambda: type(jobs._address(str(path)))
 
 
 COMPILED = {
@@ -242,10 +241,10 @@ def test_a_run_with_the_files_of_another_seed_is_no_run(tmp_path):
         whole = path.read_bytes()
         shutil.copy(bmuf.run(0) / name, path)
         # Both seeds have one configuration.
-        assert bool(grid.damage(bmuf.run(1))) is (name != "config.json")
+        assert bool(runs.damage(bmuf.run(1))) is (name != "config.json")
         path.write_bytes(whole)
     shutil.copytree(bmuf.run(0), bmuf.run(1), dirs_exist_ok=True)
-    assert "it belongs to seed 0" in grid.damage(bmuf.run(1))
+    assert "it belongs to seed 0" in runs.damage(bmuf.run(1))
 
 
 @pytest.mark.parametrize("kind", ["summary.json", "json of aim"])

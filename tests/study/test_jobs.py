@@ -23,11 +23,10 @@ from test_study_analysis import write
 from experiments.compare import main
 from experiments.run import main as run_main
 from experiments.study import page
-from experiments.study.grid import RunSet
-from experiments.study.running.cluster import cluster as of_command
-from experiments.study.running.maker import Made, Refused
-from experiments.study.running.plan import Plan
-from experiments.study.spec import Variant
+from experiments.study.jobs import cluster as of_command
+from experiments.study.queue import Made, Plan, Refused
+from experiments.study.runs import RunSet
+from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
 
 # Two variants, each at two rates on held-out data, then three seeds at the best.
@@ -183,7 +182,7 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
         is_bad = run.name.startswith("v0")
         plan.ended(run, Refused("bad") if is_bad else Made(""))
     assert [x is None for x in plan.found] == [True, False]
-    assert [x.line for x in plan.failures][-1].startswith("all of its trials failed")
+    assert [x.line for _, x in plan.failures][-1].startswith("all of its trials failed")
 
 
 # Command lines, in this process.
@@ -367,7 +366,7 @@ def test_a_run_that_hangs_is_named(tmp_path):
     program = [sys.executable, "-c"]
     program += [
         "import sys; from experiments.compare import main\n"
-        "from experiments.study.running import jobs; jobs.SILENCE = 3.0\n"
+        "from experiments.study import jobs; jobs.SILENCE = 3.0\n"
         "sys.exit(main(sys.argv[1:]))"
     ]
     words = "--algos sync_sgd --task tiny_tasks:drawing --seeds 1 --steps 100000"

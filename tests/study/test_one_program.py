@@ -8,8 +8,9 @@ from tiers import tiers
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
-from experiments.study.grid import Loader
-from experiments.study.running.maker import Made, Maker
+from experiments.study.making import Maker
+from experiments.study.queue import Made
+from experiments.study.runs import Loader
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 
@@ -39,12 +40,17 @@ class Runs:
     @property
     def ends(self):
         """The ends of the last run's rounds."""
-        return self.programs.measuring[0]
+        return self._measuring[0]
 
     @property
     def trainer(self):
         """The last engine, which records displacements."""
-        return self.programs.measuring[1]
+        return self._measuring[1]
+
+    @property
+    def _measuring(self):
+        assert self.programs.measuring is not None
+        return self.programs.measuring
 
     @property
     def compiled(self):

@@ -12,8 +12,8 @@ from tiers import tiers
 import experiments.compare as compare
 import syncalgos
 from experiments.cli import factories
-from experiments.cli.words import parameter
-from experiments.study import config, grid, presets
+from experiments.cli.words import as_words, parameter
+from experiments.study import config, presets, runs
 from experiments.training.config import parse
 
 NAMES = presets.NAMES
@@ -91,8 +91,8 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     decided = under(name)
     words = "--data-dir", str(folder_of(decided.task))
     decided = replace(decided, shared=(*decided.shared, words))
-    loader = grid.Loader()
-    points = grid.run_sets(decided, loader)
+    loader = runs.Loader()
+    points = runs.run_sets(decided, loader)
     samples = set()
     for point in points:
         s = loader.plan(point.common)[0].config
@@ -143,7 +143,7 @@ def test_the_atlas_has_the_45_algorithms_that_it_was_made_of():
 
 def test_goyals_rate_grows_with_the_batch():
     decided = under("large-batch")
-    points = grid.run_sets(decided, loader := grid.Loader())
+    points = runs.run_sets(decided, loader := runs.Loader())
     settings = [loader.plan(point.common)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128
@@ -191,26 +191,26 @@ def test_a_users_repeated_flags_replace_all_of_the_presets():
     assert [r.flag for r in decided.tuned] == ["lr", "period"]
 
 
-def test_a_user_may_negate_what_a_preset_sets():
-    words = presets.words({"nesterov": True, "lr": 0.1, "fused": True})
-    assert words == ["--nesterov", "--lr", "0.1", "--fused"]
-    assert presets.under(words, ["--no-nesterov"]) == [
-        *("--lr", "0.1", "--fused"),
-        "--no-nesterov",
-    ]
-    assert presets.under(words, ["--lr=1"]) == ["--nesterov", "--fused", "--lr=1"]
-    assert presets.under(words, []) == words
+def test_a_user_may_negate_what_a_preset_sets(tmp_path, monkeypatch):
+    (path := tmp_path / "own.toml").write_text(
+        'flags = {nesterov = true, lr = 0.1, fused = true, algos = ["a", "b --c 1"]}'
+    )
+    monkeypatch.setitem(presets.FILES, "own", path)
+    found = {"nesterov": True, "lr": 0.1, "fused": True, "algos": "a, b --c 1"}
+    assert presets.under("own", []) == found
+    for words, name in (("--no-nesterov", "nesterov"), ("--lr=1", "lr")):
+        left = {k: x for k, x in found.items() if k != name}
+        assert presets.under("own", [(words,)]) == left
 
 
 @pytest.mark.parametrize(
     ("table", "expected"),
     [
         ({"nesterov": False}, ["--no-nesterov"]),
-        ({"algos": ["a", "b --c 1"]}, ["--algos", "a, b --c 1"]),
         ({"tune": ["x=1,2", "y=3,4"]}, ["--tune", "x=1,2", "--tune", "y=3,4"]),
         ({"seeds": 5, "lr": 0.1}, ["--seeds", "5", "--lr", "0.1"]),
         ({"task": "digits"}, ["--task", "digits"]),
     ],
 )
 def test_a_table_of_flags_reads_as_a_command_line(table, expected):
-    assert presets.words(table) == expected
+    assert as_words(table) == expected

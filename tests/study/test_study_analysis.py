@@ -16,17 +16,17 @@ from experiments.study import (
     figures,
     page,
     presets,
+    runs,
     sentences,
-    tuning,
 )
 from experiments.study.config import StudyConfig
-from experiments.study.grid import RunSet, trial
 from experiments.study.network import parse
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
-from experiments.study.search_space import combinations
+from experiments.study.runs import RunSet, trial
 from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
+from experiments.study.variants import combinations
 from experiments.training import files, run_folder
 
 AT = (10, 20, 30)  # steps of the evaluations
@@ -458,7 +458,7 @@ def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_
     scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
     edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
     tried(study, {"sync_sgd": scores, "bmuf": edge})
-    sync, bmuf = (tuning.report(p.read(), ACCURACY)[0] for p in points(study))
+    sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in points(study))
     assert sync.values == bmuf.values == [0.1, 0.2, 0.3]
     assert sync.scores == [pytest.approx(0.55), pytest.approx(0.45), None]
     assert (sync.chosen, sync.at_edge) == (0.1, True)
@@ -467,7 +467,7 @@ def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_
 
 
 def chosen_values(made, key):
-    return known(tuning.chosen(made, key)).values
+    return known(runs.chosen(made, key)).values
 
 
 def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
@@ -480,7 +480,7 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
         change(run, test_loss=0.1 if "lr=0.2" in str(run) else 0.2)
     for key in (ACCURACY.key, LOSS.key):
         assert chosen_values(point, key) == {"lr": "0.2"}
-    (report,) = tuning.report(point.read(), ACCURACY)
+    (report,) = runs.tuning_of(point.read(), ACCURACY)
     assert (report.at_edge, report.low, report.high) == (False, 0.2, 0.2)
     assert chosen_values(point._replace(trials=[]), None) == {}
 
@@ -499,12 +499,12 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
     # (5/6)^5 = 26 % of resamples.
     torn = {"0.1": [0.5] * 6, "0.2": [0.4] * 5 + [0.95], "0.3": [0.1] * 6}
     tried(study, {"sync_sgd": clear, "bmuf": torn})
-    sync, bmuf = (tuning.report(p.read(), ACCURACY)[0] for p in points(study))
+    sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in points(study))
     assert (sync.low, sync.chosen, sync.high) == (0.2, 0.2, 0.2)
     assert (bmuf.low, bmuf.chosen, bmuf.high) == (0.1, 0.1, 0.2)
     few = make_study("--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
     tried(few, {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES})
-    assert tuning.report(points(few)[0].read(), ACCURACY)[0].low is None
+    assert runs.tuning_of(points(few)[0].read(), ACCURACY)[0].low is None
 
 
 def test_an_interval_may_hold_the_noise_of_tuning(make_study):

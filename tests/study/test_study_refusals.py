@@ -17,8 +17,8 @@ from test_track import ENTRY, FIXED, MADE
 from benchmarks.harness import atlas
 from experiments.cli.errors import BadRequest
 from experiments.study import config, network, page, presets, statistics, study, track
-from experiments.study.grid import Loader
-from experiments.study.running.cluster import TLS, reach
+from experiments.study.jobs import TLS, reach
+from experiments.study.runs import Loader
 
 NETWORKS = {
     "": ["network '': '' is neither a preset nor a number", *network.PRESETS],

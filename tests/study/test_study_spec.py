@@ -1,5 +1,6 @@
 """The config of a study: algorithms, values, and the runs that follow."""
 
+import argparse
 import json
 import math
 import shlex
@@ -10,9 +11,9 @@ import pytest
 from test_study_analysis import write
 
 from experiments.cli.flags import words_of
-from experiments.cli.words import flag_groups, parameter
-from experiments.study import config, grid, search_space, spec
-from experiments.study.grid import Loader, RunSet
+from experiments.cli.words import as_words, flag_groups, parameter
+from experiments.study import config, runs, variants
+from experiments.study.runs import Loader, RunSet
 from experiments.training.config import RunConfig, parse
 
 
@@ -32,7 +33,7 @@ def planned(loader, *argv):
     decided = config_of(*argv)
     return {
         (p.variant.label, p.point): loader.plan(p.common)[0].config
-        for p in grid.run_sets(decided, loader)
+        for p in runs.run_sets(decided, loader)
     }
 
 
@@ -52,7 +53,7 @@ def planned(loader, *argv):
     ],
 )
 def test_algorithms_may_have_flags_and_labels(text, expected):
-    found = spec.variants(text)
+    found = variants.read(text)
     shown = [f"{x.label}: {' '.join([x.algo, *x.words])}" for x in found]
     assert "; ".join(shown) == expected
 
@@ -81,7 +82,7 @@ def test_a_command_line_is_cut_before_each_flag_which_sets_a_parameter():
     ],
 )
 def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
-    found = search_space.read("--tune", text)
+    found = variants.read_range("--tune", text)
     numbers = [float(value) for value in found.values]
     np.testing.assert_allclose(numbers, expected, rtol=5e-3)  # three digits
     assert (numbers[0], numbers[-1]) == (expected[0], expected[-1])
@@ -90,29 +91,29 @@ def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
 
 def test_whole_values_of_a_range_are_written_as_whole_numbers():
     """As --period reads them, however large they are."""
-    found = search_space.read("--sweep", "period=256:4096:log:5")
+    found = variants.read_range("--sweep", "period=256:4096:log:5")
     assert found.values == ("256", "512", "1024", "2048", "4096")
 
 
 def test_a_list_is_taken_as_it_is_written():
-    found = search_space.read("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
-    assert found == search_space.Range("outer_lr", ("0.70", "1e-2", "x"), None)
-    assert search_space.read("--sweep", "outer-lr=1").flag == "outer_lr"
+    found = variants.read_range("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
+    assert found == variants.Range("outer_lr", ("0.70", "1e-2", "x"), None)
+    assert variants.read_range("--sweep", "outer-lr=1").flag == "outer_lr"
 
 
 def test_a_finer_range_has_more_values_between_the_same_ends():
-    coarse = search_space.read("--tune", "lr=0.01:1:log:3")
+    coarse = variants.read_range("--tune", "lr=0.01:1:log:3")
     fine = coarse.refined(5)
     numbers = [float(value) for value in fine.values]
     np.testing.assert_allclose(numbers, np.geomspace(0.01, 1, 15), rtol=5e-3)
-    listed = search_space.read("--tune", "lr=0.1,0.2")
+    listed = variants.read_range("--tune", "lr=0.1,0.2")
     assert listed.refined(5) == listed
     assert coarse.refined(1) == coarse
 
 
 def test_values_of_a_narrow_range_differ():
     """Else fewer are tried than the report says."""
-    found = search_space.read("--tune", "momentum=0.99:0.999:linear:4").refined(7)
+    found = variants.read_range("--tune", "momentum=0.99:0.999:linear:4").refined(7)
     assert len(set(found.values)) == 28
 
 
@@ -169,11 +170,11 @@ def test_all_algorithms_have_the_same_budget(tune):
     decided = config_of(
         "--algos=sync_sgd,diloco", *(w for t in tune for w in ("--tune", t))
     )
-    given = [search_space.read("--tune", text) for text in tune]
+    given = [variants.read_range("--tune", text) for text in tune]
     budget = math.prod(len(r.values) for r in given)
     for variant in decided.variants:
         own = variant.budget
-        tried = list(search_space.combinations(own))
+        tried = list(variants.combinations(own))
         assert len({tuple(each.items()) for each in tried}) == len(tried) == budget
         for each in own:
             (coarse,) = (r for r in given if r.flag == each.flag)
@@ -225,7 +226,7 @@ def test_values_between_two_that_are_possible_are_not_tried_out(tune, tried):
 def test_runs_are_counted_before_they_are_planned(loader, words):
     decided = config_of("--algos=sync_sgd,diloco", *words)
     made = 0
-    for point in grid.run_sets(decided, loader):
+    for point in runs.run_sets(decided, loader):
         made += 5 + sum(len(trial.seeds) for trial in point.trials)
     assert config.count_runs(decided) == made
 
@@ -238,11 +239,11 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
     tried = {x.algo: x.budget[1:] for x in decided.variants}
     assert tried == {
         "sync_sgd": [],
-        "bmuf": [search_space.Range("block_momentum", ("0.5", "0.9"))],
-        "slowmo": [search_space.Range("slow_momentum", ("0.5", "0.9"))],
-        "powersgd": [search_space.Range("rank", ("1", "4"))],
+        "bmuf": [variants.Range("block_momentum", ("0.5", "0.9"))],
+        "slowmo": [variants.Range("slow_momentum", ("0.5", "0.9"))],
+        "powersgd": [variants.Range("rank", ("1", "4"))],
     }
-    for point in grid.run_sets(decided, loader):
+    for point in runs.run_sets(decided, loader):
         assert len(point.trials) == point.variant.trials == 6
     other = config_of(*words, f"--tune={own.replace('1,4', '1,8')}")
     assert other.identity != decided.identity
@@ -254,7 +255,7 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
     decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
     own = decided.variants[0].budget
-    assert (own, list(search_space.combinations(own))) == ([], [])
+    assert (own, list(variants.combinations(own))) == ([], [])
     assert config_of("--algos=bmuf").variants[0].budget == []
 
 
@@ -264,7 +265,7 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
         *("--tune-seeds", "2", "--sweep", "period=2,4"),
     )
     folders = set()
-    for point in grid.run_sets(decided, loader):
+    for point in runs.run_sets(decided, loader):
         for trial in point.trials:
             assert trial.common.validation == 0.1
             assert trial.common.lr == float(trial.values["lr"])
@@ -280,14 +281,14 @@ def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):
 
 def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
     decided = config_of("--algos=a+b=bmuf,a-b=sync_sgd,A/B=bmuf")
-    found = {p.folder for p in grid.run_sets(decided, loader)}
+    found = {p.folder for p in runs.run_sets(decided, loader)}
     assert len(found) == 3
     assert all(not f.is_absolute() and ".." not in f.parts for f in found)
 
 
 def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     common = RunConfig(data_dir=Path("my data"))
-    runs = RunSet(spec.Variant("a", "bmuf"), 1, "", common, tmp_path, range(3))
+    runs = RunSet(variants.Variant("a", "bmuf"), 1, "", common, tmp_path, range(3))
     assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
         write(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
@@ -340,11 +341,43 @@ def test_runs_are_those_of_their_command(loader):
         *("--sweep=workers=1,4", "--worker-batch=8", "--lr=0.3"),
         *("--tune=period=2,4", "--tune=momentum=0.1:0.9:linear:3", "--clip-norm=1e-3"),
     )
-    for point in grid.run_sets(decided, loader):
+    for point in runs.run_sets(decided, loader):
         assert point.common.batch_size == 8 * point.common.workers
-        for runs in (point, *point.trials):
-            assert parse(shlex.split(runs.command)[3:]) == runs.common
-            assert f"workers={runs.common.workers}" == point.point
+        for each in (point, *point.trials):
+            assert parse(shlex.split(each.command)[3:]) == each.common
+            assert f"workers={each.common.workers}" == point.point
+
+
+@pytest.mark.parametrize(
+    "sweep",
+    [
+        *("nesterov=true,false", "period=2,4", "block-lr=1,2", "block-momentum=none,0"),
+        *("workers=2,4", "lr=1,2", "optimizer=sgd,adam", "devices=0,1", "model=mlp"),
+        *("mesh=fsdp=2,tensor=2", "partition=iid,label", "init-from=a,b"),
+    ],
+)
+def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
+    variant = config_of("--algos=bmuf", f"--sweep={sweep}").variants[0]
+    for name, run in variant.configs().items():
+        words = as_words(variant.points[name])
+        assert run == parse([*variant.argv, *words]), words
+
+
+def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
+    """They are other fields of a config, whose words are read once for a variant."""
+    make, made = argparse.ArgumentParser.__init__, []
+
+    def counted(self, *arguments, **named):
+        made.append(self)
+        make(self, *arguments, **named)
+
+    monkeypatch.setattr(argparse.ArgumentParser, "__init__", counted)
+    counts = []
+    for values in ("0.1", "0.1,0.2,0.3"):
+        made.clear()
+        config_of("--algos=bmuf", f"--tune=lr={values}", f"--sweep=block-lr={values}")
+        counts.append(len(made))
+    assert counts[0] == counts[1] <= 4
 
 
 @pytest.mark.parametrize(

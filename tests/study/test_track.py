@@ -11,7 +11,7 @@ from pages import track as page
 
 from experiments.cli.errors import BadRequest
 from experiments.study import presets, track
-from experiments.study.grid import Loader
+from experiments.study.runs import Loader
 from experiments.training import files
 
 ENTRIES = sorted((ROOT / "docs" / "track").glob("*.py"))

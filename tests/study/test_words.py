@@ -8,6 +8,7 @@ import pytest
 from experiments.cli.terminal import duration
 from experiments.study.analysis import against_baseline, rankings
 from experiments.study.results import BY_DEFAULT, ONE_NOMINAL, Row, leader
+from experiments.study.runs import Tuning
 from experiments.study.sentences import (
     answer,
     headline,
@@ -26,7 +27,6 @@ from experiments.study.statistics import (
     Spread,
     spread,
 )
-from experiments.study.tuning import Tuning
 
 MEGABYTE = 1_000_000
 

@@ -368,7 +368,7 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     assert scheduled[0] == 4
     assert float(scheduled[1](0)) == pytest.approx(0.3)
     assert float(scheduled[1](plan.config.steps)) == pytest.approx(0)
-    assert scheduled[2] is plan.method.optimizer
+    assert scheduled[2] is plan.plan.method.optimizer
     assert scheduled[3:] == (5, syncalgos.WORKERS)
     assert isinstance(traced[3], Tracer)  # data to the programs
     assert plan.config.arguments == {"period": 4}

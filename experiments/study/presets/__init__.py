@@ -1,14 +1,12 @@
 """Published comparisons, and the track, as data: NAME.toml here or in a folder."""
 
 import tomllib
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.words import as_words, flag_groups, parameter
-from experiments.study import search_space
-from experiments.study.search_space import Words
+from experiments.cli.words import parameter
+from experiments.study.variants import Words, read_range
 
 FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
 NAMES = tuple(sorted(FILES))
@@ -27,34 +25,34 @@ def paper(name: str) -> dict[str, str]:
     }
 
 
-def under(words: Sequence[str], argv: Sequence[str]) -> list[str]:
-    """Returns a command line with a preset's flags, except those that it sets itself.
+def under(name: str, given: Sequence[Words]) -> dict[str, Any]:
+    """Returns a preset's flags by parameter, except what the user sets.
 
     Args:
-        words: the preset's flags.
-        argv: the user's flags.
+        name: the name of the preset.
+        given: the user's flags, each with its value.
     """
-    given = set().union(*map(_sets, flag_groups(argv)))
+    pairs = [" ".join(group).replace(" ", "=", 1).partition("=") for group in given]
+    theirs = set().union(*(_sets(flag, value) for flag, _, value in pairs))
     # Both flags set the global batch: the user's wins.
-    if "batch_size" in given:
-        given |= {"worker_batch"}
+    if "batch_size" in theirs:
+        theirs |= {"worker_batch"}
     # The preset's baseline is one of its own algorithms.
-    if "algos" in given:
-        given |= {"baseline"}
-    kept = [group for group in flag_groups(words) if not given & _sets(group)]
-    return [*chain.from_iterable(kept), *argv]
+    if "algos" in theirs:
+        theirs |= {"baseline"}
+    kept = {}
+    for flag, value in load(name)["flags"].items():
+        several = value if isinstance(value, list) else [value]
+        left = [x for x in several if not theirs & _sets(flag, x)]
+        if left:
+            kept[parameter(flag)] = left if isinstance(value, list) else value
+    if "algos" in kept:
+        kept["algos"] = ", ".join(kept["algos"])
+    return kept
 
 
-def _sets(group: Words) -> set[str]:
+def _sets(flag: str, value: Any) -> set[str]:
     """Returns the parameters that a flag sets: its own, and those that it varies."""
-    flag, _, value = " ".join(group).replace(" ", "=", 1).partition("=")
-    is_varied = flag in ("--tune", "--sweep")
-    varied = search_space.read(flag, value).flags if is_varied else ()
-    return {parameter(flag), *varied}
-
-
-def words(table: Mapping[str, Any]) -> list[str]:
-    """Returns a table of flags as words of a command line."""
-    # A flag with several values is repeated, except --algos, which joins them.
-    joined = {"algos": ", ".join(table["algos"])} if "algos" in table else {}
-    return as_words({**table, **joined})
+    name = parameter(flag)
+    varied = read_range(f"--{name}", value).flags if name in ("tune", "sweep") else ()
+    return {name, *varied}

@@ -164,7 +164,8 @@ def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
     with jax.enable_x64(wide):
         for each in (rate, lambda step: jnp.float32(rate)):
             strategy = sa.qsr(1, growth=growth, learning_rate=each)
-            acts = jax.jit(lambda step, strategy=strategy: strategy.acts(step))
+            assert strategy.acts is not None
+            acts = jax.jit(strategy.acts)
             assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 
 

@@ -2,31 +2,28 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.cli import terminal
-from experiments.study.grid import RunSet, damage
-from experiments.study.running.maker import Made, Refused
+from experiments.study.runs import RunSet, damage
 from experiments.training.config import RunConfig
 
-Choose = Callable[[RunSet], RunSet | None]
-"""Maps a run set whose trials have ended to the runs with the chosen values, if any."""
+
+class Made(NamedTuple):
+    """The run is complete; the words are its results."""
+
+    words: str
 
 
-class Failure(NamedTuple):
-    """A run that failed.
+class Refused(NamedTuple):
+    """The run could not be made.
 
     Attributes:
-        runs: the run set that it belongs to.
-        seed: the seed of the run.
         line: the reason, in one line.
         is_request: whether its flags were refused.
     """
 
-    runs: RunSet
-    seed: int
     line: str
     is_request: bool = False
 
@@ -63,45 +60,39 @@ class Missing(NamedTuple):
         """Its config."""
         return self.runs.config_of(self.seed)
 
-    @property
-    def argv(self) -> list[str]:
-        """Its flags of experiments.run."""
-        return [*self.runs.argv, "--seed", str(self.seed)]
 
-
-@dataclass
 class Plan:
     """The missing runs, handed out to jobs, and their outcomes.
 
     Final runs wait only for the trials of their own variant.
 
-    Attributes:
+    Args:
         planned: the run sets to report, with their trials.
         choose: function that chooses the values of a run set whose trials are done.
+
+    Attributes:
         total: the number of all runs.
         done: the number of runs that exist.
-        failures: the runs that failed.
+        failures: the runs that failed, and why.
         found: the run sets to report, with the chosen values; None while trials run.
         waiting: the missing runs that are known so far and that no job makes.
     """
 
-    planned: Sequence[RunSet]
-    choose: Choose
-    total: int = 0
-    done: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    found: list[RunSet | None] = field(default_factory=list)
-    waiting: list[Missing] = field(default_factory=list)
-    _taken: Counter[int] = field(default_factory=Counter)  # runs in progress, by number
-    _trials: Counter[int] = field(default_factory=Counter)  # trials left, by run set
-
-    def __post_init__(self):
-        self.found = [None] * len(self.planned)
+    def __init__(
+        self, planned: Sequence[RunSet], choose: Callable[[RunSet], RunSet | None]
+    ):
+        self.planned, self._choose = planned, choose
+        self.total, self.done = 0, 0
+        self.failures = list[tuple[Missing, Refused]]()
+        self.found: list[RunSet | None] = [None] * len(planned)
+        self.waiting = list[Missing]()
+        self._taken = Counter[int]()  # runs in progress, by number
+        self._trials = Counter[int]()  # trials left, by number
         # All trials first: the final runs then fill the gaps at the end.
-        for number, runs in enumerate(self.planned):
+        for number, runs in enumerate(planned):
             self.total += sum(len(x.seeds) for x in (runs, *runs.trials))
             self._trials[number] = self._add(number, runs.trials, len(self.waiting))
-        for number in range(len(self.planned)):
+        for number in range(len(planned)):
             if not self._trials[number]:
                 self._add_finals(number, len(self.waiting))
 
@@ -128,11 +119,10 @@ class Plan:
     def ended(self, run: Missing, outcome: Made | Refused) -> None:
         """Counts a run, which was made or failed."""
         self._taken[run.number] -= 1
-        match outcome:
-            case Made():
-                self.done += 1
-            case Refused(line, is_request):
-                self.failures.append(Failure(run.runs, run.seed, line, is_request))
+        if isinstance(outcome, Made):
+            self.done += 1
+        else:
+            self.failures.append((run, outcome))
         self._trials[run.number] -= 1
         if self._trials[run.number] == 0:  # final runs count on, below it
             # First of all that wait: their variant has been under way the longest.
@@ -146,12 +136,12 @@ class Plan:
     def _add_finals(self, number: int, place: int) -> None:
         """Chooses the values of a run set, and adds its runs."""
         planned = self.planned[number]
-        runs = self.found[number] = self.choose(planned)
+        runs = self.found[number] = self._choose(planned)
         if runs is not None:
             self._add(number, [runs], place)
             return
-        line = "all of its trials failed, so no values can be chosen"
-        self.failures.append(Failure(planned, planned.seeds[0], line, is_request=True))
+        why = Refused("all of its trials failed, so no values can be chosen", True)
+        self.failures.append((Missing(number, planned, planned.seeds[0]), why))
 
     def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
         """Adds the missing runs of some run sets; returns how many there are."""

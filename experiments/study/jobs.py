@@ -1,0 +1,443 @@
+"""Makes the missing runs of a study by jobs: a Dask task for each run.
+
+A Dask worker makes one run at a time, in its own process. It must see the study's
+folder: the run's files appear there, and the task returns only how the run ended.
+"""
+
+import asyncio
+import importlib.util
+import logging
+import math
+import operator
+import os
+import pkgutil
+import queue
+import secrets
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import jax
+from rich.progress import TaskID
+
+from experiments.checkpoint import lock
+from experiments.cli import certificates, stopping
+from experiments.cli.errors import BadRequest, in_one_line
+from experiments.cli.stopping import UNCONNECTED
+from experiments.study import worker
+from experiments.study.config import StudyConfig
+from experiments.study.making import Stopped, StudyProgress, described
+from experiments.study.queue import Made, Missing, Plan, Refused
+from experiments.study.runs import is_done
+from experiments.training import files
+from experiments.training.config import RunConfig
+from experiments.training.devices import cores, environment
+
+if TYPE_CHECKING:
+    from distributed import Client, Future
+
+
+# Seconds.
+TICK = 0.05  # between two looks at the workers
+SCHEDULER_LOST_AFTER = 60.0  # without an answer
+SILENCE = 60.0  # without a step or a worker, until the user is told
+SEEING = 60.0  # until files from another machine must be visible
+
+MOST_LOSSES = 3  # how often a run's worker may be lost before the run is given up
+SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
+
+
+@dataclass(eq=False)
+class Job:
+    """A run that a worker makes.
+
+    Attributes:
+        run: the run.
+        address: of the worker.
+        future: its Dask task.
+        line: its display.
+        moved: the time of its last step.
+    """
+
+    run: Missing
+    address: str
+    future: "Future"
+    line: TaskID
+    moved: float = field(default_factory=time.monotonic)
+
+
+def make(
+    config: StudyConfig, plan: Plan, bar: StudyProgress, asked_to_stop: stopping.Stopped
+) -> None:
+    """Makes all runs of a plan on a cluster.
+
+    Args:
+        config: the config of the study.
+        plan: the missing runs.
+        bar: the display of the runs.
+        asked_to_stop: function that is polled all the time.
+
+    Raises:
+        BadRequest: the workers of this command's own cluster are unfit.
+        Stopped: the user asked to stop. Runs in progress are discarded.
+        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
+            kept.
+        Unreachable: no scheduler answers.
+    """
+    count = min(config.jobs, plan.total - plan.done)
+    with cluster(config.scheduler, count) as client:
+        if importlib.util.find_spec("bokeh"):  # it draws the pages
+            bar.say(f"dashboard: {client.dashboard_link}")
+        jobs = Jobs(client, _order(config, plan), plan, bar)
+        while not plan.is_over:
+            if asked_to_stop():
+                raise Stopped
+            jobs.step()
+            time.sleep(TICK)
+
+
+def job_environment(devices: int | None) -> dict[str, str]:
+    """Returns environment variables of the jobs' processes: devices and threads.
+
+    They match this process, so that jobs give the same bits wherever they run.
+    """
+    if devices is not None:
+        return environment(devices, devices)
+    if jax.default_backend() != "cpu":
+        return {}
+    threads = os.environ.get("NPROC", str(cores()))
+    return environment(jax.local_device_count(), int(threads))
+
+
+def _order(config: StudyConfig, plan: Plan) -> worker.Order:
+    """Returns what all tasks have in common."""
+    environ = job_environment(config.devices_per_job)
+    environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
+    folder, first = config.folder.absolute(), plan.planned[0]
+    return {
+        "folder": str(folder),
+        "holder": (folder / lock.NAME).read_text(),
+        "topic": secrets.token_hex(8),
+        "directory": os.getcwd(),
+        "environ": environ,
+        "settings": {name: getattr(jax.config, name) for name in SETTINGS},
+        "factories": config.factories,
+        "facts": worker.facts(config.factories, environ),
+        "first": _plain(first.config_of(first.seeds[0])),
+    }
+
+
+def _plain(config: RunConfig) -> dict[str, Any]:
+    """Returns the fields of a config, as values of the standard library."""
+    fields = vars(config).items()
+    return {name: dict(x) if isinstance(x, Mapping) else x for name, x in fields}
+
+
+class Jobs:
+    """The runs that the workers of a cluster make.
+
+    Args:
+        client: the client of the scheduler.
+        order: what all tasks have in common.
+        plan: the missing runs.
+        bar: the display of the runs.
+    """
+
+    def __init__(
+        self, client: "Client", order: worker.Order, plan: Plan, bar: StudyProgress
+    ):
+        self._client: Any = client  # its types know only its asynchronous calls
+        self._order, self._plan, self._bar = order, plan, bar
+        self._checks = dict[str, Any]()  # futures, by the address of their worker
+        self._last = dict[str, int]()  # the number of each worker's last run
+        self._jobs = list[Job]()
+        self._losses = Counter[Path]()
+        self._idle_since = time.monotonic()
+        self._inbox = queue.SimpleQueue[tuple[float, Any]]()
+        # Called in another thread.
+        client.subscribe_topic(order["topic"], self._inbox.put)
+
+    def step(self) -> None:
+        """Handles what has happened, and gives runs to free workers."""
+        fit = self._fit(self._present())
+        self._listen()
+        for job in [*self._jobs]:
+            if job.future.done() or job.address not in fit:
+                self._jobs.remove(job)
+                self._end(job)
+        for address in sorted(fit - {job.address for job in self._jobs}):
+            if run := self._plan.take(self._last.get(address)):
+                self._begin(address, run)
+        self._tell_silence()
+
+    def _present(self) -> set[str]:
+        """Returns the addresses of all workers; a ConnectionError without an answer."""
+        client = self._client
+        try:
+            if client.status != "running":
+                raise ConnectionError
+            ask = client.scheduler.ncores
+            return {*client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)}
+        except OSError:
+            raise ConnectionError("the Dask scheduler is lost") from None
+
+    def _fit(self, present: set[str]) -> set[str]:
+        """Has new workers check themselves; returns those that can make runs."""
+        # A worker may come back at its address, with other code.
+        self._checks = {
+            x: self._checks.get(x) or self._submit(x, worker.check) for x in present
+        }
+        unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
+        for address, check in unfit.items():
+            line = described(check.exception()).line
+            if self._client.cluster is not None:  # no other worker will come
+                raise BadRequest(line)
+            self._bar.say_once(f"the Dask worker {address} is refused: {line}")
+        return {x for x, check in self._checks.items() if check.status == "finished"}
+
+    def _submit(self, address: str, function: Callable, *given: Any) -> Any:
+        """Starts a task that calls a function of `worker` on a worker."""
+        place = {"workers": [address], "pure": False}
+        # A worker ends if it cannot import what a task names. So tasks name only the
+        # standard library, which then imports our code, or raises an error.
+        name = f"{function.__module__}:{function.__name__}"
+        found = self._client.submit(pkgutil.resolve_name, name, **place)
+        return self._client.submit(operator.call, found, self._order, *given, **place)
+
+    def _begin(self, address: str, run: Missing) -> None:
+        """Has a worker make a run."""
+        given = run.number, _plain(run.config), str(run.folder.absolute())
+        future = self._submit(address, worker.make_run, *given)
+        self._jobs.append(Job(run, address, future, self._bar.begin(run.name)))
+        self._last[address] = run.number
+
+    def _listen(self) -> None:
+        """Shows the steps that the workers have told."""
+        jobs = {job.future.key: job for job in self._jobs}
+        while not self._inbox.empty():
+            _, (key, news) = self._inbox.get()
+            if job := jobs.get(key):
+                job.moved = time.monotonic()
+                self._bar.show(job.line, news)
+
+    def _end(self, job: Job) -> None:
+        """Counts a run that has ended, or takes it back if its worker is lost."""
+        outcome, gone = _outcome(job), f"the Dask worker {job.address} is gone"
+        if outcome is None:
+            self._losses[job.run.folder] += 1
+            if self._losses[job.run.folder] == MOST_LOSSES:
+                outcome = Refused(f"given up after {MOST_LOSSES} times: {gone}")
+        if outcome is not None:
+            self._bar.end(job.line, outcome)
+            self._plan.ended(job.run, outcome)
+        else:
+            self._bar.drop(job.line)
+            self._bar.say(f"{job.run.name}: {gone}; the run starts again")
+            self._plan.give_back(job.run)
+
+    def _tell_silence(self) -> None:
+        """Names runs that take no step, and tells that there is no worker."""
+        now = time.monotonic()
+        for job in self._jobs:
+            if now - job.moved > SILENCE:
+                job.moved = math.inf  # said once, until its next step
+                self._bar.say(
+                    f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
+                    f"{job.address}: it compiles, is busy or hangs"
+                )
+        if self._jobs:
+            self._idle_since = now
+        elif now - self._idle_since > SILENCE:
+            self._idle_since = math.inf  # said once, until there is a run
+            self._bar.say("no Dask worker is available: waiting for one")
+
+
+def _outcome(job: Job) -> Made | Refused | None:
+    """Returns how a run ended; None if its worker is lost."""
+    if not job.future.done():
+        return None
+    try:
+        outcome = job.future.result(ANSWER)
+    except (Stopped, TimeoutError):  # the worker ends, or has just done so
+        return None
+    except OSError:  # a full disk would stop all others, too
+        raise
+    except Exception as error:
+        return described(error)
+    if isinstance(outcome, Made) and not _is_seen(job.run.folder):
+        return Refused("its files do not appear in the study's folder")
+    return outcome
+
+
+def _is_seen(folder: Path) -> bool:
+    """Waits for the files of a run from another machine; returns whether they came."""
+    deadline = time.monotonic() + SEEING
+    while not is_done(folder) and time.monotonic() < deadline:
+        # NFS remembers for a while that a file was missing; listing refreshes it.
+        os.listdir(folder.parent)
+        time.sleep(TICK)
+    return is_done(folder)
+
+
+TLS = "DASK_DISTRIBUTED__COMM__TLS__"
+CERTIFICATES = f"{TLS}CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
+ANSWER = 30.0  # seconds for a scheduler to answer
+WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
+WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
+
+
+class Unreachable(BadRequest):
+    """No scheduler answers; the message is one line for the user."""
+
+    code = UNCONNECTED
+
+
+def reach(scheduler: str, seconds: float) -> None:
+    """Tests the connection to a running scheduler.
+
+    For tls://, Dask's own settings name the certificates, which are checked first:
+    `CERTIFICATES`.
+
+    Args:
+        scheduler: tcp://HOST:PORT, tls://HOST:PORT or a scheduler file.
+        seconds: seconds to wait for the answer.
+
+    Raises:
+        BadRequest: the text is invalid, or a certificate cannot be used.
+        Unreachable: no scheduler answers there.
+    """
+    silence()
+    from distributed import Security
+    from distributed.comm.core import connect
+
+    async def knock(address: str) -> None:
+        arguments = Security().get_connection_args("client")
+        await (await connect(address, timeout=seconds, **arguments)).close()
+
+    if (address := _address(scheduler)).startswith("tls://"):
+        _check_certificates()
+    # A client that fails to connect delays the interpreter's exit for seconds.
+    with _explained(scheduler):
+        asyncio.run(knock(address))
+
+
+@contextmanager
+def _explained(scheduler: str) -> Iterator[None]:
+    """Raises Dask's errors as errors of one line."""
+    from distributed.comm.core import FatalCommClosedError
+
+    try:
+        yield
+    except FatalCommClosedError as error:  # by TLS alone
+        raise BadRequest(
+            f"--scheduler {scheduler}: it and this command do not trust each other's "
+            f"certificates: set {CERTIFICATES} to files of its authority"
+        ) from error
+    except OSError as error:
+        line = f"--scheduler {scheduler}: no answer: {in_one_line(error)}"
+        raise Unreachable(line) from error
+    # Dask raises these for an invalid address, for missing certificates, or for a
+    # scheduler with another version of Python or Dask.
+    except (ValueError, TypeError, ImportError) as error:
+        reason = in_one_line(error)
+        if "ssl" in reason:
+            reason = f"tls:// needs certificates: set {CERTIFICATES}"
+        raise BadRequest(f"--scheduler {scheduler}: {reason}") from error
+
+
+def _check_certificates() -> None:
+    """Raises a BadRequest for certificates that Dask cannot use."""
+    from distributed import Security
+
+    found, names = Security(), ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
+    given = found.tls_client_cert, found.tls_client_key, found.tls_ca_file
+    files = {f"{TLS}{x}": file for x, file in zip(names, given, strict=True)}
+    # Dask names those that are missing, and takes the text of a file in its place.
+    if all(isinstance(x, str) and "\n" not in x for x in files.values()):
+        certificates.check(files)
+
+
+def _address(scheduler: str) -> str:
+    """Returns the address of a scheduler, read from a scheduler file if necessary."""
+    if "://" in scheduler:
+        return scheduler
+    with suppress(OSError, files.Damaged):
+        address = files.read(Path(scheduler), "address")["address"]
+        if isinstance(address, str):
+            return address
+    raise BadRequest(
+        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
+        f"got {scheduler!r}"
+    )
+
+
+@contextmanager
+def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
+    """Yields a client of a running scheduler or of a cluster of this command.
+
+    Args:
+        scheduler: the address or file of a scheduler; None starts one here.
+        jobs: the number of workers to start for it, at 127.0.0.1.
+
+    Raises:
+        BadRequest: the address is invalid.
+        Unreachable: no scheduler answers.
+    """
+    silence()
+    from distributed import Client, LocalCluster
+
+    if scheduler is not None:
+        with _explained(scheduler):
+            address = _address(scheduler)
+            client = Client(address, timeout=ANSWER, set_as_default=False)
+        with client:
+            yield client
+        return
+    with ExitStack() as held:
+        pages = "127.0.0.1:0"
+        own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
+        held.enter_context(own)
+        scratch = held.enter_context(TemporaryDirectory())
+        for _ in range(jobs):
+            held.enter_context(_worker(own.scheduler_address, scratch))
+        yield held.enter_context(Client(own, set_as_default=False))
+
+
+@contextmanager
+def _worker(address: str, scratch: str) -> Iterator[None]:
+    """Starts a Dask worker as a user does, and kills it in the end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", "worker", address, *WORKER.split(), scratch],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for this command
+    )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # its nanny and itself
+        process.wait()
+
+
+def silence() -> None:
+    """Silences Dask's log; the important events are reported in one line instead."""
+    # Imported first, because the import sets the levels of its loggers.
+    from distributed.versions import VersionMismatchWarning
+
+    # The warning is a table; we refuse workers that differ by name instead.
+    warnings.simplefilter("ignore", VersionMismatchWarning)
+    names = ("distributed", "tornado", "bokeh")
+    for name in (*names, *logging.root.manager.loggerDict):
+        if name.partition(".")[0] in names:
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)

@@ -1,0 +1,414 @@
+"""The runs of a study: their configs and files, and the choice of tuned values."""
+
+import re
+import shlex
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments.cli import factories
+from experiments.cli.factories import TASK
+from experiments.cli.flags import PROGRAM, words_of
+from experiments.study.config import TUNE_SHARE, StudyConfig
+from experiments.study.network import HOPS
+from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
+from experiments.study.variants import Variant, combinations, named, replaced
+from experiments.tasks.task import Data
+from experiments.training import run_folder
+from experiments.training.config import RunConfig
+from experiments.training.defaults import resolved
+from experiments.training.files import Damaged
+from experiments.training.measurements.sends import Sends, from_json
+from experiments.training.plan import Plan, Programs, make_task
+from experiments.training.prepare import checked
+from experiments.training.strategies import declaring
+
+# Seeds of trials must differ from those that are reported.
+FIRST_TUNING_SEED = 1000
+
+RESAMPLES = 2000  # of the tuning seeds
+Lines = list[dict[str, Any]]
+
+
+class RunSet(NamedTuple):
+    """The runs of one variant at one point, which differ only in their seeds.
+
+    Attributes:
+        variant: the variant.
+        number: its place in --algos, from 1.
+        point: value of the sweep, such as "workers=4"; "" without a sweep.
+        common: the config that all runs share, except for the seed.
+        out: the study's folder.
+        seeds: seeds of the runs.
+        values: the values by flag that the runs try, or that were chosen for them.
+        trials: run sets that try values for this one.
+        config: content of the first run's config.json, once read.
+        summaries: contents of summary.json by seed, once read.
+        lines: lines of metrics.jsonl by seed, once read.
+    """
+
+    variant: Variant
+    number: int
+    point: str
+    common: RunConfig
+    out: Path
+    seeds: range
+    values: Mapping[str, str] = {}
+    trials: Sequence["RunSet"] = ()
+    config: Mapping[str, Any] = {}
+    summaries: Mapping[int, dict[str, Any]] = {}
+    lines: Mapping[int, Lines] = {}
+
+    @property
+    def name(self) -> str:
+        """The variant, and the value of the sweep if there is one."""
+        return " at ".join(x for x in (self.variant.label, self.point) if x)
+
+    @property
+    def trial(self) -> str:
+        """The values, such as "lr=0.1"; "" without any."""
+        return named(self.values)
+
+    @property
+    def folder(self) -> Path:
+        """The folder that holds a folder for each seed."""
+        # The number distinguishes labels with the same letters, such as a+b and a-b.
+        label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
+        kind = "tuning" if self.is_trial else "runs"
+        own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
+        return self.out / own / self.trial
+
+    @property
+    def is_trial(self) -> bool:
+        """Whether the runs try values, on held-out training data."""
+        return self.common.validation is not None
+
+    def config_of(self, seed: int) -> RunConfig:
+        """Returns the config of one run."""
+        return replace(self.common, seed=seed)
+
+    @property
+    def command(self) -> str:
+        """The command that makes these runs, without --seed."""
+        return shlex.join(command_of(self.common))
+
+    def run(self, seed: int) -> Path:
+        """Returns the folder of one run."""
+        return self.folder / f"seed-{seed}"
+
+    def missing(self) -> list[int]:
+        """Returns the seeds of missing runs."""
+        return [seed for seed in self.seeds if not is_done(self.run(seed))]
+
+    def read(self) -> "RunSet":
+        """Returns the run set with the content of the files that exist."""
+        read = {seed: _content(self.run(seed))[0] for seed in self.seeds}
+        found = {seed: x for seed, x in read.items() if x is not None}
+        return self._replace(
+            trials=[trial.read() for trial in self.trials],
+            config=next((x.config for x in found.values()), {}),
+            summaries={seed: x.summary for seed, x in found.items()},
+            lines={seed: x.lines for seed, x in found.items()},
+        )
+
+    @property
+    def fine(self) -> dict[int, dict[str, Any]]:
+        """The summaries of runs that did not diverge."""
+        return {s: x for s, x in self.summaries.items() if is_fine(x)}
+
+    @property
+    def diverged(self) -> int:
+        """The number of runs that diverged."""
+        return len(self.summaries) - len(self.fine)
+
+    @property
+    def any(self) -> dict[str, Any]:
+        """One summary, for the values that all runs share."""
+        return next(iter((self.fine or self.summaries).values()))
+
+    def final(self, by: Measure) -> dict[int, float]:
+        """Returns the measure at the end by seed, of runs that did not diverge."""
+        return {seed: s[by.key] for seed, s in self.fine.items()}
+
+    @property
+    def sends(self) -> list[Sends] | None:
+        """The sends of a whole run: one if all seeds agree, otherwise one per seed."""
+        found = [s["sends"] for s in (self.fine or self.summaries).values()]
+        if any(x is None for x in found):
+            return None
+        # If the data decide when to sync, each seed sends at other steps.
+        alike = all(x == found[0] for x in found)
+        return [from_json(x) for x in (found[:1] if alike else found)]
+
+    @property
+    def bytes_per_worker(self) -> float | None:
+        """The mean bytes over runs that did not diverge; None if one is not counted."""
+        found = [s["bytes_per_worker"] for s in self.fine.values()]
+        if not found or any(x is None for x in found):
+            return None
+        # Exact if all are identical; the faster fmean may round.
+        return statistics.mean(found)
+
+
+def command_of(config: RunConfig) -> list[str]:
+    """Returns the command that makes a run, without --seed."""
+    return [*PROGRAM.split(), *words_of(config)]
+
+
+def is_done(run: Path) -> bool:
+    """Whether a run is complete and none of its files is damaged."""
+    return _content(run)[0] is not None
+
+
+def damage(run: Path) -> str:
+    """Returns the damaged file of a run, and how it is damaged; "" if none is."""
+    return _content(run)[1]
+
+
+def _content(run: Path) -> tuple[run_folder.Made | None, str]:
+    """Returns the files of a complete run, and which one is damaged, and how."""
+    # An OSError is not caught: it says nothing about the content of a file.
+    try:
+        found, path = run_folder.read_run(run), run / "summary.json"
+        if found is None:
+            return None, ""
+        seed, sent = found.summary.get("seed"), found.summary["sends"]
+        if seed is not None and run.name != f"seed-{seed}":
+            raise Damaged(path, f"it belongs to seed {seed}")
+        kinds = {name for kind in (sent or {"kinds": []})["kinds"] for name in kind}
+        if unknown := kinds - HOPS.keys():
+            raise Damaged(path, f"'sends' has no collective {min(unknown)!r}")
+    except Damaged as error:
+        return None, str(error)
+    return found, ""
+
+
+class Loader:
+    """Makes the plans of runs, and loads the data that they share only once."""
+
+    def __init__(self):
+        self._data: dict[Any, Data] = {}
+
+    def plan(
+        self, config: RunConfig, programs: Programs | None = None
+    ) -> tuple[Plan, Data]:
+        """Returns the plan and the data of a run.
+
+        Args:
+            config: the config of the run.
+            programs: those of an earlier run, which are shared if possible.
+
+        Raises:
+            BadRequest: the config is not possible.
+        """
+        # Some tasks make their data from the seed or for the workers.
+        offered = {"seed": config.seed, "workers": config.workers}
+        factory = factories.named(TASK, config.task)
+        own = factories.passed_arguments(TASK, factory, offered)
+        arguments = repr({**config.task_arguments, **own})
+        key = config.task, arguments, config.data_dir, config.validation
+        given = config, self._data.get(key)
+        plan, self._data[key] = checked(*given, programs=programs)
+        return plan, self._data[key]
+
+
+def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
+    """Returns every variant at every value of the sweep, with its trials.
+
+    No tuned values are chosen yet, and nothing is written.
+
+    Raises:
+        BadRequest, ValueError: the config of a run is not possible.
+    """
+    found = []
+    for number, variant in enumerate(study.variants, 1):
+        for point, common in _same_samples(study, study.points[variant.label]):
+            seeds = range(study.seeds)
+            made = RunSet(variant, number, point, common, study.folder, seeds)
+            # What is impossible is refused before any run is made.
+            loader.plan(common)
+            for values in variant.decisive_trials():
+                loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
+            each = combinations(variant.budget)
+            found.append(made._replace(trials=[trial(study, made, x) for x in each]))
+    return found
+
+
+def _same_samples(
+    study: StudyConfig, points: Mapping[str, RunConfig]
+) -> Iterator[tuple[str, RunConfig]]:
+    """Yields the runs at each point, on as many samples as at the first.
+
+    The rate grows with the batch only under --worker-batch, linearly: Goyal et al.,
+    "Accurate, large minibatch SGD: training ImageNet in 1 hour", 2017.
+    """
+    first = None
+    for point, run in points.items():
+        if study.worker_batch is not None:
+            run = replaced(run, batch_size=study.worker_batch * run.workers)
+        task = make_task(run)
+        own = resolved(run, task, declaring(run, task))
+        first = first or own
+        # If the steps differ already, they are swept.
+        is_other = own.batch_size != first.batch_size
+        if is_other and own.steps == first.steps:
+            steps = first.steps * first.batch_size / own.batch_size
+            run = replaced(run, steps=max(1, round(steps)))
+        if is_other and study.worker_batch is not None:
+            rate = first.lr * own.batch_size / first.batch_size
+            run = replaced(run, lr=float(f"{rate:.6g}"))
+        yield point, run
+
+
+def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
+    """Returns the runs that try values, on held-out training data."""
+    # The held-out part of the training data is the same for all seeds and variants.
+    # The reported runs train on all of the training data.
+    held_out = replaced(made.common, validation=TUNE_SHARE)
+    return made._replace(
+        seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds),
+        values=values,
+        common=made.variant.varied(held_out, values),
+    )
+
+
+class Tuning(NamedTuple):
+    """The scores of one variant over the values of one flag.
+
+    Attributes:
+        label: label of the variant.
+        point: value of the sweep, as in a row.
+        flag: the tuned flag, such as "lr".
+        values: the values that were tried.
+        scores: for each value, the mean measure on validation data of the best trial
+            with this value; None where a run diverged.
+        chosen: the best value.
+        at_edge: whether the best value is at an end of the range, so that a value
+            beyond it may be better.
+        low: lower end of a 95 % interval of the best value; None for too few seeds.
+        high: upper end of that interval.
+        shortfalls: by how much the variant would be worse if other seeds had tuned it.
+            For each resample of the tuning seeds, it is the score over all seeds of the
+            trial that is best in the resample, minus the score of the chosen trial.
+            Empty for too few seeds.
+    """
+
+    label: str
+    point: str
+    flag: str
+    values: list[float]
+    scores: list[float | None]
+    chosen: float
+    at_edge: bool
+    low: float | None = None
+    high: float | None = None
+    shortfalls: Sequence[float] = ()
+
+
+def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
+    """Returns the runs to report, with the best values of their trials.
+
+    Args:
+        made: the run set, whose trials have ended.
+        measure_key: measure to choose by; None takes the accuracy if there is one.
+
+    Returns:
+        The run set; None if it has trials and all of them failed.
+
+    Raises:
+        ValueError: the trials lack this measure.
+    """
+    trials = _tried(trial.read() for trial in made.trials)
+    if not trials:
+        return None if made.trials else made
+    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
+    best = _best(trials, by)
+    common = replace(best.common, validation=None)
+    return made._replace(values=best.values, common=common)
+
+
+def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
+    """Returns the trials with at least one successful run."""
+    return [trial for trial in trials if trial.summaries]
+
+
+def _best(trials: Sequence[RunSet], by: Measure) -> RunSet:
+    """Returns the trial with the best values."""
+    return max(trials, key=lambda x: _rank(x, by))
+
+
+def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
+    """Returns a rank that is higher for fewer diverged runs, then a better measure."""
+    if trial.diverged:
+        # If all trials diverge, the one with the fewest diverged runs is chosen.
+        return (-trial.diverged,)
+    # The loss decides between equal accuracies, which are common on little data.
+    return 0, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+
+
+def _graded(scores: Any, by: Measure) -> Any:
+    """Returns scores in which accuracies that differ by rounding alone are equal."""
+    return np.round(scores, 6) if by.higher_is_better else scores
+
+
+def _mean(trial: RunSet, by: Measure) -> float:
+    values = trial.final(by).values()
+    return sum(values) / len(values)
+
+
+def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
+    """Returns the scores of a variant, flag by flag."""
+    found, trials = [], _tried(tuned.trials)
+    if not trials:
+        return []
+    best, resampled = _best(trials, by), _best_of_resamples(trials, by)
+    # The same for all flags, and the same resamples for all variants.
+    shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
+    for flag, value in best.values.items():
+        # The score of a value is that of its best trial over all other tuned flags.
+        by_value: dict[str, RunSet] = {}
+        for trial in sorted(trials, key=lambda x: _rank(x, by)):
+            by_value[trial.values[flag]] = trial
+        values = sorted(by_value, key=float)
+        tops = [by_value[x] for x in values]
+        # The middle 95 %, and the best value, which no resample may have chosen.
+        picked = sorted(float(x.values[flag]) for x in resampled)
+        cut = len(picked) * 25 // 1000
+        likely = [*picked[cut : len(picked) - cut], float(value)] if picked else []
+        found.append(
+            Tuning(
+                label=tuned.variant.label,
+                point=tuned.point,
+                flag=flag.replace("_", "-"),
+                values=[float(x) for x in values],
+                scores=[None if x.diverged else _mean(x, by) for x in tops],
+                chosen=float(value),
+                at_edge=len(values) > 1 and value in (values[0], values[-1]),
+                low=min(likely, default=None),
+                high=max(likely, default=None),
+                shortfalls=shortfalls,
+            )
+        )
+    return found
+
+
+def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
+    """Returns the best trial of each resample of the seeds; none for too few seeds."""
+    fine = [trial for trial in trials if not trial.diverged]
+    seeds = sorted(set.intersection(*(set(x.final(by)) for x in fine))) if fine else []
+    if len(seeds) < MIN_SEEDS:
+        return []
+    # Seeds are resampled for all trials together: they saw the same batches.
+    scores = by.side * np.array([[x.final(by)[s] for s in seeds] for x in fine])
+    losses = np.array([[x.final(LOSS)[s] for s in seeds] for x in fine])
+    rng = np.random.default_rng(0)
+    picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
+    scores = _graded(scores, by)
+    # As in `_rank`: the loss decides between equal accuracies.
+    losses[scores < scores.max(axis=0)] = np.inf
+    return [fine[i] for i in losses.argmin(axis=0)]

@@ -1,0 +1,198 @@
+"""Makes runs of a study on a Dask worker.
+
+jax starts here as in the command, so it is imported only after its variables are set.
+"""
+
+import hashlib
+import importlib
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import chdir, contextmanager, suppress
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.checkpoint import lock
+from experiments.cli.errors import BadRequest
+from experiments.training.config import RunConfig
+from experiments.training.versions import versions
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from experiments.study.making import Maker, News
+    from experiments.study.queue import Made, Refused
+    from experiments.study.runs import Loader
+
+
+PACKAGES = "syncalgos", "models", "experiments"
+
+_started: dict[str, str] = {}  # the variables with which this worker has started jax
+_alone = threading.Lock()  # jax's settings and memory are those of the whole process
+
+# The command, as plain values that all of its tasks get:
+# - folder: the study's folder
+# - holder: the content of its lock file, which names this command
+# - topic: the topic of events that tell the command of each step
+# - directory: the command's working folder, for relative paths in flags
+# - environ: variables with which jax must start: devices, threads, XLA flags
+# - settings: settings of jax
+# - factories: names of the task and of the algorithms
+# - facts: what `facts` returns to the command
+# - first: the config of one run, whose data all workers need
+Order = Mapping[str, Any]
+
+
+def facts(factories: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """Returns what decides the bits of this process's runs.
+
+    Args:
+        factories: names of the task and of the algorithms.
+        environ: the variables with which jax has started.
+    """
+    import jax
+
+    code = (*PACKAGES, *modules(factories))
+    return {
+        **versions(),
+        **{f"code of {module}": _imported(module)[:12] for module in code},
+        "devices": f"{jax.local_device_count()} {jax.default_backend()}",
+        **environ,
+    }
+
+
+def check(order: Order) -> None:
+    """Checks that this Dask worker can make a study's runs, and starts its jax.
+
+    Args:
+        order: the command's order.
+
+    Raises:
+        BadRequest: it cannot; one line says why.
+        Exception: it lacks a package, the user's own module or the task's data.
+    """
+    folder, expected = order["folder"], order["facts"]
+    try:
+        with Path(folder, lock.NAME).open("r+") as file:
+            why = "" if file.read() == order["holder"] else "another folder"
+    except OSError as error:
+        why = str(error.strerror)
+    if why:
+        raise BadRequest(
+            f"{folder}: {why}: workers must see the study's folder, at this path"
+        )
+    with _set_up(order):
+        here = facts(order["factories"], _started)
+        if differing := [x for x in expected if here.get(x) != expected[x]]:
+            name = differing[0]
+            raise BadRequest(
+                f"{name}: {here.get(name)!r} there, {expected[name]!r} here: restart "
+                "it once they agree"
+            )
+        _loader(order["topic"]).plan(RunConfig(**order["first"]))
+
+
+def make_run(
+    order: Order, number: int, config: Mapping[str, Any], folder: str
+) -> "Made | Refused":
+    """Makes a run on this Dask worker, which has passed `check`.
+
+    Args:
+        order: the command's order.
+        number: the number of the run set to report; its runs share programs.
+        config: the fields of the run's config.
+        folder: the folder of its files.
+
+    Raises:
+        Stopped: the command or the scheduler is gone, or this worker ends.
+        OSError: a file cannot be written.
+    """
+    from distributed import get_worker
+
+    worker = get_worker()
+    key = worker.get_current_task()
+
+    def report(news: "News") -> None:
+        worker.log_event(order["topic"], (key, news))
+
+    with _set_up(order):
+        make = _maker(order["topic"], number).make
+        is_unwanted = partial(_is_unwanted, worker, key)
+        return make(RunConfig(**config), Path(folder), report, is_unwanted)
+
+
+def _is_unwanted(worker: "Worker", key: Any) -> bool:
+    """Whether this worker ends, or the command of a task is gone or has given it up."""
+    # The scheduler then withdraws the task. A worker without a scheduler closes.
+    task = worker.state.tasks.get(key)
+    is_open = worker.status.name in ("running", "paused")
+    return not is_open or task is None or task.state != "executing"
+
+
+@contextmanager
+def _set_up(order: Order) -> Iterator[None]:
+    """Works alone, in the command's folder, and gives jax the command's settings.
+
+    jax gets its devices unless it has started.
+    """
+    has_folder = Path(order["directory"]).is_dir()
+    with _alone, chdir(order["directory"] if has_folder else "."):
+        if not _started:
+            _started.update(order["environ"])
+            os.environ.update(order["environ"])
+        import jax
+
+        settings = dict(order["settings"])
+        if count := _started.get("JAX_NUM_CPU_DEVICES"):
+            settings["jax_num_cpu_devices"] = int(count)
+        for name, value in settings.items():
+            with suppress(RuntimeError):  # it runs already: `facts` tells its devices
+                jax.config.update(name, value)
+        yield
+
+
+@lru_cache(maxsize=1)
+def _loader(topic: str) -> "Loader":
+    """Returns the loader of a command's runs, which keeps their data."""
+    from experiments.study.runs import Loader
+
+    return Loader()
+
+
+@lru_cache(maxsize=1)
+def _maker(topic: str, number: int) -> "Maker":
+    """Returns the maker of a run set, which keeps its program."""
+    import jax
+
+    from experiments.study.making import Maker
+
+    jax.clear_caches()
+    return Maker(_loader(topic))
+
+
+def of_runs(names: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of packages, and of the user's own modules.
+
+    Args:
+        names: names of algorithms and tasks; those with a colon are the user's own.
+    """
+    # Runs of an edited algorithm must not be mixed with earlier ones.
+    return {**versions(), **{module: of_code(module) for module in modules(names)}}
+
+
+def modules(names: Iterable[str]) -> list[str]:
+    """Returns the user's own modules among the names of algorithms and tasks."""
+    return sorted({name.partition(":")[0] for name in names if ":" in name})
+
+
+def of_code(module: str) -> str:
+    """Returns a digest of a module's code: of all files, if it is one of `PACKAGES`."""
+    path = Path(importlib.import_module(module).__file__ or "")
+    paths = sorted(path.parent.rglob("*.py")) if module in PACKAGES else [path]
+    # Lock files of text editors are broken links.
+    contents = (each.read_bytes() for each in paths if each.is_file())
+    return hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+_imported = cache(of_code)  # a worker keeps what it has imported, whatever is edited
