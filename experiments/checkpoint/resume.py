@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.checkpoint import shards, state_arrays
-from experiments.checkpoint.shards import Damaged, Incomplete, Shard
+from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pieces
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.cli.factories import ALGORITHM, TASK
@@ -23,8 +23,9 @@ from experiments.training.loop import bytes_after
 from experiments.training.prepare import Run
 from experiments.training.progress import Line, Progress
 from experiments.training.versions import versions
-from syncalgos import TrainState
+from syncalgos import DataParallel, TrainState
 from syncalgos.combinators import decided
+from syncalgos.held_parts import HeldPart, bounds_of
 
 FOLDER = "checkpoints"  # in --out
 KEPT = 3  # the newest checkpoints that a run keeps
@@ -341,7 +342,8 @@ def _agreed(
     run: Run, folder: Path, step: int, problems: list[Exception]
 ) -> Shard | None:
     """Returns this process's shard, if all processes have shards of one run."""
-    group, trainer, shard = run.group, run.trainer, None
+    group, trainer = run.group, run.trainer
+    shard = None
 
     def wanted(workers: int) -> range:
         # New replicas start from the center, which is with each worker.
@@ -350,7 +352,10 @@ def _agreed(
 
     try:
         found = shards.load(folder, step, wanted, record_of)
-        shard = state_arrays.serving(trainer, run.state, found)
+        own, shared = map(joined_pieces, (found.own, found.shared))
+        found = found._replace(own=own, shared=shared)
+        _check_pieces(trainer, run.state, found)
+        shard = found
     except (Damaged, Incomplete, OSError) as error:
         problems.append(error)
         group.note(f"the checkpoint of step {step} cannot be used: {error}")
@@ -362,6 +367,37 @@ def _agreed(
     if group.is_first:
         group.note(f"the checkpoint of step {step} cannot be used: {problems[-1]}")
     return None
+
+
+def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None:
+    """Raises Incomplete if this process needs pieces of arrays that are not there.
+
+    Args:
+        trainer: the run's trainer.
+        like: any state of the trainer, for its places on the devices.
+        shard: a shard of a checkpoint, whose workers may have spanned processes.
+    """
+    same, layout = shard.workers == trainer.workers, trainer.layout
+    needed: dict[str, Any] = shard.own if same else shard.shared
+    places = {}
+    if same and not layout.is_whole:
+        leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
+        places = {jax.tree_util.keystr(path): x for path, x in leaves}
+    for name, part in needed.items():
+        if not isinstance(part, HeldPart):
+            continue
+        if name not in places:
+            raise Incomplete(
+                f"only a part of {name} is here: its workers spanned several "
+                "processes, whose files must be in one folder"
+            )
+        place = places[name]
+        try:
+            for each in place.addressable_shards:
+                bounds = bounds_of(each.index, place.shape)[2:]
+                part.read(((0, layout.lanes), *bounds))
+        except ValueError as error:
+            raise Incomplete(f"array {name}: {error}") from None
 
 
 def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:

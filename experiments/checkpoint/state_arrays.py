@@ -7,15 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.checkpoint.shards import (
-    Incomplete,
-    Shard,
-    joined_pieces,
     named_pieces,
 )
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
-from syncalgos.held_parts import HeldPart, bounds_of, part_of
+from syncalgos.held_parts import part_of
 
 Named = dict[str, np.ndarray]
 
@@ -39,42 +36,6 @@ def shared(held: TrainState, center: Replica) -> Named:
     """Returns the arrays that all workers share: the step, the key, and the center."""
     # The center is for --resume-center, and for readers who want only the model.
     return _named({"step": held.step, "key": held.key, "center": center})
-
-
-def serving(trainer: DataParallel, like: TrainState, shard: Shard) -> Shard:
-    """Returns a shard whose arrays are joined, with all that this process needs.
-
-    Args:
-        trainer: the run's trainer.
-        like: any state of the trainer, for its places on the devices.
-        shard: a shard of a checkpoint.
-
-    Raises:
-        Incomplete: pieces are missing of arrays whose workers spanned processes.
-    """
-    same, layout = shard.workers == trainer.workers, trainer.layout
-    own, shared = map(joined_pieces, (shard.own, shard.shared))
-    needed = own if same else shared
-    places = {}
-    if same and not layout.is_whole:
-        leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
-        places = {jax.tree_util.keystr(path): x for path, x in leaves}
-    for name, part in needed.items():
-        if not isinstance(part, HeldPart):
-            continue
-        if name not in places:
-            raise Incomplete(
-                f"only a part of {name} is here: its workers spanned several "
-                "processes, whose files must be in one folder"
-            )
-        place = places[name]
-        try:
-            for each in place.addressable_shards:
-                bounds = bounds_of(each.index, place.shape)[2:]
-                part.read(((0, layout.lanes), *bounds))
-        except ValueError as error:
-            raise Incomplete(f"array {name}: {error}") from None
-    return shard._replace(own=own, shared=shared)
 
 
 def state(
