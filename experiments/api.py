@@ -23,6 +23,7 @@ from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
 from experiments.cli.terminal import Quiet
 from experiments.cli.words import as_words
+from experiments.one_run import opened, trained
 from experiments.study import config as study_config
 from experiments.study import page, study
 from experiments.study.results import Report
@@ -30,7 +31,6 @@ from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
 from experiments.training import compile_cache
 from experiments.training.config import RunConfig
-from experiments.training.one_run import opened
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
 from experiments.training.progress import Line
@@ -134,14 +134,14 @@ def train(
             if on_evaluation is not None:
                 on_evaluation(line)
 
-        outcome, summary = folder.train(Quiet(), _never, tell)
+        outcome, summary = trained(folder, Quiet(), _never, tell)
         missing = folder.finish(outcome, summary)
         tracked.finish(summary)
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))
-    trained = Trained(summary, outcome.progress.lines, center)
+    result = Trained(summary, outcome.progress.lines, center)
     if missing := [*missing, *tracked.failed]:
-        raise Unwritten("; ".join(missing), trained)
-    return trained
+        raise Unwritten("; ".join(missing), result)
+    return result
 
 
 class Study(NamedTuple):

@@ -16,12 +16,12 @@ from experiments.aiming import hlo, targets, times
 from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
 from experiments.data import feeding
+from experiments.one_run import delay_of_sends
 from experiments.tasks.contract import check_shardings
 from experiments.tasks.task import Data
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.measurements import memory, sends
-from experiments.training.one_run import delay_of_sends
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
 from experiments.training.versions import versions

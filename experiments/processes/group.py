@@ -30,7 +30,7 @@ def run(argv: list[str], started: float) -> int:
         if config.processes > 1:
             return start(config, argv)
         # Imported late: these import jax, so a bad request is reported faster without.
-        from experiments.training.one_run import make
+        from experiments.one_run import make
 
         if not group.coordinator:
             return make(config, argv, started, stopped)

@@ -18,13 +18,13 @@ from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 from experiments.checkpoint import lock
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, in_one_line
+from experiments.one_run import Folder, trained
 from experiments.study.queue import Made, Plan, Refused
 from experiments.study.runs import Loader, command_of, is_done
 from experiments.study.sentences import duration
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.files import UNFINISHED
-from experiments.training.one_run import Folder
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
 from experiments.training.run_folder import NAMES
@@ -105,7 +105,7 @@ class Maker:
                 own = Folder(run, place, started)
                 own.record([*command_of(config), "--seed", str(config.seed)])
                 shown = _Steps(run.config.steps, report)
-                outcome, summary = own.train(shown, asked_to_stop)
+                outcome, summary = trained(own, shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
                 summary["total_seconds"] = round(time.perf_counter() - started, 3)

@@ -11,10 +11,10 @@ import pytest
 
 from experiments.cli.errors import BadRequest
 from experiments.cli.terminal import Quiet
+from experiments.one_run import Folder, trained
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 from experiments.training.defaults import takes
-from experiments.training.one_run import Folder
 from experiments.training.prepare import checked, make_run, prepare
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
@@ -73,7 +73,7 @@ def finished(job):
     with tempfile.TemporaryDirectory() as folder:
         own = Folder(job, out := Path(folder) / "out", 0.0)
         own.record([])
-        outcome, summary = own.train(Quiet(), lambda: False)
+        outcome, summary = trained(own, Quiet(), lambda: False)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None

@@ -110,7 +110,9 @@ class Route:
         names |= {name for name, is_taken in named if name and is_taken}
         if not names:
             return False
-        return self.enter(where, function, frozenset(names))
+        # An object holds what it was made of.
+        found = self.enter(where, function, frozenset(names))
+        return found or function.name == "__init__"
 
     def _callee(self, path, called):
         target, name = path, None

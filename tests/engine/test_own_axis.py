@@ -17,8 +17,8 @@ from side_by_side import loss_of_all, optimizers, strategies
 
 import syncalgos
 from experiments.data import sampling
+from experiments.one_run import params_sha256
 from experiments.tasks.task import losses
-from experiments.training.one_run import params_sha256
 from syncalgos import Replica, collectives
 
 WORKERS, STEPS = 3, 2 * PERIOD

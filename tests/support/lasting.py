@@ -22,8 +22,8 @@ from experiments.cli import factories
 from experiments.cli.errors import guarded
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.words import as_words
+from experiments.one_run import make
 from experiments.training.config import parse
-from experiments.training.one_run import make
 from experiments.training.process_group import ALONE, ProcessGroup
 
 # Tasks of ours, for processes too.

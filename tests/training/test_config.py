@@ -12,9 +12,9 @@ import pytest
 from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
+from experiments.one_run import Folder
 from experiments.training import files, trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
-from experiments.training.one_run import Folder
 from experiments.training.prepare import prepare
 
 OTHER = {"algo": "sync_sgd", "task": "mnist", "optimizer": "adam", "partition": "label"}

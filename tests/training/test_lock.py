@@ -16,12 +16,12 @@ from faults import commands, until
 from lasting import files, run
 
 import experiments.compare as compare
+from experiments import one_run
 from experiments import run as command_line
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import steps
 from experiments.cli.errors import BadRequest
-from experiments.training import one_run
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"

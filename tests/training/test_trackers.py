@@ -9,8 +9,8 @@ from lasting import run, signal_at
 
 from experiments.api import RunConfig, train
 from experiments.cli.errors import BadRequest, Unwritten
+from experiments.one_run import Folder
 from experiments.training.config import parse
-from experiments.training.one_run import Folder
 from experiments.training.prepare import prepare
 from experiments.training.trackers import KINDS, Tracked
 

@@ -73,7 +73,7 @@ def make(
             tracked = folder.tracking()
             with terminal.report(run.config.steps) as report:
                 given = report, asked_to_stop, tracked.log
-                outcome, summary = folder.train(*given)
+                outcome, summary = trained(folder, *given)
             missing = folder.finish(outcome, summary)
             tracked.finish(summary)
             code = stopping.decide(_code(outcome, [*missing, *tracked.failed]))
@@ -207,29 +207,6 @@ class Folder:
         )
         return found
 
-    def train(
-        self,
-        report: terminal.Report,
-        asked_to_stop: Callable[[], int],
-        on_evaluation: Callable[[Line], None] | None = None,
-    ) -> tuple[Outcome, dict[str, Any]]:
-        """Trains, and writes metrics.jsonl and checkpoints.
-
-        Args:
-            report: the display of the progress.
-            asked_to_stop: called before each dispatch.
-            on_evaluation: called with each line of metrics.jsonl, in the first process.
-
-        Returns:
-            The outcome, and the summary, which is not written yet.
-        """
-        with keeping_results() as has_trained:
-            watch = Watch(self, report, asked_to_stop, on_evaluation, has_trained)
-            outcome = train(self.run, self.progress, watch)
-        if self._saver is not None:
-            self._saver.background.wait()
-        return outcome, summary_of(self.run, outcome)
-
     def add(self, state: TrainState) -> None:
         """Writes the last evaluation, and exports its model if it is the best."""
         run, lines = self.run, self.progress.lines
@@ -244,6 +221,11 @@ class Folder:
         """Saves a checkpoint; `last` if it is that of the run's end."""
         if self._saver is not None:
             self._saver.save(state, self.progress, last)
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is written."""
+        if self._saver is not None:
+            self._saver.background.wait()
 
     def finish(self, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
         """Writes the last files; returns a line for each output that is missing.
@@ -311,6 +293,30 @@ class Watch:
         self._folder.add(state)
         if self._on_evaluation is not None and self._folder.run.group.is_first:
             self._on_evaluation(line)
+
+
+def trained(
+    folder: Folder,
+    report: terminal.Report,
+    asked_to_stop: Callable[[], int],
+    on_evaluation: Callable[[Line], None] | None = None,
+) -> tuple[Outcome, dict[str, Any]]:
+    """Trains the run of a folder, and writes metrics.jsonl and checkpoints.
+
+    Args:
+        folder: the folder of the run, whose state cannot be used afterwards.
+        report: the display of the progress.
+        asked_to_stop: called before each dispatch.
+        on_evaluation: called with each line of metrics.jsonl, in the first process.
+
+    Returns:
+        The outcome, and the summary, which is not written yet.
+    """
+    with keeping_results() as has_trained:
+        watch = Watch(folder, report, asked_to_stop, on_evaluation, has_trained)
+        outcome = train(folder.run, folder.progress, watch)
+    folder.wait()
+    return outcome, summary_of(folder.run, outcome)
 
 
 def _model(run: Run, outcome: Outcome) -> Line | None:
