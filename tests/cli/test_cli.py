@@ -160,12 +160,9 @@ def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
     assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "command",
-    [
-        "--steps 32 --eval-every 8",
-        pytest.param(f"{BASE} --dispatch-steps 5", marks=pytest.mark.slow),
-    ],
+    "command", ["--steps 32 --eval-every 8", f"{BASE} --dispatch-steps 5"]
 )
 def test_any_split_into_dispatches_gives_the_same_params(run, command):
     split, whole = run(command).summary, run(BASE).summary

@@ -124,11 +124,12 @@ def assert_same_bits(tree, other):
         assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "strategy"),
     [
         (lambda: of_nnx(0.2, None), sync_sgd()),
-        pytest.param(of_equinox, bmuf(5, block_momentum=0.5), marks=pytest.mark.slow),
+        (of_equinox, bmuf(5, block_momentum=0.5)),
     ],
     ids=["nnx", "equinox"],
 )

@@ -118,7 +118,11 @@ def assert_close(actual, expected):
 
 
 @pytest.mark.parametrize(
-    ("name", "backend", "parts"), [("bmuf", "pmap", 3), ("reset", "shard_map", 1)]
+    ("name", "backend", "parts"),
+    [
+        ("bmuf", "pmap", 3),
+        pytest.param("reset", "shard_map", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_tables_step_synchronously_beside_what_the_strategy_does(name, backend, parts):
     trainer = make(STRATEGIES[name], backend=backend, accumulate=parts)

@@ -110,6 +110,7 @@ def test_a_claim_that_holds_is_repeated_to_the_bit(logged, capsys):
     assert told[3] == "holds"
 
 
+@pytest.mark.slow
 def test_falsified_figures_that_agree_with_each_other_are_told(
     changed, logged, capsys, monkeypatch
 ):

@@ -5,7 +5,7 @@ import sys
 
 import jax
 import pytest
-from commands import ROOT, SHARED, ran
+from commands import BASE, CACHE, ROOT, SHARED, execute, ran
 
 from experiments.training import compile_cache
 from experiments.training.compile_cache import ENABLED, FOLDER, LARGEST, SHORTEST
@@ -114,3 +114,15 @@ def test_cache_that_is_switched_off_stays_off(unnamed, tmp_path):
     compile_cache.use()
     assert getattr(jax.config, FOLDER) is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_runs_from_the_cache_are_the_same_bit_for_bit(tmp_path):
+    def run(name, **variables):
+        variables = {**OWN, "XDG_CACHE_HOME": tmp_path / "cache", **variables}
+        return execute(BASE, tmp_path / name, **variables)
+
+    runs = [run("cold"), run("warm"), run("off", **{CACHE: "false"})]
+    assert entries(tmp_path / "cache")
+    assert len({x.summary["params_sha256"] for x in runs}) == 1
+    assert len({x.stderr for x in runs}) == 1
