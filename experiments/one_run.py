@@ -72,8 +72,7 @@ def make(
                 terminal.say(text)
             tracked = folder.tracking()
             with terminal.report(run.config.steps) as report:
-                given = report, asked_to_stop, tracked.log
-                outcome, summary = trained(folder, *given)
+                outcome, summary = trained(folder, report, asked_to_stop, tracked.log)
             missing = folder.finish(outcome, summary)
             tracked.finish(summary)
             code = stopping.decide(_code(outcome, [*missing, *tracked.failed]))
