@@ -142,9 +142,8 @@ def participating(
         got = checks.shown(schedule)
         raise ValueError(f"participating: schedule must be a function, got {got}")
     axis = introspection.axis_of(strategy)
-    return introspection.innermost(
-        lambda member: _participating(member, schedule, stale, axis), strategy
-    )
+    weigh = partial(_participating, schedule=schedule, stale=stale, axis=axis)
+    return introspection.innermost(weigh, strategy)
 
 
 def _participating(strategy, schedule, stale, axis) -> Strategy:

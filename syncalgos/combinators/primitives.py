@@ -229,7 +229,8 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
     Raises:
         ValueError: the states belong to different optimizers or params.
     """
-    if jax.tree.structure(new) != jax.tree.structure(old):
+    forms = [jax.tree.flatten(jax.tree.map(jnp.shape, x)) for x in (new, old)]
+    if forms[0] != forms[1]:
         raise ValueError(
             "reset: opt_state was not made by this optimizer for these params: pass "
             "reset the same inner optimizer, use reset outside masked, and pass "

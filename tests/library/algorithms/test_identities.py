@@ -165,7 +165,7 @@ def test_qsr_takes_a_whole_ratio_for_whole(growth, rate, steps, wide):
         for each in (rate, lambda step: jnp.float32(rate)):
             strategy = sa.qsr(1, growth=growth, learning_rate=each)
             assert strategy.acts is not None
-            acts = jax.jit(strategy.acts)
+            acts = jax.jit(lambda step, acts=strategy.acts: acts(step))
             assert [bool(acts(steps - 2)), bool(acts(steps - 1))] == [False, True]
 
 

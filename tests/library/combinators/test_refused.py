@@ -35,6 +35,13 @@ def weighing(weights):
     train(sa.participating(AVERAGED, weights))
 
 
+def synced(strategy):
+    """Syncs a replica whose optimizer has momentum."""
+    params = {"w": jnp.ones((3, 2))}
+    replica = sa.Replica(params, MOMENTUM.init(params))
+    strategy.sync(replica, strategy.init(params), 0)
+
+
 def moments_of(optimizer):
     """Looks for the second moments of an optimizer."""
     moments.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
@@ -53,6 +60,13 @@ CALLS = [
     (lambda: sa.outer_step(0.7), "must be an optax optimizer, got 0.7"),
     (lambda: sa.reset(3), "reset: optimizer must be an optax optimizer, got 3"),
     (lambda: sa.reset(MULTI), r"pass its \.gradient_transformation\(\)"),
+    *(
+        (
+            lambda mask=mask: synced(sa.masked(sa.reset(MOMENTUM), mask)),
+            "outside masked",
+        )
+        for mask in ({"w": False}, {"w": slice(0, 2)})
+    ),
     (
         lambda: sa.reduce_with(abs),
         "with a keyword axis, got .*optax.stateless",

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import compositions
@@ -28,6 +29,7 @@ from pages.docstrings import joined, parsed
 from pages.table import FACTOR
 
 import syncalgos as sa
+from syncalgos.combinators import introspection
 
 DISPATCH = 11  # in the middle of every period, delay and accumulation
 STEADY = 20 * DISPATCH
@@ -133,7 +135,8 @@ class Trained:
     def __init__(self, drawn, dispatch=DISPATCH, backend="vmap", **placed):
         expression, workers, optimizer, tree = drawn
         given, placed = names(workers, optimizer), {"lanes": workers, **placed}
-        made, self.dispatch = eval(expression, given), dispatch
+        made = self.strategy = eval(expression, given)
+        self.dispatch = dispatch
         self.trainer = sa.DataParallel(
             loss,
             given["OPT"],
@@ -289,6 +292,10 @@ def nobody(asked: Asked) -> Iterator[Found]:
     # The opt_state and buffers of a worker that rests keep changing.
     beside |= named & {"opt_state", "buffers"} if "REST" in named else set()
     if asked.drawn.workers == 1 or not named & {"FIRST_OUT", "REST"} or beside:
+        return
+    # In a round that never ends all count.
+    ends = jax.vmap(partial(introspection.lands, asked.made.strategy))
+    if "FIRST_OUT" in named and not ends(jnp.arange(1024)).any():
         return
 
     def others(state):
