@@ -21,11 +21,10 @@ MACHINES = {  # the target, its slices, workers, and the compiler's module
     "h100 2x4": ("cuda:h100:2x4", 1, 2, "jax_cuda13_plugin"),
 }
 SLICES = ("tpu:v5e:2x4", 2, 2, "libtpu")
-# Reduced, permuted and gathered; and on one machine, in groups, by all-to-alls, in
-# fragments, as factors, for a vote, and from few workers. The rest is long.
-SLOW = ("bmuf", "gossip", "topk_sgd")
-SLOW_ONCE = ("hierarchical", "quantized_sgd", "streaming_diloco", "powersgd", "signum")
-SLOW_ONCE += ("fedavg",)
+# Reduced; and on one machine, permuted, gathered, in groups, by all-to-alls and as
+# factors. The rest is long.
+SLOW = ("bmuf",)
+SLOW_ONCE = ("gossip", "topk_sgd", "hierarchical", "quantized_sgd", "powersgd")
 
 
 def cases():

@@ -89,7 +89,7 @@ def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
     assert [path.name for path in run.parent.glob(".*")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_the_runs_have_in_common_is_drawn(small):
     names = {path.stem for path in (small.out / "figures").iterdir()}
     for by in ("steps", "bytes", "time-10gbe", "time-dsl"):

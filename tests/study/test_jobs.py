@@ -70,7 +70,7 @@ def check_same(out, serial):
     assert [x for x in out.rglob(".s*")] == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("number", "label"), [(1, "sync_sgd"), (2, "NBM")])
 def test_the_rate_chosen_is_that_of_the_best_validation_figure(serial, number, label):
     tried = summaries(serial.glob(f"tuning/0{number}-*/runs/*/seed-1000"))
@@ -258,7 +258,7 @@ def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
 # Jobs here.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_jobs_with_devices_of_their_own_make_the_same_tuned_study(serial, tmp_path):
     words = f"{STUDY} --jobs 2 --devices-per-job 1"
     ended = study(words, tmp_path / "study", JAX_NUM_CPU_DEVICES=2)

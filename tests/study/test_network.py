@@ -310,7 +310,7 @@ def test_a_strategy_declares_when_its_messages_are_used(strategy, late):
 
 @pytest.mark.parametrize(
     "method",
-    ["DiLoCo", pytest.param("streaming, a step late, 4 bits", marks=pytest.mark.slow)],
+    ["DiLoCo", pytest.param("streaming, a step late, 4 bits", marks=pytest.mark.long)],
 )
 def test_bandwidths_are_those_of_the_streaming_diloco_paper(method):
     """Table 4, on a grid of bandwidths a fifth apart."""

@@ -58,9 +58,9 @@ class Runs:
         return id(self.trainer), self.trainer.compile_seconds
 
 
-# The default algorithm; where the rate decides when workers sync, where the optimizer
-# is inside, and where workers wait for nobody. The others are nearly all alike.
-KINDS = "bmuf", "qsr", "dgc", "halos"
+# The default algorithm, and where the rate decides when workers sync. The others are
+# nearly all alike.
+KINDS = "bmuf", "qsr"
 
 
 @pytest.mark.parametrize("name", tiers(ALGORITHM.files, slow=KINDS))

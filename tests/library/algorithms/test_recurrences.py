@@ -89,8 +89,15 @@ def cases() -> Iterator[Any]:
     """The first settings with 1 to 4 workers, the others with 2 or 4 in turn.
 
     A graph of its own has 4 workers. Only the first settings with 4 workers are not
-    slow, in which all terms of an update are alive, and those of MORE.
+    slow, in which all terms of an update are alive, and those of MORE. With 1 and 3
+    they are long.
     """
+
+    def of_tier(case, by_default):
+        mark = pytest.mark.long if case.workers in (1, 3) else pytest.mark.slow
+        marks = [] if by_default or case.id in MORE else [mark]
+        return pytest.param(case, id=case.id, marks=marks)
+
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
         for number, entry in enumerate(module.SETTINGS):
@@ -101,14 +108,12 @@ def cases() -> Iterator[Any]:
                 counts = (own.get("workers", 4),)
             for workers in counts:
                 case = Case(name, number, workers, module.recurrence, settings, own)
-                is_slow = (number, workers) != (0, 4) and case.id not in MORE
-                yield pytest.param(case, id=case.id, marks=[pytest.mark.slow] * is_slow)
+                yield of_tier(case, (number, workers) == (0, 4))
     for number, settings in enumerate(des_loc.ADAM_SETTINGS, len(des_loc.SETTINGS)):
         for workers in (1, 2, 3, 4):
             adam = des_loc.adam_recurrence, settings, {}, optax.adam(LR)
             case = Case("des_loc", number, workers, *adam)
-            is_slow = (settings, workers) != (des_loc.ADAM_SETTINGS[-1], 4)
-            yield pytest.param(case, id=case.id, marks=[pytest.mark.slow] * is_slow)
+            yield of_tier(case, (settings, workers) == (des_loc.ADAM_SETTINGS[-1], 4))
 
 
 @pytest.fixture(scope="module")

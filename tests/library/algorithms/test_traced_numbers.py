@@ -198,9 +198,8 @@ class Program:
 
 # Rates of means and momenta, a seed, medians of norms, a table, data-dependent steps.
 SOME = ("bmuf", "quantized_sgd", "edit")
-# Shares of workers, schedules, decisions, delays, servers, lost messages, coins.
-SOME += ("fedavg", "qsr", "dynamic_averaging", "overlap_local_sgd", "async_diloco")
-SOME += ("push_sum", "scaffnew", "zero_one_adam", "powersgd", *COMBINED)
+# Shares of workers, schedules, servers, factors.
+SOME += ("fedavg", "qsr", "async_diloco", "powersgd", *COMBINED)
 # A mean, a block momentum, weights, servers, bits: each takes its numbers another way.
 PLAIN = ("sync_sgd", "bmuf", "fedavg", "decoupled_diloco", "quantized_sgd")
 TOGETHER = 6
