@@ -245,15 +245,22 @@ class Folder:
             elif why:
                 missing.append(why)
             summary["export"] = None if why else str(path)
+        try:
+            self.close(summary)
+        except OSError as error:  # the summary is still shown
+            missing.append(f"--out {out}: {error.strerror}: its files are incomplete")
+        return missing
+
+    def close(self, summary: dict[str, Any]) -> None:
+        """Writes the summary, to which the seconds are added, in the first process.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
         spent = self.progress.earlier_seconds + time.perf_counter() - self._started
         summary["total_seconds"] = round(spent, 3)
-        if run.group.is_first:
-            try:
-                run_folder.finish(out, summary, self.progress.lines)
-            except OSError as error:  # the summary is still shown
-                text = f"--out {out}: {error.strerror}: its files are incomplete"
-                missing.append(text)
-        return missing
+        if self.path is not None and self.run.group.is_first:
+            run_folder.finish(self.path, summary, self.progress.lines)
 
 
 class Watch:

@@ -3,7 +3,6 @@
 import re
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from experiments.checkpoint import lock
@@ -24,18 +22,16 @@ from experiments.study.runs import Loader, command_of, is_done
 from experiments.study.sentences import duration
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
-from experiments.training.files import UNFINISHED
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
-from experiments.training.run_folder import NAMES
 
 PAUSE = 0.1  # seconds between two reports of a step
 CHECKPOINTS = "checkpoints"  # the folder in that of a run
 # The files that a run writes; others are never removed.
-_NAMES = "|".join(map(re.escape, NAMES))
+_NAMES = "|".join(map(re.escape, run_folder.NAMES))
 OF_RUN = re.compile(
-    rf"{_NAMES}|\.(?:{_NAMES}){UNFINISHED}|{CHECKPOINTS}/"
-    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{UNFINISHED})"
+    rf"{_NAMES}|\.(?:{_NAMES}){files.UNFINISHED}|{CHECKPOINTS}/"
+    rf"(?:step-\d+\.\d+-of-\d+\.npz|\.\d+-of-\d+{files.UNFINISHED})"
 )
 
 
@@ -108,8 +104,7 @@ class Maker:
                 outcome, summary = trained(own, shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
-                summary["total_seconds"] = round(time.perf_counter() - started, 3)
-                run_folder.finish(place, summary, outcome.progress.lines)
+                own.close(summary)
         except (Stopped, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
@@ -274,8 +269,7 @@ def progress(total: int, done: int) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
     left = "{task.fields[left]}"
     columns = "{task.description}", BarColumn(), TimeElapsedColumn(), left
-    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bar:
+    with terminal.bar(*columns) as bar:
         yield StudyProgress(total, done, bar)
 
 

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.training import files
-from experiments.training.files import SEAL
 from syncalgos import Replica
 from syncalgos.collectives import PyTree
 
@@ -48,7 +47,7 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     """
     from safetensors.flax import save as encoded
 
-    content = encoded(named(replica), {**facts, SEAL: BLANK})
+    content = encoded(named(replica), {**facts, files.SEAL: BLANK})
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
 
@@ -73,7 +72,7 @@ def _header(path: str | Path) -> dict[str, str]:
 
     with safe_open(path, "np") as file:
         found = file.metadata() or {}
-    if seal := found.pop(SEAL, None):
+    if seal := found.pop(files.SEAL, None):
         with open(path, "rb") as file:
             size = file.read(8)
             head = size + file.read(int.from_bytes(size, "little"))
@@ -87,7 +86,7 @@ def _header(path: str | Path) -> dict[str, str]:
 
 def _with_seal(content: bytes, old: str, new: str) -> bytes:
     """Returns the bytes of a file with another checksum in its header."""
-    before, after = (f'"{SEAL}":"{x}"'.encode() for x in (old, new))
+    before, after = (f'"{files.SEAL}":"{x}"'.encode() for x in (old, new))
     return content.replace(before, after, 1)
 
 
