@@ -66,7 +66,7 @@ INSIDE = (
     Measure("displacement_cosine", COSINE, True),
 )
 
-WORDS = {"plain": number, "bytes": terminal.size, "time": sentences.duration}
+WORDS = {"plain": number, "bytes": terminal.size, "time": terminal.duration}
 TENS = [10.0**k for k in range(-30, 31)]
 TIMES = [*(x for x in TENS if x <= 10), 60, 600, 3600, 36000]
 TIMES += [86400 * x for x in TENS if x >= 1]

@@ -19,7 +19,6 @@ from experiments.cli.errors import BadRequest, in_one_line
 from experiments.one_run import Folder, trained
 from experiments.study.queue import Made, Plan, Refused
 from experiments.study.runs import Loader, command_of, is_done
-from experiments.study.sentences import duration
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.plan import Programs
@@ -261,7 +260,7 @@ class StudyProgress:
         if made < 0.2 or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self._started) / made * missing
-        return f"about {duration(seconds, digits=2)} left"
+        return f"about {terminal.duration(seconds, digits=2)} left"
 
 
 @contextmanager

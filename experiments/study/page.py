@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from experiments.cli.terminal import rate
+from experiments.cli.terminal import duration, rate
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row
@@ -102,7 +102,7 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
         found["corrected p-value"] = row.comparison.p_text
     found["most a worker sent"] = sentences.sent(row)
     links = [network.name for network in report.networks] if times else []
-    found |= {f"time, {x}": sentences.duration(row.seconds.get(x)) for x in links}
+    found |= {f"time, {x}": duration(row.seconds.get(x)) for x in links}
     if report.target is not None and times:
         goal = sentences.target(report)
         found[f"steps until {goal}"] = sentences.until_step(row)
