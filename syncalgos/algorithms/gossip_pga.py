@@ -3,8 +3,9 @@
 from syncalgos import checks
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import every, when
+from syncalgos.combinators.schedule import Between, Period, every, when
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
@@ -59,9 +60,9 @@ def gossip_pga(
         params = peers.mix(replica.params, graph, step, axis)
         return replica._replace(params=params), state
 
-    mixing = Strategy(sync=sync, center=MeanCenter(axis))
+    mixing = in_turns(graph, Strategy(sync=sync, center=MeanCenter(axis)))
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
-        when(mixing, lambda step: (step + 1) % period != 0),
+        when(mixing, Between(Period(period, 0))),
         every(average(axis=axis), period),
     )

@@ -118,7 +118,7 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
     turns = introspection.combination(strategy).turns
-    if turns is None or isinstance(active, WithLast):
+    if turns is None or isinstance(active, WithLast | Between):
         return strategy
     if isinstance(active, Period):
         period = active.period
@@ -157,6 +157,18 @@ class Period(NamedTuple):
 
     def __call__(self, step: Any) -> Any:
         return (step + 1 - self.offset) % self.period == 0
+
+
+class Between(NamedTuple):
+    """A function: step -> whether it is not in `steps`, at which something else acts.
+
+    What acts between takes its turns by the local step.
+    """
+
+    steps: introspection.Steps
+
+    def __call__(self, step: Any) -> Any:
+        return jnp.logical_not(self.steps(step))
 
 
 class Schedule(NamedTuple):

@@ -185,6 +185,7 @@ PAIRS = [np.kron(*BLOCKS), np.kron(*BLOCKS[::-1])]
 
 TURNS = {
     "gossip": sa.gossip(),
+    "gossip_pga": sa.gossip_pga(1000),  # no average over all in the test
     "pairs": sa.gossip(topology=PAIRS, mix_opt_state=True),
     "push_sum": sa.push_sum(),
     "gradient_tracking": sa.gradient_tracking(topology="exponential"),
