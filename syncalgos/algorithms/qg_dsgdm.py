@@ -101,7 +101,7 @@ def qg_dsgdm(
         return replica._replace(params=params), state._replace(momentum=momentum)
 
     # Under a period the rate and the graph would need two clocks.
-    turns = introspection.counted if changes(graph) else None
+    turns = introspection.Counted() if changes(graph) else None
     sync = introspection.Combination(sync, turns=turns)
     made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
     return made._replace(learning_rate=learning_rate)

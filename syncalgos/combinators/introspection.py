@@ -288,9 +288,17 @@ def in_turns(graph: Any, strategy: Strategy) -> Strategy:
     return strategy._replace(sync=Combination(strategy.sync, turns=turns))
 
 
-def counted(number: Callable[[Any], Any]) -> Strategy:
-    """Refuses to count turns that one period counts already; see Combination.turns."""
-    raise ValueError(f"every: {_TURNS}")
+class Counted(NamedTuple):
+    """A function that refuses to count turns once more; see Combination.turns.
+
+    Attributes:
+        period: the period whose syncs are counted; None: the strategy counts itself.
+    """
+
+    period: int | None = None
+
+    def __call__(self, number: Callable[[Any], Any]) -> Strategy:
+        raise ValueError(f"every: {_TURNS}")
 
 
 def check_not_steady(where: str, strategy: Strategy) -> None:

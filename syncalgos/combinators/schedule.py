@@ -121,9 +121,11 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     if turns is None or isinstance(active, WithLast | Between):
         return strategy
     if isinstance(active, Period):
-        period = active.period
-        turned = turns(lambda step: step // period)
-        made = introspection.combination(turned)._replace(turns=introspection.counted)
+        counted = introspection.Counted(active.period)
+        if turns == counted:
+            return strategy  # a combinator puts its period around each member
+        turned = turns(lambda step: step // active.period)
+        made = introspection.combination(turned)._replace(turns=counted)
         return turned._replace(sync=made)
     introspection.check_no_turns("when", strategy)
     return strategy

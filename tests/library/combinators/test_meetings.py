@@ -196,8 +196,11 @@ TURNS = {
 def test_a_changing_graph_takes_its_turns_by_exchanges(name):
     apart = np.zeros((32, 4), np.float32)
     apart[0] = range(4)
-    [(replicas, *_)] = trained(sa.every(TURNS[name], 4), apart)
-    np.testing.assert_array_equal(replicas, [1.5] * 4)
+    turns = sa.every(TURNS[name], 4)
+    late = sa.delayed(sa.every(sa.chain(TURNS[name], OF_STATE), 4), 1)
+    for strategy in (turns, late):
+        [(replicas, *_)] = trained(strategy, apart)
+        np.testing.assert_array_equal(replicas, [1.5] * 4)
 
 
 def test_a_local_method_behind_a_phase_sends_no_losses():

@@ -77,10 +77,12 @@ MEANS = words(
 SAME_RATE = words(
     """when participating sampled ema at_end at_syncs every chain average reset"""
 )
-# Steps of one size or by lot, another factor in the docstring's words, or none at all.
+# Steps of one size or by lot, another factor in the docstring's words (co2's holds once
+# it has settled), or none at all.
 OTHER_RATE = words(
-    """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc fedopt
-    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco palsgd"""
+    """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc co2
+    fedopt edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco
+    palsgd"""
 )
 # In a sum over the steps these send all of a gradient that stays.
 WHOLE = words("mean median trimmed error_feedback late low_bit int8 ef21")
@@ -387,7 +389,7 @@ def rate(drawn: Drawn) -> float | None:
         doc.parameters[k].split(",")[0]: usual if x is None else x
         for k, x in values.items()
     }
-    symbols |= {"N": drawn.workers, "mean": lambda x: x, "Λ": 1.0}
+    symbols |= {"N": drawn.workers, "mean": lambda x: x}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
     text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1])
     return float(eval(text, symbols))
