@@ -1,5 +1,6 @@
 """Bad requests, folders and strategies of the user's own."""
 
+import shlex
 import sys
 
 import jax
@@ -52,6 +53,30 @@ def test_strategy_of_the_users_own_runs_over_an_earlier_runs_files_alone(
     assert ended.config["settings"]["steps"] == 16
     assert [line["step"] for line in ended.lines] == [16]
     assert (out / "notes.txt").read_text() == "earlier\n"
+
+
+RUN = [sys.executable, "-m", "experiments.run"]
+NO_WORDS = "import sys; del sys.argv; from experiments import run"
+NO_WORDS += "; sys.exit(run.main(['--lr']))"
+SHELLS = {  # what a shell may lack: the command, what is told
+    "a folder": (RUN, "the working folder cannot be used: No such file or directory"),
+    "letters": ([*RUN, "--algo", "bmüf"], "has letters that this locale lacks"),
+    "words": ([sys.executable, "-c", NO_WORDS], "--lr: expected one argument"),
+}
+
+
+@pytest.mark.parametrize("lacks", SHELLS)
+def test_what_a_shell_lacks_is_a_short_line(lacks, tmp_path):
+    command, told = SHELLS[lacks]
+    (gone := tmp_path / "gone").mkdir()
+    environ = {"PYTHONPATH": str(ROOT)}
+    if lacks == "letters":
+        environ |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    if lacks == "a folder":
+        command = ["sh", "-c", f"rmdir ../gone; exec {shlex.join(command)}"]
+    ended = ran(command, cwd=gone, **environ)
+    [line] = ended.stderr.splitlines()
+    assert ended.returncode == 2 and told in line
 
 
 def test_help_explains_the_parameters_of_the_users_own_strategy(modules, capsys):
