@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart
+from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy

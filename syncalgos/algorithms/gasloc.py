@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import outer_rates, pseudo_gradient, restart, shipped
+from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.schedule import every

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart
+from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
