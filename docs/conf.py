@@ -76,7 +76,8 @@ NAMING = ("algorithms", "choosing", "index", "start")
 # Pages that are folded below another in the sidebar.
 CHILDREN = {
     "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
-    "strategies": "compositions adding-an-algorithm",
+    "strategies": "compositions adding-an-algorithm adding-a-reducer adding-a-graph "
+    "adding-a-combinator",
     "comparing": "trackers dask-cluster",
     "studies": "studies/*",
     "aim": "wire gpt2",

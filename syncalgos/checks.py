@@ -13,16 +13,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
+
 LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
-_Mutual = Literal["ring", "torus", "hypercube", "star", "complete", "erdos_renyi"]
-_OneWay = Literal["exponential", "static_exponential"]
-
-Topology = Literal[_OneWay, _Mutual] | Any
+Topology = Literal[*ONE_WAY, *SYMMETRIC] | Any
 """A graph of workers: its name, or another form that `syncalgos.graph` takes."""
 
-Symmetric = _Mutual | Any
+Symmetric = Literal[*SYMMETRIC] | Any
 """A graph with a symmetric matrix of weights."""
 
 MOST_LISTED = 12  # names to list although a close one is suggested

@@ -103,7 +103,7 @@ def as_optimizer(
         sync = alone(lambda: strong(strategy.init(params)), axis)
         opt_state, step = inner.init(params), jnp.zeros((), jnp.int32)
         inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
-        inner_fit.check_own_steps("as_optimizer: inner", inner, strategy, params)
+        inner_fit.check_rate("as_optimizer: inner", inner, strategy, params)
         return OptimizerState(opt_state, sync, step, _without_arrays(params))
 
     def update(

@@ -3,7 +3,7 @@
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.anchors import outer_rates
 from syncalgos.combinators import asynchrony, servers
 from syncalgos.strategy import WORKERS, Axis, Strategy
 

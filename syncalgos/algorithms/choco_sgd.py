@@ -37,8 +37,8 @@ def choco_sgd(
         density: the share of a leaf that is sent, rounded up; above 0, at most 1.
         consensus: γ, the step towards the neighbours, above 0, at most 1; None means 2
             × density, at most 1.
-        topology: the graph of neighbours: ring, torus, hypercube, star, complete or
-            erdos_renyi; in Python also edges, or symmetric weights (see `graph`).
+        topology: the graph of neighbours; in Python also edges, or symmetric weights:
+            see `graph`.
         stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
         axis: the mapped axis or axes over which the workers lie.
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.anchors import outer_rates
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import norm

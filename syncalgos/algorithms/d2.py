@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart
+from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
@@ -37,9 +37,8 @@ def d2(
     Args:
         mixing: m, the share of the weights W in V, above 0, at most 1; at 1 a ring of
             an even number of workers is at the edge of stability.
-        topology: the graph of neighbours: ring, torus, hypercube, star, complete or
-            erdos_renyi; in Python also edges, or weights that are symmetric and do not
-            change (see `graph`).
+        topology: the graph of neighbours; in Python also edges, or weights that are
+            symmetric and do not change: see `graph`.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -5,7 +5,7 @@ from functools import partial
 import optax
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators import asynchrony
 from syncalgos.combinators import fragments as cuts
 from syncalgos.combinators.chain import chain

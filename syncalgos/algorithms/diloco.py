@@ -1,6 +1,6 @@
 """DiLoCo: an outer optimizer on the pseudo-gradient."""
 
-from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import AnyReducer, resolve

@@ -1,7 +1,7 @@
 """DiLoCoX: low-rank outer gradients, each with a whole round to arrive."""
 
 from syncalgos import checks, reducers
-from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Stacked

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import jax
 import optax
 
-from syncalgos import collectives
-from syncalgos.algorithms import _anchors
+from syncalgos import anchors, collectives
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
@@ -70,7 +69,7 @@ def eager_diloco(
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.
     """
-    outer = _anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
+    outer = anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
         anchor, zero = widen(params), zeros(params)
@@ -79,7 +78,7 @@ def eager_diloco(
     def sync(replica, state, step):
         collectives.no_mean("a mean with today's own part")
         workers = collectives.size(axis)
-        own = _anchors.pseudo_gradient(state.anchor, replica.params)
+        own = anchors.pseudo_gradient(state.anchor, replica.params)
         # The mean is a round old; only this worker's own part is replaced by the
         # current one.
         eager = jax.tree.map(
@@ -88,8 +87,8 @@ def eager_diloco(
         updates, outer_state = outer.update(eager, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         state = EagerState(anchor, outer_state, own, collectives.mean(own, axis))
-        return _anchors.restart(replica, anchor), state
+        return anchors.restart(replica, anchor), state
 
-    center = _anchors.shipped("anchor", axis)
+    center = anchors.shipped("anchor", axis)
     whole = Strategy(init, sync=sync, center=center, axis=axis, late=period)
     return every(whole, period)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import restart, shipped
+from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import outer_rates, pseudo_gradient, restart, shipped
+from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves

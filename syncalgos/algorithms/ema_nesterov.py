@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import pseudo_gradient, restart, shipped
+from syncalgos.anchors import pseudo_gradient, restart, shipped
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.reducers.reducer import over_leaves

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import outer_rates, pseudo_gradient, restart, shipped
+from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.schedule import every
@@ -41,9 +41,9 @@ def gasloc(
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: γ, the outer momentum, at least 0 and below 1.
         consensus: α, the step towards the neighbours, above 0, at most 1.
-        topology: the graph of neighbours: ring, torus, hypercube, star, complete or
-            erdos_renyi; in Python also edges or symmetric weights (see `graph`), of
-            which those that change take turns by the sync, not by the local step.
+        topology: the graph of neighbours; in Python also edges or symmetric weights
+            (see `graph`), of which those that change take turns by the sync, not by the
+            local step.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

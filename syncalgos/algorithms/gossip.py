@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart
+from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
@@ -31,10 +31,8 @@ def gossip(
         θᵢ ← Σⱼ Wᵢⱼ θⱼ + uᵢ
 
     Args:
-        topology: the graph of neighbours: exponential (one peer a step, in turn),
-            static_exponential (all of these at each step), ring, torus, hypercube,
-            star, complete or erdos_renyi; in Python also edges or weights (see
-            `graph`).
+        topology: the graph of neighbours; exponential is one peer a step, in turn. In
+            Python also edges or weights: see `graph`.
         mix_opt_state: average the floats of the inner optimizer's state, such as its
             momentum, with the same neighbours after the step.
         axis: the mapped axis or axes over which the workers lie.

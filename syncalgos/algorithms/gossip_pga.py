@@ -25,10 +25,8 @@ def gossip_pga(
 
     Args:
         period: local steps between two averages over all workers, at least 1.
-        topology: the graph of neighbours at all other steps: exponential (one peer a
-            step, in turn), static_exponential (all of these at each step), ring, torus,
-            hypercube, star, complete or erdos_renyi; in Python also edges or weights
-            (see `graph`).
+        topology: the graph of neighbours at all other steps; exponential is one peer a
+            step, in turn. In Python also edges or weights: see `graph`.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import pseudo_gradient, restart, shipped
+from syncalgos.anchors import pseudo_gradient, restart, shipped
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers.reducer import over_leaves

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart
+from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
@@ -35,9 +35,7 @@ def gradient_tracking(
     This is y ← W y + g - (g of the step before): the mean of y is always that of g.
 
     Args:
-        topology: the graph of neighbours: ring, torus, hypercube, star, complete,
-            erdos_renyi, exponential (one peer a step, in turn) or static_exponential
-            (all of these at each step); in Python also edges or weights (see `graph`).
+        topology: the graph of neighbours; in Python also edges or weights: see `graph`.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

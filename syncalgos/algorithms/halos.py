@@ -7,7 +7,7 @@ import numpy as np
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.anchors import outer_rates
 from syncalgos.combinators import asynchrony, servers
 from syncalgos.strategy import WORKERS, Axis, Strategy
 

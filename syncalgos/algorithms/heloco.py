@@ -4,7 +4,7 @@ import jax
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import outer_rates
+from syncalgos.anchors import outer_rates
 from syncalgos.combinators import asynchrony, servers
 from syncalgos.strategy import WORKERS, Axis, Strategy
 

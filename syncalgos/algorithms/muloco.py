@@ -1,7 +1,7 @@
 """MuLoCo: DiLoCo around Muon."""
 
 from syncalgos import checks, reducers
-from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy

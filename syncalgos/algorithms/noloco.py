@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import outer_rates, restart, shipped, start
+from syncalgos.anchors import outer_rates, restart, shipped, start
 from syncalgos.collectives import topology
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import nesterov_sgd
+from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.local_steps import changed_steps
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.algorithms._anchors import (
+from syncalgos.anchors import (
     nesterov_sgd,
     pseudo_gradient,
     restart,

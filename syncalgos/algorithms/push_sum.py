@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.algorithms._anchors import restart, shipped
+from syncalgos.anchors import restart, shipped
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import narrow, widen
@@ -41,10 +41,9 @@ def push_sum(
     Args:
         drop: the share of steps at which a worker fails to send, at least 0 and below
             1; it then keeps its whole sum, so nothing is lost.
-        topology: who gives to whom: exponential (one peer a step, in turn),
-            static_exponential (all of these at each step), ring, torus, hypercube,
-            star, complete or erdos_renyi; in Python also edges, or weights S, of which
-            each column must add up to 1 (see `graph`).
+        topology: who gives to whom; exponential is one peer a step, in turn. In Python
+            also edges, or weights S, of which each column must add up to 1: see
+            `graph`.
         seed: seeds the failures, which differ between workers.
         axis: the mapped axis or axes over which the workers lie.
 

@@ -42,9 +42,7 @@ def qg_dsgdm(
         local_momentum: β, in place of the inner optimizer's; at least 0 and below 1.
         decay: μ, the decay of m, at least 0 and below 1.
         nesterov: whether to step along g + β d; else the step is along d.
-        topology: the graph of neighbours: ring, torus, hypercube, star, complete,
-            erdos_renyi, exponential (one peer a step, in turn) or static_exponential
-            (all of these at each step); in Python also edges or weights (see `graph`).
+        topology: the graph of neighbours; in Python also edges or weights: see `graph`.
         learning_rate: η, the inner optimizer's at each local step: a number above 0
             or a schedule.
         axis: the mapped axis or axes over which the workers lie.

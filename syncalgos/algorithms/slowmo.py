@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import restart, shipped
+from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.reducers.reducer import over_leaves

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.algorithms._anchors import restart, shipped
 from syncalgos.algorithms._one_bit import OneBitAdamState, begun, checked, in_signs
+from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy

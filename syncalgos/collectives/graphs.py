@@ -6,14 +6,12 @@ gives to worker j's values.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from syncalgos import checks
-
-NAMES = get_args(get_args(checks.Topology)[0])
-SYMMETRIC = get_args(get_args(checks.Symmetric)[0])
+from syncalgos.named_graphs import EDGES, ONE_WAY, SYMMETRIC, powers
 
 OFF = 1e-5
 """The largest error of a sum of weights, which should be 1: float32 rounds."""
@@ -42,9 +40,10 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     """Returns the weights, the spectral gap and the degree of a graph of workers.
 
     Args:
-        topology: the graph, as algorithms take it: a name, a matrix of weights, edges,
-            a sequence of matrices, or a function from the step to its matrix. `gasloc`
-            counts its syncs as steps.
+        topology: the graph, as algorithms take it: a name (the table "Graphs of
+            workers" of the guide explains each), a matrix of weights, edges, a sequence
+            of matrices, or a function from the step to its matrix. `gasloc` counts its
+            syncs as steps.
         workers: N, the number of workers, at least 1.
         seed: the seed of the edges of erdos_renyi.
 
@@ -113,7 +112,8 @@ def check(
         ValueError: the graph cannot be used.
     """
     if isinstance(topology, str):
-        return checks.one_of("topology", topology, SYMMETRIC if symmetric else NAMES)
+        names = SYMMETRIC if symmetric else (*ONE_WAY, *SYMMETRIC)
+        return checks.one_of("topology", topology, names)
     label = f"{where}: topology"
     checks.untraced(label, topology)
     if callable(topology):
@@ -240,9 +240,9 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
     if _doubled(given, workers):
         return np.array([[[1, 2], [2, 1]]]) / 3
     if given == "exponential":
-        return np.stack([_hearing([by], workers) for by in _powers(workers) or [0]])
+        return np.stack([_hearing([by], workers) for by in powers(workers) or [0]])
     if given == "static_exponential":
-        return _hearing(_powers(workers), workers)[None]
+        return _hearing(powers(workers), workers)[None]
     if given == "erdos_renyi":
         return _metropolis(_erdos_renyi(workers, seed))[None]
     if given == "hypercube" and workers & (workers - 1):
@@ -269,40 +269,10 @@ def _doubled(given: str | np.ndarray, workers: int) -> bool:
     return named(given, "ring") and workers == 2
 
 
-def _powers(workers: int) -> list[int]:
-    return [2**k for k in range(math.ceil(math.log2(workers)))]
-
-
 def _hearing(shifts: list[int], workers: int) -> np.ndarray:
     """The weights if each worker hears those ahead by `shifts`, all weighing alike."""
     one = np.eye(workers)
     return sum((np.roll(one, by, 1) for by in shifts), one) / (1 + len(shifts))
-
-
-def _ring(workers: int) -> list[tuple[int, int]]:
-    return [(i, (i + 1) % workers) for i in range(workers)]
-
-
-def _torus(workers: int) -> list[tuple[int, int]]:
-    """The edges of a grid, as square as possible, with opposite ends joined."""
-    rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
-    length = workers // rows
-    along = [
-        (r * length + i, r * length + j) for r in range(rows) for i, j in _ring(length)
-    ]
-    across = [
-        (i * length + c, j * length + c) for c in range(length) for i, j in _ring(rows)
-    ]
-    return along + across
-
-
-EDGES = {
-    "ring": _ring,
-    "torus": _torus,
-    "hypercube": lambda n: [(i, i ^ by) for i in range(n) for by in _powers(n)],
-    "star": lambda n: [(0, i) for i in range(1, n)],
-    "complete": lambda n: [(i, j) for i in range(n) for j in range(i)],
-}
 
 
 def _among(edges: np.ndarray, workers: int) -> np.ndarray:
@@ -321,7 +291,7 @@ def _erdos_renyi(workers: int, seed: int) -> np.ndarray:
         above = np.triu(rng.random((workers, workers)) < chance, 1)
         joined = above | above.T
         reached = joined | np.eye(workers, dtype=bool)
-        for _ in _powers(workers):
+        for _ in powers(workers):
             reached = reached @ reached
         if reached.all():
             return joined

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike
 from syncalgos import checks
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
-from syncalgos.engine.inner_fit import check_own_steps
+from syncalgos.engine.inner_fit import check_rate
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
 from syncalgos.engine.placement import shardings
@@ -229,7 +229,7 @@ class DataParallel:
             arguments.check_like(hyperparams, numbers)
             numbers = arguments.python_numbers(hyperparams)
         made = self._worker.make(numbers)  # checks the ranges of the numbers
-        check_own_steps("optimizer", *made, params)
+        check_rate("optimizer", *made, params)
         numbers = as_data(numbers, self.layout)
         key = jax.random.key(checks.whole("seed", seed, least=0))
         with arguments.explained_trace():

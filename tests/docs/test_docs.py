@@ -84,6 +84,14 @@ def test_a_page_says_what_its_programs_need(page):
     assert used <= there, "name it after `pip install` on this page"
 
 
+def test_guides_and_examples_import_no_private_module():
+    public = {"algorithms", "collectives", "reducers", "writing"}
+    texts = [code for x in PAGES for _, code in BLOCK.findall(x.read_text())]
+    texts += [x.read_text() for x in ROOT.glob("examples/*.py")]
+    used = re.findall(r"(?:from|import) syncalgos\.(\w+)", "\n".join(texts))
+    assert "writing" in used and {*used} <= public
+
+
 def test_every_page_is_read():
     assert {*FIRST, "algorithms.md", "results.md"} <= {page.name for page in PAGES}
     assert len(HERE) >= 5 and len(ALONE) >= 2

@@ -243,6 +243,10 @@ OF_OPTIMIZERS = [
     (inner(optax.chain(optax.clip_by_global_norm(9.0), SGD), ZERO_ONE), "clipping"),
     (inner(optax.sgd(0.1, 0.9), sa.chain(ZERO_ONE, sa.ema(sa.gpa(), 0.5))), "momentum"),
     (inner(optax.sgd(0.2), sa.at_end(ZERO_ONE, 9)), "another rate"),
+    (
+        inner(optax.sgd(FALLS), sa.chain(sa.scaffold(learning_rate=0.2), sa.average())),
+        "it steps by a learning rate of 0.1 at local step 0, but .* is 0.2: give both",
+    ),
 ]
 
 TEN = {"x": X[ROWS[0, :10]]}

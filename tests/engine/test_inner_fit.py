@@ -51,6 +51,20 @@ def test_sgd_at_the_rate_of_own_steps_is_lawful(warmup):
         of_rates,
         optax.chain(optax.identity(), optax.sgd(rate)),
     ):
-        inner_fit.check_own_steps(
+        inner_fit.check_rate(
             "inner", inner, sa.zero_one_adam(learning_rate=rate), {"w": np.ones((3, 4))}
         )
+
+
+def test_a_rate_is_compared_with_that_of_plain_sgd_alone():
+    """What else an optimizer does to gradients may be meant."""
+    for inner in (
+        optax.sgd(0.05),
+        optax.sgd(0.2, momentum=0.9),
+        optax.adam(0.2),
+        optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.2)),
+        optax.chain(optax.add_decayed_weights(0.5), optax.sgd(0.2)),
+        optax.sgd(0.0),
+    ):
+        strategy = sa.slowmo(4, learning_rate=0.05)
+        inner_fit.check_rate("inner", inner, strategy, {"w": np.ones((3, 4))})

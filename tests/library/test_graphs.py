@@ -1,5 +1,6 @@
 """Graphs of workers: weights by definition, gaps in closed form, mixing by permutes."""
 
+import re
 from functools import partial
 from math import cos, pi
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from commands import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mapped import on_workers
@@ -16,6 +18,7 @@ from recurrences import graphs
 import syncalgos as sa
 from syncalgos.collectives import matchings, topology
 from syncalgos.engine.placement.make_layout import Placement, make_layout
+from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
 
 BY_DEFINITION = (
     "ring",
@@ -37,6 +40,11 @@ def test_named_graphs_have_the_weights_of_their_definitions(name):
         for step in range(2 * len(found)):
             expected = graphs.matrix(name, step, workers)
             np.testing.assert_allclose(found[step % len(found)], expected, atol=1e-15)
+
+
+def test_the_guide_explains_every_name():
+    guide = (ROOT / "docs/strategies.md").read_text("utf-8")
+    assert {*re.findall(r'^\| `"(\w+)"` \|', guide, re.M)} == {*ONE_WAY, *SYMMETRIC}
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ def test_between_syncs_the_outer_step_is_not_computed():
 @pytest.mark.parametrize("name", ["gpa", "ema_nesterov"])
 def test_averages_of_bfloat16_params_are_those_of_float32(name):
     """Steps of 2^-6 are exact in bfloat16 below 2, the averages' moves are not."""
-    optimizer = syncalgos.as_optimizer(make(name), optax.sgd(2.0**-6))
+    told = {"learning_rate": 2.0**-6} if name == "ema_nesterov" else {}
+    optimizer = syncalgos.as_optimizer(make(name, **told), optax.sgd(2.0**-6))
 
     def after(dtype):
         start, batches = jnp.ones(3, dtype), np.zeros(32)

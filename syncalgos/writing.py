@@ -1,0 +1,35 @@
+"""Everything that a strategy, reducer or combinator of your own is written with.
+
+An algorithm's file in the library may import it, too: no algorithm is imported here.
+"""
+
+from syncalgos import checks as checks
+from syncalgos import collectives as collectives
+from syncalgos.anchors import nesterov_sgd as nesterov_sgd
+from syncalgos.anchors import pseudo_gradient as pseudo_gradient
+from syncalgos.anchors import restart as restart
+from syncalgos.anchors import shipped as shipped
+from syncalgos.anchors import start as start
+from syncalgos.collectives import WORKERS as WORKERS
+from syncalgos.collectives import Axis as Axis
+from syncalgos.collectives import PyTree as PyTree
+from syncalgos.combinators.chain import chain as chain
+from syncalgos.combinators.primitives import outer_step as outer_step
+from syncalgos.combinators.schedule import every as every
+from syncalgos.combinators.schedule import sync_every as sync_every
+from syncalgos.combinators.schedule import when as when
+from syncalgos.dtypes import narrow as narrow
+from syncalgos.dtypes import norm as norm
+from syncalgos.dtypes import root as root
+from syncalgos.dtypes import widen as widen
+from syncalgos.dtypes import zeros as zeros
+from syncalgos.keys import common_key as common_key
+from syncalgos.keys import own_key as own_key
+from syncalgos.reducers.hops import Code as Code
+from syncalgos.reducers.hops import drawn as drawn
+from syncalgos.reducers.reducer import Reducer as Reducer
+from syncalgos.reducers.reducer import leafwise as leafwise
+from syncalgos.reducers.reducer import over_leaves as over_leaves
+from syncalgos.strategy import MeanCenter as MeanCenter
+from syncalgos.strategy import Replica as Replica
+from syncalgos.strategy import Strategy as Strategy
