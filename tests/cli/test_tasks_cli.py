@@ -71,7 +71,10 @@ def offline(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("task", tiers(TINY, ["quadratic"]))
+# That with pictures, which are slow, is run by the test of its export, too.
+@pytest.mark.parametrize(
+    "task", tiers(TINY, ["quadratic"], {*TINY} - {"imagenet_synthetic"})
+)
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
     ended = lasting.run(command, tmp_path / "out")

@@ -124,7 +124,6 @@ def test_algorithms_give_the_numbers_of_one_process(start, layout):
 # and in it with its last device.
 FIRST, REORDERED = [0, 2], [3, 2, 1, 0]
 ENGINE = {
-    "rows": ("pmap", "of_rows", 4, FIRST),
     "draws-reordered": ("pmap", "of_draws", 8, REORDERED),
     "tables": ("pmap", "of_tables", 4, FIRST),
     "debugged": ("shard_map", "debugged", 4, FIRST),
@@ -147,11 +146,9 @@ def engine_groups(backend):
     return Group(2, 2, (*todo, *(ALONE[x] for x in alone))), Group(1, 4, todo)
 
 
-@pytest.mark.parametrize(
-    "name", tiers(ENGINE, slow=["rows", "draws-reordered", "tables"])
-)
+@pytest.mark.parametrize("name", tiers(ENGINE, slow=["draws-reordered", "tables"]))
 def test_engine_gives_the_numbers_of_one_process(start, name):
-    """Keys, buffers, metrics, microbatches, placed data, tables, debugging."""
+    """Keys, buffers, metrics, microbatches, tables, debugging."""
     several, one = engine_groups(ENGINE[name][0])
     assert_same(*both(start, several, one, engine_piece(name)), ROUNDING)
 

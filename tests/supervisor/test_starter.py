@@ -231,7 +231,7 @@ def test_processes_end_when_their_command_is_killed(start):
     until(lambda: not tagged(command.tag), "no process is left", limit=10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_process_ends_the_run_and_is_named(start):
     command = start(LONG)
     in_training(command)

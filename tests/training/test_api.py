@@ -26,6 +26,7 @@ import experiments
 import syncalgos
 from experiments.api import RunConfig, compare, train
 from experiments.cli.errors import BadRequest, Unwritten
+from experiments.study import page
 from experiments.training.config import parse
 
 TINY = RunConfig(
@@ -37,6 +38,7 @@ WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo 
 @pytest.fixture(autouse=True)
 def three_devices(monkeypatch):
     monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+    monkeypatch.setattr(page, "DPI", 20)  # PNG takes most of a comparison's time
 
 
 @pytest.fixture(scope="module")
@@ -148,8 +150,7 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     assert {(x["label"], x["seed"]) for x in study.runs} == {
         (label, seed) for label in algos for seed in (0, 1)
     }
-    page = study.report(tmp_path / "page")
-    assert "rounds" in page.read_text()
+    assert "rounds" in study.report(tmp_path / "page").read_text()
     assert len(study.frame()) == 2
     again = compare(algos, seeds=2, flags=flags)  # no run is made again
     assert again.runs == study.runs

@@ -278,7 +278,7 @@ def of_devices(command, out, **given):
 @pytest.mark.slow
 def test_a_command_has_as_many_virtual_devices_as_its_workers_need(tmp_path):
     words = "--task digits --workers 2 --steps 16 --eval-every 8 --period 4"
-    plain = of_devices(words, tmp_path / "plain")
+    plain = run(words, tmp_path / "plain")
     model = tmp_path / "model.safetensors"
     ended = of_devices(f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed")
     assert_close_end(ended, plain)
@@ -297,7 +297,7 @@ GPTS = {
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 6 --eval-every 3"
     words += f" --data-dir {folder_of(task)} --algo diloco --period 2"
-    plain = of_devices(words, tmp_path / "plain")
+    plain = run(words, tmp_path / "plain")
     both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
     assert_close_end(both, plain)
     assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2
@@ -324,7 +324,7 @@ def spanned(tmp_path_factory):
 @pytest.fixture(scope="module")
 def of_one(tmp_path_factory):
     """The same run by a worker of one device."""
-    return of_devices(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
+    return run(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
 
 
 @pytest.mark.slow

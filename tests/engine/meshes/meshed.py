@@ -209,7 +209,6 @@ def compared(name, layout):
     return {
         "apart": [largest(*pair) for pair in zip(meshed, plain, strict=True)],
         "moved": largest(meshed[1], model()[0]),
-        "divergence": trainer.divergence(state),
         "counted": counted(trainer, state) if trainer.layout.lanes == 1 else None,
         "sent": sent,
         "peers": peers,

@@ -41,7 +41,7 @@ TRIED = {
     "1x8": ("powersgd",),
 }
 # In CI; the others are long.
-FEW = {"4x2": ON_PAIRS, "2x(2x2)": ("dion",), "2x2x2": ("bmuf",), "2x4": ("bmuf",)}
+FEW = {"4x2": ON_PAIRS, "2x(2x2)": ("dion",), "2x2x2": ("bmuf",)}
 CASES = [
     pytest.param(
         *(layout, name),

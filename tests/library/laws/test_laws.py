@@ -27,7 +27,7 @@ def test_what_must_change_nothing_changes_nothing(kind):
     assert_lawful(Drawn(kind, 3, "momentum", "plain"), rng, [neutral])
 
 
-@pytest.mark.parametrize("number", tiers(range(80), [0], range(1, 29)))
+@pytest.mark.parametrize("number", tiers(range(80), [0], range(1, 15)))
 def test_random_compositions_are_lawful_or_refused(number):
     drawn, rng = draw(0, number)
     assert_lawful(drawn, rng, some(rng))
