@@ -95,12 +95,12 @@ def test_rows_of_placed_data_are_the_batches():
     assert_equal(trainer.evaluate(a, BATCHES), trainer.evaluate(b, ROWS, data))
 
 
-def test_worker_trains_on_its_contiguous_slice():
+def test_worker_trains_on_its_contiguous_slice_on_devices_in_any_order():
     def loss(params, buffers, batch, key):
         return jnp.sum(params["w"]) * 0.0, ({"seen": batch}, {})
 
     batches = np.arange(2 * 24, dtype=np.float32).reshape(2, 24)
-    trainer = make_trainer(workers=6, loss=loss, devices=[0, 1])
+    trainer = make_trainer(workers=6, loss=loss, devices=[2, 0])
     state = trainer.init(make_params(), {"seen": np.zeros(4, np.float32)})
     state, _ = trainer.run(state, batches)
     seen = np.asarray(state.replica.buffers["seen"])

@@ -129,7 +129,6 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     """The engine trains on the same rows and from the same start."""
     (tmp_path / "pulling.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     words = "--task tiny_tasks:drawing --algo pulling:pulled --workers 2 --seed 3"
     ended = run(f"{words} --steps 11 --lr 0.1 --devices 0,1", tmp_path / "out")
     assert ended.code == 0, ended.stderr

@@ -3,6 +3,7 @@
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -281,6 +282,7 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
         (existing, False, "--overwrite"),
         (existing / "model.safetensors", True, "a file, not a folder"),
         (folder, True, "folder"),
+        (Path("/proc/models/model.safetensors"), False, "/proc"),  # not even by root
     ]:
         with pytest.raises(ValueError, match=re.escape(said)) as refused:
             export.check(path, overwrite)

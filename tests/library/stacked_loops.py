@@ -17,7 +17,6 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
-from side_by_side import loss_of_all, optimizers, strategies
 
 import syncalgos
 from syncalgos import Replica
@@ -40,23 +39,17 @@ def loss(params, batch):
     return jnp.mean((hidden @ params["out"] * params["scale"] - batch[:, 8:]) ** 2)
 
 
-def trained_by(names, **axis):
-    """The strategy and the optimizer that train a model by each algorithm."""
-    inner = optimizers({name: owed(name).optimizer for name in names})
-    return strategies({name: make(name, **axis) for name in names}, **axis), inner
-
-
-def in_a_loop(names, mesh, by_shard_map):
+def in_a_loop(name, mesh, by_shard_map):
     """Replicas and center of a loop over stacked arrays, donated."""
     params, batches = numbers()
-    strategy, optimizer = trained_by(names, axis="diloco")
+    optimizer, spmd = owed(name).optimizer, mesh and "diloco"
+    strategy = make(name, axis="diloco")
     strategy = syncalgos.stacked(strategy, mesh if by_shard_map else None)
-    spmd, of_all = mesh and "diloco", loss_of_all(loss)
     mapped = partial(jax.vmap, spmd_axis_name=spmd)  # the framework's
 
     def local_step(carry, batch):
         replica, state, step = carry
-        losses, grads = mapped(jax.value_and_grad(of_all))(replica.params, batch)
+        losses, grads = mapped(jax.value_and_grad(loss))(replica.params, batch)
         replica = replica._replace(loss=losses)
         grads, state = strategy.reduce(grads, replica, state, step)
         updates, opt_state = mapped(optimizer.update)(
@@ -71,7 +64,6 @@ def in_a_loop(names, mesh, by_shard_map):
     if mesh:
         cuts = {k: NamedSharding(mesh, P("diloco", *x)) for k, x in SPECS.items()}
         stacked = jax.device_put(stacked, cuts)
-    stacked = dict.fromkeys(names, stacked)
     replica = Replica(stacked, mapped(optimizer.init)(stacked))
     carry = jax.block_until_ready((replica, strategy.init(stacked), jnp.int32(0)))
     if mesh:  # cut as params are, and not whole on each device
@@ -85,14 +77,13 @@ def in_a_loop(names, mesh, by_shard_map):
     return jax.device_get((replica.params, center))
 
 
-def in_the_engine(names):
+def in_the_engine(name):
     """The same of `DataParallel`."""
     params, batches = numbers()
-    strategy, optimizer = trained_by(names)
     trainer = syncalgos.DataParallel(
-        loss_of_all(loss), optimizer, strategy, workers=WORKERS, backend="vmap"
+        loss, owed(name).optimizer, make(name), workers=WORKERS, backend="vmap"
     )
-    state, _ = trainer.run(trainer.init(dict.fromkeys(names, params)), batches)
+    state, _ = trainer.run(trainer.init(params), batches)
     params = trainer.to_host(state).replica.params
     return jax.device_get((params, trainer.center(state).params))
 
@@ -103,32 +94,23 @@ def largest(tree, other):
     return max(float(np.abs(x - y).max()) for x, y in pairs)
 
 
-def compared(names):
-    """By name, the differences from the engine, and how far the params moved."""
+def compared(name):
+    """The differences from the engine, and how far the params moved."""
     mesh = jax.make_mesh(
         (WORKERS, 2), ("diloco", "fsdp"), axis_types=(AxisType.Auto,) * 2
     )
-    theirs = in_the_engine(names)
+    theirs = in_the_engine(name)
     ways = {
-        "unsharded": in_a_loop(names, None, False),
-        "vmap": in_a_loop(names, mesh, False),
-        "shard_map": in_a_loop(names, mesh, True),
+        "unsharded": in_a_loop(name, None, False),
+        "vmap": in_a_loop(name, mesh, False),
+        "shard_map": in_a_loop(name, mesh, True),
     }
-
-    def apart(found, name):
-        return largest([x[name] for x in found], [x[name] for x in theirs])
-
-    return {
-        name: {
-            "apart": {way: apart(found, name) for way, found in ways.items()},
-            "moved": largest(theirs[1][name], numbers()[0]),
-        }
-        for name in names
-    }
+    apart = {way: largest(found, theirs) for way, found in ways.items()}
+    return {"apart": apart, "moved": largest(theirs[1], numbers()[0])}
 
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", 2 * WORKERS)
     jax.config.update("jax_enable_x64", True)
     out, *names = sys.argv[1:]
-    Path(out).write_text(json.dumps(compared(names)))
+    Path(out).write_text(json.dumps({name: compared(name) for name in names}))

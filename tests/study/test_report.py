@@ -2,9 +2,7 @@
 
 import colorsys
 import csv
-import errno
 import io
-import os
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -24,7 +22,6 @@ from experiments.study import page as pages
 from experiments.study.figures import COLOURS, CSS, HUES, styles
 from experiments.study.results import Comparison, Report
 from experiments.study.statistics import LOSS, Band, Difference, Spread
-from experiments.training import files
 
 GOLDEN = Path(__file__).with_name("golden")
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -663,24 +660,6 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     assert {"all diverged", "5 seeds, 5 diverged"} <= {*page_of(report).words}
     line = pages.markdown(report).splitlines()[7]
     assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
-
-
-# Files.
-
-
-def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypatch):
-    path = tmp_path / "table.md"
-    files.write(path, b"earlier")
-
-    def fill(descriptor):
-        os.ftruncate(descriptor, 3)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fill)
-    with pytest.raises(OSError, match="No space left"):
-        files.write(path, b"later and longer")
-    assert [x.name for x in tmp_path.iterdir()] == ["table.md"]
-    assert path.read_text() == "earlier"
 
 
 @pytest.mark.slow

@@ -230,9 +230,7 @@ def refusals():
         "uneven devices": layout(6, [0, 1, 2]),
         "devices elsewhere": layout(4, elsewhere),
         "batch": lambda: trainer.run(state, seven),
-        "batch to evaluate": lambda: trainer.evaluate(state, seven),
         "batch of one alone": lambda: apart.run(state, six),
-        "microbatches": lambda: trainer.run(state, six),
         "workers of another number": lambda: trainer.from_host(
             held._replace(replica=held.replica._replace(params=more))
         ),

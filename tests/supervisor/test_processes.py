@@ -173,9 +173,7 @@ REFUSED = {
     "uneven devices": r"equally many of each process, got .* processes \[0, 0, 1\]",
     "devices elsewhere": r"got none of process (0|1)$",
     "batch": "batch of 14 does not divide over 4 workers: use a multiple of 4, such as",
-    "batch to evaluate": "batch of 14 does not divide over 4 workers",
     "batch of one alone": "batch of 6 does not divide over 4 workers",
-    "microbatches": "3 examples of each of 4 workers do not divide into 2 microbatches",
     "workers of another number": (
         r"held\.replica\.params\['bias'\] has shape \(4.*\), but .* the 2 workers"
     ),

@@ -36,8 +36,7 @@ WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo 
 
 
 @pytest.fixture(autouse=True)
-def three_devices(monkeypatch):
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+def small_pictures(monkeypatch):
     monkeypatch.setattr(page, "DPI", 20)  # PNG takes most of a comparison's time
 
 

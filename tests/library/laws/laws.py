@@ -24,9 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from compositions import LR, NEUTRAL, OPTIMIZERS, TREES, drawn, filled, names, one
-from owed import parameters
-from pages.docstrings import joined, parsed
-from pages.table import FACTOR
 
 import syncalgos as sa
 from syncalgos.combinators import introspection
@@ -73,17 +70,6 @@ MEANS = words(
     dynamic_averaging gossip_pga gradient_tracking choco_sgd sparta average every
     when until after chain masked ema at_syncs decided scaffold"""
 )
-# Around these a steady drift is as fast, whatever share of the workers takes part.
-SAME_RATE = words(
-    """when participating sampled ema at_end at_syncs every chain average reset"""
-)
-# Steps of one size or by lot, another factor in the docstring's words, or none at all.
-OTHER_RATE = words(
-    """sign_sgd signum distributed_lion zero_one_adam one_bit_adam demo dion dgc fedopt
-    edit halos gasloc qg_dsgdm pulseloco ema_nesterov fedprox feddyn heloco palsgd"""
-)
-# In a sum over the steps these send all of a gradient that stays.
-WHOLE = words("mean median trimmed error_feedback late low_bit int8 ef21")
 
 
 class Drawn(NamedTuple):
@@ -337,63 +323,11 @@ def agreed(asked: Asked) -> Iterator[Found]:
         yield same("conservation", "the mean", params.mean(0), np.asarray(right))
 
 
-def steady(asked: Asked) -> Iterator[Found]:
-    """A steady drift moves the center as fast as the docstring says."""
-    (_, workers, optimizer, _), made, named = asked.drawn, asked.made, asked.named
-    right = rate(asked.drawn)
-    if right is None or optimizer != "sgd" or named & {"GROWS", "ODD", "PART", "ROWS"}:
-        return
-    batches = data(asked.rng, workers, STEADY, 0, made.size)
-    batches["g"][:] = 1
-    state, first, _ = made.train(batches)
-    _, second, _ = made.train(batches, state)
-    moved = np.asarray(flat(second.params) - flat(first.params)) / (STEADY * LR)
-    yield same("drift", right, moved, np.full(made.size, right), 0.01)
-    yield same("drift", "buffers", second.buffers, {"seen": np.float64(2)})
-
-
 def called(drawn: Drawn) -> set[str]:
     return set(re.findall(r"(\w+)\(", drawn.expression))
 
 
-def rate(drawn: Drawn) -> float | None:
-    """The documented factor of the only algorithm, if the rest leaves it as it is."""
-    algorithms = re.findall(
-        rf"\b({'|'.join(sa.ALGORITHMS)})\((.*?)\)", drawn.expression
-    )
-    if len(algorithms) != 1:
-        return None
-    [(name, given)] = algorithms
-    rest = called(drawn) - {name} - SAME_RATE - WHOLE
-    if (
-        rest
-        or name in OTHER_RATE
-        or re.search("reducers|offset|stale", drawn.expression)
-    ):
-        return None
-    values = parameters(name) | eval(
-        f"dict({given})", {"OPT": None, "reducers": sa.reducers}
-    )
-    doc = parsed(sa.ALGORITHMS[name])
-    if values.get("reduce", "mean") not in WHOLE:
-        return None
-    factor = FACTOR.search(joined(" ".join(doc.notes)))
-    if factor is None:
-        return 1.0
-    if re.search(r"\bto\b", factor[1]):  # a bound, not a factor
-        return None
-    usual = 1 - 1 / drawn.workers  # of bmuf's momentum
-    symbols = {
-        doc.parameters[k].split(",")[0]: usual if x is None else x
-        for k, x in values.items()
-    }
-    symbols |= {"N": drawn.workers, "mean": lambda x: x, "Λ": 1.0}
-    symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
-    text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1])
-    return float(eval(text, symbols))
-
-
-LAWS = [resumed, equivariant, nobody, agreed, steady]
+LAWS = [resumed, equivariant, nobody, agreed]
 COMPILED = [neutral, laid_out]  # of another program
 
 
