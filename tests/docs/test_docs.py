@@ -94,15 +94,11 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
     assert page == table.filled(page), "make table"
 
 
+KINDS, ALL = ("diloco", "gossip", "powersgd"), tuple(syncalgos.ALGORITHMS)
+
+
 @pytest.mark.parametrize(
-    "names",
-    [
-        pytest.param(
-            ["diloco", "gossip", "powersgd", "streaming_diloco"], marks=pytest.mark.slow
-        ),
-        pytest.param([*syncalgos.ALGORITHMS], marks=pytest.mark.long),
-    ],
-    ids=["kinds", "all"],
+    "names", tiers([KINDS, ALL], slow=[KINDS]), ids=["kinds", "all"]
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     command = [sys.executable, "-m", "pages.stacked", *names]
