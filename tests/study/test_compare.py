@@ -25,7 +25,6 @@ from studies import (
 
 from experiments import api
 from experiments.compare import main
-from experiments.study import page as pages
 from experiments.study.making import cleaned, unfinished
 from experiments.training import files
 
@@ -51,7 +50,6 @@ def short(tmp_path_factory):
     out = tmp_path_factory.mktemp("short") / "study"
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        patch.setattr(pages, "DPI", 20)  # PNG takes most of the time
         assert main([*shlex.split(SHORT), "--out", str(out)]) == 0
     return out
 
@@ -66,7 +64,6 @@ def copy(small, tmp_path):
 def here(capsys, monkeypatch):
     """Runs a command line in this process: (exit code, stdout, stderr)."""
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(pages, "DPI", 20)
 
     def run(command, out):
         code = main([*shlex.split(command), "--out", str(out)])
