@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, imported_by, until
 from faults import is_halted, tagged
-from kills import newest
+from kills import in_training
 from lasting import run
 
 from experiments.processes import starter
@@ -200,10 +200,6 @@ def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
 RUN = "--task tiny_tasks:drawing --workers 2 --optimizer adam --algo bmuf --period 4 "
 RUN += "--steps 200 --eval-every 100 --checkpoint-every 20"
 LONG = f"{RUN} --steps 400000 --eval-every 400000 --processes 2"
-
-
-def in_training(command, step=40):
-    until(lambda: newest(command.run_out) >= step, f"step {step}")
 
 
 @pytest.mark.slow

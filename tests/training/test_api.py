@@ -139,10 +139,12 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     ) in told
 
 
+SHORT = {"workers": 2, "steps": 8, "lr": 0.1, "measure": "test_loss"}
+
+
 @pytest.mark.slow
 def test_a_comparison_has_the_commands_table_and_page(tmp_path):
-    flags = {"task": "tiny_tasks:drawing", "workers": 2, "steps": 16, "lr": 0.1}
-    flags |= {"out": tmp_path / "study", "measure": "test_loss"}
+    flags = SHORT | {"task": "tiny_tasks:drawing", "out": tmp_path / "study"}
     algos = {"all": "sync_sgd", "rounds": "bmuf --period 4"}
     study = compare(algos, seeds=2, flags=flags)
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]
@@ -212,8 +214,7 @@ assert random.getstate() == before"""
 
 @pytest.mark.slow
 def test_a_comparison_takes_objects_as_train_does(tmp_path):
-    flags = {"task": tiny_tasks.drawing(), "workers": 2, "steps": 16, "lr": 0.1}
-    flags |= {"out": tmp_path / "study", "measure": "test_loss"}
+    flags = SHORT | {"task": tiny_tasks.drawing(), "out": tmp_path / "study"}
     algos = [
         syncalgos.bmuf(4),
         "bmuf --period 4",
