@@ -21,13 +21,13 @@ from problems.two_tables import (
     TABLES,
     make,
 )
+from trees import assert_close
 
 import syncalgos as sa
 from syncalgos.engine.placement.make_layout import Placement, make_layout
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-ROUNDING = 1e-12  # of float64: sums over workers and rows in another order
 CLEARLY = 1e-3
 
 
@@ -108,13 +108,6 @@ def train(trainer):
         state, metrics = trainer.run(state, tuple(part))
         losses.extend(metrics["loss"])
     return state, np.array(losses), trainer.center(state).params
-
-
-def assert_close(actual, expected):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=ROUNDING, atol=ROUNDING),
-        *(actual, expected),
-    )
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 from placed import placed
+from trees import largest
 
 import syncalgos
 from experiments.aiming import hlo
@@ -159,12 +160,6 @@ def trained(name, layout, on_mesh):
     center = join(jax.tree.map(np.asarray, trainer.center(state).params))
     losses = np.asarray(trainer.evaluate(state, batches)["loss"])
     return trainer, state, jax.tree.map(np.asarray, (held, center, metrics, losses))
-
-
-def largest(tree, other):
-    """The largest difference of two trees."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(float(np.abs(x * 1.0 - y).max()) for x, y in pairs)
 
 
 def counted(trainer, state, quantity="bytes"):
