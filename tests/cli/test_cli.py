@@ -195,7 +195,7 @@ FLAGS += ["--algo diloco --reduce int4"]
 
 @pytest.mark.slow
 def test_each_flag_changes_the_params():
-    """By the steps of a run, which is neither evaluated nor measured."""
+    """Trains without evaluations and files, which take most of a short run."""
     made = {}
     for each in FLAGS:
         plan = prepare(parse([*TINY.split(), *each.split()]))
