@@ -32,8 +32,9 @@ if importlib.util.find_spec("jax_cuda13_plugin") is None:
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
 jax.devices()  # before a run in this process asks for as many as there are cores
 
-# jax is imported, so the environment speaks to other processes alone.
-os.environ.update(SHARED)
+# jax is imported, so the environment speaks to other processes alone, and to a run of
+# the command line in this one, which then leaves the devices as they are.
+os.environ.update(SHARED, JAX_NUM_CPU_DEVICES="3")
 jax.config.update("jax_enable_compilation_cache", True)
 jax.config.update("jax_compilation_cache_dir", str(PROGRAMS))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)

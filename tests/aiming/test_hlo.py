@@ -45,20 +45,13 @@ def test_all_reduce_of_several_arrays():
     ("line", "kind", "size", "part"),
     [
         ("f32[40] all-gather(%p), dimensions={0}", "all_gather", 16, 7),
-        (
-            "f32[1] reduce-scatter(%q), to_apply=%add",
-            "reduce_scatter",
-            32,
-            Fraction(7, 8),
-        ),
-        ("f32[8] all-to-all(%q), dimensions={0}", "all_to_all", 32, Fraction(7, 8)),
-        ("f32[4] all-reduce(%p), to_apply=%add", "all_reduce", 16, Fraction(14, 8)),
+        ("f32[1] reduce-scatter(%q), to_apply=%add", "reduce_scatter", 32, 7 / 8),
+        ("f32[8] all-to-all(%q), dimensions={0}", "all_to_all", 32, 7 / 8),
+        ("f32[4] all-reduce(%p), to_apply=%add", "all_reduce", 16, 14 / 8),
         # Operands may be written with their types.
         (
             "f32[4]{0:T(8,128)} all-reduce(f32[4]{0:T(8,128)} %p)",
-            "all_reduce",
-            16,
-            Fraction(14, 8),
+            *("all_reduce", 16, 14 / 8),
         ),
     ],
 )

@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-import sys
 
 import jax
 import lasting
@@ -65,13 +64,15 @@ def offline(monkeypatch, tmp_path):
     """This process with no network, and with an empty data folder as default."""
     for name, value in {**OFFLINE, **NO_EXCEPTION}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     monkeypatch.setenv("SYNCALGOS_DATA", str(tmp_path / "empty"))
     monkeypatch.setenv("COLUMNS", "1000")
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("task", tiers(TINY, ["quadratic"]))
+# That with pictures, which are slow, is run by the test of its export, too.
+@pytest.mark.parametrize(
+    "task", tiers(TINY, ["quadratic"], {*TINY} - {"imagenet_synthetic"})
+)
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
     ended = lasting.run(command, tmp_path / "out")
@@ -131,16 +132,6 @@ def test_request_that_does_not_fit_the_data_is_refused(asked, named, capfd, tmp_
         assert each in line
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("offline")
-def test_header_tells_a_batch_that_workers_and_microbatches_divide(capfd, tmp_path):
-    """72, the multiple of 8 × 3 nearest to 64: 64 itself is one of 8."""
-    words = "--accumulate 3 --steps 2 --eval-every 2 --backend vmap --out"
-    assert run.main([*words.split(), str(tmp_path)]) == 0
-    batch = "batch 72 (9 per worker), the multiple of 24 nearest to the task's 64"
-    assert batch in capfd.readouterr().err
-
-
 @pytest.mark.usefixtures("offline")
 def test_missing_data_ends_a_run_with_one_error_line(capfd, tmp_path):
     """SYNCALGOS_DATA names the folder where --data-dir does not."""
@@ -182,40 +173,3 @@ def test_exported_model_has_the_figures_of_the_summary(tmp_path):
     header = {name: json.loads(x) for name, x in export.facts(path).items()}
     assert header["task"] == "imagenet_synthetic" and header["steps"] == 4
     assert header["arguments"] == summary["arguments"]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("offline")
-def test_export_over_a_file_needs_overwrite(capfd, tmp_path):
-    path = tmp_path / "model.safetensors"
-    path.write_text("earlier")
-    words = f"--task quadratic --dimensions 4 --steps 2 --export {path}".split()
-    line = refused(capfd, words, tmp_path / "out")
-    assert str(path) in line and "--overwrite" in line
-    assert path.read_text() == "earlier"
-    allowed = [*words, "--overwrite", "--out", str(tmp_path / "out")]
-    assert run.main([*allowed, "--workers", "2", "--eval-every", "2"]) == 0
-    assert export.load(path).params["x"].shape == (4,)
-
-
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize(
-    ("path", "words"),
-    [
-        ("file/model.safetensors", ""),
-        ("file/folder/model.safetensors", ""),
-        ("folder.safetensors", ""),
-        ("folder.safetensors", "--overwrite"),
-        ("/proc/models/model.safetensors", ""),  # not even root can make it
-    ],
-)
-def test_export_to_where_no_file_can_be_is_refused(path, words, capfd, tmp_path):
-    if path.startswith("/proc") and sys.platform != "linux":
-        pytest.skip("/proc is Linux's")
-    (tmp_path / "file").write_text("kept")
-    (tmp_path / "folder.safetensors").mkdir()
-    given = ["--export", str(tmp_path / path), *words.split()]
-    line = refused(capfd, given, tmp_path / "out")
-    assert str(tmp_path / path) in line or path.partition("/models")[0] in line
-    assert (tmp_path / "file").read_text() == "kept"
-    assert (tmp_path / "folder.safetensors").is_dir()

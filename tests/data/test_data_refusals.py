@@ -174,10 +174,7 @@ REFUSED = [
     (idx_file(b"\0\0\x08\x01\0\0\0\x05abcd"), "hold 5 bytes | (5,), got 4"),
     (idx_file(b"\0\0\x08\x02" + b"\xff" * 8), "must hold 18446744065119617025"),
     (images_and_labels, "got (2, 28, 28) and (3,)"),
-    (
-        lambda folder: formats.mnist_images("minst", folder),
-        "'minst'; did you mean 'mnist'?",
-    ),
+    (lambda folder: formats.mnist_images("minst", folder), "did you mean 'mnist'?"),
     # Archives: nothing leaves their folder.
     (archive(tar({"../evil": b"x"})), f"'../evil' {OUTSIDE}"),
     (archive(tar({"a/../../evil": b"x"})), OUTSIDE),
@@ -317,10 +314,7 @@ REFUSED = [
         lambda folder: lstm.apply(lstm.init(KEY, 3, 4, 2), np.zeros((2, 5, 3)), 0),
         "lstm: remat_chunk must be at least 1, got 0",
     ),
-    (
-        lambda folder: ngram.init(KEY, vocabulary=9, width=4, order=1),
-        "ngram: order must be at least 2, got 1",
-    ),
+    (lambda folder: ngram.init(KEY, 9, 4, order=1), "ngram: order must be at least 2"),
 ]
 
 

@@ -210,7 +210,6 @@ def module(tmp_path_factory):
 @pytest.fixture
 def summary_of(tmp_path, module, monkeypatch):
     """Returns run(flags) -> summary, by the command line inside this process."""
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     monkeypatch.syspath_prepend(module)
 
     def summary_of(words):

@@ -211,9 +211,3 @@ def test_displacements_are_those_of_what_the_workers_saw():
     cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
     assert line["displacement_cosine"] == pytest.approx(cosine, abs=1e-5)
     assert line["drift"] == pytest.approx(np.linalg.norm(a - b) / 2, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_displacements_that_were_never_measured_are_null():
-    _, _, _, (line,) = finished(run_of(*COUNTING, *APART, "--displacements"))
-    assert line["pseudo_gradient"] is None and line["displacement_cosine"] is None

@@ -160,8 +160,7 @@ def test_a_byte_order_mark_and_blank_lines_are_no_content(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, capsys):
     words = f"--task table --file {flowers} --column kind"
     words += f" --steps 4 --workers 2 --checkpoint-every 4 --out {tmp_path / 'out'}"
     assert run.main(words.split()) == 0

@@ -145,9 +145,8 @@ NUMBER = 3
 
 
 @pytest.fixture
-def refused(capfd, tmp_path, monkeypatch):
+def refused(capfd, tmp_path):
     """Runs flags that are refused; returns the line on stderr."""
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
 
     def told(*words):
         out = tmp_path / "out"

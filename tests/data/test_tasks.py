@@ -166,12 +166,6 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
         assert seen == shapes
 
 
-@pytest.fixture
-def own_devices(monkeypatch):
-    """`prepare` then leaves those of this process."""
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-
-
 def planned(task, words):
     """The run that the command line makes from flags, on real data."""
     folder = folder_of(task)
@@ -213,7 +207,7 @@ def on_replicated_tables(words):
         ("--reduce row_sparse", "--negatives 5 --accumulate 2"),
     ],
 )
-@pytest.mark.usefixtures("float64", "own_devices")
+@pytest.mark.usefixtures("float64")
 def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
     """Under synchronous SGD, of one number of workers: each draws its own negatives."""
     words = f"{words} --algo sync_sgd --order 3 --width 4 --batch-size 24 --workers 4"
@@ -226,7 +220,6 @@ def test_tables_kept_in_any_way_give_the_center_of_replicated_ones(kept, words):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_devices")
 def test_row_sparse_sends_ten_times_fewer_bytes_by_default():
     words = "--algo sync_sgd --accumulate 2 --reduce row_sparse"
     task, trainer = (plan := planned("embeddings", words)).task, plan.trainer
@@ -243,7 +236,6 @@ def test_row_sparse_sends_ten_times_fewer_bytes_by_default():
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("own_devices")
 def test_shared_tables_step_at_once_while_the_rest_waits_for_a_sync():
     words = "--algo bmuf --period 100 --workers 4 --tables shared --order 3"
     plan = planned("embeddings", f"{words} --width 4 --negatives 5 --batch-size 16")

@@ -444,18 +444,11 @@ TINY += " --workers 2 --algo bmuf --period 4 --steps 12 --eval-every 4"
 TINY += " --checkpoint-every 4 --dispatch-steps 1"
 
 
-@pytest.fixture
-def here(monkeypatch):
-    """Runs of the command line inside this process, with its devices."""
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
-
-
 def command(path, folder):
     return f"{TINY} --text {path} --data-dir {folder}"
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("here")
 def test_bits_per_byte_are_those_of_the_held_out_text(songs, tmp_path, capsys):
     """Counted from the exported model, and from the text's own bytes."""
     path, out = songs / "a.txt", tmp_path / "out"

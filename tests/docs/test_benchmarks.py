@@ -22,26 +22,17 @@ SMALLEST = {
     "network.published": ("", 23),
     "peers.scale": (f"{SCALE} --seconds 0", 3),  # a device, two, two processes
 }
-FLAGS = {
-    "scaling": {"--workers", "--repeats", "--algorithms"},
-    "sync_cost": {"--workers", "--repeats", "--steps", "--algorithms"},
-    "memory": {"--workers", "--algorithms"},
-    "engine.mesh": {"--workers", "--repeats", "--steps"},
-    "engine.mesh_memory": {"--sizes", "--devices"},
-    "network.published": set(),
-    "slow_link": {"--rates", "--latencies", "--algos", "--out", "--records"},
-    "peers.scale": {"--environment", "--workers", "--repeats", "--algorithms"},
-}
 
 
-@pytest.mark.parametrize("name", FLAGS)
-def test_a_benchmark_lists_its_flags(name, monkeypatch, capsys):
+@pytest.mark.parametrize("name", [*SMALLEST, "slow_link"])
+def test_a_benchmark_has_a_help(name, monkeypatch, capsys):
     module = importlib.import_module(f"benchmarks.{name}")
     monkeypatch.setattr(sys, "argv", [name, "--help"])
     with pytest.raises(SystemExit) as ended:
         module.main()
     assert ended.value.code == 0
-    assert set(capsys.readouterr().out.split()) >= FLAGS[name]
+    flags = {x for x in SMALLEST.get(name, [""])[0].split() if x.startswith("--")}
+    assert flags - {"--seconds"} <= set(capsys.readouterr().out.split())
     assert f"python -m benchmarks.{name}" in (module.__doc__ or "")
 
 

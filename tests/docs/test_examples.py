@@ -48,9 +48,7 @@ TRAINED = {  # programs, and how many trained models each of them tests
 PAIRS = "", "nnx_", "linen_", "equinox_", "fsdp_"
 
 
-@pytest.mark.parametrize(
-    "name", tiers(TRAINED, slow=["after.py", "nnx_after.py", "custom_reducer.py"])
-)
+@pytest.mark.parametrize("name", tiers(TRAINED, slow=["after.py", "custom_reducer.py"]))
 def test_models_of_an_example_learn_the_digits(name):
     accuracies = numbers("test accuracy", printed(name))
     assert len(accuracies) == TRAINED[name]

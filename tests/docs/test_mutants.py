@@ -4,9 +4,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
 from commands import ROOT
-from mutants import algorithms, importers, mutants, stages
+from mutants import algorithms, mutants, stages
 
 MUTANTS = mutants()
 
@@ -34,19 +33,3 @@ def test_each_mutant_has_tests_that_exist():
             assert f"def {name}" in (ROOT / file).read_text("utf-8"), test
         assert any(map(any, stages(mutant, ()))), mutant
         assert not mutant.algorithm or mutant.algorithm in algorithms()
-
-
-@pytest.mark.parametrize(
-    ("file", "test"),
-    [
-        ("syncalgos/combinators/delayed.py", "library/combinators/test_delays.py"),
-        ("syncalgos/reducers/sparse.py", "library/reducers/test_row_sparse.py"),
-        ("syncalgos/algorithms/bmuf.py", "library/algorithms/test_identities.py"),
-        ("experiments/study/statistics.py", "study/test_statistics.py"),
-        ("syncalgos/engine/data_parallel.py", "library/combinators/test_averages.py"),
-    ],
-)
-def test_names_of_packages_lead_to_their_files(file, test):
-    found = importers(file)
-    assert f"tests/{test}" in found
-    assert "tests/docs/test_claims.py" not in found

@@ -16,12 +16,12 @@ from problems.linear import (
     plain_loss,
     wide,
 )
+from trees import assert_close
 
 import syncalgos
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-ROUNDING = 1e-12  # of float64: the sums of a batch in another order
 EXAMPLES = 24 // 4  # of a worker, in batches of 24
 
 
@@ -46,13 +46,6 @@ def train(optimizer, resident, **options):
     state, metrics = trainer.run(state, batches, data)
     evaluated = trainer.evaluate(state, batches, data)
     return trainer.center(state), state.replica, metrics, evaluated
-
-
-def assert_close(actual, expected):
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=ROUNDING, atol=ROUNDING),
-        *(actual, expected),
-    )
 
 
 @pytest.mark.parametrize(

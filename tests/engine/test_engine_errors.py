@@ -179,7 +179,9 @@ BACKTRACKING = optax.scale_by_backtracking_linesearch(9)
 PLATEAU = optax.chain(SGD, optax.contrib.reduce_on_plateau())
 SEARCHES = "^optimizer: a line search needs the loss at other params"
 EVERY_OTHER = optax.chain(optax.apply_every(2), SGD)
+IF_FINITE = optax.apply_if_finite(SGD, 3)
 FALLS = optax.linear_schedule(0.1, 0.0, 9)
+RATED = sa.every(sa.gpa(), 2)._replace(learning_rate=1)
 ZERO_ONE = sa.zero_one_adam(learning_rate=0.1)
 NOISY = optax.noisy_sgd(0.1, key=0)
 CLIPPED = optax.chain(optax.clip_by_global_norm(1.0), SGD)
@@ -208,7 +210,7 @@ DRAWS = "^optimizer: its state holds a random key, which must be the same"
 OF_OPTIMIZERS = [
     (beside_tables(CLIPPED), MIXES.format("rest")),
     (beside_tables(CLIPPED, sa.bmuf(4)), MIXES.format("rest")),
-    (beside_tables(optax.apply_if_finite(SGD, 3)), MIXES.format("rest")),
+    (beside_tables(IF_FINITE), MIXES.format("rest")),
     (inner(CLIPPED, IN_PART), MIXES.format("w")),
     (beside_tables(NOISY), DRAWS),
     (inner(NOISY, IN_PART), DRAWS),
@@ -230,14 +232,8 @@ OF_OPTIMIZERS = [
     # One of unlike data would lower its rate for good while others keep theirs.
     (inner(PLATEAU, sa.bmuf(4)), "reduce_on_plateau .* each worker's own"),
     (inner(optax.MultiSteps(SGD, 2), sa.slowmo(4, learning_rate=0.1)), "MultiSteps do"),
-    (
-        inner(EVERY_OTHER, sa.every(sa.gpa(), 2)._replace(learning_rate=1)),
-        "apply_every",
-    ),
-    (
-        inner(optax.apply_if_finite(SGD, 3), sa.qsr(learning_rate=FALLS)),
-        "if_finite doe",
-    ),
+    (inner(EVERY_OTHER, RATED), "apply_every"),
+    (inner(IF_FINITE, sa.qsr(learning_rate=FALLS)), "if_finite doe"),
     (inner(optax.MultiSteps(SGD, 2), ZERO_ONE), "weight decay"),
     (inner(optax.chain(optax.add_decayed_weights(0.5), SGD), ZERO_ONE), "weight decay"),
     (inner(optax.chain(optax.clip_by_global_norm(9.0), SGD), ZERO_ONE), "clipping"),
@@ -361,10 +357,7 @@ OF_STRATEGIES = [
     (syncs(lambda r, s, t: (whole(r), s), 4), r"\['b'\] from float32\[1\] to int32"),
     (by(CUTTING), r"reduce changes grads\['w'\] from float32\[6,1\] to float32\[1,1\]"),
     (syncs(lambda r, s, t: (r, ()), 4, count), r"of state: state is \(\), not dict"),
-    (
-        syncs(halving, 1, count),
-        r"sync changes state\['n'\] from int32\[\] to float32\[\]",
-    ),
+    (syncs(halving, 1, count), r"sync changes state\['n'\] from int32\[\] to float32"),
     (syncs(lambda r, s, t: r, 4), r"sync must return \(replica, state\), got Replica"),
     (by(sa.Strategy(center=lambda p, s: p["w"])), "center .* is array, not dict"),
     (syncs(lambda r, s, step: (r if step % 4 else None, s)), PYTHON_IF),
@@ -434,24 +427,15 @@ OF_LOSSES = [
     (losing(lambda p, b, x, key: (0.0, (b, {WEIGHT: x["y"]}))), f"{WEIGHT}' must be"),
     (losing(lambda p, b, batch, key: 0.0), "loss must return"),
     (losing(lambda p, b, batch, key: (0.0, (b, 3.0))), "return .* dict of metrics"),
-    (
-        losing(lambda p, b, x, key: (x["y"], (b, {}))),
-        r"loss must be a scalar, .* got .*\(6, 1\)",
-    ),
+    (losing(lambda p, b, x, key: (x["y"], (b, {}))), r"be a scalar, .* got .*\(6, 1"),
     (losing(lambda p, batch: (0.0, {})), "must return a scalar, got 2 values: to retu"),
     (examples(lambda x, b: x), r"per_example: .* return \(values, buffers\), got "),
     (examples(lambda x, b: (x, b)), r"per_example: .* a dict, such as \{'loss': "),
     (examples(lambda x, b: ({"hit": x[:, 0]}, b)), r"must hold 'loss', .*'hit': \(6,"),
     (examples(lambda x, b: ({"loss": x}, b)), r"must hold 'loss', .*'loss': \(6, 6\)"),
-    (
-        examples(lambda x, b: ({"loss": x[0], WEIGHT: x[0]}, b)),
-        f"cannot hold '{WEIGHT}'",
-    ),
+    (examples(lambda x, b: ({"loss": x[0], WEIGHT: x[0]}, b)), f"not hold '{WEIGHT}'"),
     (losing(growing), r"the loss changes .* of buffers: buffers is dict, not \(\)"),
-    (
-        losing(growing, buffers=ONE, accumulate=2),
-        r"\['n'\] from float32\[1\] to float32\[2",
-    ),
+    (losing(growing, buffers=ONE, accumulate=2), r"\['n'\] from float32\[1\] to fl"),
     (lambda: normed(NNX_BUFFERS), r"of buffers: buffers\['dropout'\] is missing"),
     (ALL_GATHER, r"^jax\.lax\.all_gather .*collectives\.gather$"),
     (PSUM_SCATTER, r"^jax\.lax\.psum_scatter .*collectives\.mean$"),
@@ -525,10 +509,7 @@ OF_STATES = [
     (other(lambda t, x: t.center(x), SYNC_SGD), "BMUFState, not EmptyState$"),
     (other(from_host, SLOWMO), NOT_SLOWMO.format("held")),
     (other(from_host, sa.bmuf(3), optax.adam(0.1)), NOT_ADAM),
-    (
-        lambda: make_trainer(None, 6).center(plain_state()),
-        r"\(2, 2\), but .* = \(3, 2\)",
-    ),
+    (lambda: make_trainer(None, 6).center(plain_state()), r"\(2, 2\), but .* = \(3,"),
     (donated(lambda trainer, x: trainer.run(x, BATCHES)), GIVEN_UP),
     (donated(lambda trainer, x: trainer.evaluate(x, BATCHES)), GIVEN_UP),
     (donated(lambda trainer, x: trainer.center(x)), GIVEN_UP),

@@ -1,10 +1,13 @@
 """Hyperparameters as data: one program for all values."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import trees
 from problems.linear import BATCHES, make_params, plain_loss
 from tiers import tiers
 
@@ -39,17 +42,8 @@ def results(trainer, state):
     return jax.tree.map(np.asarray, found)
 
 
-def assert_close(found, expected):
-    # Constants are folded in double precision, data is not.
-    jax.tree.map(
-        lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
-        found,
-        expected,
-    )
-
-
-def assert_equal(found, expected):
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+# Constants are folded in double precision, data is not.
+assert_close = partial(trees.assert_close, rtol=1e-5, atol=1e-6)
 
 
 def test_another_record_compiles_nothing_and_trains_as_a_constant_does():
@@ -83,7 +77,7 @@ def test_a_state_from_the_host_has_its_own_and_compiles_nothing():
     before = trainer.compile_seconds
     again, _ = trainer.run(trainer.from_host(held), BATCHES)
     assert trainer.compile_seconds == before
-    assert_equal(trainer.to_host(again).replica, trainer.to_host(state).replica)
+    trees.assert_equal(trainer.to_host(again).replica, trainer.to_host(state).replica)
 
 
 def test_others_may_take_their_place_in_the_middle():

@@ -8,7 +8,7 @@ import pytest
 
 import syncalgos as sa
 from syncalgos import collectives
-from syncalgos.strategy import Replica, Strategy
+from syncalgos.strategy import Strategy
 
 WORKERS, STEPS, LR = 4, 12, 0.1
 rng = np.random.default_rng(3)
@@ -146,10 +146,6 @@ def test_it_needs_no_workers():
     for _ in range(2):
         _, state = optimizer.update(grads, state, params, value=value)
     assert jax.tree.leaves(state)[0] == value
-
-
-def test_it_is_a_field_that_others_do_not_have():
-    assert Replica({}) == ({}, (), (), ())
 
 
 def test_what_it_lacks_is_said_where_it_was_not_declared():

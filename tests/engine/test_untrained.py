@@ -22,11 +22,6 @@ def never(words):
     return prepare(parse([*TINY.split(), *words.split()])).rounds.untrained
 
 
-@pytest.fixture(autouse=True)
-def three_devices(monkeypatch):
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
-
-
 @pytest.mark.slow
 def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     ended = run(f"{TINY} --steps 10", tmp_path / "out")

@@ -17,6 +17,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
+from trees import largest
 
 import syncalgos
 from syncalgos import Replica
@@ -86,12 +87,6 @@ def in_the_engine(name):
     state, _ = trainer.run(trainer.init(params), batches)
     params = trainer.to_host(state).replica.params
     return jax.device_get((params, trainer.center(state).params))
-
-
-def largest(tree, other):
-    """The largest difference of two trees."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(float(np.abs(x - y).max()) for x, y in pairs)
 
 
 def compared(name):

@@ -5,27 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh
-from mapped import on_workers
+from mapped import over_workers
 
 from syncalgos import collectives
 from syncalgos.collectives import topology
-from syncalgos.engine.placement.make_layout import Placement, make_layout
-
-
-def over_workers(function, values, backend, devices):
-    """Applies a collective to each worker's values; returns all workers' results."""
-    workers = len(jax.tree.leaves(values)[0])
-    layout = make_layout(workers, backend, Placement(range(devices)))
-
-    def program(own, shared):
-        return function(own)
-
-    own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), values)
-    result = on_workers(layout, program, own)
-    return jax.tree.map(
-        lambda x: np.asarray(x).reshape(workers, *x.shape[2:]),
-        jax.block_until_ready(result),
-    )
 
 
 def groups_of(workers):

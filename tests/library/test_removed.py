@@ -66,16 +66,6 @@ def test_former_names_of_lane_forms_are_answered(before):
     assert f"unknown lane_form '{before}': {removed.LANE_FORMS[before]} (" in line
 
 
-def test_what_to_use_now_works():
-    one, two, three, model = sa.dgc, sa.post_local_sgd, sa.one_bit_adam, np.ones(3)
-    assert all(factory(dense_steps=3) for factory in (one, two, three))
-    for factory in (sa.fedopt, sa.distributed_lion, three):
-        assert factory(b1=0.5, b2=0.5)
-    strategy = sa.masked(sa.bmuf(2, axis="own"), True)
-    assert strategy.axis == "own"
-    assert sa.communication(strategy, model, workers=2, steps=4).syncs == 2
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -100,5 +90,7 @@ def test_the_registry_has_the_functions_themselves(name):
     assert factory is getattr(sa, name)
     assert factory is getattr(import_module(f"syncalgos.algorithms.{name}"), name)
     assert pickle.loads(pickle.dumps(factory)) is factory
-    for p in inspect.signature(factory).parameters.values():
+    *parameters, axis = inspect.signature(factory).parameters.values()
+    assert (axis.name, axis.default) == ("axis", sa.WORKERS)
+    for p in (*parameters, axis):
         assert p.kind is p.KEYWORD_ONLY or p.name == "period"

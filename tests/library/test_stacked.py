@@ -9,20 +9,24 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 from own_process import found
+from session import asked
+from tiers import tiers
 
 import syncalgos
 from syncalgos import Replica, stacked
 
 ROUNDING = 1e-12  # of float64 after 8 steps, summed in another order
-# What acts between means of params, and on gradients in two hops; groups, peers, data.
-NAMES = "bmuf", "quantized_sgd", "hierarchical", "gossip", "dynamic_averaging"
+# What acts between means of params, and on gradients in two hops; peers, groups, data.
+NAMES = "bmuf", "quantized_sgd", "gossip", "hierarchical", "dynamic_averaging"
 
 
-@pytest.mark.slow
-def test_algorithms_train_stacked_replicas_as_the_engine_trains_workers():
-    for name, seen in found("library/stacked_loops.py", *NAMES).items():
-        assert max(seen["apart"].values()) < ROUNDING, (name, seen["apart"])
-        assert seen["moved"] > 1e-3, name
+@pytest.mark.parametrize("name", tiers(NAMES, slow=NAMES[:3]))
+def test_an_algorithm_trains_stacked_replicas_as_the_engine_trains_workers(
+    name, request
+):
+    seen = found("library/stacked_loops.py", *asked(request, "name"))[name]
+    assert max(seen["apart"].values()) < ROUNDING, seen["apart"]
+    assert seen["moved"] > 1e-3
 
 
 def replica_of(strategy):

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-import syncalgos
+import syncalgos as sa
 
 INNER = 0.9
 ROUNDS = 3000
@@ -48,7 +48,7 @@ def holds(rate, momentum, nesterov, late):
 def sizes_after(strategy, curvatures, period):
     """The sizes of one worker's params after ROUNDS syncs, from 1, with a rate of 1."""
     inner = optax.sgd(1.0, momentum=INNER)
-    optimizer = syncalgos.as_optimizer(strategy(inner), inner)
+    optimizer = sa.as_optimizer(strategy(inner), inner)
 
     def train(curvature):
         def step(carry, _):
@@ -63,44 +63,34 @@ def sizes_after(strategy, curvatures, period):
         return np.asarray(jax.jit(jax.vmap(train))(curvatures))
 
 
-def bmuf(momentum, nesterov):
-    return syncalgos.bmuf(12, block_momentum=momentum, nesterov=nesterov)
-
-
-def restarted(inner):
-    return syncalgos.at_syncs(bmuf(0.9, False), syncalgos.reset(inner))
-
-
-def diloco(period, rate):
-    return syncalgos.diloco(period, outer_lr=rate, outer_momentum=0.9)
+def bmuf(momentum, nesterov=False):
+    return sa.bmuf(12, block_momentum=momentum, nesterov=nesterov)
 
 
 def late(rate, momentum):
-    return syncalgos.diloco_x(10, outer_lr=rate, outer_momentum=momentum)
+    return sa.diloco_x(10, outer_lr=rate, outer_momentum=momentum)
 
 
-def late_ball(momentum):
-    return syncalgos.co2(12, outer_momentum=momentum, penalty=False)
+# Strategies, made for an inner optimizer, and the arguments of their linear round.
+ROUNDS_OF = {
+    "0.4 kept": (lambda _: bmuf(0.4), (12, 0.4, False)),
+    "0.9 kept": (lambda _: bmuf(0.9), (12, 0.9, False)),
+    "0.9 reset": (
+        lambda inner: sa.at_syncs(bmuf(0.9), sa.reset(inner)),
+        (12, 0.9, False, True),
+    ),
+    "nesterov": (lambda _: bmuf(0.9, True), (12, 0.9, True)),
+    "each step": (lambda _: sa.diloco(1, outer_lr=0.1), (1, 0.9, True, False, 0.1)),
+    "late": (lambda _: late(0.4, 0.9), (10, 0.9, True, False, 0.4, 1)),
+    "late, 0.4": (lambda _: late(0.4, 0.4), (10, 0.4, True, False, 0.4, 1)),
+    "late heavy ball": (
+        lambda _: sa.co2(12, outer_momentum=0.5, penalty=False),
+        (12, 0.5, False, False, 1.0, 1),
+    ),
+}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "terms"),
-    [
-        (lambda _: bmuf(0.4, False), (12, 0.4, False)),
-        (lambda _: bmuf(0.9, False), (12, 0.9, False)),
-        (restarted, (12, 0.9, False, True)),
-        (lambda _: bmuf(0.9, True), (12, 0.9, True)),
-        (lambda _: diloco(1, 0.1), (1, 0.9, True, False, 0.1)),
-        (lambda _: diloco(10, 0.7), (10, 0.9, True, False, 0.7)),
-        (lambda _: late(0.4, 0.9), (10, 0.9, True, False, 0.4, 1)),
-        (lambda _: late(0.4, 0.4), (10, 0.4, True, False, 0.4, 1)),
-        (lambda _: late_ball(0.5), (12, 0.5, False, False, 1.0, 1)),
-    ],
-    ids=[
-        *("0.4 kept", "0.9 kept", "0.9 reset", "nesterov", "each step", "period 10"),
-        *("late", "late, 0.4", "late heavy ball"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "terms"), ROUNDS_OF.values(), ids=ROUNDS_OF)
 def test_a_worker_grows_where_the_linear_round_does(strategy, terms):
     curvatures = np.geomspace(5e-4, 10, 12)
     factors = np.array([growth(curvature, *terms) for curvature in curvatures])

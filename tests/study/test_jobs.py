@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from lasting import OURS
 from studies import COMPARE, but_for_times, runs_done, table
 from test_study_analysis import write
+from tiers import tiers
 
 from experiments.compare import main
 from experiments.run import main as run_main
-from experiments.study import page
 from experiments.study.jobs import cluster as of_command
 from experiments.study.queue import Made, Plan, Refused
 from experiments.study.runs import RunSet
@@ -189,9 +189,8 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
 
 
 @pytest.fixture
-def here(tmp_path, capsys, monkeypatch):
+def here(tmp_path, capsys):
     """Makes a study here: (exit code, stdout, stderr)."""
-    monkeypatch.setattr(page, "DPI", 20)  # PNG takes most of the time
 
     def run(words, out=tmp_path / "study"):
         capsys.readouterr()  # of runs between the studies
@@ -278,18 +277,12 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
     assert said == "2\n"
 
 
-@pytest.mark.parametrize(
-    "number, code",
-    [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
-    ],
-)
-def test_a_stopped_command_leaves_no_process_and_goes_on(
-    serial, number, code, tmp_path
-):
-    out, tag = tmp_path / "study", uuid.uuid4().hex
+ENDS = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}
+
+
+@pytest.mark.parametrize("number", tiers(ENDS, slow=[signal.SIGINT]))
+def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_path):
+    out, tag, code = tmp_path / "study", uuid.uuid4().hex, ENDS[number]
     given = (f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
     command = Command(*given)
     command.wait_for(r"run 2/10 ")

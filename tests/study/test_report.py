@@ -2,9 +2,7 @@
 
 import colorsys
 import csv
-import errno
 import io
-import os
 import re
 from collections import Counter
 from html.parser import HTMLParser
@@ -20,22 +18,15 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
 from reports import ALGORITHMS, NETWORKS, made_up
 
+from experiments.study import figures
 from experiments.study import page as pages
 from experiments.study.figures import COLOURS, CSS, HUES, styles
 from experiments.study.results import Comparison, Report
 from experiments.study.statistics import LOSS, Band, Difference, Spread
-from experiments.training import files
 
 GOLDEN = Path(__file__).with_name("golden")
 VOID = {"meta", "link", "br", "img", "hr", "input"}
 NASTY = "<script>alert(\"1\")</script> & 'x' | $y_$"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def small_pictures():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "DPI", 20)  # PNG takes most of the time
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +77,11 @@ class Page(HTMLParser):
 
 def plotted(report: Report):
     """The figures of a report as data, by name."""
-    from experiments.study import figures
-
     return {plot.name: plot for plot in figures.plots(report)}
 
 
 def drawn(report: Report, *names):
     """The figures of a report as they are drawn, by name: these, or all."""
-    from experiments.study import figures
-
     look = styles({row.label: row.algo for row in report.rows})
     plots = plotted(report)
     with figures.style():
@@ -325,8 +312,6 @@ def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(page):
 
 @pytest.mark.slow
 def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
-    from experiments.study import figures
-
     plots, names = figures.plots, ("differences", "test-accuracy-by-steps")
 
     def few(report):
@@ -483,9 +468,7 @@ def test_two_amounts_of_bytes_are_no_trade_off(sent):
     st.sampled_from(["plain", "bytes", "time"]),
 )
 def test_an_axis_has_two_to_six_ticks_with_different_texts(low, ratio, log, kind):
-    from experiments.study.figures import ticks
-
-    found = ticks((low, low * ratio), log, kind)
+    found = figures.ticks((low, low * ratio), log, kind)
     assert 2 <= len(found) <= 6
     assert all(low <= x <= low * ratio for x in found.values())
 
@@ -663,24 +646,6 @@ def test_an_algorithm_of_which_all_runs_diverged_is_shown_as_that():
     assert {"all diverged", "5 seeds, 5 diverged"} <= {*page_of(report).words}
     line = pages.markdown(report).splitlines()[7]
     assert line.startswith("| bmuf --nesterov | all diverged | all 5 diverged |")
-
-
-# Files.
-
-
-def test_a_full_disk_leaves_the_earlier_file_and_no_half_one(tmp_path, monkeypatch):
-    path = tmp_path / "table.md"
-    files.write(path, b"earlier")
-
-    def fill(descriptor):
-        os.ftruncate(descriptor, 3)
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fill)
-    with pytest.raises(OSError, match="No space left"):
-        files.write(path, b"later and longer")
-    assert [x.name for x in tmp_path.iterdir()] == ["table.md"]
-    assert path.read_text() == "earlier"
 
 
 @pytest.mark.slow

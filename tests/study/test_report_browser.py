@@ -59,9 +59,7 @@ onload = () => {
 def folder(tmp_path_factory):
     """The files of a report."""
     out = tmp_path_factory.mktemp("browser")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "DPI", 20)  # PNG takes most of the time
-        pages.write(made_up(), out)
+    pages.write(made_up(), out)
     return out
 
 

@@ -42,11 +42,9 @@ NETWORKS = {
 STUDIES = {
     "--target 5": ["--target 5", "at most 1"],
     "--measure test_accuracy --target 1.5": ["--target 1.5", "at most 1"],
-    "--measure nope": ["'nope'", "test_accuracy", "test_loss"],
     "--measure test_acuracy": ["--measure", "did you mean 'test_accuracy'"],
     "--task tiny_tasks:poisoned --measure test_accuracy": ["test_loss"],
     "--algos bmuf --sweep=workers=1,3 --batch-size=64": ["divide over 3 workers"],
-    "--preset zzz": [*presets.NAMES],
     "--jobs 2 --scheduler tcp://127.0.0.1:1": ["--jobs", "--scheduler"],
     "--list --jobs 2": ["--list", "--jobs"],
     "--scheduler nowhere": ["a scheduler file", "'nowhere'"],

@@ -18,8 +18,6 @@ from syncalgos import DataParallel
 from syncalgos.keys import is_key
 
 HALF, STEPS = 4, 8
-EXAMPLES = 200
-ROWS = np.random.default_rng(3).integers(0, EXAMPLES, size=(STEPS, 48))
 
 
 class Seen(NamedTuple):
@@ -68,12 +66,12 @@ def taken(tree, first, stop):
     return jax.tree.map(lambda x: x[first:stop], tree)
 
 
-def seen(trainer, state, metrics, batches, data=None):
+def seen(trainer, state, metrics, batches):
     """Everything that a trainer tells of a state."""
     held, first = trainer.to_host(state), part(trainer, taken(batches, 0, 2))
     common = {
         "metrics": metrics,
-        "evaluation": trainer.evaluate(state, first, data),
+        "evaluation": trainer.evaluate(state, first),
         "center": trainer.center(state),
         "divergence": trainer.divergence(state),
         "key": held.key,
@@ -83,13 +81,13 @@ def seen(trainer, state, metrics, batches, data=None):
     return Seen(host(common), own, [*trainer.layout.own_workers])
 
 
-def train(trainer, state, batches, data=None):
+def train(trainer, state, batches):
     """In two dispatches; returns the state and what it saw."""
     metrics = []
     for half in (taken(batches, 0, HALF), taken(batches, HALF, STEPS)):
-        state, of_half = trainer.run(state, part(trainer, half), data)
+        state, of_half = trainer.run(state, part(trainer, half))
         metrics.append(of_half)
-    return state, seen(trainer, state, metrics, batches, data)
+    return state, seen(trainer, state, metrics, batches)
 
 
 # Peers, parts that are gathered, votes in two hops, decisions; `of_draws` has groups.
@@ -127,13 +125,6 @@ def of_draws(backend, workers, devices=None):
     )
     trainer = drawing.make_trainer(backend, workers, devices, strategy)
     return train(trainer, drawing.start(trainer), drawing.make_batches())[1]
-
-
-def of_rows(backend, workers, devices=None):
-    """Trains on rows of data that lie on the devices."""
-    trainer = drawing.make_trainer(backend, workers, devices)
-    data = trainer.place(tuple(x[0] for x in drawing.make_batches(1, EXAMPLES)))
-    return train(trainer, drawing.start(trainer), ROWS, data)[1]
 
 
 def of_tables(backend, workers, devices=None):
@@ -239,9 +230,7 @@ def refusals():
         "uneven devices": layout(6, [0, 1, 2]),
         "devices elsewhere": layout(4, elsewhere),
         "batch": lambda: trainer.run(state, seven),
-        "batch to evaluate": lambda: trainer.evaluate(state, seven),
         "batch of one alone": lambda: apart.run(state, six),
-        "microbatches": lambda: trainer.run(state, six),
         "workers of another number": lambda: trainer.from_host(
             held._replace(replica=held.replica._replace(params=more))
         ),
@@ -260,7 +249,7 @@ WORK = {
     f.__name__: f
     for f in (
         *(algorithms, alone, debugged, of_draws),
-        *(of_orbax, of_rows, of_tables, refusals),
+        *(of_orbax, of_tables, refusals),
     )
 }
 

@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 from commands import free_address
-from faults import by_hand, fill, remount, small_disk, until
-from kills import newest
+from faults import by_hand, fill, remount, small_disk
+from kills import in_training
 from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
@@ -139,11 +139,6 @@ def test_no_part_is_left_of_a_checkpoint_that_one_process_cannot_write(
 
 LONG = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
 LONG += "--steps 400 --eval-every 100 --checkpoint-every 20"
-
-
-def in_training(command, step=40):
-    """Waits until all processes have saved a step."""
-    until(lambda: newest(command.run_out) >= step, f"step {step}")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from commands import PROGRAM, ROOT, free_address, together
 from faults import by_hand, is_halted, until
+from kills import in_training
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import steps
@@ -90,10 +91,6 @@ def test_signal_while_it_waits_for_others_ends_it_at_once(number, code, thread, 
 # Runs
 
 
-def in_training(command):
-    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
-
-
 @pytest.mark.long
 @pytest.mark.parametrize(
     "number, code, asked", [(signal.SIGTERM, 75, 1), (signal.SIGINT, 130, 0)], ids=str
@@ -101,7 +98,7 @@ def in_training(command):
 def test_signal_to_any_saves_everywhere(number, code, asked, start):
     at = free_address()
     both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
-    in_training(both[0])
+    in_training(both[0], 1000)
     both[asked].kill(number)
     first, second = (command.ended() for command in both)
     assert (first.code, second.code) == (code, code), first.stderr
@@ -116,7 +113,7 @@ def test_signal_to_any_saves_everywhere(number, code, asked, start):
 def test_second_signal_ends_a_process_that_waits_for_another(start):
     at = free_address()
     both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
-    in_training(both[0])
+    in_training(both[0], 1000)
     both[1].kill(signal.SIGSTOP)
     until(lambda: is_halted(both[1].pid), "it is stopped")
     time.sleep(1)  # process 0 waits for it
@@ -133,7 +130,7 @@ def test_second_signal_ends_a_process_that_waits_for_another(start):
 def test_process_that_stays_stopped_is_lost(start):
     at = free_address()
     first, second = (start(by_hand(at, i, RUN)) for i in (0, 1))
-    in_training(first)
+    in_training(first, 1000)
     second.kill(signal.SIGSTOP)
     until(lambda: is_halted(second.pid), "it is stopped")
     ended = first.ended(60)

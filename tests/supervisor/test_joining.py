@@ -9,6 +9,7 @@ import jax
 import pytest
 from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
+from tiers import tiers
 
 from experiments.cli.errors import BadRequest
 from experiments.processes.group import requested
@@ -38,13 +39,9 @@ def test_flags_say_which_processes_there_are(command, expected):
 @pytest.mark.parametrize(
     "command, words",
     [
-        ("--processes 0", "--processes must be a whole number of at least 1"),
-        ("--processes 3", "do not divide over 3 processes: use a multiple of 3"),
-        ("--processes 2 --backend vmap", "vmap runs on one device, not in 2 processes"),
         (f"--processes 2 {BY_HAND}", "use one way only"),
         (f"--distributed auto {BY_HAND}", "use one way only"),
         ("--distributed atuo", "did you mean 'auto'"),
-        ("--process-id 1", "--process-id also needs --coordinator"),
         ("--num-processes 2", "--num-processes also needs --coordinator"),
         ("--distributed auto --process-id 1", "--process-id also needs --coordinator"),
         ("--coordinator a:9999 --process-id 0", "also needs --num-processes"),
@@ -234,25 +231,18 @@ def test_slurm_says_who_a_process_is(monkeypatch):
 
 
 # Bound to one core, XLA would round otherwise than on two.
+# Bound to one core, XLA would round otherwise than on two.
 MPIRUN = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
 
 
-@pytest.mark.parametrize(
-    "scheduler",
-    [
-        pytest.param("slurm", marks=pytest.mark.slow),
-        pytest.param("mpirun", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.parametrize("scheduler", tiers(["slurm", "mpirun"], slow=["slurm"]))
 def test_processes_that_a_scheduler_started_find_each_other(scheduler, tmp_path):
     if scheduler == "mpirun" and not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed")
     command = "--steps 32 --eval-every 16"
     words = [*PROGRAM, *command.split(), "--distributed", "auto"]
     words += ["--out", str(tmp_path / "out")]
-    if (
-        scheduler == "mpirun"
-    ):  # bound to one core, XLA would round otherwise than on two
+    if scheduler == "mpirun":
         started = [([*MPIRUN.split(), *words], {})]
     else:
         started = [(words, slurm(process)) for process in (0, 1)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from commands import ROOT, imported_by, until
 from faults import is_halted, tagged
-from kills import newest
+from kills import in_training
 from lasting import run
 
 from experiments.processes import starter
@@ -202,10 +202,6 @@ RUN += "--steps 200 --eval-every 100 --checkpoint-every 20"
 LONG = f"{RUN} --steps 400000 --eval-every 400000 --processes 2"
 
 
-def in_training(command, step=40):
-    until(lambda: newest(command.run_out) >= step, f"step {step}")
-
-
 @pytest.mark.slow
 def test_two_processes_of_which_one_is_lost_end_as_one_process_does(start, tmp_path):
     command = start(f"{RUN} --processes 2 --max-restarts 1")
@@ -231,7 +227,7 @@ def test_processes_end_when_their_command_is_killed(start):
     until(lambda: not tagged(command.tag), "no process is left", limit=10)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_stopped_process_ends_the_run_and_is_named(start):
     command = start(LONG)
     in_training(command)

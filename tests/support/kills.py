@@ -70,6 +70,11 @@ def newest(out):
     return max((step for (step, of), n in parts.items() if n == of), default=0)
 
 
+def in_training(command, step=40):
+    """Waits until all processes of a command have saved a step."""
+    until(lambda: newest(command.run_out) >= step, f"step {step}")
+
+
 def kill_in_a_save(victim):
     """Kills a process that is writing a checkpoint; returns whether it could."""
     while not victim.is_over:

@@ -3,9 +3,11 @@
 from functools import partial
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
 from syncalgos.engine.placement.backends import over_devices, vectorized
+from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.engine.program import Inputs, Outputs
 
 
@@ -27,6 +29,15 @@ def on_workers(layout, program, own, shared=()):
     """Runs such a program; own and the result lead with (devices, lanes)."""
     # Collectives of two programs in flight on CPU devices may wait for each other.
     return jax.block_until_ready(spread(layout, program)(own, Inputs(shared)).own)
+
+
+def over_workers(function, values, backend, devices):
+    """Applies one to each worker's values; leaves lead with the workers, in and out."""
+    workers = len(jax.tree.leaves(values)[0])
+    layout = make_layout(workers, backend, Placement(range(devices)))
+    own = jax.tree.map(lambda x: x.reshape(*layout.shape, *x.shape[1:]), values)
+    result = on_workers(layout, lambda own, _: function(own), own)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(workers, *x.shape[2:]), result)
 
 
 def shard_mapped(program, axis_name, workers=3, check_vma=False):

@@ -26,6 +26,7 @@ import experiments
 import syncalgos
 from experiments.api import RunConfig, compare, train
 from experiments.cli.errors import BadRequest, Unwritten
+from experiments.study import page
 from experiments.training.config import parse
 
 TINY = RunConfig(
@@ -35,8 +36,8 @@ WORDS = "--task tiny_tasks:drawing --workers 4 --steps 24 --eval-every 8 --algo 
 
 
 @pytest.fixture(autouse=True)
-def three_devices(monkeypatch):
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
+def small_pictures(monkeypatch):
+    monkeypatch.setattr(page, "DPI", 20)  # PNG takes most of a comparison's time
 
 
 @pytest.fixture(scope="module")
@@ -138,18 +139,19 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     ) in told
 
 
+SHORT = {"workers": 2, "steps": 8, "lr": 0.1, "measure": "test_loss"}
+
+
 @pytest.mark.slow
 def test_a_comparison_has_the_commands_table_and_page(tmp_path):
-    flags = {"task": "tiny_tasks:drawing", "workers": 2, "steps": 16, "lr": 0.1}
-    flags |= {"out": tmp_path / "study", "measure": "test_loss"}
+    flags = SHORT | {"task": "tiny_tasks:drawing", "out": tmp_path / "study"}
     algos = {"all": "sync_sgd", "rounds": "bmuf --period 4"}
     study = compare(algos, seeds=2, flags=flags)
     assert [row["algorithm"] for row in study.rows] == ["all", "rounds"]
     assert {(x["label"], x["seed"]) for x in study.runs} == {
         (label, seed) for label in algos for seed in (0, 1)
     }
-    page = study.report(tmp_path / "page")
-    assert "rounds" in page.read_text()
+    assert "rounds" in study.report(tmp_path / "page").read_text()
     assert len(study.frame()) == 2
     again = compare(algos, seeds=2, flags=flags)  # no run is made again
     assert again.runs == study.runs
@@ -212,8 +214,7 @@ assert random.getstate() == before"""
 
 @pytest.mark.slow
 def test_a_comparison_takes_objects_as_train_does(tmp_path):
-    flags = {"task": tiny_tasks.drawing(), "workers": 2, "steps": 16, "lr": 0.1}
-    flags |= {"out": tmp_path / "study", "measure": "test_loss"}
+    flags = SHORT | {"task": tiny_tasks.drawing(), "out": tmp_path / "study"}
     algos = [
         syncalgos.bmuf(4),
         "bmuf --period 4",

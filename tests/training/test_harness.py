@@ -248,34 +248,12 @@ def rate_of(strategy, workers, params=PARAMS):
         (syncalgos.diloco(period=5000), 2, 7),
         (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
         (fixed_kinds(), 4, 1),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                (syncalgos.bmuf(16), 256, 256),
-                (syncalgos.co2(8), 2, (5**0.5 - 1) / 2),  # Λ = 1 + 1 / Λ
-                (syncalgos.decoupled_diloco(slowest=1.0), 3, 7),
-                (syncalgos.heloco(slowest=0.5), 4, 4**0.5 * 0.3 * 1.9 * 0.75),
-                (syncalgos.overlap_local_sgd(8), 2, 0.4 / 0.58),
-            ]
-        ),
+        pytest.param(syncalgos.bmuf(16), 256, 256, marks=pytest.mark.slow),
     ],
 )
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
     found = rate_of(strategy, workers)
     assert found == pytest.approx(0.02 * times, rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "times"),
-    [
-        # Of 16 steps, κ lr = 0.01 pulls back from each as fedprox does on average.
-        (syncalgos.palsgd(learning_rate=0.02), 7 * (1 - 0.99**16) / 0.16),
-        (syncalgos.async_diloco(slowest=0.5), 0.75 * 0.7 / 0.6),
-    ],
-)
-def test_effective_lr_of_uneven_steps_is_near(strategy, times):
-    assert rate_of(strategy, 8) == pytest.approx(0.02 * times, rel=1e-2)
 
 
 def test_effective_lr_is_that_of_most_entries():
@@ -357,7 +335,6 @@ def factory(period: int, learning_rate, optimizer, seed, axis):
 def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
     (tmp_path / "strategies.py").write_text(GIVEN)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     words = "--algo strategies:factory --period 4 --lr 0.3 --seed 5 --momentum 0.9"
     plan = prepare(parse([*words.split(), "--schedule", "cosine"]))
     import strategies  # pyright: ignore[reportMissingImports]
@@ -376,7 +353,6 @@ def test_factory_gets_what_the_run_has(tmp_path, monkeypatch):
 
 def test_processes_that_read_other_data_are_refused(monkeypatch):
     """The digest of the other of two is another."""
-    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")  # as they are
     gathered = multihost_utils, "process_allgather"
     monkeypatch.setattr(*gathered, lambda x: np.stack([x, x + 1]))
     with pytest.raises(BadRequest, match=r"^processes read different data"):

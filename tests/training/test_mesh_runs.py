@@ -11,9 +11,9 @@ import sys
 import jax
 import pytest
 from commands import execute
-from faults import commands, until
+from faults import commands
 from jax.sharding import PartitionSpec as P
-from kills import newest
+from kills import in_training
 from lasting import OURS, assert_same_end, run, signal_at
 from small_tasks import SMALL, folder_of, make
 from tiers import tiers
@@ -278,7 +278,7 @@ def of_devices(command, out, **given):
 @pytest.mark.slow
 def test_a_command_has_as_many_virtual_devices_as_its_workers_need(tmp_path):
     words = "--task digits --workers 2 --steps 16 --eval-every 8 --period 4"
-    plain = of_devices(words, tmp_path / "plain")
+    plain = run(words, tmp_path / "plain")
     model = tmp_path / "model.safetensors"
     ended = of_devices(f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed")
     assert_close_end(ended, plain)
@@ -295,9 +295,9 @@ GPTS = {
 
 @pytest.mark.parametrize("task", tiers(GPTS, slow=["shakespeare"]))
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
-    words = f"--task {task} {GPTS[task]} --workers 2 --steps 6 --eval-every 3"
+    words = f"--task {task} {GPTS[task]} --workers 2 --steps 2 --eval-every 2"
     words += f" --data-dir {folder_of(task)} --algo diloco --period 2"
-    plain = of_devices(words, tmp_path / "plain")
+    plain = run(words, tmp_path / "plain")
     both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
     assert_close_end(both, plain)
     assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2
@@ -324,7 +324,7 @@ def spanned(tmp_path_factory):
 @pytest.fixture(scope="module")
 def of_one(tmp_path_factory):
     """The same run by a worker of one device."""
-    return of_devices(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
+    return run(SPANNING, tmp_path_factory.mktemp("of_one") / "out")
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
     with commands(tmp_path) as start:
         whole = start(words, tmp_path / "whole").ended()
         command = start(f"{words} --max-restarts 1")
-        until(lambda: newest(command.run_out) >= 40, "step 40")
+        in_training(command)
         os.kill(command.member(1), signal.SIGKILL)
         ended = command.ended()
     assert "restart 1 of 1" in ended.stderr

@@ -12,6 +12,7 @@ from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
+from tiers import tiers
 
 from experiments import run as command_line
 from experiments.cli import stopping, terminal
@@ -112,10 +113,7 @@ def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_pa
     assert_complete(Run(process.wait(TIMEOUT), "", "", tmp_path / "out"), whole)
 
 
-@pytest.mark.parametrize(
-    "processes",
-    [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize("processes", tiers([1, 2], slow=[1]))
 def test_closed_streams_stop_no_run(processes, whole, tmp_path):
     words = f"{TINY} --processes {processes}"
     ended = started(words, tmp_path / "out", shell="exec <&- >&- 2>&-; exec")

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.sharding import AbstractDevice, AbstractMesh
 from mapped import on_workers
+from trees import assert_close
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
@@ -21,11 +22,6 @@ SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
 @pytest.fixture
 def rng():
     return np.random.default_rng(0)
-
-
-def assert_trees_close(ours, theirs, rtol, atol=0.0):
-    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=rtol, atol=atol)
 
 
 def relative_error(tree, other):
@@ -82,9 +78,9 @@ def test_convolution_by_patches_is_that_of_lax(kernel, stride, padding, rng, flo
         values_and_gradients(functools.partial(convolved, form), images, w)
         for form in (convolution.by_patches, lax_conv)
     )
-    assert_trees_close(actual, expected, rtol=1e-10, atol=1e-11)
+    assert_close(actual, expected, rtol=1e-10, atol=1e-11)
     for form in (convolution.conv, convolution.by_lax):
-        assert_trees_close(form(images[1], w, stride, padding), expected[0][1], 1e-10)
+        assert_close(form(images[1], w, stride, padding), expected[0][1], 1e-10, 0)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +140,7 @@ def test_max_pooling_is_that_of_reduce_window(ours, theirs, rng, float64):
         values_and_gradients(lambda images, f=f: [f(x) for x in images], images)
         for f in (ours, reference)
     )
-    assert_trees_close(actual, expected, rtol=1e-14)
+    assert_close(actual, expected, 1e-14, 0)
 
 
 def test_lenet_is_the_one_of_lax_and_flax(rng, float64):
@@ -196,7 +192,7 @@ def test_batch_norm_is_that_of_flax(train, rng):
         return batch_norm.apply(params, buffers, x, train)
 
     actual, expected = (values_and_gradients(f, params, x) for f in (ours, theirs))
-    assert_trees_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     moved = relative_error(actual[0][1], buffers)
     assert moved > 0.1 if train else moved == 0
 

@@ -10,6 +10,7 @@ import pytest
 from jax import lax
 from jax.extend import core
 from placed import placed
+from trees import assert_close
 
 import syncalgos
 from models import lstm, sharding
@@ -85,11 +86,8 @@ def gradients(*given, apply):
 
 
 def assert_near(actual, expected, atol):
-    def leaf(a, e):
-        a, e = (np.asarray(x, "float64") for x in (a, e))
-        np.testing.assert_allclose(a, e, rtol=0, atol=atol)
-
-    jax.tree.map(leaf, actual, expected)
+    wide = [jax.tree.map(lambda x: np.asarray(x, float), x) for x in (actual, expected)]
+    assert_close(*wide, rtol=0, atol=atol)
 
 
 # bfloat16 has 8 bits, and entries are up to 2.2: either form errs by 0.03 at most.

@@ -49,23 +49,6 @@ def test_workers_agree_after_a_sync_alone(averaged):
     assert [*np.flatnonzero(averaged.syncs)[:2]] == [7, 15]
 
 
-def test_center_follows_the_recurrence_of_local_sgd(averaged):
-    data = landscape.examples(trajectories.STEPS).astype(np.float64)
-    a, b, c = landscape.ALONG, landscape.ACROSS, landscape.BEND
-    places = np.tile(landscape.START, (len(data), 1))
-    centers = [places.mean(0)]
-    for step in range(trajectories.STEPS):
-        u, v = places.T
-        off = v - c * u**2
-        slopes = np.stack([a * (u - 1) - 2 * b * c * u * off, b * off], axis=1)
-        places = places - trajectories.RATE * (slopes + data[:, step])
-        if step % trajectories.PERIOD == trajectories.PERIOD - 1:
-            places = np.tile(places.mean(0), (len(data), 1))
-        centers.append(places.mean(0))
-    # float32 against float64, over 96 contracting steps
-    np.testing.assert_allclose(averaged.center, centers, atol=1e-5)
-
-
 def test_workers_of_sync_sgd_are_at_one_place():
     recorded = trajectories.record("sync_sgd", steps=16)
     assert np.ptp(recorded.places, axis=1).max() == 0

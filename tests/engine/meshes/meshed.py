@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD, make, owed
 from placed import placed
+from trees import largest
 
 import syncalgos
 from experiments.aiming import hlo
@@ -161,12 +162,6 @@ def trained(name, layout, on_mesh):
     return trainer, state, jax.tree.map(np.asarray, (held, center, metrics, losses))
 
 
-def largest(tree, other):
-    """The largest difference of two trees."""
-    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
-    return max(float(np.abs(x * 1.0 - y).max()) for x, y in pairs)
-
-
 def counted(trainer, state, quantity="bytes"):
     """Counts what the ledger finds that one device sends, by kind: bytes, or calls."""
     found = sends(trainer, state)
@@ -209,7 +204,6 @@ def compared(name, layout):
     return {
         "apart": [largest(*pair) for pair in zip(meshed, plain, strict=True)],
         "moved": largest(meshed[1], model()[0]),
-        "divergence": trainer.divergence(state),
         "counted": counted(trainer, state) if trainer.layout.lanes == 1 else None,
         "sent": sent,
         "peers": peers,

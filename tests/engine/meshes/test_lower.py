@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from owed import PERIOD
 from placed import placed
+from test_meshes import refuses
 
 import syncalgos
 from syncalgos.engine.ahead import lower
@@ -37,13 +38,6 @@ ON_A_MESH = {
     "mesh": {"fsdp": 3},
     "shardings": {"in": P(None, "fsdp"), "out": P("fsdp")},
 }
-
-
-def refuses(line, call):
-    with pytest.raises(ValueError) as caught:
-        call()
-    assert line in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def instructions(compiled):

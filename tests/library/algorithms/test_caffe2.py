@@ -114,21 +114,3 @@ def test_replicas_live_on_the_chosen_devices_in_their_order(backend):
     assert trained.step.devices() == {jax.devices()[i] for i in devices}
     center = trainer.center(trained).params
     assert {d.id for x in center.values() for d in x.devices()} == {devices[0]}
-
-
-def test_worker_trains_on_its_slice_on_devices_in_any_order():
-    def replicas(devices):
-        trainer = syncalgos.DataParallel(
-            squared_loss,
-            optax.sgd(LR),
-            syncalgos.Strategy(),  # nothing is sent
-            workers=6,
-            placement=syncalgos.Placement(devices=devices),
-        )
-        weight = train(trainer, global_batch=66).replica.params["weight"]
-        return np.reshape(weight, (6, 16))
-
-    expected = replicas([0])
-    apart = np.abs(expected[:, None] - expected).max(-1) + np.eye(6)
-    assert apart.min() > 100 * TOLERANCE
-    np.testing.assert_allclose(replicas([2, 0]), expected, rtol=0, atol=TOLERANCE)

@@ -3,7 +3,6 @@
 Most is asked of the traced program alone. Those that are trained share one program.
 """
 
-import inspect
 import itertools
 import re
 from typing import Any, NamedTuple
@@ -310,10 +309,3 @@ def test_every_parameter_refuses_what_is_out_of_range(name):
             rule = "unknown" if isinstance(default, str) else f"{parameter} must be"
             with pytest.raises(ValueError, match=f"{rule} .*{value}"):
                 make(name, **{parameter: value})
-
-
-def test_every_algorithm_is_of_the_package_and_takes_the_axis_last():
-    for name, factory in syncalgos.ALGORITHMS.items():
-        assert getattr(syncalgos, name) is factory
-        last = list(inspect.signature(factory).parameters.values())[-1]
-        assert (last.name, last.default) == ("axis", syncalgos.WORKERS)

@@ -90,25 +90,27 @@ def cases() -> Iterator[Any]:
 
     A graph of its own has 4 workers. Only the first settings with 4 workers are not
     slow, in which all terms of an update are alive, and those of MORE. With 1 and 3
-    they are long.
+    they are long, and with 2 where the second settings have as many.
     """
 
-    def of_tier(case, by_default):
-        mark = pytest.mark.long if case.workers in (1, 3) else pytest.mark.slow
+    def of_tier(case, by_default, twos=False):
+        is_long = case.workers in ((1, 2, 3) if twos else (1, 3))
+        mark = pytest.mark.long if is_long else pytest.mark.slow
         marks = [] if by_default or case.id in MORE else [mark]
         return pytest.param(case, id=case.id, marks=marks)
 
     for name in syncalgos.ALGORITHMS:
         module = importlib.import_module(f"recurrences.{name}")
-        for number, entry in enumerate(module.SETTINGS):
-            settings, own = entry if isinstance(entry, tuple) else (entry, {})
+        pairs = [x if isinstance(x, tuple) else (x, {}) for x in module.SETTINGS]
+        for number, (settings, own) in enumerate(pairs):
             counts = ((4, 2)[number % 2],) if number else (1, 2, 3, 4)
             is_named = isinstance(settings.get("topology", ""), str)
             if not is_named or "workers" in own:
                 counts = (own.get("workers", 4),)
+            twos = not number and any("workers" not in x for _, x in pairs[1:2])
             for workers in counts:
                 case = Case(name, number, workers, module.recurrence, settings, own)
-                yield of_tier(case, (number, workers) == (0, 4))
+                yield of_tier(case, (number, workers) == (0, 4), twos)
     for number, settings in enumerate(des_loc.ADAM_SETTINGS, len(des_loc.SETTINGS)):
         for workers in (1, 2, 3, 4):
             adam = des_loc.adam_recurrence, settings, {}, optax.adam(LR)

@@ -198,8 +198,8 @@ class Program:
 
 # Rates of means and momenta, a seed, medians of norms, a table, data-dependent steps.
 SOME = ("bmuf", "quantized_sgd", "edit")
-# Shares of workers, schedules, servers, factors.
-SOME += ("fedavg", "qsr", "async_diloco", "powersgd", *COMBINED)
+# Shares of workers, schedules, factors.
+SOME += ("fedavg", "qsr", "powersgd", *COMBINED)
 # A mean, a block momentum, weights, servers, bits: each takes its numbers another way.
 PLAIN = ("sync_sgd", "bmuf", "fedavg", "decoupled_diloco", "quantized_sgd")
 TOGETHER = 6

@@ -82,9 +82,15 @@ def late(step):
     return step >= 4 and each(4)(step)
 
 
-def at_first(combine):
-    """Gradients as `combine` makes them for 4 steps, and then each worker's own."""
-    return lambda grads, step: combine(grads, step) if step < 4 else grads
+def at_first(combine, steps=4):
+    """Gradients as `combine` makes them for so many steps, then each worker's own."""
+    return lambda grads, step: combine(grads, step) if step < steps else grads
+
+
+def behind_six(block):
+    """The hooks of a phase behind six synchronous steps; its first block has two."""
+    combine = at_first(reduced(), 6)
+    return {"ends": late, "block": block, "begins": 6, "combine": combine}
 
 
 # A combination, and its hooks in the oracle.
@@ -126,6 +132,19 @@ ALONE = {
             "delay": 2,
             "combine": at_first(reduced()),
         },
+    ),
+    "phase that begins within a period": (
+        chain(sa.until(sa.sync_sgd(), 6), sa.after(sa.bmuf(4, **BMUF), 6)),
+        {**behind_six(Filtered), "momentum": 0.9},
+    ),
+    "phase before the one that it follows": (
+        chain(sa.after(sa.diloco(4, **OUTER), 6), sa.until(sa.sync_sgd(), 6)),
+        {**behind_six(Nesterov), "momentum": 0.9},
+    ),
+    # Averaging behind it moves params once more at step 5: it begins from there.
+    "phase before a member that acts at its start": (
+        chain(sa.after(sa.bmuf(4, **BMUF), 6), sa.until(sa.model_averaging(1), 6)),
+        behind_six(Filtered),
     ),
     "gradients first and models later, delayed": (
         delayed(sa.post_local_sgd(dense_steps=4, period=4), 2),

@@ -67,10 +67,7 @@ CALLS = [
         )
         for mask in ({"w": False}, {"w": slice(0, 2)})
     ),
-    (
-        lambda: sa.reduce_with(abs),
-        "with a keyword axis, got .*optax.stateless",
-    ),
+    (lambda: sa.reduce_with(abs), "with a keyword axis, got .*optax.stateless"),
     # Periods and phases.
     (lambda: sa.when(sa.average(), 3), "active must be a function, got 3"),
     (lambda: sa.every(3, 3), "every: expected a Strategy, got 3"),
@@ -150,10 +147,7 @@ CALLS = [
         "finite and at least 0, got -1.0 for worker 3 at local step 6",
     ),
     (lambda: sa.paced(sa.bmuf, [1]), "paced: expected a Strategy"),
-    (
-        lambda: sa.paced(AVERAGED, [1, 0.5]),
-        "each of local_steps must be a whole",
-    ),
+    (lambda: sa.paced(AVERAGED, [1, 0.5]), "each of local_steps must be a whole"),
     (lambda: sa.paced(AVERAGED, 4), "local_steps must be a list of numbers, got 4"),
     (lambda: sa.paced(AVERAGED, [-1]), "each of local_steps must be .* at least 0"),
     (lambda: sa.paced(sa.sync_sgd(), [1, 2, 3, 4]), "paced.* never syncs"),

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
+from trees import assert_close
 
 import syncalgos as sa
 from syncalgos.combinators import introspection
@@ -167,10 +168,7 @@ def test_a_sync_at_the_end_is_that_of_a_shorter_last_round():
     state, _ = ending.run(start(), batches)
     other, _ = trainer(strategy).run(start(), batches[:8])
     other, _ = trainer(then).run(other, batches[8:])
-    for x, y in zip(
-        jax.tree.leaves(state.own), jax.tree.leaves(other.own), strict=True
-    ):
-        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-7)
+    assert_close(state.own, other.own, rtol=1e-6, atol=1e-7)
     counted = ending.communication(state, steps=10)
     before = trainer(strategy).communication(state, steps=10)
     assert (before.syncs, counted.syncs) == (2, 3)

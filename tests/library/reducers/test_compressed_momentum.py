@@ -20,18 +20,6 @@ def reduced(strategy, grads, first=0):
     return combined, state
 
 
-@pytest.mark.parametrize("majority", [True, False])
-def test_first_step_of_distributed_lion_is_the_papers(majority):
-    """Signs of 0 and ties are drawn, and differ."""
-    strategy = syncalgos.distributed_lion(majority=majority)
-    combined, momentum = reduced(strategy, GRADS[None])
-    expected = [1, -1] if majority else [1 / 3, -1 / 3]
-    np.testing.assert_allclose(combined[0, 0, :2], expected, rtol=1e-6)
-    levels = [1] if majority else [1 / 3, 1]
-    assert np.isclose(np.abs(combined[0, 0, 2:, None]), levels).any(1).all()
-    np.testing.assert_allclose(momentum[0], 0.01 * GRADS, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["signum", "distributed_lion"])
 def test_a_sign_of_nan_shows_on_all_workers_and_leaves_no_momentum(name):
     grads = np.tile(GRADS, (4, 1, 1))
@@ -40,27 +28,6 @@ def test_a_sign_of_nan_shows_on_all_workers_and_leaves_no_momentum(name):
     assert np.isnan(combined[2]).all()
     assert np.isfinite(combined[[0, 1, 3]]).all()
     np.testing.assert_array_equal(momentum[2], momentum[1])
-
-
-# What the authors' code (synxlin/deep-gradient-compression) makes of three gradients,
-# of which it sends one entry each: (place, value), and u and v behind it.
-COLUMN = np.float32([[1, 2, 3], [1, 2, 3], [4, 0, 0]]).reshape(3, 1, 3, 1)
-SENT = [
-    (2, 3.0, [1, 2, 0], [1, 2, 0]),
-    (1, 5.8, [1.9, 0, 3], [2.9, 0, 3]),
-    (0, 8.61, [0, 0, 2.7], [0, 0, 5.7]),
-]
-
-
-def test_dgc_sends_what_the_authors_code_does():
-    strategy = syncalgos.dgc(density=0.3, dense_steps=0)
-    combined, state = reduced(strategy, COLUMN)
-    for step, (place, value, u, v) in enumerate(SENT):
-        sent = np.zeros(3)
-        sent[place] = value
-        found = combined[step, 0], state.momentum[step, 0], state.unsent[step, 0]
-        for x, y in zip(found, (sent, u, v), strict=True):
-            np.testing.assert_allclose(x.ravel(), y, rtol=1e-5)
 
 
 # Two workers' gradients; the means of the last entry are 0.
