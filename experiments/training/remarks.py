@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from experiments.cli import terminal
+from experiments.training import sends
 from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
-from experiments.training.measurements import memory
 from experiments.training.prepare import Run
 
 
@@ -33,7 +33,7 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     lines += [
         f"no array of the model is sharded over mesh axis {name}: each of its "
         f"{inner[name]} devices holds the whole model"
-        for name in memory.whole_axes(run.state, inner)
+        for name in sends.whole_axes(run.state, inner)
     ]
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} per worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:
@@ -58,15 +58,15 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     return [*filter(None, lines)]
 
 
-def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
+def after(run: Run, outcome: Outcome) -> list[str]:
     """Returns the lines after a run.
 
     Args:
         run: the run that has ended.
         outcome: the outcome of the run.
-        center_step: the last local step that the evaluated model includes.
     """
     c, steps, found = run.config, outcome.line["step"], []
+    center_step = run.rounds.center_step(steps)
     since = steps - center_step
     if since and not center_step:
         why = run.rounds.untrained or f"no sync came in these {steps} steps"
