@@ -77,7 +77,8 @@ def make(
             code = stopping.decide(_code(outcome) if is_whole else stopping.FAILED)
             if group.is_first:
                 terminal.show_summary(summary, out)
-            for text in (*missing, *remarks.after(run, outcome)):
+            after = remarks.after(run, outcome, summary["center_step"])
+            for text in (*missing, *after):
                 terminal.say(text)
             return code
     except Finished as error:
@@ -295,7 +296,7 @@ def trained(
 
 
 def _export_if_best(run: Run, state: TrainState, lines: Sequence[Line]) -> str:
-    """Exports the last evaluation's model if it is the best (--keep best), or not.
+    """Exports the model of the last evaluation if --keep best asks for it.
 
     Returns:
         The reason why the model could not be written, or "".

@@ -256,10 +256,9 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
             raise Finished(out, summary)
         terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
     elif not run.config.overwrite:
-        try:
+        is_used = True  # even if they cannot be listed, they must not be replaced
+        with suppress(OSError):
             is_used = bool(shards.steps(folder))
-        except OSError:
-            is_used = True  # they cannot be listed, and must not be replaced
         if group.largest(is_used):
             raise BadRequest(
                 f"--out {out} already holds checkpoints: use another folder, --resume "
@@ -423,14 +422,13 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     """Returns the summary of the whole run in a folder; {} if there is none."""
-    found = None
     with suppress(files.Damaged, OSError):
-        found = run_folder.read_run(out)
-    if found is None:
-        return {}
-    # A run that diverged is over, whatever its number of steps.
-    is_over = found.summary.get("steps") == config.steps or found.summary["diverged"]
-    return found.summary if is_over else {}
+        if (found := run_folder.read_run(out)) is not None:
+            summary = found.summary
+            # A run that diverged is over, whatever its number of steps.
+            if summary.get("steps") == config.steps or summary["diverged"]:
+                return summary
+    return {}
 
 
 def check_config(out: Path, config: RunConfig) -> None:

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
@@ -474,10 +473,13 @@ def make_trainer(
     tables = None
     if task.tables is not None and task.kept == "sharded":
         tables = jax.tree.map(bool, task.tables.names)
+    mesh, rule = config.mesh, task.shardings
     placement = Placement(
         devices=None if given is None else [*given],
-        mesh=None if config.mesh is None else dict(config.mesh),
-        shardings=_shardings(config, task),
+        mesh=None if mesh is None else dict(mesh),
+        shardings=None
+        if mesh is None or rule is None
+        else lambda path, shape: rule(path, shape, mesh),
     )
     return DataParallel(
         train_loss,
@@ -516,13 +518,3 @@ def _remembering(
 def _is_same(x: Any, y: Any) -> bool:
     """Whether two numbers are the same one; a traced one has no value to compare."""
     return x is y or (type(x) is type(y) and isinstance(x, int | float) and x == y)
-
-
-def _shardings(
-    config: Settings, task: Task
-) -> Callable[[str, tuple[int, ...]], PartitionSpec] | None:
-    """Returns the task's shardings over the run's mesh, in the engine's form."""
-    mesh, rule = config.mesh, task.shardings
-    if mesh is None or rule is None:
-        return None
-    return lambda path, shape: rule(path, shape, mesh)

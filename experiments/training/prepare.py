@@ -29,7 +29,6 @@ from experiments.training.plan import (
     Numbers,
     Plan,
     Programs,
-    Rate,
     check_data,
     make_algorithm,
     make_plan,
@@ -169,7 +168,7 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     """
     params, buffers = _model(plan, data)
     if plan.programs.rate is None:  # else an earlier run has said it
-        _warn_of_convolutions(plan, params, buffers, data)
+        _warn_if_slow(plan, params, buffers, data)
     trainer, start = plan.trainer, (params, buffers, plan.config.seed, plan.numbers)
     with refused("algo", plan.config.algo):
         state = trainer.init(*start)
@@ -194,10 +193,8 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     )
 
 
-def _warn_of_convolutions(
-    plan: Plan, params: PyTree, buffers: PyTree, data: Data
-) -> None:
-    """Says so if the user's model is slower in long dispatches."""
+def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> None:
+    """Says so if the user's model has convolutions, slower in long dispatches."""
     c, task = plan.config, plan.task
     is_on_cpu = plan.trainer.layout.devices[0].platform == "cpu"
     # The models of this project have no convolutions on CPUs.
@@ -285,25 +282,21 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
     if not group.is_first:
         return math.nan
     programs = plan.programs
-    programs.rate = programs.rate or _rate(plan, params, group.hosts)
-    try:
-        return programs.rate(plan.numbers, plan.config.lr)
-    except Exception as error:  # one figure must not end the run
-        terminal.say(f"the effective learning rate is unknown: {named(error)}")
-        return math.nan
-
-
-def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
-    """Returns a function that computes the effective learning rate."""
 
     def make(numbers: Numbers) -> tuple[Strategy, Any]:
         c = plan.config.at(numbers)
         if c.algo == OWN:
             return plan.method.algorithm, plan.method.optimizer
         optimizer = inner(c, plan.task.muon)[1]
-        return make_algorithm(c, c.lr, optimizer, hosts, plan.task), optimizer
+        made = make_algorithm(c, c.lr, optimizer, group.hosts, plan.task)
+        return made, optimizer
 
-    return effective_lr(make, params, plan.config.workers)
+    programs.rate = programs.rate or effective_lr(make, params, plan.config.workers)
+    try:
+        return programs.rate(plan.numbers, plan.config.lr)
+    except Exception as error:  # one figure must not end the run
+        terminal.say(f"the effective learning rate is unknown: {named(error)}")
+        return math.nan
 
 
 def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:

@@ -58,15 +58,15 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     return [*filter(None, lines)]
 
 
-def after(run: Run, outcome: Outcome) -> list[str]:
+def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
     """Returns the lines after a run.
 
     Args:
         run: the run that has ended.
         outcome: the outcome of the run.
+        center_step: the last local step that the evaluated model includes.
     """
     c, steps, found = run.config, outcome.line["step"], []
-    center_step = run.rounds.center_step(steps)
     since = steps - center_step
     if since and not center_step:
         why = run.rounds.untrained or f"no sync came in these {steps} steps"
