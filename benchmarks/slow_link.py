@@ -37,7 +37,7 @@ from experiments.cli import stopping
 from experiments.study.network import cost, modelled_seconds, parse
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
-from experiments.training.measurements import sends
+from experiments.training import sends
 
 RATES, LATENCIES = (1000.0, 100.0, 10.0), (1.0, 20.0)  # Mbit/s; ms
 PERIOD = 4

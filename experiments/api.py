@@ -29,7 +29,7 @@ from experiments.study import page, study
 from experiments.study.results import Report
 from experiments.tasks.contract import check_task
 from experiments.tasks.task import Task
-from experiments.training import compile_cache
+from experiments.training import machine
 from experiments.training.config import RunConfig
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
@@ -46,7 +46,7 @@ DEFAULT = RunConfig()
 def _as_before() -> Iterator[None]:
     """Leaves warnings' filters, jax's settings and log handlers as they were."""
     handlers = [*logging.root.handlers]  # absl, which grain imports, adds one
-    with warnings.catch_warnings(), compile_cache.as_before():
+    with warnings.catch_warnings(), machine.cache_as_before():
         try:
             yield
         finally:
@@ -127,14 +127,8 @@ def train(
     command = getattr(sys, "argv", [])
     with opened(run, config.out, command, started) as folder:
         run = folder.run  # frees the initial state
-        tracked = folder.tracking(track)
-
-        def tell(line: Line) -> None:
-            tracked.log(line)
-            if on_evaluation is not None:
-                on_evaluation(line)
-
-        outcome, summary = trained(folder, Quiet(), _never, tell)
+        tracked = folder.track(track)
+        outcome, summary = trained(folder, Quiet(), _never, on_evaluation)
         missing = folder.finish(outcome, summary)
         tracked.finish(summary)
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))

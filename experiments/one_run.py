@@ -23,14 +23,12 @@ import syncalgos
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
 from experiments.cli import stopping, terminal
-from experiments.cli.errors import BadRequest
 from experiments.cli.flags import PROGRAM
 from experiments.cli.stopping import keeping_results
 from experiments.tasks.task import Task
-from experiments.training import export, files, progress, remarks, run_folder
+from experiments.training import export, files, progress, remarks, run_folder, sends
 from experiments.training.config import SETTINGS, RunConfig, Settings
-from experiments.training.loop import Outcome, train
-from experiments.training.measurements import memory, sends
+from experiments.training.loop import Outcome, Watch, train
 from experiments.training.prepare import ORIGIN, Run, check_files, prepare
 from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.progress import Line, Progress
@@ -70,12 +68,13 @@ def make(
             run = folder.run  # frees the initial state
             for text in remarks.header(run, config.batch_size is not None):
                 terminal.say(text)
-            tracked = folder.tracking()
+            tracked = folder.track()
             with terminal.report(run.config.steps) as report:
-                outcome, summary = trained(folder, report, asked_to_stop, tracked.log)
+                outcome, summary = trained(folder, report, asked_to_stop)
             missing = folder.finish(outcome, summary)
             tracked.finish(summary)
-            code = stopping.decide(_code(outcome, [*missing, *tracked.failed]))
+            is_whole = not missing and not tracked.failed
+            code = stopping.decide(_code(outcome) if is_whole else stopping.FAILED)
             if group.is_first:
                 terminal.show_summary(summary, out)
             after = remarks.after(run, outcome, summary["center_step"])
@@ -87,15 +86,11 @@ def make(
         return _shown(error.summary, run, out)
 
 
-def _code(outcome: Outcome, missing: list[str]) -> int:
-    """Returns the exit code of a run with these outputs missing."""
-    if missing:
-        return stopping.FAILED
+def _code(outcome: Outcome) -> int:
+    """Returns the exit code of a run whose outputs are all there."""
     if outcome.diverged_at is not None:
         return stopping.DIVERGED
-    if outcome.stopped:
-        return stopping.stopped_by(outcome.stopped)
-    return stopping.DONE
+    return stopping.stopped_by(outcome.stopped) if outcome.stopped else stopping.DONE
 
 
 def _shown(found: dict[str, Any], run: Run, out: Path) -> int:
@@ -133,26 +128,27 @@ def opened(
     with held, Background() as background:
         if run.group.is_first:  # another command may have written before the lock
             check_files(replace(run.config, out=out))
-        saver, done = restore(run, out / FOLDER, started, background)
+        saver = restore(run, out / FOLDER, background)
         run = saver.run  # frees the initial state
-        folder = Folder(run, out, started, done, saver)
-        try:
+        folder = Folder(run, out, started, saver)
+        with files.needed("--out", out):
             folder.record(command)
-            saver.open(done.step, done.lines)
-        except OSError as error:
-            raise BadRequest(f"--out {out}: {error.strerror}") from error
+            saver.open()
         yield folder
 
 
 class Folder:
-    """The folder of a run, which may write nothing; it is what the loop watches.
+    """The folder of a run, which may write nothing.
 
     Args:
         run: the run, with the state that it starts from.
         path: the folder; None writes nothing.
         started: time.perf_counter() at the start of the process.
-        done: the progress of a resumed run.
-        saver: saves checkpoints; None saves none.
+        saver: saves checkpoints, and has the progress of a resumed run; None saves
+            none.
+
+    Attributes:
+        tracked: the trackers of the run.
     """
 
     def __init__(
@@ -160,23 +156,28 @@ class Folder:
         run: Run,
         path: Path | None,
         started: float,
-        done: Progress | None = None,
         saver: Saver | None = None,
     ):
-        self.run, self.path, self.progress = run, path, done or Progress()
-        self._started, self._saver = started, saver
-        self._metrics = path and run_folder.Metrics(path, run.group.note)
+        self.run, self.path, self.saver, self._started = run, path, saver, started
+        self.progress = saver.progress if saver else Progress()
+        self.tracked = Tracking(())
+        # Only the first process writes.
+        self._own = path if run.group.is_first else None
+        self._metrics = self._own and run_folder.Metrics(self._own, run.group.note)
+
+    @property
+    def seconds(self) -> float:
+        """The total time of the run until now."""
+        return self.progress.earlier_seconds + time.perf_counter() - self._started
 
     def record(self, command: Sequence[str]) -> None:
         """Writes config.json and the lines so far; removes an earlier run's files.
 
-        Only the first process writes.
-
         Raises:
             OSError: it cannot be written.
         """
-        run, out = self.run, self.path
-        if out is None or not run.group.is_first:
+        run, out = self.run, self._own
+        if out is None:
             return
         config = {
             **run.facts,
@@ -189,42 +190,36 @@ class Folder:
         files.write_json(out / "config.json", config)
         run_folder.write_metrics(out, self.progress.lines)
 
-    def tracking(self, own: Iterable[Tracker] = ()) -> Tracking:
+    def track(self, own: Iterable[Tracker] = ()) -> Tracking:
         """Starts the trackers of the run, which follow the first process."""
         run, c = self.run, self.run.config
-        found = Tracking(c.track, own) if run.group.is_first else Tracking(())
+        if run.group.is_first:
+            self.tracked = Tracking(c.track, own)
         settings = {name: getattr(c, name) for name in SETTINGS}
-        name = self.path.absolute().name if self.path else f"{c.task}-{c.algo}"
-        found.start(
+        self.tracked.start(
             Tracked(
-                name=name,
+                name=self.path.absolute().name if self.path else f"{c.task}-{c.algo}",
                 id=self.progress.run_id or secrets.token_hex(16),
                 config={**run.facts, **settings, **c.arguments, **c.task_arguments},
                 folder=self.path,
                 lines=self.progress.lines,
             )
         )
-        return found
+        return self.tracked
 
     def add(self, state: TrainState) -> None:
-        """Writes the last evaluation, and exports its model if it is the best."""
+        """Records the last evaluation, and exports its model if it is the best."""
         run, lines = self.run, self.progress.lines
-        if self._metrics is not None and run.group.is_first:
+        if self._metrics is not None:
             self._metrics.add(lines)
-        is_kept = run.config.export and run.config.keep == "best"
-        is_best = is_kept and best(run, lines) is lines[-1]
-        if is_best and (why := export_center(run, state, lines[-1]["step"])):
+        if why := _export_if_best(run, state, lines):
             terminal.say(why)
+        self.tracked.log(lines[-1])
 
     def save(self, state: TrainState, last: bool) -> None:
         """Saves a checkpoint; `last` if it is that of the run's end."""
-        if self._saver is not None:
-            self._saver.save(state, self.progress, last)
-
-    def wait(self) -> None:
-        """Waits until the last checkpoint is written."""
-        if self._saver is not None:
-            self._saver.background.wait()
+        if self.saver is not None:
+            self.saver.save(state, self.seconds, last)
 
     def finish(self, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
         """Writes the last files; returns a line for each output that is missing.
@@ -238,9 +233,9 @@ class Folder:
             return []
         missing = remarks.unsaved(run.config.checkpoints, outcome)
         if path is not None:
-            why = _export(run, outcome, path)
-            has_ended = outcome.diverged_at is not None or outcome.stopped
-            if why and has_ended and _model(run, outcome) is None:
+            line = _last_model(run, outcome)
+            why = _export_last(run, outcome.state, line)
+            if why and line is None and (summary["diverged"] or summary["stopped"]):
                 terminal.say(why)  # as its code says: there was nothing to write
             elif why:
                 missing.append(why)
@@ -252,53 +247,14 @@ class Folder:
         return missing
 
     def close(self, summary: dict[str, Any]) -> None:
-        """Writes the summary, to which the seconds are added, in the first process.
+        """Writes the summary, to which the seconds are added.
 
         Raises:
             OSError: a file cannot be written.
         """
-        spent = self.progress.earlier_seconds + time.perf_counter() - self._started
-        summary["total_seconds"] = round(spent, 3)
-        if self.path is not None and self.run.group.is_first:
-            run_folder.finish(self.path, summary, self.progress.lines)
-
-
-class Watch:
-    """Follows a run's training: shows it, writes it, and says when to stop.
-
-    Args:
-        folder: the folder of the run.
-        report: the display of the progress.
-        asked_to_stop: called before each dispatch.
-        on_evaluation: called with each line of metrics.jsonl, in the first process.
-        has_trained: called after each dispatch, when there is something to save.
-    """
-
-    def __init__(
-        self,
-        folder: Folder,
-        report: terminal.Report,
-        asked_to_stop: Callable[[], int],
-        on_evaluation: Callable[[Line], None] | None,
-        has_trained: Callable[[], None],
-    ):
-        self.asked_to_stop, self.save = asked_to_stop, folder.save
-        self._folder, self._report = folder, report
-        self._on_evaluation, self._has_trained = on_evaluation, has_trained
-
-    def stepped(self) -> None:
-        """Shows the steps of a dispatch."""
-        self._has_trained()
-        done = self._folder.progress
-        self._report.step(done.step, done.losses[-1])
-
-    def evaluated(self, state: TrainState) -> None:
-        """Shows and writes the last evaluation."""
-        c, line = self._folder.run.config, self._folder.progress.lines[-1]
-        self._report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
-        self._folder.add(state)
-        if self._on_evaluation is not None and self._folder.run.group.is_first:
-            self._on_evaluation(line)
+        summary["total_seconds"] = round(self.seconds, 3)
+        if self._own is not None:
+            run_folder.finish(self._own, summary, self.progress.lines)
 
 
 def trained(
@@ -318,34 +274,70 @@ def trained(
     Returns:
         The outcome, and the summary, which is not written yet.
     """
+    run, progress, c = folder.run, folder.progress, folder.run.config
+
+    def stepped() -> None:
+        has_trained()
+        report.step(progress.step, progress.losses[-1])
+
+    def evaluated(state: TrainState) -> None:
+        line = progress.lines[-1]
+        report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
+        folder.add(state)
+        if on_evaluation is not None and run.group.is_first:
+            on_evaluation(line)
+
     with keeping_results() as has_trained:
-        watch = Watch(folder, report, asked_to_stop, on_evaluation, has_trained)
-        outcome = train(folder.run, folder.progress, watch)
-    folder.wait()
-    return outcome, summary_of(folder.run, outcome)
+        watch = Watch(asked_to_stop, stepped, evaluated, folder.save)
+        outcome = train(run, progress, watch)
+    if folder.saver is not None:
+        folder.saver.background.wait()
+    return outcome, summary_of(run, outcome)
 
 
-def _model(run: Run, outcome: Outcome) -> Line | None:
+def _export_if_best(run: Run, state: TrainState, lines: Sequence[Line]) -> str:
+    """Exports the model of the last evaluation if --keep best asks for it.
+
+    Returns:
+        The reason why the model could not be written, or "".
+    """
+    is_kept = run.config.export and run.config.keep == "best"
+    is_best = is_kept and _best(run, lines) is lines[-1]
+    return _export(run, state, lines[-1]["step"]) if is_best else ""
+
+
+def _last_model(run: Run, outcome: Outcome) -> Line | None:
     """Returns the evaluation whose model is to be exported; None if there is none."""
     if run.config.keep == "best":
-        return best(run, outcome.progress.lines)
+        return _best(run, outcome.progress.lines)
     return outcome.line if outcome.diverged_at is None else None
 
 
-def _export(run: Run, outcome: Outcome, path: Path) -> str:
-    """Exports the model, if not done before; returns why it is not there, or ""."""
-    if (line := _model(run, outcome)) is None:
+def _export_last(run: Run, state: TrainState, line: Line | None) -> str:
+    """Exports the model of `_last_model`, if not done before.
+
+    Returns:
+        The reason why the model is not in its file, or "".
+    """
+    path = run.config.export
+    if line is None or path is None:
         return f"no model was written to {path}"
     if run.config.keep == "last":
-        return export_center(run, outcome.state, line["step"])
+        return _export(run, state, line["step"])
     # The file was written at that evaluation.
-    if not run.group.is_first or export.facts(path) == header(run, line["step"]):
+    if not run.group.is_first or export.facts(path) == _origin(run, line["step"]):
         return ""
     at = f"that of step {line['step']}"
     return f"--keep best: {path} does not hold the best model, {at}"
 
 
-def export_center(run: Run, state: TrainState, step: int) -> str:
+def _best(run: Run, lines: Sequence[Line]) -> Line | None:
+    """Returns the best of the planned evaluations, which exclude that of a stop."""
+    planned = {*run.config.evaluations}
+    return progress.best(line for line in lines if line["step"] in planned)
+
+
+def _export(run: Run, state: TrainState, step: int) -> str:
     """Writes the center and its origin to a file; returns why it could not, or ""."""
     # All processes take part.
     center = jax.tree.map(on_host, run.trainer.center(state))
@@ -353,51 +345,47 @@ def export_center(run: Run, state: TrainState, step: int) -> str:
     if path is None or not run.group.is_first:
         return ""
     try:
-        export.save(path, center, header(run, step))
+        export.save(path, center, _origin(run, step))
     except (OSError, SafetensorError) as error:  # the run's files must still be written
         return f"--export {path}: {getattr(error, 'strerror', None) or error}"
     return ""
 
 
-def header(run: Run, step: int) -> dict[str, str]:
+def _origin(run: Run, step: int) -> dict[str, str]:
     """Returns the header of an exported model: its run, and the step."""
     found = {name: files.plain(run.facts[name]) for name in ORIGIN}
     found |= {"steps": step, "syncalgos": syncalgos.__version__}
     return {name: json.dumps(x) for name, x in found.items()}
 
 
-def best(run: Run, lines: Iterable[Line]) -> Line | None:
-    """Returns the best of the planned evaluations, which exclude that of a stop."""
-    planned = {*run.config.evaluations}
-    return progress.best(line for line in lines if line["step"] in planned)
-
-
 def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, without the fields that its writer adds."""
-    progress, line = outcome.progress, outcome.line
-    sent = run.rounds.sent(progress)
-    steps, seconds, total = line["step"], progress.seconds, line["bytes_per_worker"]
-    sha256 = params_sha256(run.trainer.center(outcome.state))
-    decided = introspection.has(run.plan.method.strategy, "decided")
-    moving = np.diff(sent.per_step[:steps], prepend=0.0) > 0 if sent else None
-    # For modelling their time.
-    shown = {} if sent is None else sends.to_json(sends.sends(sent))
-    delay = delay_of_sends(run.config, run.task, run.plan.method.algorithm)
+    progress, line, method = outcome.progress, outcome.line, run.plan.method
+    steps, seconds, sent = line["step"], progress.seconds, run.rounds.sent(progress)
+    syncs = moved = None
+    if sent is not None:
+        syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
+        delay = delay_of_sends(run.config, run.task, method.algorithm)
+        moved = {**sends.to_json(sends.sends(sent)), "delay": delay}
+    decided = None
+    if introspection.has(method.strategy, "decided"):
+        decided = len({step for step, _ in progress.decided})
+    devices = run.config.worker_devices
     return {
         **run.facts,
         **{name: line[name] for name in line if name != "step"},
         "steps": steps,
-        "syncs": None if moving is None else int(moving.sum()),
-        "decided": len({step for step, _ in progress.decided}) if decided else None,
+        "syncs": syncs,
+        "decided": decided,
         "steps_per_second": steps / seconds if seconds else 0.0,
-        "params_sha256": sha256,
+        "params_sha256": params_sha256(run.trainer.center(outcome.state)),
         "temp_bytes": run.trainer.temp_bytes,
-        "device_bytes": memory.device_bytes(outcome.state),
-        "device_bytes_without_mesh": memory.bytes_without_mesh(outcome.state),
-        "bytes_per_device": sends.each_device(total, run.config.worker_devices),
+        "device_bytes": sends.device_bytes(outcome.state),
+        "device_bytes_without_mesh": sends.device_bytes(outcome.state, in_mesh=False),
+        "bytes_per_device": sends.each_device(line["bytes_per_worker"], devices),
         "lane_form": progress.lane_form,
         "not_counted": run.task.sends or None,
-        "sends": {**shown, "delay": delay} if shown else None,
+        "sends": moved,  # for modelling their time
         "center_step": run.rounds.center_step(steps),
         "export": None,
         "diverged": outcome.diverged_at is not None,

@@ -27,7 +27,7 @@ import syncalgos
 from benchmarks.engine.mesh_by_hand import FSDP, PyTree, shardings
 from benchmarks.measure import in_fresh_processes, table_of
 from benchmarks.memory import analysis
-from experiments.training.measurements.memory import device_bytes
+from experiments.training.sends import device_bytes
 from models import gpt
 
 WORKERS, BATCH, TIME, STEPS = 2, 4, 32, 2

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import syncalgos
 from benchmarks.measure import report, table_of
 from experiments.study.network import Network, cost, parse, wall_clock
-from experiments.training.measurements.sends import Sends, sends
+from experiments.training.sends import Sends, sends
 from syncalgos import Strategy
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)

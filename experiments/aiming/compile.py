@@ -19,12 +19,12 @@ from experiments.data import feeding
 from experiments.one_run import delay_of_sends
 from experiments.tasks.contract import check_shardings
 from experiments.tasks.task import Data
+from experiments.training import sends
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
-from experiments.training.measurements import memory, sends
+from experiments.training.machine import versions
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
-from experiments.training.versions import versions
 from syncalgos import TrainState
 from syncalgos.engine import ahead
 
@@ -131,7 +131,7 @@ def _facts(parts: Plan, lowered: ahead.Lowered, target: Target) -> dict[str, Any
         "dispatch_steps": steps,
         "params": sum(math.prod(x.shape[2:]) for x in params),
         "flops": {"step": found.least / each, "sync": of_syncs / each},
-        "state": memory.device_bytes(state),
+        "state": sends.device_bytes(state),
         "largest": _largest(state),
         "delay": delay_of_sends(c, parts.task, parts.method.algorithm),
         "versions": {**versions(), **targets.compiler_version(target)},

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from experiments.aiming import hlo, targets
 from experiments.aiming.config import MFU, Job
 from experiments.study.network import Network, cost, wall_clock
-from experiments.training.measurements.sends import from_json
+from experiments.training.sends import from_json
 
 ACROSS, INSIDE = "across workers", "inside a worker"
 SYNC, STEP, DISPATCH = "sync", "step", "dispatch"

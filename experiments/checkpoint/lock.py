@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from experiments.cli.errors import BadRequest
 from experiments.cli.stopping import before_the_end, say
-from experiments.training.files import made
+from experiments.training.files import made, needed
 
 NAME = ".lock"  # in --out
 LONGEST = 200  # characters of the lock file that an error shows
@@ -39,11 +39,9 @@ def held(out: Path) -> Iterator[None]:
             path.unlink()
 
     with ExitStack() as held:
-        try:
+        with needed("--out", out):
             held.enter_context(made(out))
             _acquire(lock, out)
-        except OSError as error:
-            raise BadRequest(f"--out {out}: {error.strerror}") from error
         held.callback(lock.release)
         held.callback(remove)
         with suppress(OSError):  # a full disk

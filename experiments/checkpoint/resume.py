@@ -2,8 +2,7 @@
 
 import dataclasses
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -19,10 +18,9 @@ from experiments.cli.errors import BadRequest, MayPass
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.training import files, progress, run_folder
 from experiments.training.config import SETTINGS, RunConfig
-from experiments.training.loop import bytes_after
+from experiments.training.machine import versions
 from experiments.training.prepare import Run
-from experiments.training.progress import Line, Progress
-from experiments.training.versions import versions
+from experiments.training.progress import Progress
 from syncalgos import DataParallel, TrainState
 from syncalgos.combinators import decided
 from syncalgos.held_parts import HeldPart, bounds_of
@@ -48,26 +46,20 @@ class Finished(BadRequest):
         self.summary = summary
 
 
-class Background:
+class Background(ThreadPoolExecutor):
     """A thread for work beside a run; a `with` block ends when this work is done.
 
     This way an error of the run does not interrupt a checkpoint that is being written.
     """
 
     def __init__(self):
-        self._pool = ThreadPoolExecutor(1)
+        super().__init__(1)
         self._last: Future[None] | None = None
-
-    def __enter__(self) -> "Background":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self._pool.shutdown()
 
     def start(self, work: Callable[[], None]) -> None:
         """Starts work once the earlier work has ended."""
         self.wait()
-        self._last = self._pool.submit(work)
+        self._last = self.submit(work)
 
     def wait(self) -> None:
         """Waits until the work is done, and raises its error if there was one."""
@@ -121,8 +113,8 @@ class Saver(NamedTuple):
 
     Attributes:
         run: the run to save.
+        progress: its progress, in which a complete save is noted.
         folder: the folder for its checkpoints.
-        started: time.perf_counter() at the start of the process.
         background: writes while the run continues; wait for it at the end of the run.
         run_ids: the ids of the run and of the run that it resumes; their old
             checkpoints may be removed.
@@ -131,8 +123,8 @@ class Saver(NamedTuple):
     """
 
     run: Run
+    progress: Progress
     folder: Path
-    started: float
     background: Background
     run_ids: Collection[str | None]
     start_id: str
@@ -142,19 +134,24 @@ class Saver(NamedTuple):
         """The number of this process's shards, and the number of shards in total."""
         return self.run.group.process, self.run.group.processes
 
-    def save(self, state: TrainState, progress: Progress, last: bool) -> None:
+    def save(self, state: TrainState, seconds: float, last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
         If the shard cannot be written, for example on a full disk, a line reports it;
         the run continues, and older checkpoints stay. A single process writes a copy of
         its state in the background, but waits for the last checkpoint.
+
+        Args:
+            state: the state of the engine.
+            seconds: the total time of the run until now.
+            last: whether it is the last checkpoint of the run.
         """
         # Each process writes its own workers: on a slow link, sending them to the first
         # process would take longer than the rounds between two checkpoints.
-        if not progress.step:  # there is nothing to keep
+        if not self.progress.step:  # there is nothing to keep
             return
         self.background.wait()  # at most one copy of the state is held
-        store = partial(self._store, self._shard(state, progress), progress)
+        store = partial(self._store, self._shard(state, seconds))
         if self.run.group.processes == 1:
             self.background.start(store)
         else:  # they agree on the outcome, in their main threads
@@ -162,8 +159,8 @@ class Saver(NamedTuple):
         if last:  # training has ended, and another signal would interrupt the write
             self.background.wait()
 
-    def _store(self, shard: Shard, progress: Progress) -> None:
-        """Writes a shard, removes old ones, and notes a complete save in `progress`."""
+    def _store(self, shard: Shard) -> None:
+        """Writes a shard, removes old ones, and notes a complete save."""
         group, failure = self.run.group, None
         try:
             shards.write(self.folder, shard, *self._place)
@@ -176,25 +173,24 @@ class Saver(NamedTuple):
         is_whole = not group.largest(failure is not None)
         with suppress(OSError):
             if is_whole:
-                progress.saved = shard.step
-                self.prune(shard.step, progress.lines)
+                self.progress.saved = shard.step
+                self._prune(shard.step)
             elif failure is None:  # without the other shards it is useless
                 step = [shard.step]
                 shards.remove(self.folder, step, *self._place, self.run_ids)
 
-    def _shard(self, state: TrainState, progress: Progress) -> Shard:
+    def _shard(self, state: TrainState, seconds: float) -> Shard:
         """Returns this process's part of everything needed to resume."""
-        trainer, run = self.run.trainer, self.run
+        trainer, run, progress = self.run.trainer, self.run, self.progress
         # Includes the center, for --resume-center with another number of workers.
         center = trainer.center(state)
         # Copied: arrays on a CPU may share device memory, which the next steps reuse.
         held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
-        spent = progress.earlier_seconds + time.perf_counter() - self.started
         kept = Record(
-            progress=dataclasses.replace(progress, earlier_seconds=spent),
+            progress=dataclasses.replace(progress, earlier_seconds=seconds),
             settings=run.config.values("run"),
             versions=versions(),
-            sent=bytes_after(run.rounds.sent(progress), progress),
+            sent=run.rounds.bytes_by(progress),
             run_id=progress.run_id,
             start_id=self.start_id,
             data=run.data.sha256,
@@ -208,24 +204,16 @@ class Saver(NamedTuple):
             record=files.plain(dataclasses.asdict(kept)),
         )
 
-    def prune(self, newest: int, lines: Iterable[Line]) -> None:
-        """Removes this process's old shards, if the run has written them.
-
-        Args:
-            newest: the step of the newest checkpoint.
-            lines: the evaluations so far.
-
-        Raises:
-            OSError: a file cannot be removed.
-        """
-        c, best = self.run.config, None
-        if c.keep == "best":
-            there = {*shards.steps(self.folder)}
+    def _prune(self, newest: int) -> None:
+        """Removes this process's shards of old checkpoints that the run has written."""
+        best = None
+        if self.run.config.keep == "best":
+            there, lines = {*shards.steps(self.folder)}, self.progress.lines
             best = progress.best(x for x in lines if x["step"] in there)
         old = KEPT, *self._place, newest, self.run_ids
         shards.prune(self.folder, *old, best["step"] if best else None)
 
-    def open(self, newest: int, lines: Iterable[Line]) -> None:
+    def open(self) -> None:
         """Removes the checkpoints that the run overwrites, or old ones.
 
         Raises:
@@ -234,18 +222,15 @@ class Saver(NamedTuple):
         if self.run.config.overwrite:
             shards.prune(self.folder, 0, *self._place)
         else:
-            self.prune(newest, lines)
+            self._prune(self.progress.step)
 
 
-def restore(
-    run: Run, folder: Path, started: float, background: Background
-) -> tuple[Saver, Progress]:
-    """Returns the saver of a run, and its progress; resumes the run if asked to.
+def restore(run: Run, folder: Path, background: Background) -> Saver:
+    """Returns the saver of a run, with its progress; resumes the run if asked to.
 
     Args:
         run: a run that is ready to start.
         folder: the folder for its checkpoints.
-        started: time.perf_counter() at the start of the process.
         background: writes checkpoints while the run continues.
 
     Raises:
@@ -271,10 +256,9 @@ def restore(
             raise Finished(out, summary)
         terminal.say(f"no checkpoint in {out}: the run starts from the beginning")
     elif not run.config.overwrite:
-        try:
+        is_used = True  # even if they cannot be listed, they must not be replaced
+        with suppress(OSError):
             is_used = bool(shards.steps(folder))
-        except OSError:
-            is_used = True  # they cannot be listed, and must not be replaced
         if group.largest(is_used):
             raise BadRequest(
                 f"--out {out} already holds checkpoints: use another folder, --resume "
@@ -282,7 +266,7 @@ def restore(
             )
     progress.run_id = progress.run_id or start_id
     run_ids.append(progress.run_id)
-    return Saver(run, folder, started, background, run_ids, start_id), progress
+    return Saver(run, progress, folder, background, run_ids, start_id)
 
 
 def _newest(run: Run, folder: Path) -> Shard | None:
@@ -378,20 +362,18 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
         shard: a shard of a checkpoint, whose workers may have spanned processes.
     """
     same, layout = shard.workers == trainer.workers, trainer.layout
-    needed: dict[str, Any] = shard.own if same else shard.shared
     places = {}
     if same and not layout.is_whole:
         leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
         places = {jax.tree_util.keystr(path): x for path, x in leaves}
-    for name, part in needed.items():
+    for name, part in (shard.own if same else shard.shared).items():
         if not isinstance(part, HeldPart):
             continue
-        if name not in places:
+        if (place := places.get(name)) is None:
             raise Incomplete(
                 f"only a part of {name} is here: its workers spanned several "
                 "processes, whose files must be in one folder"
             )
-        place = places[name]
         try:
             for each in place.addressable_shards:
                 bounds = bounds_of(each.index, place.shape)[2:]
@@ -440,14 +422,13 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
 
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     """Returns the summary of the whole run in a folder; {} if there is none."""
-    found = None
     with suppress(files.Damaged, OSError):
-        found = run_folder.read_run(out)
-    if found is None:
-        return {}
-    # A run that diverged is over, whatever its number of steps.
-    is_over = found.summary.get("steps") == config.steps or found.summary["diverged"]
-    return found.summary if is_over else {}
+        if (found := run_folder.read_run(out)) is not None:
+            summary = found.summary
+            # A run that diverged is over, whatever its number of steps.
+            if summary.get("steps") == config.steps or summary["diverged"]:
+                return summary
+    return {}
 
 
 def check_config(out: Path, config: RunConfig) -> None:

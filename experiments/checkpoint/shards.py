@@ -19,8 +19,7 @@ import os
 import re
 import zipfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -164,9 +163,7 @@ def read(path: Path) -> Shard:
             raise Damaged(
                 f"{path.name} is damaged: its SHA-256 is not the one stored at its end"
             )
-        # Even a file that is not a shard may end with its own SHA-256.
-        with _of_any_content(path):
-            shard = _parse(_opened(file))
+        shard = _parsed(path, file)
     named = parse_name(path.name)
     if named and named.step != shard.step:
         raise Damaged(f"{path.name} holds step {shard.step}, not {named.step}")
@@ -180,8 +177,24 @@ def read_head(path: Path) -> Shard:
         Damaged: the file holds no manifest; its arrays may be damaged nevertheless.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file, _of_any_content(path):
-        return _parse(_opened(file), is_head=True)
+    with path.open("rb") as file:
+        return _parsed(path, file, is_head=True)
+
+
+def _parsed(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
+    """Reads a shard; raises Damaged for any content that is none."""
+    # Even a file that is not a shard may end with its own SHA-256.
+    try:
+        return _shard(_opened(file), is_head)
+    except MemoryError:
+        raise
+    # zipfile and NumPy raise a dozen kinds of errors. Some are OSErrors that are not
+    # disk errors, for example for a seek to before the file's beginning.
+    except Exception as error:
+        if getattr(error, "errno", None) not in (None, errno.EINVAL):
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise Damaged(f"{path.name} is not usable: {reason}") from error
 
 
 def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
@@ -199,22 +212,6 @@ def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
                     raise ValueError(f"its array {entry.filename!r} has another size")
     file.seek(0)
     return np.load(file)
-
-
-@contextmanager
-def _of_any_content(path: Path) -> Iterator[None]:
-    """Raises Damaged for any error of a parser, but not for disk errors."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    # zipfile and NumPy raise a dozen kinds of errors. Some are OSErrors that are not
-    # disk errors, for example for a seek to before the file's beginning.
-    except Exception as error:
-        if getattr(error, "errno", None) not in (None, errno.EINVAL):
-            raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise Damaged(f"{path.name} is not usable: {reason}") from error
 
 
 def _check(shard: Shard) -> None:
@@ -250,22 +247,18 @@ def _entries(shard: Shard) -> dict[str, np.ndarray]:
     return {**entries, "manifest": np.frombuffer(text, np.uint8)}
 
 
-def _parse(entries: Mapping[str, np.ndarray], is_head: bool = False) -> Shard:
+def _shard(entries: Mapping[str, np.ndarray], is_head: bool) -> Shard:
     """Reads a file's arrays; raises any kind of error if they are not a shard."""
     manifest = json.loads(entries["manifest"].tobytes())
     if manifest["version"] > VERSION:
         raise ValueError(
             f"its format is {manifest['version']}, but this version reads {VERSION}"
         )
-    leaves = {
-        kind: {
-            entry["name"]: (
-                _blank(entry) if is_head else _leaf(entries[f"{kind}/{i}"], entry)
-            )
-            for i, entry in enumerate(manifest[kind])
-        }
-        for kind in ("own", "shared")
-    }
+    leaves: dict[str, dict[str, np.ndarray]] = {"own": {}, "shared": {}}
+    for kind, named in leaves.items():
+        for i, entry in enumerate(manifest[kind]):
+            stored = None if is_head else entries[f"{kind}/{i}"]
+            named[entry["name"]] = _leaf(stored, entry)
     if len(entries) != 1 + sum(map(len, leaves.values())):
         raise ValueError("it has arrays that its manifest does not list")
     numbers = (manifest[x] for x in ("step", "workers", "first"))
@@ -274,21 +267,21 @@ def _parse(entries: Mapping[str, np.ndarray], is_head: bool = False) -> Shard:
     return shard
 
 
-def _blank(entry: dict[str, Any]) -> np.ndarray:
-    """Returns an array of a leaf's dtype and shape that takes no memory."""
+def _leaf(stored: np.ndarray | None, entry: dict[str, Any]) -> np.ndarray:
+    """Restores a leaf; a blank one, without memory, from its manifest entry alone.
+
+    Raises:
+        ValueError: it does not fit the entry.
+    """
     dtype = FOREIGN.get(entry["dtype"]) or np.dtype(entry["dtype"])
-    return np.broadcast_to(np.zeros((), dtype), entry["shape"])
-
-
-def _leaf(stored: np.ndarray, entry: dict[str, Any]) -> np.ndarray:
-    """Restores a leaf; raises a ValueError unless it fits its manifest entry."""
-    blank, is_once = _blank(entry), entry["once"]
-    kept_as = _stored_as(blank.dtype, entry["name"])
-    shape = (1, *blank.shape[1:]) if is_once else blank.shape
-    if (stored.dtype, stored.shape) != (kept_as, shape):
+    blank = np.broadcast_to(np.zeros((), dtype), entry["shape"])
+    if stored is None:
+        return blank
+    shape = (1, *blank.shape[1:]) if entry["once"] else blank.shape
+    if (stored.dtype, stored.shape) != (_stored_as(dtype, entry["name"]), shape):
         raise ValueError(f"its array {entry['name']!r} differs from its manifest")
-    leaf = stored.view(blank.dtype)
-    return np.broadcast_to(leaf, blank.shape) if is_once else leaf
+    leaf = stored.view(dtype)
+    return np.broadcast_to(leaf, blank.shape) if entry["once"] else leaf
 
 
 def _stored_as(dtype: np.dtype, name: str) -> np.dtype:
@@ -343,7 +336,6 @@ def named_pieces(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
 def joined_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Joins pieces by name; an array that lacks pieces becomes a `HeldPart`."""
     found: dict[str, Any] = {}
-    parts: dict[str, tuple[tuple[int, ...], Any, dict[Bounds, np.ndarray]]] = {}
     for name, x in arrays.items():
         if (piece := _PIECE.fullmatch(name)) is None:
             found[name] = x
@@ -351,8 +343,9 @@ def joined_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         shape = tuple(map(int, piece[2].split(",")))
         pairs = (pair.split(":") for pair in piece[3].split(","))
         bounds = tuple((int(start), int(stop)) for start, stop in pairs)
-        parts.setdefault(piece[1], (shape, x.dtype, {}))[2][bounds] = x
-    return {**found, **{name: HeldPart(*part).joined for name, part in parts.items()}}
+        others = found[piece[1]].pieces if piece[1] in found else {}
+        found[piece[1]] = HeldPart(shape, x.dtype, {**others, bounds: x})
+    return {k: x.joined if isinstance(x, HeldPart) else x for k, x in found.items()}
 
 
 def steps(folder: Path) -> list[int]:
@@ -414,14 +407,13 @@ def _load_layout(
     heads = {name: head for name, head in found.items() if head is not None}
     known = [*heads.values()]
     rows = wanted(known[0].workers) if known else range(1)
-    is_held = all(any(row in head.held for head in known) for row in rows)
+    is_whole = all(any(row in head.held for head in known) for row in rows)
     # Workers that span processes are held in pieces, which any file may have.
     is_spread = any(array_name(x) != x for head in known for x in head.own)
-    if is_spread or not is_held:
-        for name in found:
-            if name not in heads:
-                read(folder / name.file_name)  # raises the reason
-    if not is_held:
+    if is_spread or not is_whole:
+        for name in sorted(found.keys() - heads.keys()):
+            read(folder / name.file_name)  # raises the reason
+    if not is_whole:
         raise _incomplete(names)
     needed = {
         name: head

@@ -6,9 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.checkpoint.shards import (
-    named_pieces,
-)
+from experiments.checkpoint.shards import named_pieces
 from syncalgos import DataParallel, Replica, TrainState
 from syncalgos.collectives import PyTree
 from syncalgos.combinators.primitives import restart
@@ -52,9 +50,9 @@ def state(
     Raises:
         Misfit: the arrays are not those of this run.
     """
-    shapes = jax.tree.map(lambda x: _Like(x, 2), (like.replica, like.sync))
-    replica, sync = _filled(shapes, own, len(trainer.layout.own_workers))
-    rest = _filled({"step": _Like(like.step), "key": _Like(like.key)}, shared)
+    workers = len(trainer.layout.own_workers)
+    replica, sync = _filled((like.replica, like.sync), own, workers)
+    rest = _filled({"step": like.step, "key": like.key}, shared)
     try:
         given = rest["step"], rest["key"], like.hyperparams
         return trainer.from_host(TrainState(replica, sync, *given))
@@ -77,12 +75,11 @@ def restarted(
     Raises:
         Misfit: the arrays are not those of this run.
     """
-    center = jax.tree.map(_Like, trainer.center(like))
-    found = _filled({"center": center, "step": _Like(like.step)}, shared)
+    like_center = {"center": trainer.center(like), "step": like.step}
+    found = _filled(like_center, shared)
     model = found["center"]
     fresh = trainer.to_host(trainer.init(model.params, model.buffers, seed))
-    opt_state = jax.tree.map(lambda x: _Like(x, 2), like.replica.opt_state)
-    before = _filled((Replica((), opt_state), ()), own, 1)[0].opt_state
+    before = _filled((Replica((), like.replica.opt_state), ()), own, 1)[0].opt_state
     workers = len(trainer.layout.own_workers)
     before = jax.tree.map(lambda x: jnp.repeat(x, workers, axis=0), before)
     # Moments start anew, but a schedule's count must continue with the step.
@@ -91,49 +88,45 @@ def restarted(
     return trainer.from_host(fresh._replace(replica=replica, step=found["step"]))
 
 
-class _Like:
-    """The shape, without leading axes, and the dtype of an array.
-
-    For a typed key these describe its data; `impl` is the implementation of the key.
-    """
-
-    def __init__(self, x: Any, leading: int = 0):
-        self.impl = jax.random.key_impl(x) if _is_key(x) else None
-        raw = jax.eval_shape(jax.random.key_data, x) if _is_key(x) else x
-        self.shape, self.dtype = tuple(raw.shape[leading:]), raw.dtype
-
-
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _named(tree: PyTree) -> Named:
     """Names leaves by their paths; typed keys become their data."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    raw = [jax.random.key_data(x) if _is_key(x) else x for _, x in leaves]
-    names = [jax.tree_util.keystr(path) for path, _ in leaves]
     found: Named = {}
-    for name, x in zip(names, raw, strict=True):
-        found |= named_pieces(name, part_of(x) if isinstance(x, jax.Array) else x)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+        raw = jax.random.key_data(x) if _is_key(x) else x
+        here = part_of(raw) if isinstance(raw, jax.Array) else raw
+        found |= named_pieces(jax.tree_util.keystr(path), here)
     return found
 
 
-def _filled(likes: PyTree, named: Named, *leading: int) -> Any:
-    """Fills a tree of `_Like`s with the arrays of the same paths."""
+def _filled(tree: PyTree, named: Named, workers: int | None = None) -> Any:
+    """Returns the arrays of the same paths in place of a tree's leaves.
+
+    Args:
+        tree: arrays of the same dtypes and shapes, typed keys among them.
+        named: the arrays by path; keys are their data.
+        workers: the number of workers in them, whose axis takes the place of the tree's
+            (devices, lanes); None if the tree has none.
+    """
 
     def leaf(path, like):
-        name = jax.tree_util.keystr(path)
+        name, is_key = jax.tree_util.keystr(path), _is_key(like)
         if name not in named:
             raise Misfit(f"the checkpoint has no {name}")
         found = named[name]
-        expected = (*leading, *like.shape)
-        if found.shape != expected or found.dtype != like.dtype:
+        raw = jax.eval_shape(jax.random.key_data, like) if is_key else like
+        shape = raw.shape if workers is None else (workers, *raw.shape[2:])
+        if found.shape != shape or found.dtype != raw.dtype:
             raise Misfit(
                 f"the checkpoint's {name} is {found.dtype}{list(found.shape)}, not "
-                f"{like.dtype}{list(expected)}"
+                f"{raw.dtype}{list(shape)}"
             )
-        if like.impl is None:
+        if not is_key:
             return found
-        return jax.random.wrap_key_data(jnp.asarray(found), impl=like.impl)
+        impl = jax.random.key_impl(like)
+        return jax.random.wrap_key_data(jnp.asarray(found), impl=impl)
 
-    return jax.tree_util.tree_map_with_path(leaf, likes)
+    return jax.tree_util.tree_map_with_path(leaf, tree)

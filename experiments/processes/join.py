@@ -22,8 +22,8 @@ from experiments.cli.errors import BadRequest, in_one_line, named, place
 from experiments.processes import network
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
+from experiments.training.machine import versions
 from experiments.training.process_group import ProcessGroup
-from experiments.training.versions import versions
 
 GRACE = 1.0  # seconds for other processes to end for the same reason
 # Seconds for all to notice a lost process, and to read messages in process 0's service.

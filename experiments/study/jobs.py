@@ -40,7 +40,7 @@ from experiments.study.queue import Made, Missing, Plan, Refused
 from experiments.study.runs import is_done
 from experiments.training import files
 from experiments.training.config import RunConfig
-from experiments.training.devices import cores, environment
+from experiments.training.machine import cores, environment
 
 if TYPE_CHECKING:
     from distributed import Client, Future

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.training.measurements.sends import Sends
+from experiments.training.sends import Sends
 from syncalgos import checks
 
 

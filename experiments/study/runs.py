@@ -22,10 +22,9 @@ from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.files import Damaged
-from experiments.training.measurements.sends import Sends, from_json
-from experiments.training.plan import Plan, Programs, make_task
+from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
-from experiments.training.strategies import declaring
+from experiments.training.sends import Sends, from_json
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000

@@ -26,7 +26,7 @@ from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import files, run_folder
-from experiments.training.devices import cores, use_cpu_devices, use_devices
+from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
 # The fields of a summary to record, beside the measures on test data.
@@ -79,7 +79,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
     try:
         try:
             run_folder.check_writable(out)
-        except ValueError as error:  # a finished study needs no room to be reported
+        except BadRequest as error:  # a finished study needs no room to be reported
             if not (out / NAME).exists():
                 raise
             held, refusal = nullcontext(), error
@@ -230,8 +230,9 @@ def _report(
 def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> None:
     """Writes the files of a study beside those of its runs."""
     out = config.folder
-    files.write_lines(out / "metrics.jsonl", study_lines(runs))
-    files.write_lines(out / "finals.jsonl", _without_repeats(final_lines(runs)))
+    files.write(out / "metrics.jsonl", files.json_lines(study_lines(runs)))
+    finals = files.json_lines(_without_repeats(final_lines(runs)))
+    files.write(out / "finals.jsonl", finals)
     page.write(found, out)
 
 

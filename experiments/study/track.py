@@ -34,9 +34,9 @@ from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
 from experiments.training import files, run_folder
-from experiments.training.measurements.sends import Sends, from_json, sends
+from experiments.training.machine import commit, versions
 from experiments.training.plan import Plan
-from experiments.training.versions import commit, versions
+from experiments.training.sends import Sends, from_json, sends
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
 
 PRESET = "track-small"

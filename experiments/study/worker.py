@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from experiments.checkpoint import lock
 from experiments.cli.errors import BadRequest
 from experiments.training.config import RunConfig
-from experiments.training.versions import versions
+from experiments.training.machine import versions
 
 if TYPE_CHECKING:
     from distributed import Worker

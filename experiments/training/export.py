@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +10,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.cli.errors import BadRequest
 from experiments.training import files
 from syncalgos import Replica
-from syncalgos.collectives import PyTree
 
 BLANK = "0" * 64  # the checksum of a file from which it is computed
 
 
 def check(path: Path, overwrite: bool) -> None:
-    """Raises a ValueError unless a model can be written there; leaves no file."""
+    """Raises a BadRequest unless a model can be written there; leaves no file."""
     if path.suffix != ".safetensors":
-        raise ValueError(f"--export {path}: the name must end in .safetensors")
-    try:
+        raise BadRequest(f"--export {path}: the name must end in .safetensors")
+    with files.needed("--export", path):
         if path.is_dir():
-            raise ValueError(f"--export {path} is a folder")
+            raise BadRequest(f"--export {path} is a folder")
         if path.exists() and not overwrite:
-            raise ValueError(f"--export {path} exists: use another, or --overwrite")
+            raise BadRequest(f"--export {path} exists: use another, or --overwrite")
         files.try_to_write(path.absolute().parent)
-    except OSError as error:
-        raise ValueError(f"--export {path}: {error.strerror}") from None
 
 
 def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
@@ -99,21 +97,18 @@ def named(replica: Replica) -> dict[str, Any]:
     """
     tensors: dict[str, Any] = {}
     inner: set[str] = set()
-    for field in ("params", "buffers"):
-        leaves = jax.tree_util.tree_leaves_with_path(getattr(replica, field))
-        for place, leaf in leaves:
-            name = _name(field, place)
-            if name in tensors or name in inner:
-                raise ValueError(f"--export: two arrays have the name {name}")
-            # Dots separate the levels of a path: "a.b" would lie inside a leaf "a".
-            above = name.split(".")
-            folders = {".".join(above[:i]) for i in range(1, len(above))}
-            if clash := folders & {*tensors}:
-                raise ValueError(f"--export: {name} would lie inside {min(clash)}")
-            inner |= folders
-            if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
-                raise ValueError(f"--export: {name} has type {leaf.dtype}, not numbers")
-            tensors[name] = leaf
+    for place, leaf in jax.tree_util.tree_leaves_with_path(_model(replica)):
+        name = _name(place)
+        if name in tensors or name in inner:
+            raise ValueError(f"--export: two arrays have the name {name}")
+        # Dots separate the levels of a path: "a.b" would lie inside a leaf "a".
+        folders = {*accumulate(name.split(".")[:-1], "{}.{}".format)}
+        if clash := folders & {*tensors}:
+            raise ValueError(f"--export: {name} would lie inside {min(clash)}")
+        inner |= folders
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise ValueError(f"--export: {name} has type {leaf.dtype}, not numbers")
+        tensors[name] = leaf
     return tensors
 
 
@@ -165,8 +160,8 @@ def _tensors(path: str | Path) -> dict[str, np.ndarray]:
 def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Replica:
     """Returns tensors in a replica's structure; raises the ValueErrors of `load`."""
 
-    def leaf(field: str, place: tuple[Any, ...], own: Any) -> Any:
-        name = _name(field, place)
+    def leaf(place: tuple[Any, ...], own: Any) -> Any:
+        name = _name(place)
         if name not in tensors:
             raise ValueError(f"{path} has no {name} (it has: {', '.join(tensors)})")
         if tensors[name].shape != own.shape:
@@ -175,37 +170,33 @@ def _filled(path: str | Path, tensors: Mapping[str, Any], like: Replica) -> Repl
             )
         return tensors[name]
 
-    def fill(field: str) -> PyTree:
-        leaves = partial(leaf, field)
-        return jax.tree_util.tree_map_with_path(leaves, getattr(like, field))
-
-    return Replica(fill("params"), (), fill("buffers"))
+    return jax.tree_util.tree_map_with_path(leaf, _model(like))
 
 
 def start(path: Path, like: Replica) -> Replica:
     """Reads the model that a run starts from, converted to the run's dtypes.
 
     Raises:
-        ValueError: the file cannot be read, or holds another model, numbers that are
+        BadRequest: the file cannot be read, or holds another model, numbers that are
             not finite, or numbers that the run's dtypes cannot hold.
     """
     from safetensors import SafetensorError
 
     if not path.is_file():
-        raise ValueError(f"--init-from {path}: there is no such file")
+        raise BadRequest(f"--init-from {path}: there is no such file")
     try:
         tensors, own = _tensors(path), named(like)
         if others := {*tensors} - {*own}:
             extra = min(others)
             raise ValueError(f"{path} has {extra}, which this model does not have")
         found = _filled(path, tensors, like)
-        for name, x in named(found).items():
-            _check_fits(f"{path}: {name}", x, own[name].dtype)
+        for name, x in own.items():
+            _check_fits(f"{path}: {name}", tensors[name], x.dtype)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"--init-from {path}: {error}") from None
+        raise BadRequest(f"--init-from {path}: {error}") from None
     except ValueError as error:
-        raise ValueError(f"--init-from: {error}") from None
-    return jax.tree.map(lambda x, own: jnp.asarray(x, own.dtype), found, like)
+        raise BadRequest(f"--init-from: {error}") from None
+    return jax.tree.map(lambda x, own: jnp.asarray(x, own.dtype), found, _model(like))
 
 
 def _check_fits(name: str, x: np.ndarray, dtype: Any) -> None:
@@ -222,10 +213,14 @@ def _check_fits(name: str, x: np.ndarray, dtype: Any) -> None:
         raise ValueError(f"{name} holds a number that {dtype} cannot hold")
 
 
-def _name(field: str, place: tuple[Any, ...]) -> str:
-    """Returns the name of a leaf: its field and its path there, with dots."""
-    inner = jax.tree_util.keystr(place, simple=True, separator=".")
-    return f"{field}.{inner}" if inner else field
+def _model(replica: Replica) -> Replica:
+    """Returns params and buffers alone."""
+    return Replica(replica.params, (), replica.buffers)
+
+
+def _name(place: tuple[Any, ...]) -> str:
+    """Returns the name of a leaf: its path in a replica, with dots."""
+    return jax.tree_util.keystr(place, simple=True, separator=".")
 
 
 def _with_lists(tree: Any) -> Any:

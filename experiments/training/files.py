@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,7 +60,7 @@ def read(
             changed.
         OSError: a file cannot be read.
     """
-    [content] = _parsed(path, [_text(path)])
+    [content] = _objects(path, lambda text: [text])
     if missing := [key for key in keys if key not in content]:
         raise Damaged(path, f"it has no {missing[0]!r}")
     others = [_bytes(x) for x in beside]
@@ -70,7 +70,20 @@ def read(
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Reads a file with a JSON object in each line; raises the errors of `read`."""
-    return _parsed(path, _text(path).splitlines())
+    return _objects(path, str.splitlines)
+
+
+def _objects(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, Any]]:
+    """Reads the JSON objects in the parts of a text."""
+    try:
+        found = [json.loads(part) for part in parts(_bytes(path).decode())]
+    except UnicodeDecodeError:
+        raise Damaged(path, "it is not valid UTF-8") from None
+    except (ValueError, RecursionError) as error:
+        raise Damaged(path, f"it is not valid JSON: {error}") from None
+    if not all(isinstance(x, dict) for x in found):
+        raise Damaged(path, "it must hold an object")
+    return found
 
 
 def _bytes(path: Path) -> bytes:
@@ -81,23 +94,6 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged(path, "it is missing") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return _bytes(path).decode()
-    except UnicodeDecodeError:
-        raise Damaged(path, "it is not valid UTF-8") from None
-
-
-def _parsed(path: Path, texts: Iterable[str]) -> list[dict[str, Any]]:
-    try:
-        found = [json.loads(text) for text in texts]
-    except (ValueError, RecursionError) as error:
-        raise Damaged(path, f"it is not valid JSON: {error}") from None
-    if not all(isinstance(x, dict) for x in found):
-        raise Damaged(path, "it must hold an object")
-    return found
 
 
 def sealed(
@@ -125,11 +121,6 @@ def check_seal(
         raise Damaged(path, CHANGED) from error
     if seal in content and content[seal] != found[seal]:
         raise Damaged(path, CHANGED)
-
-
-def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
-    """Writes lines of JSON, so that a reader never sees half a file."""
-    write(path, json_lines(lines))
 
 
 def json_lines(lines: Iterable[dict[str, Any]]) -> str:
@@ -234,6 +225,15 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+@contextmanager
+def needed(flag: str, path: Path) -> Iterator[None]:
+    """Makes an OSError in the use of a flag's file or folder a BadRequest."""
+    try:
+        yield
+    except OSError as error:
+        raise BadRequest(f"{flag} {path}: {error.strerror}") from error
+
+
 def try_to_write(out: Path) -> None:
     """Raises an OSError if no file can be written to a folder; leaves no file."""
     existing = next(p for p in (out, *out.absolute().parents) if p.exists())
@@ -253,11 +253,6 @@ def made(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        _remove_empty(missing)
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    """Removes folders from the innermost outward, until one is not empty."""
-    with suppress(OSError):
-        for folder in folders:
-            folder.rmdir()
+        with suppress(OSError):  # from the innermost outward, until one is not empty
+            for new in missing:
+                new.rmdir()

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
@@ -16,12 +16,12 @@ from experiments.cli.factories import TASK
 from experiments.data import feeding, sampling
 from experiments.tasks.contract import number
 from experiments.tasks.task import Task, held_out
-from experiments.training.measurements import displacements
+from experiments.training import rounds
 from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
 from experiments.training.progress import Line, Progress
-from syncalgos import Communication, TrainState
+from syncalgos import TrainState
 from syncalgos.combinators.decided import METRIC
 from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
@@ -33,22 +33,22 @@ UNREAD = 2**10  # used like a signal's number if examples cannot be read
 WANTED = ("loss", OF_WORKERS, METRIC)
 
 
-class Watch(Protocol):
-    """The follower of a training: it shows and writes, and says when to stop."""
+class Watch(NamedTuple):
+    """The follower of a training: it shows and writes, and says when to stop.
+
+    Attributes:
+        asked_to_stop: returns the number of a signal, or 0; called before each
+            dispatch. If one process is asked, all stop.
+        stepped: called after each dispatch, whose steps are in the progress.
+        evaluated: called with the state after each evaluation, which is the last line
+            of the progress.
+        save: saves a checkpoint: (state, whether it is the last of the run).
+    """
 
     asked_to_stop: Callable[[], int]
-    """Returns the number of a signal, or 0. If one process is asked, all stop."""
-
+    stepped: Callable[[], None]
+    evaluated: Callable[[TrainState], None]
     save: Callable[[TrainState, bool], None]
-    """Saves a checkpoint: (state, whether it is the last of the run)."""
-
-    def stepped(self) -> None:
-        """Called after each dispatch, whose steps are in the progress."""
-        ...
-
-    def evaluated(self, state: TrainState) -> None:
-        """Called after each evaluation, which is the last line of the progress."""
-        ...
 
 
 class Outcome(NamedTuple):
@@ -85,23 +85,22 @@ def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
         progress: the progress so far, which is updated.
         watch: called before and after each dispatch, and after each evaluation.
     """
-    c, group = run.config, run.group
+    c, group, state = run.config, run.group, run.state
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
     # Any split into dispatches gives the same numbers: a resumed run may shorten one.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
     schedule = [*remaining(whole, progress.step)]
-    test = _held_out(run)
-    read, dispatch = _make_dispatch(run, schedule, test)
-    evaluate = _make_evaluation(run, test)
-    state = run.state
+    test, feed = _held_out(run), _Feed(run, schedule)
     outcome = Outcome(state, progress)
+    # The header has already said so: see `remarks.header`.
+    warnings.filterwarnings("ignore", "no sync came in")
 
-    def record_evaluation(state):
-        progress.evaluated(evaluate(state, progress))
+    def evaluate(state):
+        progress.evaluated(_evaluation(run, state, progress, test))
         watch.evaluated(state)
 
     for first, steps in schedule:
-        batches, waited = read(first, steps)
+        batches, waited = feed.read(first, steps)
         asked, is_unread = watch.asked_to_stop(), isinstance(batches, BadRequest)
         # If one process is asked to stop, or cannot read, all stop at the same step.
         # This may be within a round: the checkpoint holds all replicas.
@@ -111,11 +110,12 @@ def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
                 _end_unread(batches, progress, group)
             outcome = outcome._replace(stopped=stopped)
             break
-        state, metrics, seconds = dispatch(state, first, batches)
+        given = Batches(batches, feed.placed)
+        to_compile = test if first == schedule[0][0] else None
+        state, metrics, seconds = _dispatch(run, state, given, to_compile)
         losses, decided = metrics["loss"], np.argwhere(metrics.get(METRIC, ()))
-        progress.stepped(
-            losses.tolist(), metrics[OF_WORKERS], seconds + waited, decided.tolist()
-        )
+        spent = seconds + waited, decided.tolist()
+        progress.stepped(losses.tolist(), metrics[OF_WORKERS], *spent)
         progress.lane_form = run.trainer.lane_form
         watch.stepped()
         if (bad := first_diverged(losses, progress.first_loss)) is not None:
@@ -127,11 +127,11 @@ def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
             )
             break
         if progress.step in to_evaluate:
-            record_evaluation(state)
+            evaluate(state)
         if progress.step in to_save:
             watch.save(state, progress.step == c.steps)
     if progress.losses or not progress.lines:  # it ended between two evaluations
-        record_evaluation(state)
+        evaluate(state)
     return outcome._replace(state=state)
 
 
@@ -192,94 +192,99 @@ def _held_out(run: Run) -> Batches:
     return Batches(rows[:, own], run.trainer.place(test))
 
 
-def _make_dispatch(
-    run: Run, schedule: list[tuple[int, int]], test: Batches
-) -> tuple[
-    Callable[[int, int], tuple[Any, float]],
-    Callable[..., tuple[TrainState, dict[str, np.ndarray], float]],
-]:
-    """Returns a function that reads a dispatch's batches, and one that trains on them.
+class _Feed:
+    """The batches of a run, which are read in the order of its dispatches.
 
-    The first maps (first step, steps) to (batches or a BadRequest, seconds waited). The
-    second maps (state, first step, batches) to (state, metrics, training seconds).
+    Args:
+        run: the run.
+        schedule: (first step, steps) of each dispatch.
+
+    Attributes:
+        placed: the examples, if all are on the devices.
     """
-    c, trainer, data = run.config, run.trainer, run.data
-    on_host = feeding.is_read_on_host(data)
-    own = trainer.layout.own_rows(c.batch_size)
-    part = None if on_host else data.part_of
-    train, numbers = part or (data.train, None)
 
-    def rows(first, steps):
-        draw = (c.seed, first, steps, c.batch_size)
-        if run.shards is None:
-            found = sampling.rows(*draw, data.examples)[:, own]
-        else:
-            found = sampling.rows_of_shards(*draw, run.shards)[:, own]
-        return found if numbers is None else numbers[found]
+    def __init__(self, run: Run, schedule: list[tuple[int, int]]):
+        self._run, data = run, run.data
+        on_host = feeding.is_read_on_host(data)
+        part = None if on_host else data.part_of
+        train, self._numbers = part or (data.train, None)
+        # Data on the devices is gathered inside the compiled loop. With 188 MB of data
+        # as constants of the loop a dispatch costs 85-108 ms; with placed data, 2 ms.
+        self.placed = None if on_host else run.trainer.place(train)
+        self._ahead = None
+        if on_host:
+            self._ahead = feeding.read_ahead(train, schedule, self._rows)
 
-    # Data on the devices is gathered inside the compiled loop. With 188 MB of data as
-    # constants of the loop a dispatch costs 85-108 ms; with placed data, 2 ms.
-    ahead = feeding.read_ahead(train, schedule, rows) if on_host else None
-    placed = None if on_host else trainer.place(train)
-
-    def read(first, steps):
+    def read(self, first: int, steps: int) -> tuple[Any, float]:
+        """Returns a dispatch's batches, or a BadRequest; and the seconds waited."""
         start = time.perf_counter()
         try:
-            batches = rows(first, steps) if ahead is None else next(ahead)
+            ahead = self._ahead
+            batches = self._rows(first, steps) if ahead is None else next(ahead)
         except BadRequest as error:
             batches = error
         return batches, time.perf_counter() - start
 
-    def dispatch(state, first, batches):
-        # Seconds exclude compilation, which the first dispatch includes.
-        start, compiled = time.perf_counter(), trainer.compile_seconds
-        try:
-            # Otherwise the first evaluation would have to wait for its compilation.
-            if first == schedule[0][0]:
-                compile_all(trainer, state, Batches(batches, placed), test)
-            state, metrics = trainer.run(state, batches, placed)
-        except Unfit as error:
-            raise BadRequest(f"--task {c.task}: {error}") from error
-        # Unlike np.asarray, this can be interrupted by Ctrl-C.
-        jax.block_until_ready(metrics)
-        seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
-        wanted = [name for name in WANTED if name in metrics]
-        kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
-        return state, kept, seconds
-
-    return read, dispatch
+    def _rows(self, first: int, steps: int) -> np.ndarray:
+        """Returns the numbers of the examples, (steps, batch)."""
+        run, c = self._run, self._run.config
+        draw = (c.seed, first, steps, c.batch_size)
+        if run.shards is None:
+            found = sampling.rows(*draw, run.data.examples)
+        else:
+            found = sampling.rows_of_shards(*draw, run.shards)
+        found = found[:, run.trainer.layout.own_rows(c.batch_size)]
+        return found if self._numbers is None else self._numbers[found]
 
 
-def _make_evaluation(run: Run, test: Batches) -> Callable[..., Line]:
-    """Returns a function of (state, progress) that makes a line of metrics.jsonl."""
+def _dispatch(
+    run: Run, state: TrainState, given: Batches, to_compile: Batches | None
+) -> tuple[TrainState, dict[str, np.ndarray], float]:
+    """Trains on batches; returns the state, the metrics and the training seconds.
+
+    All programs are compiled before it if held-out batches are given, too.
+    """
+    trainer = run.trainer
+    # Seconds exclude compilation, which the first dispatch includes.
+    start, compiled = time.perf_counter(), trainer.compile_seconds
+    try:
+        # Otherwise the first evaluation would have to wait for its compilation.
+        if to_compile is not None:
+            compile_all(trainer, state, given, to_compile)
+        state, metrics = trainer.run(state, *given)
+    except Unfit as error:
+        raise BadRequest(f"--task {run.config.task}: {error}") from error
+    # Unlike np.asarray, this can be interrupted by Ctrl-C.
+    jax.block_until_ready(metrics)
+    seconds = time.perf_counter() - start - (trainer.compile_seconds - compiled)
+    wanted = [name for name in WANTED if name in metrics]
+    kept = {name: np.asarray(metrics[name], np.float64) for name in wanted}
+    return state, kept, seconds
+
+
+def _evaluation(run: Run, state: TrainState, progress: Progress, test: Batches) -> Line:
+    """Evaluates a state; returns a line of metrics.jsonl."""
     c, trainer = run.config, run.trainer
-    planned = {*c.evaluations}
-    # The header has already said so: see `remarks.header`.
-    warnings.filterwarnings("ignore", "no sync came in")
-
-    def evaluate(state, progress):
-        metrics = jax.device_get(trainer.evaluate(state, *test))
-        means = {name: float(np.mean(x)) for name, x in metrics.items()}
-        measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
-        with explained(TASK.flag, c.task):
-            measured |= _figures(run.task, means)
-        done, losses = progress.step, progress.losses
-        noted = displacements.figures(state) if c.displacements else {}
-        if done not in planned:  # an earlier evaluation reported this round
-            noted = dict.fromkeys(noted)
-        return {
-            "step": done,
-            "train_loss": float(np.mean(losses)) if losses else None,
-            "worker_losses": progress.mean_worker_losses(),
-            **{f"test_{name}": x for name, x in {**measured, **means}.items()},
-            "bytes_per_worker": bytes_after(run.rounds.sent(progress), progress),
-            "divergence": trainer.divergence(state),
-            "learning_rate": in_force(c, state.replica.opt_state, done),
-            **noted,
-            "seconds": round(progress.seconds, 6),
-        }
-
-    return evaluate
+    metrics = jax.device_get(trainer.evaluate(state, *test))
+    means = {name: float(np.mean(x)) for name, x in metrics.items()}
+    measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
+    with explained(TASK.flag, c.task):
+        measured |= _figures(run.task, means)
+    done, losses = progress.step, progress.losses
+    noted = rounds.figures(state) if c.displacements else {}
+    if done not in c.evaluations:  # an earlier evaluation reported this round
+        noted = dict.fromkeys(noted)
+    return {
+        "step": done,
+        "train_loss": float(np.mean(losses)) if losses else None,
+        "worker_losses": progress.mean_worker_losses(),
+        **{f"test_{name}": x for name, x in {**measured, **means}.items()},
+        "bytes_per_worker": run.rounds.bytes_by(progress),
+        "divergence": trainer.divergence(state),
+        "learning_rate": in_force(c, state.replica.opt_state, done),
+        **noted,
+        "seconds": round(progress.seconds, 6),
+    }
 
 
 def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:
@@ -293,16 +298,3 @@ def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:
         except ArithmeticError:  # the perplexity of a run that diverges
             found[name] = math.nan
     return found
-
-
-def bytes_after(sent: Communication | None, progress: Progress) -> float | int | None:
-    """Returns the most bytes that a worker has sent; None if they are not known."""
-    if sent is None or progress.sent_before is None:
-        return None
-
-    def until(step):
-        return float(sent.per_step[step - 1]) if step else 0.0
-
-    since = until(progress.step) - until(progress.sent_since)
-    count = progress.sent_before + since
-    return int(count) if count.is_integer() else count

@@ -185,23 +185,17 @@ def make(
         raise ValueError(f"--optimizer {name} {_REFUSED[name]}")
     factories = known()
     factory = factories[checks.one_of("optimizer", name, sorted(factories))]
-    parameters = inspect.signature(factory).parameters
+    taken = {k: inspect.signature(x).parameters for k, x in factories.items()}
     arguments: dict[str, Any] = {k: x for k, x in own.items() if x is not None}
-    for argument in arguments:
-        takers = [
-            taker
-            for taker, other in sorted(factories.items())
-            if argument in inspect.signature(other).parameters
-        ]
-        if name not in takers:
-            raise ValueError(
-                f"--optimizer {name} has no --{argument} (these have: "
-                f"{', '.join(takers)})"
-            )
+    if missing := [x for x in arguments if x not in taken[name]]:
+        takers = ", ".join(sorted(k for k, x in taken.items() if missing[0] in x))
+        raise ValueError(
+            f"--optimizer {name} has no --{missing[0]} (these have: {takers})"
+        )
     before = []
     if clip_norm is not None:
         before.append(optax.clip_by_global_norm(clip_norm))
-    if weight_decay is not None and "weight_decay" in parameters:
+    if weight_decay is not None and "weight_decay" in taken[name]:
         arguments["weight_decay"] = weight_decay
     elif weight_decay is not None and not _is_zero(weight_decay):
         before.append(optax.add_decayed_weights(weight_decay))
@@ -219,7 +213,7 @@ def make(
     except Exception as error:  # optax's optimizers raise different errors
         kind = "a schedule" if callable(lr) else "these flags"
         raise ValueError(f"--optimizer {name} refuses {kind}: {error}") from error
-    if muon is None or MUON_LEAVES not in parameters:
+    if muon is None or MUON_LEAVES not in taken[name]:
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params
     return made()

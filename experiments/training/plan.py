@@ -1,31 +1,46 @@
-"""The plan of a run: everything that follows from its config, without data."""
+"""The plan of a run: everything that follows from its config, without data.
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+From the inside out: a task, its inner optimizer, the algorithm, the strategy (the
+algorithm with the additions of common flags), and the engine that trains with them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import PartitionSpec
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
 from experiments.tasks.contract import check_axes, check_task, over_workers
-from experiments.tasks.task import Data, Task, losses
+from experiments.tasks.task import Data, Tables, Task, losses
 from experiments.training import optimizers
 from experiments.training.config import SETTINGS, RunConfig, Settings
-from experiments.training.defaults import (
-    batch_unit,
-    nearest_multiple,
-    resolved,
-    takes,
+from experiments.training.defaults import batch_unit, nearest_multiple, resolved, takes
+from experiments.training.optimizers import Schedule
+from syncalgos import (
+    WORKERS,
+    DataParallel,
+    Placement,
+    Replica,
+    Strategy,
+    after,
+    at_syncs,
+    chain,
+    checks,
+    masked,
+    reduce_with,
+    sync_sgd,
+    until,
 )
-from experiments.training.strategies import declaring, make_strategies
-from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy
 from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Device
+from syncalgos.reducers import row_sparse
+from syncalgos.reducers.reducer import Reducer
 from syncalgos.strategy import seeing
 
 Numbers = Mapping[str, Any]
@@ -34,6 +49,7 @@ Rate = Callable[[Numbers, float], float | None]
 """Computes the effective learning rate from numbers and the inner rate."""
 
 _OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm"
+ROW_SPARSE = "row_sparse"
 
 
 class Method(NamedTuple):
@@ -50,15 +66,36 @@ class Method(NamedTuple):
     algorithm: Strategy
 
 
+class Varied(NamedTuple):
+    """The settings that may differ between runs of the same programs, as their data.
+
+    Attributes:
+        fields: settings of the optimizer, and perhaps the seed.
+        arguments: arguments of the algorithm.
+    """
+
+    fields: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+
+    def of(self, config: Settings) -> Numbers:
+        """Returns their values, except those of None."""
+        given = {name: getattr(config, name) for name in self.fields}
+        if not config.weight_decay:  # the optimizer has no part for a decay of 0
+            given.pop("weight_decay", None)
+        given = {name: x for name, x in given.items() if x is not None}
+        own = {name: config.arguments[name] for name in self.arguments}
+        return {**given, "arguments": {k: x for k, x in own.items() if x is not None}}
+
+
 @dataclass
 class Programs:
     """The compiled programs of a run, which other runs of a study may share.
 
     Attributes:
         settings: those of the run that they were made for.
-        numbers: the settings that are data to them.
+        varied: the settings that are data to them.
         task: the model, its data and its figures.
-        make: makes the method for settings that differ in these numbers.
+        make: makes the method for settings that differ in these.
         trainer: the engine.
         rate: computes the effective learning rate; None until a run needs it.
         measuring: the ends of rounds, and the engine that records the displacements
@@ -66,7 +103,7 @@ class Programs:
     """
 
     settings: Settings
-    numbers: Numbers
+    varied: Varied
     task: Task
     make: Callable[[Settings], Method]
     trainer: DataParallel
@@ -75,8 +112,8 @@ class Programs:
 
     def serve(self, settings: Settings) -> bool:
         """Whether a run with other settings can use these programs."""
-        same = _structure(self.settings, self.numbers)
-        return same == _structure(settings, self.numbers)
+        same = _structure(self.settings, self.varied)
+        return same == _structure(settings, self.varied)
 
 
 class Plan(NamedTuple):
@@ -133,111 +170,15 @@ def make_plan(
     settings = resolved(config, task, algorithm)
     _check_mesh(settings, task)
 
-    def make(settings: Settings) -> Method:
-        rate, optimizer = optimizers.inner(settings, task.muon)
-        made = make_strategies(settings, rate, optimizer, hosts, task, strategy)
-        return Method(optimizer, *made)
-
+    make = partial(make_method, task=task, hosts=hosts, own=strategy)
     method = make(settings)
     _check_plateau(settings, method.strategy)
-    if programs is not None and programs.serve(settings):
-        return Plan(settings, _like(settings, programs.numbers), method, programs)
-    numbers = _as_data(settings, make, task)
-    trainer = make_trainer(settings, task, make, numbers, devices, method)
-    programs = Programs(settings, numbers, task, make, trainer)
-    return Plan(settings, numbers, method, programs)
-
-
-def _numbers(config: Settings, names: Collection[str], own: Iterable[str]) -> Numbers:
-    """Returns these settings and arguments of the algorithm, except those of None."""
-    given = {name: x for name in names if (x := getattr(config, name)) is not None}
-    if not config.weight_decay:  # the optimizer has no part for a decay of 0
-        given.pop("weight_decay", None)
-    arguments = {name: config.arguments[name] for name in own}
-    arguments = {name: x for name, x in arguments.items() if x is not None}
-    return {**given, "arguments": arguments}
-
-
-def _as_data(
-    config: Settings, make: Callable[[Settings], Method], task: Task
-) -> Numbers:
-    """Returns the numbers of a run that its programs take as data.
-
-    There are none if an optimizer or a custom algorithm needs their values.
-    """
-    floats = {k: x for k, x in config.arguments.items() if isinstance(x, float)}
-    is_own = ":" in config.algo  # tests check that ours accept traced numbers
-
-    def traced(numbers: Numbers) -> None:
-        if is_own:
-            _trace_a_step(make, config, numbers, task)
-        else:
-            make(config.at(numbers))
-
-    def is_taken(numbers: Numbers) -> bool:
-        return _is_traceable(lambda x: (declaring(config.at(x), task), ())[1], numbers)
-
-    # Usually all are data; otherwise each argument is asked for by itself.
-    numbers = _numbers(config, [*_OF_OPTIMIZER, "seed"], floats)
-    if _is_traceable(traced, numbers):
-        return numbers
-    own = [k for k, x in floats.items() if is_taken({"arguments": {k: x}})]
-    seed = ["seed"] if is_taken({"seed": config.seed}) else []
-    numbers = _numbers(config, [*_OF_OPTIMIZER, *seed], own)
-    return numbers if _is_traceable(traced, numbers) else {}
-
-
-def _trace_a_step(
-    make: Callable[[Settings], Method], config: Settings, numbers: Numbers, task: Task
-) -> None:
-    """Makes a method, and takes a local step with it, on the task's params."""
-
-    def local_step(params, numbers, step):
-        method = make(config.at(numbers))
-        strategy, optimizer = method.strategy, method.optimizer
-        replica = seeing(strategy, Replica(params, optimizer.init(params)))
-        state = strategy.init(params)
-        grads, state = strategy.reduce(params, replica, state, step)
-        replica, state = strategy.sync(replica._replace(params=grads), state, step)
-        return strategy.center(replica.params, state)
-
-    params = jax.eval_shape(task.init, jax.random.key(0))[0]
-    of_all = jax.tree.map(
-        lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
-    )
-    over_workers(local_step, (0, None, None))(of_all, numbers, 0)
-
-
-def _is_traceable(function: Callable[[Any], Any], given: Any) -> bool:
-    """Whether jax can trace a function of numbers."""
-    try:
-        jax.eval_shape(function, given)
-    except Exception:  # it may raise any error for a number without a value
-        return False
-    return True
-
-
-def _structure(config: Settings, numbers: Numbers) -> dict[str, Any]:
-    """Returns all settings that a run's programs depend on, except for data."""
-    apart = {*numbers, "arguments", "validation", "seed", "init_from"}
-    names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
-    found = {name: getattr(config, name) for name in names if name not in apart}
-    own = numbers.get("arguments", {})
-    found["arguments"] = {k: x for k, x in config.arguments.items() if k not in own}
-    found["task_arguments"] = dict(config.task_arguments)
-    if takes(config, "seed", [TASK] if "seed" in numbers else [ALGORITHM, TASK]):
-        found["seed"] = config.seed
-    # A momentum of None is not a number.
-    found["data"] = jax.tree.structure(_like(config, numbers))
-    return found
-
-
-def _like(config: Settings, numbers: Numbers) -> Numbers:
-    """Returns the same numbers of other settings."""
-    if not numbers:
-        return numbers
-    names = {*_OF_OPTIMIZER, *numbers} - {"arguments"}
-    return _numbers(config, names, numbers["arguments"])
+    if programs is None or not programs.serve(settings):
+        varied = _varied(settings, make, task)
+        numbers = varied.of(settings)
+        trainer = make_trainer(settings, task, make, numbers, method, devices)
+        programs = Programs(settings, varied, task, make, trainer)
+    return Plan(settings, programs.varied.of(settings), method, programs)
 
 
 def make_task(config: RunConfig) -> Task:
@@ -254,6 +195,205 @@ def make_task(config: RunConfig) -> Task:
         "axis": WORKERS,
     }
     return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
+
+
+def make_method(
+    config: Settings, task: Task, hosts: int, own: Strategy | None = None
+) -> Method:
+    """Makes the method of a run.
+
+    Args:
+        config: the settings.
+        task: the task to train.
+        hosts: the number of machines.
+        own: the algorithm, in place of the config's.
+
+    Raises:
+        BadRequest: a custom algorithm cannot be used.
+        ValueError: a registered algorithm refuses its arguments.
+    """
+    rate, optimizer = optimizers.inner(config, task.muon)
+    if own is None:
+        make = partial(make_algorithm, config, rate, optimizer, hosts, task)
+        own = make()
+        if config.arguments.get("reduce") == ROW_SPARSE:
+            own = make(_rows_of_a_step(config, own, task))
+    strategy = algorithm = own
+    if task.tables is not None and task.kept == "shared":
+        # Shared tables lie beside the algorithm, and are updated at every step.
+        names, each = task.tables.names, _row_sparse(config, task.tables)
+        algorithm = masked(own, jax.tree.map(lambda name: not name, names))
+        tables = masked(reduce_with(each), jax.tree.map(bool, names))
+        strategy = chain(tables, algorithm)
+    # From the inside out: actions at syncs are part of the algorithm, and a synchronous
+    # start precedes all of it.
+    if config.opt_state_at_sync != "keep":
+        at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
+        strategy = at_syncs(strategy, at_sync)
+    if n := config.sync_until:
+        strategy = chain(until(sync_sgd(), n), after(strategy, n))
+    return Method(optimizer, strategy, algorithm)
+
+
+def declaring(config: RunConfig, task: Task) -> Strategy:
+    """Makes a config's algorithm to read its declarations, before the rate is known."""
+    return make_algorithm(config, lambda step: 1.0, optax.sgd(1.0), 1, task)
+
+
+def make_algorithm(
+    config: RunConfig,
+    learning_rate: Schedule,
+    optimizer: optax.GradientTransformation,
+    hosts: int,
+    task: Task,
+    reduce: Reducer | str = "mean",
+) -> Strategy:
+    """Calls the algorithm's factory with its flags and what the harness passes.
+
+    Args:
+        config: the settings.
+        learning_rate: the `schedule` of `make_strategies`.
+        optimizer: as in `make_strategies`.
+        hosts: as in `make_strategies`.
+        task: as in `make_strategies`.
+        reduce: the reducer for `--reduce row_sparse`. A mean gives the same result, for
+            params of any shape.
+    """
+    arguments = {**config.arguments}
+    if arguments.get("reduce") == ROW_SPARSE:
+        arguments["reduce"] = reduce
+    # In a model with stacked layers a few leaves hold most params: fragments of whole
+    # leaves would have very different sizes.
+    if "cut" in arguments and arguments["cut"] is None and task.stacked:
+        arguments["cut"] = "bytes"
+    offered = {
+        "seed": config.seed,
+        "learning_rate": learning_rate,
+        "optimizer": optimizer,
+        "axis": WORKERS,
+        "hosts": hosts,
+        "stacked": task.stacked,
+    }
+    return factories.call(ALGORITHM, config.algo, arguments, offered, _check_strategy)
+
+
+def _check_strategy(made: Any) -> None:
+    """Raises a ValueError unless a factory has made a strategy."""
+    if not isinstance(made, Strategy):
+        raise ValueError(
+            f"the factory must return a syncalgos.Strategy, got {checks.shown(made)}"
+        )
+
+
+def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
+    """Returns the reducer that takes the place of `--reduce row_sparse`.
+
+    Args:
+        config: the settings.
+        plain: the algorithm with a mean in place of that reducer.
+        task: the task to train.
+
+    Raises:
+        ValueError: the task has no tables, or the algorithm does not average the
+            gradients of one step.
+    """
+    if not introspection.takes_mean(plain):
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} sends only the rows of one step's gradient: "
+            f"use it with --algo sync_sgd, not {config.algo}"
+        )
+    if task.tables is None:
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} needs a task with tables, such as embeddings"
+        )
+    if task.kept != "replicated":
+        raise ValueError(
+            f"--reduce {ROW_SPARSE} needs --tables replicated: {task.kept} tables send "
+            "only rows anyway"
+        )
+    return _row_sparse(config, task.tables)
+
+
+def _row_sparse(config: Settings, tables: Tables) -> Reducer:
+    """Makes the reducer for the rows that all microbatches of a step touch."""
+    examples = config.batch_size // config.workers // config.accumulate
+    rows = {
+        name: config.accumulate * count for name, count in tables.rows(examples).items()
+    }
+    return row_sparse(rows, tables.names)
+
+
+def _varied(config: Settings, make: Callable[[Settings], Method], task: Task) -> Varied:
+    """Returns the settings that the programs of a run take as data.
+
+    There are none if an optimizer or a custom algorithm needs their values.
+    """
+    floats = [name for name, x in config.arguments.items() if isinstance(x, float)]
+    used = partial(_use, make, config, task)
+
+    def is_taken(varied: Varied) -> bool:
+        numbers = varied.of(config)
+        return _is_traceable(lambda x: declaring(config.at(x), task), numbers)
+
+    # Usually all are data; otherwise each argument is asked for by itself.
+    found = Varied((*_OF_OPTIMIZER, "seed"), floats)
+    if _is_traceable(used, found.of(config)):
+        return found
+    seed = ["seed"] if is_taken(Varied(["seed"])) else []
+    own = [name for name in floats if is_taken(Varied((), [name]))]
+    found = Varied((*_OF_OPTIMIZER, *seed), own)
+    return found if _is_traceable(used, found.of(config)) else Varied()
+
+
+def _use(
+    make: Callable[[Settings], Method], config: Settings, task: Task, numbers: Numbers
+) -> None:
+    """Makes a method of numbers; one of the user's takes a local step with them."""
+    optimizer, strategy, _ = make(config.at(numbers))
+    if ":" not in config.algo:  # tests check that ours accept traced numbers
+        return
+
+    def local_step(params, step):
+        replica = seeing(strategy, Replica(params, optimizer.init(params)))
+        state = strategy.init(params)
+        grads, state = strategy.reduce(params, replica, state, step)
+        replica, state = strategy.sync(replica._replace(params=grads), state, step)
+        return strategy.center(replica.params, state)
+
+    params = jax.eval_shape(task.init, jax.random.key(0))[0]
+    of_all = jax.tree.map(
+        lambda x: jnp.zeros((1, config.workers, *x.shape), x.dtype), params
+    )
+    over_workers(local_step, (0, None))(of_all, 0)
+
+
+def _is_traceable(function: Callable[[Any], object], given: Any) -> bool:
+    """Whether jax can trace a function of numbers."""
+
+    def traced(numbers: Any) -> None:
+        function(numbers)
+
+    try:
+        jax.eval_shape(traced, given)
+    except Exception:  # it may raise any error for a number without a value
+        return False
+    return True
+
+
+def _structure(config: Settings, varied: Varied) -> dict[str, Any]:
+    """Returns all settings that a run's programs depend on, except for data."""
+    numbers = varied.of(config)
+    apart = {*numbers, "validation", "seed", "init_from"}
+    names = [x.parameter for x in SETTINGS.values() if x.scope != "process"]
+    found = {name: getattr(config, name) for name in names if name not in apart}
+    fixed = config.arguments.keys() - numbers["arguments"]
+    found["arguments"] = {name: config.arguments[name] for name in fixed}
+    found["task_arguments"] = dict(config.task_arguments)
+    if takes(config, "seed", [TASK] if "seed" in numbers else [ALGORITHM, TASK]):
+        found["seed"] = config.seed
+    # A momentum of None is not a number.
+    found["data"] = jax.tree.structure(numbers)
+    return found
 
 
 def _check_plateau(config: Settings, strategy: Strategy) -> None:
@@ -313,8 +453,8 @@ def make_trainer(
     task: Task,
     make: Callable[[Settings], Method],
     numbers: Numbers,
+    method: Method,
     devices: Sequence[Device] | None = None,
-    method: Method | None = None,
 ) -> DataParallel:
     """Makes the engine for a method, on the given devices or the config's.
 
@@ -323,8 +463,8 @@ def make_trainer(
         task: the task to train.
         make: makes the method for settings that differ in the numbers.
         numbers: the settings that are data to the programs.
+        method: the method of these numbers.
         devices: the devices; None means the config's.
-        method: the method of these numbers, if it is already made.
     """
     method_of = _remembering(lambda given: make(config.at(given)), numbers, method)
     train_loss, eval_loss = losses(task)
@@ -333,10 +473,13 @@ def make_trainer(
     tables = None
     if task.tables is not None and task.kept == "sharded":
         tables = jax.tree.map(bool, task.tables.names)
+    mesh, rule = config.mesh, task.shardings
     placement = Placement(
         devices=None if given is None else [*given],
-        mesh=None if config.mesh is None else dict(config.mesh),
-        shardings=_shardings(config, task),
+        mesh=None if mesh is None else dict(mesh),
+        shardings=None
+        if mesh is None or rule is None
+        else lambda path, shape: rule(path, shape, mesh),
     )
     return DataParallel(
         train_loss,
@@ -354,18 +497,18 @@ def make_trainer(
 
 
 def _remembering(
-    make: Callable[[Numbers], Method], numbers: Numbers, method: Method | None
+    make: Callable[[Numbers], Method], numbers: Numbers, made: Method
 ) -> Callable[[Numbers], Method]:
-    """Returns `make`, which remembers the last method.
+    """Returns `make`, which remembers the last method; at first `made`.
 
     The engine asks for the optimizer and for the strategy of the same numbers.
     """
-    last, made = jax.tree.leaves(numbers), method
+    last = jax.tree.leaves(numbers)
 
     def method_of(numbers: Numbers) -> Method:
         nonlocal last, made
         given = jax.tree.leaves(numbers)
-        if made is None or not all(map(_is_same, given, last)):
+        if not all(map(_is_same, given, last)):
             last, made = given, make(numbers)
         return made
 
@@ -375,13 +518,3 @@ def _remembering(
 def _is_same(x: Any, y: Any) -> bool:
     """Whether two numbers are the same one; a traced one has no value to compare."""
     return x is y or (type(x) is type(y) and isinstance(x, int | float) and x == y)
-
-
-def _shardings(
-    config: Settings, task: Task
-) -> Callable[[str, tuple[int, ...]], PartitionSpec] | None:
-    """Returns the task's shardings over the run's mesh, in the engine's form."""
-    mesh, rule = config.mesh, task.shardings
-    if mesh is None or rule is None:
-        return None
-    return lambda path, shape: rule(path, shape, mesh)

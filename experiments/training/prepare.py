@@ -20,27 +20,24 @@ from experiments.tasks.contract import (
     convolves,
 )
 from experiments.tasks.task import Data, Task
-from experiments.training import compile_cache, devices, export, run_folder
+from experiments.training import export, machine, run_folder
 from experiments.training.config import RunConfig, Settings
-from experiments.training.measurements import displacements
-from experiments.training.measurements.effective_lr import effective_lr
-from experiments.training.measurements.rounds import Rounds, ends_of, planned, sent_by
+from experiments.training.effective_rate import effective_lr
 from experiments.training.optimizers import inner
 from experiments.training.plan import (
     Method,
     Numbers,
     Plan,
     Programs,
-    Rate,
     check_data,
+    make_algorithm,
     make_plan,
     make_trainer,
 )
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.progress import Progress
-from experiments.training.strategies import make_algorithm
-from experiments.training.versions import commit, versions
-from syncalgos import Communication, DataParallel, Replica, Strategy, TrainState
+from experiments.training.rounds import Rounds, measured, planned
+from syncalgos import DataParallel, Replica, Strategy, TrainState
 from syncalgos.collectives import PyTree
 
 # The origin of a model, which is also written into exported models.
@@ -122,44 +119,40 @@ def checked(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    own_cores = max(1, devices.cores() // group.sharing)
-    devices.use_cpu_devices(config.mesh_devices(group.processes) or own_cores)
-    compile_cache.use()
+    own_cores = max(1, machine.cores() // group.sharing)
+    machine.use_cpu_devices(config.mesh_devices(group.processes) or own_cores)
+    machine.use_cache()
+    if group.is_first:
+        if config.out is not None:
+            run_folder.check_writable(config.out)
+        check_files(config)
+    own = {"task": task, "strategy": strategy, "programs": programs}
     try:
-        if group.is_first:
-            if config.out is not None:
-                run_folder.check_writable(config.out)
-            check_files(config)
-        own = {"task": task, "strategy": strategy, "programs": programs}
         plan = make_plan(config, group.hosts, **own)
         # Data comes last: all other errors are reported within a second.
         if data is None:
-            data = feeding.load(
-                plan.task.load, plan.config.task, plan.config.validation
-            )
+            name, held_out = plan.config.task, plan.config.validation
+            data = feeding.load(plan.task.load, name, held_out)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
-        # Otherwise, a process would wait for ever for another, as in an evaluation.
-        sizes = data.examples, *map(len, data.test.values())
-        if not group.agree(f"{data.sha256} {sizes}"):
-            raise ValueError("processes read different data: give all the same files")
     except ValueError as error:
         raise BadRequest(str(error)) from error
+    # Otherwise, a process would wait for ever for another, as in an evaluation.
+    sizes = data.examples, *map(len, data.test.values())
+    if not group.agree(f"{data.sha256} {sizes}"):
+        raise BadRequest("processes read different data: give all the same files")
     return plan, data
 
 
 def check_files(config: RunConfig) -> None:
     """Raises a BadRequest if a run would replace files that it must not."""
     out, goes_on = config.out, config.resume or config.resume_center
-    try:
-        if out is not None:
-            run_folder.check_out(out, config.overwrite or goes_on)
-        if (path := config.export) is not None:
-            before = run_folder.exported(out) if out is not None and goes_on else None
-            is_own = before is not None and before.absolute() == path.absolute()
-            export.check(path, config.overwrite or is_own)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+    if out is not None:
+        run_folder.check_out(out, config.overwrite or goes_on)
+    if (path := config.export) is not None:
+        before = run_folder.exported(out) if out is not None and goes_on else None
+        is_own = before is not None and before.absolute() == path.absolute()
+        export.check(path, config.overwrite or is_own)
 
 
 def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
@@ -175,11 +168,16 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     """
     params, buffers = _model(plan, data)
     if plan.programs.rate is None:  # else an earlier run has said it
-        _warn_of_convolutions(plan, params, buffers, data)
-    trainer, ends = _trainer(plan, params, buffers)
+        _warn_if_slow(plan, params, buffers, data)
+    trainer, start = plan.trainer, (params, buffers, plan.config.seed, plan.numbers)
     with refused("algo", plan.config.algo):
-        state = trainer.init(params, buffers, plan.config.seed, plan.numbers)
-    rounds = planned(plan, state, ends)
+        state = trainer.init(*start)
+        rounds = planned(plan, state)
+        if plan.config.displacements and rounds.ends is not None:
+            # Measuring sends params, which must not be counted: see `planned`.
+            trainer = _measuring(plan, rounds.ends)
+            del state  # two may not fit in memory
+            state = trainer.init(*start)
     if not rounds.is_fixed:
         how = "counted during the run" if rounds.sent(Progress()) else "not counted"
         terminal.say(f"what workers send is not known in advance: bytes are {how}")
@@ -195,10 +193,8 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
     )
 
 
-def _warn_of_convolutions(
-    plan: Plan, params: PyTree, buffers: PyTree, data: Data
-) -> None:
-    """Says so if the user's model is slower in long dispatches."""
+def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> None:
+    """Says so if the user's model has convolutions, slower in long dispatches."""
     c, task = plan.config, plan.task
     is_on_cpu = plan.trainer.layout.devices[0].platform == "cpu"
     # The models of this project have no convolutions on CPUs.
@@ -210,50 +206,22 @@ def _warn_of_convolutions(
         )
 
 
-def _trainer(
-    plan: Plan, params: PyTree, buffers: PyTree
-) -> tuple[DataParallel, np.ndarray | None]:
-    """Returns the engine, and the ends of the rounds if it records displacements."""
-    config, programs = plan.config, plan.programs
-    if not config.displacements:
-        return plan.trainer, None
-    with refused("algo", config.algo):
-        replica = jax.eval_shape(
-            lambda: Replica(params, plan.method.optimizer.init(params), buffers)
-        )
-        ends = ends_of(plan, replica, config.steps, _sent(plan, replica))
-    if ends is None:
-        return plan.trainer, None
-    # Measuring sends params, which must not be counted: the plan's trainer counts.
-    if programs.measuring is None or not np.array_equal(ends, programs.measuring[0]):
-        programs.measuring = ends, _measuring(plan, ends)
-    return programs.measuring[1], ends
-
-
 def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
     """Returns the engine that records the displacements at the ends of rounds."""
+    config, programs = plan.config, plan.programs
+
+    def noting(method: Method) -> Method:
+        own = method.strategy
+        noted = measured(own, ends, config.evaluations)
+        return method._replace(strategy=noted)
 
     def make(settings: Settings) -> Method:
-        made = plan.programs.make(settings)
-        evaluations = plan.config.evaluations
-        strategy = displacements.measured(made.strategy, ends, evaluations)
-        return made._replace(strategy=strategy)
+        return noting(programs.make(settings))
 
-    return make_trainer(plan.config, plan.task, make, plan.numbers)
-
-
-def _sent(plan: Plan, replica: Replica) -> Communication | None:
-    """Returns what a run sends, if it follows from the shapes of one replica."""
-    if (layout := plan.trainer.layout).axes:
-        return None
-
-    # The trainer's own counter is traced once for all runs.
-    def of_all(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((*layout.shape, *x.shape), x.dtype)
-
-    none: Any = ()
-    shapes = jax.tree.map(of_all, replica)
-    return sent_by(plan, TrainState(shapes, none, none, none, plan.numbers))
+    if programs.measuring is None or not np.array_equal(ends, programs.measuring[0]):
+        made = make_trainer(config, plan.task, make, plan.numbers, noting(plan.method))
+        programs.measuring = ends, made
+    return programs.measuring[1]
 
 
 def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
@@ -279,10 +247,7 @@ def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
         if c.export is not None:
             export.named(Replica(params, (), buffers))
     if c.init_from is not None:
-        try:
-            found = export.start(c.init_from, Replica(params, (), buffers))
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
+        found = export.start(c.init_from, Replica(params, (), buffers))
         return found.params, found.buffers
     return params, buffers
 
@@ -317,25 +282,21 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
     if not group.is_first:
         return math.nan
     programs = plan.programs
-    programs.rate = programs.rate or _rate(plan, params, group.hosts)
-    try:
-        return programs.rate(plan.numbers, plan.config.lr)
-    except Exception as error:  # one figure must not end the run
-        terminal.say(f"the effective learning rate is unknown: {named(error)}")
-        return math.nan
-
-
-def _rate(plan: Plan, params: PyTree, hosts: int) -> Rate:
-    """Returns a function that computes the effective learning rate."""
 
     def make(numbers: Numbers) -> tuple[Strategy, Any]:
         c = plan.config.at(numbers)
         if c.algo == OWN:
             return plan.method.algorithm, plan.method.optimizer
         optimizer = inner(c, plan.task.muon)[1]
-        return make_algorithm(c, c.lr, optimizer, hosts, plan.task), optimizer
+        made = make_algorithm(c, c.lr, optimizer, group.hosts, plan.task)
+        return made, optimizer
 
-    return effective_lr(make, params, plan.config.workers)
+    programs.rate = programs.rate or effective_lr(make, params, plan.config.workers)
+    try:
+        return programs.rate(plan.numbers, plan.config.lr)
+    except Exception as error:  # one figure must not end the run
+        terminal.say(f"the effective learning rate is unknown: {named(error)}")
+        return math.nan
 
 
 def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:
@@ -354,6 +315,6 @@ def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]
             "train": data.examples,
             "test": len(next(iter(data.test.values()))),
         },
-        "versions": versions(),
-        "commit": commit(),
+        "versions": machine.versions(),
+        "commit": machine.commit(),
     }

@@ -6,10 +6,10 @@ import jax
 import numpy as np
 
 from experiments.cli import terminal
+from experiments.training import sends
 from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit
 from experiments.training.loop import DIVERGED_ABOVE, LEAST, Outcome, limit_after
-from experiments.training.measurements import memory
 from experiments.training.prepare import Run
 
 
@@ -33,7 +33,7 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     lines += [
         f"no array of the model is sharded over mesh axis {name}: each of its "
         f"{inner[name]} devices holds the whole model"
-        for name in memory.whole_axes(run.state, inner)
+        for name in sends.whole_axes(run.state, inner)
     ]
     batch = f"batch {c.batch_size} ({c.batch_size // c.workers} per worker)"
     if not is_batch_given and c.batch_size != run.task.batch_size:

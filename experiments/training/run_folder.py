@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.cli.errors import BadRequest
 from experiments.training import files
 from experiments.training.progress import Line
 
@@ -13,21 +14,19 @@ NAMES = ("config.json", "metrics.jsonl", "summary.json")
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises a ValueError if a folder holds a run that must not be replaced."""
+    """Raises a BadRequest if a folder holds a run that must not be replaced."""
     held = [name for name in NAMES if (out / name).exists()]
     if held and not overwrite:
-        raise ValueError(
+        raise BadRequest(
             f"--out {out} already holds a run ({', '.join(held)}): use another "
             "folder, --resume to continue the run, or --overwrite"
         )
 
 
 def check_writable(out: Path) -> None:
-    """Raises a ValueError if no file can be written to a folder; leaves no file."""
-    try:
+    """Raises a BadRequest if no file can be written to a folder; leaves no file."""
+    with files.needed("--out", out):
         files.try_to_write(out)
-    except OSError as error:
-        raise ValueError(f"--out {out}: {error.strerror}") from None
 
 
 def exported(out: Path) -> Path | None:

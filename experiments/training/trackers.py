@@ -59,6 +59,8 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in FOLDER/tensorboard, all of which a resumed run rewrites."""
 
+    module = "tensorboardX"
+
     def start(self, run: Tracked) -> None:
         from tensorboardX import SummaryWriter
 
@@ -89,6 +91,8 @@ class TensorBoard:
 class Wandb:
     """A run of Weights & Biases, with its files in FOLDER/wandb."""
 
+    module = "wandb"
+
     def start(self, run: Tracked) -> None:
         wandb = import_module("wandb")
         self._run = wandb.init(
@@ -110,17 +114,7 @@ class Wandb:
         self._run.finish()
 
 
-class _Kind(NamedTuple):
-    """A named tracker, and the module that it needs."""
-
-    make: Callable[[], Tracker]
-    module: str
-
-
-KINDS = {
-    "tensorboard": _Kind(TensorBoard, "tensorboardX"),
-    "wandb": _Kind(Wandb, "wandb"),
-}
+KINDS = {"tensorboard": TensorBoard, "wandb": Wandb}
 # Those of earlier versions, and what to use now.
 GONE: dict[str, str] = dict.fromkeys(
     ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
@@ -150,7 +144,8 @@ class Tracking:
     """
 
     def __init__(self, names: Iterable[str], own: Iterable[Tracker] = ()):
-        self._left = [(name, KINDS[name].make()) for name in dict.fromkeys(names)]
+        self._left: list[tuple[str, Tracker]]
+        self._left = [(name, KINDS[name]()) for name in dict.fromkeys(names)]
         self._left += [(type(each).__name__, each) for each in own]
         self.failed: list[str] = []
 

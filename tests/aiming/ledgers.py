@@ -25,7 +25,7 @@ from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
 from experiments.aiming import hlo, times  # noqa: E402
-from experiments.training.measurements.memory import device_bytes  # noqa: E402
+from experiments.training.sends import device_bytes  # noqa: E402
 from syncalgos.engine.ahead import lower  # noqa: E402
 
 SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128, 128)}

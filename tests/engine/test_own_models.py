@@ -278,7 +278,7 @@ def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
         (folder, True, "folder"),
         (Path("/proc/models/model.safetensors"), False, "/proc"),  # not even by root
     ]:
-        with pytest.raises(ValueError, match=re.escape(said)) as refused:
+        with pytest.raises(BadRequest, match=re.escape(said)) as refused:
             export.check(path, overwrite)
         assert str(path) in str(refused.value) and "\n" not in str(refused.value)
     export.check(existing, overwrite=True)

@@ -15,8 +15,8 @@ import syncalgos
 from benchmarks.network import published
 from experiments.study import network as net
 from experiments.study.network import Network
-from experiments.training.measurements import sends as sending
-from experiments.training.measurements.sends import Sends
+from experiments.training import sends as sending
+from experiments.training.sends import Sends
 from syncalgos import Strategy, chain, collectives, communication, delayed, every
 from syncalgos.ledger.traced import COLLECTIVES
 

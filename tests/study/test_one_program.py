@@ -70,11 +70,11 @@ def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     words += " --period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
     runs.make(f"{words} --lr 0.05 --momentum 0.9")
     first, ends, before = runs.programs, runs.ends, runs.compiled
-    numbers = {k.replace("_", "-"): x for k, x in first.numbers["arguments"].items()}
     changed = f"{words} --lr 0.03 --momentum 0.8"
-    if "seed" in first.numbers or not takes(first.settings, "seed"):
+    if "seed" in first.varied.fields or not takes(first.settings, "seed"):
         changed += " --seed 7"
-    changed += "".join(f" --{flag} {0.9 * x:g}" for flag, x in numbers.items())
+    for k in first.varied.arguments:
+        changed += f" --{k.replace('_', '-')} {0.9 * first.settings.arguments[k]:g}"
     found = runs.make(changed)
     assert runs.programs is first
     # Where a number decides when workers sync, other rounds are measured, by a program

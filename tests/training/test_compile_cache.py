@@ -7,19 +7,19 @@ import jax
 import pytest
 from commands import BASE, CACHE, ROOT, SHARED, execute, ran
 
-from experiments.training import compile_cache
-from experiments.training.compile_cache import ENABLED, FOLDER, LARGEST, SHORTEST
+from experiments.training import machine
+from experiments.training.machine import ENABLED, FOLDER, LARGEST, SHORTEST
 
 # What a process compiles, and what it has to do with the cache; then a program.
 PROBE = """
 import json, sys
 from collections import Counter
 import jax
-from experiments.training import compile_cache
+from experiments.training import machine
 
 seen = Counter()
 jax.monitoring.register_event_listener(lambda event, **_: seen.update([event]))
-compile_cache.use()
+machine.use_cache()
 y = jax.jit(lambda x: (x @ x).sum() / 3)(jax.numpy.arange(16.0).reshape(4, 4))
 asked, hits, misses = (
     seen[f"/jax/compilation_cache/{name}"]
@@ -78,22 +78,22 @@ def test_entry_that_a_kill_has_cut_short_is_removed(unnamed, tmp_path):
     folder.mkdir(parents=True)
     for name in ("torn-cache", "whole-cache", "whole-atime"):
         (folder / name).touch()
-    compile_cache.use()
+    machine.use_cache()
     assert {x.name for x in folder.glob("*-*")} == {"whole-cache", "whole-atime"}
 
 
 def test_default_folder_is_the_users_cache(unnamed, tmp_path):
     unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compile_cache.use()
+    machine.use_cache()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "syncalgos" / "jax")
     assert getattr(jax.config, SHORTEST) == 0
-    assert getattr(jax.config, LARGEST) == compile_cache.MOST
+    assert getattr(jax.config, LARGEST) == machine.MOST
 
 
 def test_folder_that_cannot_be_made_is_not_used(unnamed, tmp_path):
     (tmp_path / "file").touch()
     unnamed.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    compile_cache.use()
+    machine.use_cache()
     assert getattr(jax.config, FOLDER) is None
 
 
@@ -101,7 +101,7 @@ def test_folder_that_is_set_already_wins(unnamed, tmp_path):
     unnamed.setenv("XDG_CACHE_HOME", str(tmp_path / "own"))
     unnamed.setenv(SHORTEST.upper(), "1")
     jax.config.update(FOLDER, str(tmp_path / "named"))
-    compile_cache.use()
+    machine.use_cache()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "named")
     assert getattr(jax.config, SHORTEST) == 1
     assert getattr(jax.config, LARGEST) == -1
@@ -111,7 +111,7 @@ def test_folder_that_is_set_already_wins(unnamed, tmp_path):
 def test_cache_that_is_switched_off_stays_off(unnamed, tmp_path):
     unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update(ENABLED, False)
-    compile_cache.use()
+    machine.use_cache()
     assert getattr(jax.config, FOLDER) is None
     assert list(tmp_path.iterdir()) == []
 

@@ -13,7 +13,7 @@ from problems import initial_params, loss
 from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
 
 import syncalgos
-from experiments.training.measurements.displacements import figures, measured
+from experiments.training.rounds import figures, measured
 from syncalgos import (
     bmuf,
     communication,

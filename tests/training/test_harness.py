@@ -20,8 +20,8 @@ from experiments.tasks.task import held_out
 from experiments.training import files, optimizers
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
+from experiments.training.effective_rate import effective_lr
 from experiments.training.loop import dispatches, first_diverged, remaining
-from experiments.training.measurements.effective_lr import effective_lr
 from experiments.training.prepare import prepare
 from experiments.training.process_group import ProcessGroup
 from syncalgos import Strategy, collectives, every, outer_step

@@ -134,7 +134,7 @@ def test_tensorboard_leaves_event_files_of_others(tmp_path):
     other.parent.mkdir()
     other.touch()
     for _ in range(2):
-        tracker = KINDS["tensorboard"].make()
+        tracker = KINDS["tensorboard"]()
         tracker.start(Tracked("run", "0", {}, tmp_path))
         tracker.finish({})
     assert other.exists() and len([*other.parent.iterdir()]) == 2
@@ -193,7 +193,7 @@ def test_only_the_first_of_several_processes_tracks():
     made = prepare(TINY)
     group = made.group._replace(process=1)
     mine = Mine()
-    Folder(made._replace(group=group), None, 0.0).tracking([mine]).finish({})
+    Folder(made._replace(group=group), None, 0.0).track([mine]).finish({})
     assert mine.told == []
 
 

@@ -10,7 +10,7 @@ import pytest
 from tiers import tiers
 
 import syncalgos as sa
-from experiments.training.measurements.effective_lr import effective_lr
+from experiments.training.effective_rate import effective_lr
 
 WORKERS, LR = 4, 0.02
 PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()

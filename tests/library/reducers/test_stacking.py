@@ -10,7 +10,7 @@ from tiny_tasks import drawing
 
 import syncalgos
 from experiments.training.config import parse
-from experiments.training.strategies import declaring
+from experiments.training.plan import declaring
 from syncalgos import communication, powersgd, reducers
 from syncalgos.reducers import stacking
 

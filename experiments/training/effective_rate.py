@@ -1,8 +1,7 @@
 """The effective learning rate of any strategy, found by running it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,9 @@ from syncalgos.strategy import seeing
 
 CHUNK, DRAWN_STEPS, MOST_STEPS = 512, 2**13, 2**17
 
-
 Make = Callable[[PyTree], tuple[Strategy, optax.GradientTransformation]]
+Track = Iterator[np.ndarray]
+"""Positions after each of CHUNK steps, (steps, leaves), and then after the next."""
 
 
 def effective_lr(
@@ -48,25 +48,26 @@ def effective_lr(
     sizes = [x.size for x in jax.tree.leaves(params) if x.size]
     small = jax.tree.map(lambda x: np.zeros([min(d, 4) for d in x.shape]), params)
     plain = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
-    of_small, of_plain = (_make_runner(make, x, workers) for x in (small, plain))
+    of_small, of_plain = (_tracker(make, x, workers) for x in (small, plain))
 
     def rate(hyperparams: PyTree, lr: float) -> float | None:
-        given = hyperparams, lr, sizes
+        given = hyperparams, lr
         try:
             # Computing the limit loses digits, of which float32 has too few.
             with jax.enable_x64(True):
-                return _probe(*of_small, *given, tolerance=1e-9)
+                return _probe(partial(of_small, *given), lr, sizes, tolerance=1e-9)
         except Exception:  # a strategy may know its own shapes and dtypes
-            return _probe(*of_plain, *given, tolerance=1e-5)
+            return _probe(partial(of_plain, *given), lr, sizes, tolerance=1e-5)
 
     return rate
 
 
-def _probe(start, run, hyperparams, lr, sizes, tolerance) -> float | None:
-    first = start(hyperparams)
+def _probe(
+    track: Callable[[float], Track], lr: float, sizes: list[int], tolerance: float
+) -> float | None:
+    """Returns the effective rate, from the center's tracks for two gradients."""
     ratios = [
-        _steady_ratio(partial(run, hyperparams, lr, gradient), first, sizes, tolerance)
-        / (-lr * gradient)
+        _steady_rate(track(gradient), sizes, tolerance) / (-lr * gradient)
         for gradient in (1.0, 2.0)
     ]
     if not np.isfinite(ratios).all():
@@ -77,15 +78,13 @@ def _probe(start, run, hyperparams, lr, sizes, tolerance) -> float | None:
     return float(f"{ratios[0] * lr:.4g}")
 
 
-def _steady_ratio(run, carry, sizes, tolerance) -> float:
+def _steady_rate(track: Track, sizes: list[int], tolerance: float) -> float:
     """Returns the center's movement per step once it is steady; NaN if it never is."""
-    tracks, steps, last, means = [], 0, np.nan, []
-    while steps < MOST_STEPS:
-        target = max(2 * steps, CHUNK)
-        for first in range(steps, target, CHUNK):
-            carry, track = run(carry, np.int32(first))
-            tracks.append(track)
-        steps = target
+    tracks, last, means = [], np.nan, []
+    for number, positions in enumerate(track, 1):
+        tracks.append(positions)
+        if number.bit_count() > 1:  # looked at after 1, 2, 4, … chunks
+            continue
         # (leaves, windows)
         rates = np.array([_rates(leaf) for leaf in np.concatenate(tracks).T])
         limits = [_limit(leaf, tolerance) for leaf in rates]
@@ -96,17 +95,23 @@ def _steady_ratio(run, carry, sizes, tolerance) -> float:
         # Rates of random steps have no limit. Their mean converges as the root of the
         # number of steps, so that two digits are reached soon.
         means.append(np.average(rates.mean(1), weights=sizes))
-        if steps >= DRAWN_STEPS and np.ptp(means[-3:]) <= 0.01 * abs(means[-1]):
+        is_long = number * CHUNK >= DRAWN_STEPS
+        if is_long and np.ptp(means[-3:]) <= 0.01 * abs(means[-1]):
             return float(means[-1])
     return float("nan")
 
 
-def _make_runner(make, params, workers) -> tuple[Any, Any]:
-    """Returns a function that makes a carry, and one that takes local steps.
+def _tracker(make: Make, params: PyTree, workers: int) -> Callable[..., Track]:
+    """Returns a function of (hyperparams, lr, gradient) that follows the center.
 
-    The second maps (hyperparams, lr, gradient, carry, step) to (carry, center after
-    each step).
+    It yields the mean of each leaf after each of CHUNK steps, and then of the next.
     """
+
+    def start(hyperparams, _):
+        strategy, optimizer = make(hyperparams)
+        own = jax.tree.map(jnp.asarray, params)
+        replica = seeing(strategy, Replica(own, optimizer.init(own)))
+        return replica, strategy.init(own)
 
     def local_step(strategy, lr, gradient, carry, step):
         replica, state = carry
@@ -116,31 +121,23 @@ def _make_runner(make, params, workers) -> tuple[Any, Any]:
         replica, state = strategy.sync(replica._replace(params=stepped), state, step)
         center = strategy.center(replica.params, state)
         leaves = [leaf for leaf in jax.tree.leaves(center) if leaf.size]
-        moved = jnp.stack([jnp.mean(leaf) for leaf in leaves])
-        return (replica, state), moved
-
-    def start(hyperparams, _):
-        strategy, optimizer = make(hyperparams)
-        own = jax.tree.map(jnp.asarray, params)
-        replica = seeing(strategy, Replica(own, optimizer.init(own)))
-        return replica, strategy.init(own)
+        return (replica, state), jnp.stack([jnp.mean(leaf) for leaf in leaves])
 
     def steps(hyperparams, lr, gradient, carry, first):
         numbers = first + np.arange(CHUNK, dtype=np.int32)
         step = partial(local_step, make(hyperparams)[0], lr, gradient)
         return jax.lax.scan(over_workers(step, (0, None)), carry, numbers)
 
-    run, begin = jax.jit(steps), jax.jit(over_workers(start, (None, 0)))
+    begin, run = jax.jit(over_workers(start, (None, 0))), jax.jit(steps)
 
-    def mean_of_workers(hyperparams, lr, gradient, carry, first):
-        carry, track = run(hyperparams, lr, gradient, carry, first)
-        # On the host, which needs no program.
-        return carry, np.asarray(track, np.float64).mean((1, 2))
+    def track(hyperparams, lr, gradient):
+        carry = begin(hyperparams, np.zeros((1, workers)))
+        for first in range(0, MOST_STEPS, CHUNK):
+            carry, moved = run(hyperparams, lr, gradient, carry, np.int32(first))
+            # On the host, which needs no program.
+            yield np.asarray(moved, np.float64).mean((1, 2))
 
-    def of_workers(hyperparams):
-        return begin(hyperparams, np.zeros((1, workers)))
-
-    return of_workers, mean_of_workers
+    return track
 
 
 def _rates(track: np.ndarray) -> np.ndarray:

@@ -1,1 +1,0 @@
-"""Measurements of a run: effective learning rate, rounds, displacements."""

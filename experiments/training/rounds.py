@@ -1,0 +1,311 @@
+"""The rounds of a run: their ends, bytes and center, and how far workers move in them.
+
+A round is a sequence of local steps that ends with a step at which anything is sent.
+
+A displacement dᵢ is the change of worker i's params from right after one sync to right
+before the next. The pseudo-gradient is -mean(d). The mean of cos(dᵢ, dⱼ) over pairs of
+workers measures their agreement: 1 if all see the same data, 0 if noise dominates.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import lax
+
+import syncalgos
+from experiments.training.plan import Plan
+from experiments.training.progress import Progress
+from syncalgos import Communication, Replica, Strategy, TrainState, collectives
+from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.combinators import introspection
+from syncalgos.combinators.decided import found
+from syncalgos.combinators.introspection import Combination
+from syncalgos.dtypes import widen
+from syncalgos.engine import inner_step
+from syncalgos.engine.state import of_one
+from syncalgos.strategy import apply_sync
+
+FARTHEST = 2**12  # steps within which the first sync is looked for
+# Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
+NONE = -2.0
+NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
+
+Count = Callable[[Progress], Communication | None]
+"""Returns a worker's communication from a Progress; None if it is unknown."""
+
+
+class Rounds(NamedTuple):
+    """The rounds of a run, as far as they are known before it trains.
+
+    Attributes:
+        sent: returns what a worker sends at most in the whole run.
+        is_fixed: whether this depends on the step only.
+        ends: whether a round ends at each step, (steps,); None if only the run decides.
+        is_followed: whether the evaluated model changes at every step.
+        unsynced: the reason why no sync comes, with a remedy; "" if one comes.
+    """
+
+    sent: Count
+    is_fixed: bool
+    ends: np.ndarray | None
+    is_followed: bool
+    unsynced: str = ""
+
+    @property
+    def untrained(self) -> str:
+        """The reason why the evaluated model never changes, and a remedy; or ""."""
+        return "" if self.is_followed else self.unsynced
+
+    def center_step(self, steps: int) -> int:
+        """Returns the last local step that the center includes after these steps."""
+        if self.is_followed or self.ends is None:
+            return steps
+        found = np.flatnonzero(self.ends[:steps])
+        return int(found[-1]) + 1 if len(found) else 0
+
+    def bytes_by(self, progress: Progress) -> float | int | None:
+        """Returns the most bytes that a worker has sent; None if they are not known."""
+        sent = self.sent(progress)
+        if sent is None or progress.sent_before is None:
+            return None
+        total = np.concatenate([[0.0], sent.per_step])  # after each number of steps
+        since = float(total[progress.step] - total[progress.sent_since])
+        count = progress.sent_before + since
+        return int(count) if count.is_integer() else count
+
+
+def ends_of(
+    plan: Plan, replica: Replica, steps: int, sent: Communication | None = None
+) -> np.ndarray | None:
+    """Returns whether each local step ends a round, because something is sent.
+
+    Args:
+        plan: the plan of the run.
+        replica: one worker's replica, arrays or their shapes.
+        steps: the number of steps.
+        sent: the communication of the run's trainer over these steps, if known.
+
+    Returns:
+        (steps,) booleans; None if only the run decides.
+    """
+    strategy, is_shared = plan.method.strategy, plan.task.kept == "shared"
+    # An inner optimizer may use the loss, which workers that reduce gradients share.
+    reduces = introspection.reduces(strategy)
+    shares_loss = reduces and inner_step.asks(
+        plan.method.optimizer, replica, np.float32(0)
+    )
+    # One worker sends nothing, but its rounds end. Shared tables, and the loss that an
+    # optimizer uses, are sent at every step and must not count.
+    if is_shared or plan.config.workers == 1 or shares_loss:
+        sent, strategy = None, plan.method.algorithm if is_shared else strategy
+    if sent is None:
+        workers = max(plan.config.workers, 2)
+        try:
+            sent = syncalgos.communication(
+                strategy, replica, workers=workers, steps=steps
+            )
+        except (ValueError, jax.errors.ConcretizationTypeError):
+            return None  # the engine reports the latter with the first state
+    return np.diff(sent.per_step, prepend=0.0) > 0
+
+
+def planned(plan: Plan, state: TrainState) -> Rounds:
+    """Returns the rounds of a run; displacements must not be measured in its state."""
+    c, replica = plan.config, of_one(state.replica)
+    try:
+        sent = plan.trainer.communication(state, c.steps)
+    except ValueError:  # only the run decides
+        sent = None
+    ends = ends_of(plan, replica, c.steps, sent)
+    rounds = Rounds(
+        sent=_count(plan, state, sent),
+        is_fixed=sent is not None,
+        ends=ends,
+        is_followed=not introspection.has_center(plan.method.algorithm),
+    )
+    if ends is None or ends.any():
+        return rounds
+    first = _first_sync(plan, replica)
+    out = [f"--steps {first} or more"] if first else []
+    if "period" in c.arguments:
+        out.append(f"--period {c.steps} or less")
+    when = f"first syncs after step {first}, beyond" if first else "does not sync in"
+    use = f": use {', or '.join(out)}" if out else ""
+    return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
+
+
+def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
+    """Returns a function that counts the sends, with the data's decisions so far."""
+    decisions = len(found(state.sync))
+    if sent is not None or not decisions:
+        return lambda progress: sent
+    of_taken = plan.trainer.counter(state, plan.config.steps)
+    taken = np.zeros((plan.config.steps, decisions), bool)
+
+    def count_taken(progress):
+        now = taken.copy()  # later steps count as without a sync
+        if progress.decided:
+            now[tuple(np.transpose(progress.decided))] = True
+        try:
+            return of_taken(now)
+        except ValueError:  # the sends depend on more than those decisions
+            return None
+
+    return count_taken
+
+
+def _first_sync(plan: Plan, replica: Replica) -> int | None:
+    """Returns the steps until the first round ends; None if there are too many."""
+    steps = plan.config.steps
+    while steps < FARTHEST:
+        steps = min(2 * steps, FARTHEST)
+        ends = ends_of(plan, replica, steps)
+        if ends is None:
+            return None
+        if ends.any():
+            return int(np.argmax(ends)) + 1
+    return None
+
+
+class Measured(NamedTuple):
+    """State of `measured`.
+
+    Attributes:
+        strategy: the state of the measured strategy.
+        start: this worker's params at the start of the last round to measure.
+        noted: the figures of the last measured round by name, float32 scalars.
+    """
+
+    strategy: PyTree
+    start: PyTree
+    noted: dict[str, jax.Array]
+
+
+def measured(
+    strategy: Strategy, sync_steps: np.ndarray, evaluated: Sequence[int]
+) -> Strategy:
+    """Returns the same strategy, which also records the displacements of some rounds.
+
+    For each evaluation, the last round that ended before it is measured. Measuring
+    sends the params three times per such round, which `communication` would count:
+    call it with the plain strategy instead.
+
+    Args:
+        strategy: the strategy of a whole run. It trains the same params, except for
+            their last bits if XLA fuses a step differently because of the measurement.
+        sync_steps: whether anything is sent at each step, (steps,) booleans.
+        evaluated: local steps done at each evaluation.
+
+    Returns:
+        A Strategy. State: the strategy's, and one copy of the params that it sees.
+        Changes that a delayed strategy makes within a round count as displacement.
+    """
+    begins, ends = _measured_rounds(np.asarray(sync_steps, bool), evaluated)
+
+    def init(params):
+        none = {name: jnp.float32(NONE) for name in NAMES}
+        return Measured(strategy.init(params), params, none)
+
+    def sync(replica, state, step):
+        noted = lax.cond(
+            _holds(ends, step),
+            lambda: _compare(replica.params, state.start),
+            lambda: state.noted,
+        )
+        # Otherwise XLA might fuse the local step differently, and round differently.
+        apart = noted, replica, state.strategy
+        noted, replica, own = lax.optimization_barrier(apart)
+        synced = apply_sync(strategy, replica, own, step)
+        replica, own = lax.optimization_barrier(synced)
+        start = lax.cond(
+            _holds(begins, step + 1), lambda: replica.params, lambda: state.start
+        )
+        return replica, Measured(own, start, noted)
+
+    def notes(step):
+        return _holds(begins, step + 1) | _holds(ends, step)
+
+    # The engine runs the strategy in the same form as without the measurement.
+    return strategy._replace(
+        init=init,
+        reduce=introspection.inner_reduce(strategy),
+        sync=Combination(
+            sync,
+            (strategy,),
+            lambda change: measured(change(strategy), sync_steps, evaluated),
+        ),
+        center=introspection.inner_center(strategy),
+        acts=introspection.at_any(introspection.acting_steps(strategy), notes),
+    )
+
+
+def figures(state: TrainState) -> dict[str, float]:
+    """Returns the displacements that a measured strategy recorded last.
+
+    Returns:
+        pseudo_gradient, the 2-norm over all params that the strategy sees;
+        displacement_cosine, the mean over pairs of workers; and drift, the root mean
+        square distance of replicas to their mean, right before the sync. All are NaN if
+        no round has ended yet, or the strategy is not `measured`. The cosine is NaN if
+        there is one worker, or one did not move.
+    """
+    noted = state.sync.noted if isinstance(state.sync, Measured) else {}
+    return {name: _read(noted.get(name, NONE)) for name in NAMES}
+
+
+def _measured_rounds(
+    sync_steps: np.ndarray, evaluated: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns which steps begin a measured round, and which end one."""
+    lasts = np.flatnonzero(sync_steps)  # of all rounds
+    firsts = np.concatenate([[0], lasts + 1])
+    ended = np.searchsorted(lasts, np.asarray(evaluated, int))  # rounds by then
+    rounds = np.unique(ended[ended > 0]) - 1
+    begins, ends = np.zeros_like(sync_steps), np.zeros_like(sync_steps)
+    begins[firsts[rounds]] = ends[lasts[rounds]] = True
+    return begins, ends
+
+
+def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:
+    return jnp.asarray(table).at[step].get(mode="fill", fill_value=False)
+
+
+def _compare(params: PyTree, start: PyTree) -> dict[str, jax.Array]:
+    """Returns the displacements of a round that ends with these params."""
+    workers = collectives.size(WORKERS)
+    params = widen(params)
+    moved = jax.tree.map(jnp.subtract, params, widen(start))
+    apart = jax.tree.map(jnp.subtract, params, collectives.mean(params))
+    distance = collectives.mean(optax.tree.norm(apart, squared=True))
+    found = (
+        optax.tree.norm(collectives.mean(moved)),
+        NONE if workers == 1 else _cosine(moved, workers),
+        jnp.sqrt(distance),
+    )
+    return {name: jnp.float32(x) for name, x in zip(NAMES, found, strict=True)}
+
+
+def _cosine(moved: PyTree, workers: int) -> jax.Array:
+    """Returns the mean cosine between two workers' displacements."""
+    length = optax.tree.norm(moved)
+    stays = length == 0
+    unit = jax.tree.map(lambda x: x / jnp.where(stays, 1, length), moved)
+    # Each worker's direction times the sum of the others: unlike |Σu|² - N, this loses
+    # no digits if directions are orthogonal.
+    others = jax.tree.map(
+        lambda mean, x: workers * mean - x, collectives.mean(unit), unit
+    )
+    cosine = collectives.mean(optax.tree.vdot(unit, others)) / (workers - 1)
+    is_defined = collectives.mean(stays.astype(jnp.float32)) == 0
+    return jnp.where(is_defined, jnp.clip(cosine, -1, 1), NONE)
+
+
+def _read(value: jax.Array | float) -> float:
+    """Returns the value of one worker of this process; all have the same."""
+    if isinstance(value, jax.Array):
+        value = float(np.ravel(value.addressable_shards[0].data)[0])
+    return value if value > NONE else np.nan
