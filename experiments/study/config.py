@@ -146,8 +146,8 @@ class StudyConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        varied = self.tuned, self.swept
-        return variants.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
+        given = variants.Given(self.task, self.shared, self.tuned, self.swept)
+        return variants.resolved(self.algos, given, SETTINGS)
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -234,12 +234,10 @@ def read(argv: list[str]) -> StudyConfig:
     """
     config = parse(argv)
     _check_conflicts(config)
-    try:
+    with variants.refusing():
         labels = [variant.label for variant in config.variants]
         checks.one_of("--baseline", config.baseline or labels[0], labels)
         _ = config.networks
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
     _check_runs(config)
     return config
 

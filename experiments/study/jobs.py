@@ -27,7 +27,6 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import jax
-from rich.progress import TaskID
 
 from experiments.checkpoint import lock
 from experiments.cli import certificates, stopping
@@ -35,8 +34,15 @@ from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.stopping import UNCONNECTED
 from experiments.study import worker
 from experiments.study.config import StudyConfig
-from experiments.study.making import Stopped, StudyProgress, described
-from experiments.study.queue import Made, Missing, Plan, Refused
+from experiments.study.making import (
+    Made,
+    Missing,
+    Plan,
+    Refused,
+    Stopped,
+    StudyProgress,
+    described,
+)
 from experiments.study.runs import is_done
 from experiments.training import files
 from experiments.training.config import RunConfig
@@ -62,16 +68,12 @@ class Job:
 
     Attributes:
         run: the run.
-        address: of the worker.
         future: its Dask task.
-        line: its display.
         moved: the time of its last step.
     """
 
     run: Missing
-    address: str
     future: "Future"
-    line: TaskID
     moved: float = field(default_factory=time.monotonic)
 
 
@@ -159,7 +161,7 @@ class Jobs:
         self._order, self._plan, self._bar = order, plan, bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last = dict[str, int]()  # the number of each worker's last run
-        self._jobs = list[Job]()
+        self._jobs = dict[str, Job]()  # by the address of their worker
         self._losses = Counter[Path]()
         self._idle_since = time.monotonic()
         self._inbox = queue.SimpleQueue[tuple[float, Any]]()
@@ -170,11 +172,10 @@ class Jobs:
         """Handles what has happened, and gives runs to free workers."""
         fit = self._fit(self._present())
         self._listen()
-        for job in [*self._jobs]:
-            if job.future.done() or job.address not in fit:
-                self._jobs.remove(job)
-                self._end(job)
-        for address in sorted(fit - {job.address for job in self._jobs}):
+        for address, job in [*self._jobs.items()]:
+            if job.future.done() or address not in fit:
+                self._end(address, self._jobs.pop(address))
+        for address in sorted(fit - self._jobs.keys()):
             if run := self._plan.take(self._last.get(address)):
                 self._begin(address, run)
         self._tell_silence()
@@ -217,42 +218,41 @@ class Jobs:
         """Has a worker make a run."""
         given = run.number, _plain(run.config), str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
-        self._jobs.append(Job(run, address, future, self._bar.begin(run.name)))
+        self._jobs[address] = Job(run, future)
+        self._bar.begin(run)
         self._last[address] = run.number
 
     def _listen(self) -> None:
         """Shows the steps that the workers have told."""
-        jobs = {job.future.key: job for job in self._jobs}
+        jobs = {job.future.key: job for job in self._jobs.values()}
         while not self._inbox.empty():
             _, (key, news) = self._inbox.get()
             if job := jobs.get(key):
                 job.moved = time.monotonic()
-                self._bar.show(job.line, news)
+                self._bar.show(job.run, news)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, address: str, job: Job) -> None:
         """Counts a run that has ended, or takes it back if its worker is lost."""
-        outcome, gone = _outcome(job), f"the Dask worker {job.address} is gone"
+        outcome, gone = _outcome(job), f"the Dask worker {address} is gone"
         if outcome is None:
             self._losses[job.run.folder] += 1
             if self._losses[job.run.folder] == MOST_LOSSES:
                 outcome = Refused(f"given up after {MOST_LOSSES} times: {gone}")
         if outcome is not None:
-            self._bar.end(job.line, outcome)
-            self._plan.ended(job.run, outcome)
-        else:
-            self._bar.drop(job.line)
-            self._bar.say(f"{job.run.name}: {gone}; the run starts again")
-            self._plan.give_back(job.run)
+            return self._bar.end(job.run, outcome)
+        self._bar.drop(job.run)
+        self._bar.say(f"{job.run.name}: {gone}; the run starts again")
+        self._plan.give_back(job.run)
 
     def _tell_silence(self) -> None:
         """Names runs that take no step, and tells that there is no worker."""
         now = time.monotonic()
-        for job in self._jobs:
+        for address, job in self._jobs.items():
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
                 self._bar.say(
                     f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
-                    f"{job.address}: it compiles, is busy or hangs"
+                    f"{address}: it compiles, is busy or hangs"
                 )
         if self._jobs:
             self._idle_since = now
@@ -402,14 +402,18 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
         with client:
             yield client
         return
-    with ExitStack() as held:
-        pages = "127.0.0.1:0"
-        own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
-        held.enter_context(own)
-        scratch = held.enter_context(TemporaryDirectory())
+    # The workers end before their scratch folder goes, and the scheduler.
+    with (
+        LocalCluster(
+            n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0"
+        ) as own,
+        TemporaryDirectory() as scratch,
+        ExitStack() as workers,
+        Client(own, set_as_default=False) as client,
+    ):
         for _ in range(jobs):
-            held.enter_context(_worker(own.scheduler_address, scratch))
-        yield held.enter_context(Client(own, set_as_default=False))
+            workers.enter_context(_worker(own.scheduler_address, scratch))
+        yield client
 
 
 @contextmanager

@@ -1,11 +1,14 @@
 """The records of a report: every field is a number or a sentence to show."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from experiments.study.network import Network
 from experiments.study.runs import Tuning
 from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
+from experiments.study.variants import at
+
+X, K = TypeVar("X"), TypeVar("K")
 
 # The terms of a comparison whose learning rates were not tuned.
 ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
@@ -137,7 +140,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return " at ".join(x for x in (self.label, self.point) if x)
+        return at(self.label, self.point)
 
 
 class Report(NamedTuple):
@@ -220,3 +223,11 @@ def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     best = max((mean for mean, _ in means), default=0.0)
     least = best - ROUNDING * abs(best)
     return next((row for mean, row in means if mean >= least), None)
+
+
+def grouped(each: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
+    """Returns things by their keys, in the order of the first of each."""
+    found: dict[K, list[X]] = {}
+    for x in each:
+        found.setdefault(key(x), []).append(x)
+    return found

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.cli import factories
@@ -16,7 +17,7 @@ from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, combinations, named, replaced
+from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -66,7 +67,7 @@ class RunSet(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return " at ".join(x for x in (self.variant.label, self.point) if x)
+        return at(self.variant.label, self.point)
 
     @property
     def trial(self) -> str:
@@ -191,7 +192,14 @@ class Loader:
     """Makes the plans of runs, and loads the data that they share only once."""
 
     def __init__(self):
-        self._data: dict[Any, Data] = {}
+        self.programs: Programs | None = None
+        self._number, self._data = 0, dict[Any, Data]()
+
+    def turn_to(self, number: int) -> None:
+        """Forgets the programs of all run sets but this, of 30 MB each."""
+        if number != self._number:
+            self._number, self.programs = number, None
+            jax.clear_caches()
 
     def plan(
         self, config: RunConfig, programs: Programs | None = None

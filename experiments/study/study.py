@@ -19,8 +19,7 @@ from experiments.cli.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
-from experiments.study.making import Stopped, progress
-from experiments.study.queue import Missing, Plan
+from experiments.study.making import Missing, Plan, Stopped, progress
 from experiments.study.results import Report
 from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
@@ -121,7 +120,7 @@ def make_runs(
         Unreachable: no scheduler answers.
     """
     missing = plan.total - plan.done
-    with progress(plan.total, plan.done) as bar, making.cleaned(config.folder):
+    with progress(plan) as bar, making.cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are already complete"
         bar.say(there if plan.done else f"{plan.total} runs to make")
         try:
@@ -130,7 +129,7 @@ def make_runs(
             else:
                 making.here(plan, loader, bar, asked_to_stop)
         except Stopped:
-            bar.say(f"stopped after {bar.done} of {plan.total} runs")
+            bar.say(f"stopped after {plan.done} of {plan.total} runs")
             return False
     return True
 

@@ -26,9 +26,8 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
-from experiments.study.making import Maker
+from experiments.study.making import Refused, make
 from experiments.study.network import modelled_seconds
-from experiments.study.queue import Refused
 from experiments.study.runs import Loader
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
@@ -198,13 +197,12 @@ def runs(
         Stopped: it was asked to stop.
     """
     loader = Loader()
-    maker = Maker(loader)
     shipped = center_sends(loader.plan(entry.config)[0])
     summaries = []
     with TemporaryDirectory() as folder:
         for seed in seeds:
             config, out = replace(entry.config, seed=seed), Path(folder, f"seed-{seed}")
-            news = maker.make(config, out, lambda news: None, stopped)
+            news = make(loader, config, out, lambda news: None, stopped)
             if isinstance(news, Refused):
                 raise BadRequest(news.line)
             terminal.say(f"seed {seed}: {news.words}")
