@@ -146,7 +146,8 @@ class StudyConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        given = variants.Given(self.task, self.shared, self.tuned, self.swept)
+        swept = [self.swept] if self.swept else []
+        given = variants.Given(self.task, self.shared, self.tuned, swept)
         return variants.resolved(self.algos, given, SETTINGS)
 
     @cached_property
@@ -203,6 +204,11 @@ class StudyConfig:
         }
 
     @property
+    def compared_to(self) -> str:
+        """The label of the baseline."""
+        return self.baseline or self.variants[0].label
+
+    @property
     def factories(self) -> tuple[str, ...]:
         """The names of the task and of the algorithms; some may be the user's."""
         return self.task, *(variant.algo for variant in self.variants)
@@ -236,7 +242,7 @@ def read(argv: list[str]) -> StudyConfig:
     _check_conflicts(config)
     with variants.refusing():
         labels = [variant.label for variant in config.variants]
-        checks.one_of("--baseline", config.baseline or labels[0], labels)
+        checks.one_of("--baseline", config.compared_to, labels)
         _ = config.networks
     _check_runs(config)
     return config

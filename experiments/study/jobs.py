@@ -32,17 +32,9 @@ from experiments.checkpoint import lock
 from experiments.cli import certificates, stopping
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.stopping import UNCONNECTED
-from experiments.study import worker
+from experiments.study import making, worker
 from experiments.study.config import StudyConfig
-from experiments.study.making import (
-    Made,
-    Missing,
-    Plan,
-    Refused,
-    Stopped,
-    StudyProgress,
-    described,
-)
+from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
 from experiments.study.runs import is_done
 from experiments.training import files
 from experiments.training.config import RunConfig
@@ -78,14 +70,13 @@ class Job:
 
 
 def make(
-    config: StudyConfig, plan: Plan, bar: StudyProgress, asked_to_stop: stopping.Stopped
+    config: StudyConfig, bar: StudyProgress, asked_to_stop: stopping.Stopped
 ) -> None:
     """Makes all runs of a plan on a cluster.
 
     Args:
         config: the config of the study.
-        plan: the missing runs.
-        bar: the display of the runs.
+        bar: the display of the runs, with their plan.
         asked_to_stop: function that is polled all the time.
 
     Raises:
@@ -95,14 +86,14 @@ def make(
             kept.
         Unreachable: no scheduler answers.
     """
-    count = min(config.jobs, plan.total - plan.done)
-    with cluster(config.scheduler, count) as client:
+    plan = bar.plan
+    with cluster(config.scheduler, min(config.jobs, plan.missing)) as client:
         if importlib.util.find_spec("bokeh"):  # it draws the pages
             bar.say(f"dashboard: {client.dashboard_link}")
-        jobs = Jobs(client, _order(config, plan), plan, bar)
+        jobs = Jobs(client, _order(config, plan), bar)
         while not plan.is_over:
             if asked_to_stop():
-                raise Stopped
+                raise making.Stopped
             jobs.step()
             time.sleep(TICK)
 
@@ -116,8 +107,8 @@ def job_environment(devices: int | None) -> dict[str, str]:
         return environment(devices, devices)
     if jax.default_backend() != "cpu":
         return {}
-    threads = os.environ.get("NPROC", str(cores()))
-    return environment(jax.local_device_count(), int(threads))
+    threads = int(os.environ.get("NPROC", cores()))
+    return environment(jax.local_device_count(), threads)
 
 
 def _order(config: StudyConfig, plan: Plan) -> worker.Order:
@@ -150,15 +141,12 @@ class Jobs:
     Args:
         client: the client of the scheduler.
         order: what all tasks have in common.
-        plan: the missing runs.
-        bar: the display of the runs.
+        bar: the display of the runs, with their plan.
     """
 
-    def __init__(
-        self, client: "Client", order: worker.Order, plan: Plan, bar: StudyProgress
-    ):
+    def __init__(self, client: "Client", order: worker.Order, bar: StudyProgress):
         self._client: Any = client  # its types know only its asynchronous calls
-        self._order, self._plan, self._bar = order, plan, bar
+        self._order, self._plan, self._bar = order, bar.plan, bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last = dict[str, int]()  # the number of each worker's last run
         self._jobs = dict[str, Job]()  # by the address of their worker
@@ -199,7 +187,7 @@ class Jobs:
         }
         unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
         for address, check in unfit.items():
-            line = described(check.exception()).line
+            line = making.described(check.exception()).line
             if self._client.cluster is not None:  # no other worker will come
                 raise BadRequest(line)
             self._bar.say_once(f"the Dask worker {address} is refused: {line}")
@@ -267,12 +255,12 @@ def _outcome(job: Job) -> Made | Refused | None:
         return None
     try:
         outcome = job.future.result(ANSWER)
-    except (Stopped, TimeoutError):  # the worker ends, or has just done so
+    except (making.Stopped, TimeoutError):  # the worker ends, or has just done so
         return None
     except OSError:  # a full disk would stop all others, too
         raise
     except Exception as error:
-        return described(error)
+        return making.described(error)
     if isinstance(outcome, Made) and not _is_seen(job.run.folder):
         return Refused("its files do not appear in the study's folder")
     return outcome
@@ -291,8 +279,9 @@ def _is_seen(folder: Path) -> bool:
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 CERTIFICATES = f"{TLS}CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 ANSWER = 30.0  # seconds for a scheduler to answer
-WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
-WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
+HERE = "127.0.0.1"
+WORKER = f"--nthreads 1 --memory-limit 0 --death-timeout 60 --host {HERE}"
+WORKER += f" --dashboard-address {HERE}:0 --local-directory"
 
 
 class Unreachable(BadRequest):
@@ -404,9 +393,7 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
         return
     # The workers end before their scratch folder goes, and the scheduler.
     with (
-        LocalCluster(
-            n_workers=0, host="127.0.0.1", dashboard_address="127.0.0.1:0"
-        ) as own,
+        LocalCluster(n_workers=0, host=HERE, dashboard_address=f"{HERE}:0") as own,
         TemporaryDirectory() as scratch,
         ExitStack() as workers,
         Client(own, set_as_default=False) as client,

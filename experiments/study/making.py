@@ -132,6 +132,11 @@ class Plan:
                 self._add_finals(number, len(self.waiting))
 
     @property
+    def missing(self) -> int:
+        """The number of runs that do not exist yet."""
+        return self.total - self.done
+
+    @property
     def is_over(self) -> bool:
         """Whether nothing waits and nothing runs."""
         return not self.waiting and not self._taken.total()
@@ -327,11 +332,12 @@ class StudyProgress:
         bar: progress bar, disabled if there is no terminal.
 
     Attributes:
+        plan: the runs.
         made: the number of runs made.
     """
 
     def __init__(self, plan: Plan, bar: Progress):
-        self.made, self._plan, self._bar = 0, plan, bar
+        self.made, self.plan, self._bar = 0, plan, bar
         self._lines, self._said = dict[str, TaskID](), set[str]()
         self._started = time.perf_counter()
         self._all = bar.add_task("runs", total=plan.total, completed=plan.done, left="")
@@ -352,11 +358,11 @@ class StudyProgress:
 
     def end(self, run: Missing, outcome: Made | Refused) -> None:
         """Counts a run, ends its line, and shows its results or why it failed."""
-        self._plan.ended(run, outcome)
+        self.plan.ended(run, outcome)
         self.drop(run)
         if isinstance(outcome, Made):
             self.made += 1
-            at, left = f"{self._plan.done}/{self._plan.total}", self._left()
+            at, left = f"{self.plan.done}/{self.plan.total}", self._left()
             self.say(f"run {at} {run.name}: {outcome.words}  {left}".rstrip())
         else:
             self.say(f"failed: {run.name}: {outcome.line}")
@@ -380,15 +386,15 @@ class StudyProgress:
         """Updates the overall progress from all lines."""
         lines = self._lines.values()
         parts = [x.completed for x in self._bar.tasks if x.id in lines]
-        text = f"{self._plan.done}/{self._plan.total} runs"
+        text = f"{self.plan.done}/{self.plan.total} runs"
         if len(parts) > 1:
             text += f", {len(parts)} running"
-        at, left = self._plan.done + sum(parts), self._left(sum(parts))
+        at, left = self.plan.done + sum(parts), self._left(sum(parts))
         self._bar.update(self._all, completed=at, description=text, left=left)
 
     def _left(self, parts: float = 0.0) -> str:
         """Returns the time left in words; `parts` is what is done of runs under way."""
-        made, missing = self.made + parts, self._plan.total - self._plan.done - parts
+        made, missing = self.made + parts, self.plan.missing - parts
         # The first steps take much longer, because they are compiled.
         if made < 0.2 or missing <= 0:
             return ""
@@ -405,12 +411,10 @@ def progress(plan: Plan) -> Iterator[StudyProgress]:
         yield StudyProgress(plan, bar)
 
 
-def here(
-    plan: Plan, loader: Loader, bar: StudyProgress, asked_to_stop: stopping.Stopped
-) -> None:
+def here(loader: Loader, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     number = 0
-    while (run := plan.take(number)) is not None:
+    while (run := bar.plan.take(number)) is not None:
         number = run.number
         loader.turn_to(number)
         # Before the first run nothing can be lost: the signal ends the process.

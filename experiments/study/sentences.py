@@ -10,14 +10,7 @@ from experiments.cli import terminal
 from experiments.cli.terminal import MISSING, duration, size, three_digits
 from experiments.study import results, statistics
 from experiments.study.config import TUNE_SHARE, StudyConfig
-from experiments.study.results import (
-    ONE_NOMINAL,
-    Comparison,
-    Ranking,
-    Row,
-    grouped,
-    leader,
-)
+from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Report, Row
 from experiments.study.runs import RunSet, Tuning
 from experiments.study.statistics import MIN_SEEDS, Difference, Measure, Spread
 from experiments.study.variants import at
@@ -28,8 +21,6 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
 MOST_NAMED = 8  # labels in a sentence; the table has all
 LONGEST = 40  # characters of two names that fit in one line
-
-Points = Mapping[str, Ranking]
 
 
 def say(phrase: str, **values: Any) -> str:
@@ -187,13 +178,13 @@ def until_step(row: Row) -> str:
     return f"not in {row.steps:,} steps" if reached is None else f"{reached:,}"
 
 
-def against(report: results.Report) -> str:
+def against(report: Report) -> str:
     """Returns the heading of the differences: the baseline, and unfair terms."""
     terms = f", {report.terms}" if report.terms else ""
     return f"against {report.baseline}{terms}"
 
 
-def target(report: results.Report) -> str:
+def target(report: Report) -> str:
     """Returns the target, rounded, with its unit; "" without one."""
     if report.target is None:
         return ""
@@ -202,25 +193,20 @@ def target(report: results.Report) -> str:
 
 
 def in_words(
-    difference: Difference | None,
-    by: Measure,
-    p: float | None = None,
-    count: int = 1,
-    named: bool = True,
+    difference: Difference | None, by: Measure, count: int = 1, named: bool = True
 ) -> Comparison:
     """Returns a difference with its verdict and its words.
 
     Args:
         difference: the difference, from `paired`, at 95 %.
         by: the measure of the difference.
-        p: its corrected p-value.
-        count: number of comparisons that p is corrected for.
+        count: number of comparisons that its p-value is corrected for.
         named: whether a winner is named. If not, "above" and "below" take the place of
             "better" and "worse".
     """
     if difference is None:
         return Comparison("nothing to compare: no seed in common", kind="few")
-    kind, seeds, mean = kind_of(difference, by, p), difference.count, difference.mean
+    kind, seeds, mean = kind_of(difference, by), difference.count, difference.mean
     is_equal = mean == 0 and not difference.deviation
     is_seen = mean != 0 and kind not in ("unseen", "doubtful")
     if is_equal:
@@ -243,17 +229,17 @@ def in_words(
         basis = few.get(seeds, f"in all {seeds} seeds")
         if not difference.same_sign:
             basis = f"in the mean of {seeds} seeds{' (not in all)' * is_seen}"
-    amount, p = amount if is_seen else "", p if count > 1 else None
-    return Comparison(verdict, kind, difference, p, count, amount, basis, note)
+    amount = amount if is_seen else ""
+    return Comparison(verdict, kind, difference, count, amount, basis, note)
 
 
-def kind_of(difference: Difference | None, by: Measure, p: float | None) -> str:
+def kind_of(difference: Difference | None, by: Measure) -> str:
     """Returns the kind of a comparison: few, unseen, doubtful, better or worse."""
     if difference is None or difference.low is None or difference.high is None:
         return "few"
     if difference.low <= 0 <= difference.high:
         return "unseen"
-    if p is not None and p >= statistics.LEVEL:
+    if difference.p is not None and difference.p >= statistics.LEVEL:
         return "doubtful"
     return "better" if by.side * difference.mean > 0 else "worse"
 
@@ -277,19 +263,13 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
 
 
-def lead(points: Points, by: Measure, terms: str) -> str:
-    """Returns the answer in one line.
-
-    Args:
-        points: rankings by the value of the sweep, by "" without one.
-        by: the measure.
-        terms: terms of the comparison.
-    """
-    if terms == ONE_NOMINAL:
+def lead(report: Report) -> str:
+    """Returns the answer in one line."""
+    if report.terms == ONE_NOMINAL:
         return "No winner at one nominal learning rate"
-    first = next(iter(points.values()))
-    text = _swept(points, by) if len(points) > 1 else _line(first, by)
-    return f"{sentence(terms)}: {text}" if terms else text
+    first, by = next(iter(report.points.values())), report.measure
+    text = _line(first, by) if len(report.points) == 1 else _swept(report.points, by)
+    return f"{sentence(report.terms)}: {text}" if report.terms else text
 
 
 def _line(ranking: Ranking, by: Measure) -> str:
@@ -307,7 +287,7 @@ def _line(ranking: Ranking, by: Measure) -> str:
     elif top.diverged:
         but = f"{top.diverged} of its {top.seeds} runs diverged"
     elif alike and len(alike) == others:
-        return _unseen(top, leader(alike, by) or top, others, by)
+        return _unseen(top, results.leader(alike, by) or top, others, by)
     elif alike:
         but = f"{len(alike)} of {others} others cannot be distinguished from it"
     elif edge:
@@ -328,7 +308,7 @@ def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
     return f"No difference seen: {top.label} is ahead by {apart}"
 
 
-def _swept(points: Points, by: Measure) -> str:
+def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is best."""
     sweep = next(iter(points)).partition("=")[0]
     tops = [x.top for x in points.values() if x.top is not None]
@@ -342,20 +322,14 @@ def _swept(points: Points, by: Measure) -> str:
     return text + "; some of these runs diverged" * any(x.diverged for x in tops)
 
 
-def answer(points: Points, by: Measure, terms: str, times: float) -> str:
-    """Returns the answer in sentences; for each value of a sweep, if there is one.
-
-    Args:
-        points: as in `lead`.
-        by: the measure.
-        terms: terms of the comparison.
-        times: ratio of the largest to the smallest effective learning rate.
-    """
+def answer(report: Report) -> str:
+    """Returns the answer in sentences; for each value of a sweep, if there is one."""
+    terms = report.terms
     is_ranked, lines = terms != ONE_NOMINAL, []
     if not is_ranked:
-        lines = [say("nameless", times=factor(times))]
-    for point, ranking in points.items():
-        text = headline(ranking, by, is_ranked)
+        lines = [say("nameless", times=factor(report.times))]
+    for point, ranking in report.points.items():
+        text = headline(ranking, report.measure, is_ranked)
         text = f"{terms}, {text}" if terms and is_ranked else text
         # A label at the start of a sentence gets no capital letter.
         text = sentence(text) if terms and not point else text
@@ -435,25 +409,10 @@ def cost_of(
     return [row for x, row in own if x == least], most, part
 
 
-def numbers(
-    points: Points,
-    rows: Sequence[Row],
-    by: Measure,
-    baseline: str,
-    terms: str,
-    times: float,
-) -> list[tuple[str, str]]:
-    """Returns up to three numbers beside the line: value and meaning.
-
-    Args:
-        points: as in `lead`.
-        rows: all rows of the table.
-        by: the measure.
-        baseline: label to which all others are compared.
-        terms: terms of the comparison.
-        times: ratio of the largest to the smallest effective learning rate.
-    """
-    top, is_swept = leader(rows, by), len(points) > 1
+def numbers(report: Report) -> list[tuple[str, str]]:
+    """Returns up to three numbers beside the line: value and meaning."""
+    rows, by, points = report.rows, report.measure, report.points
+    top, is_swept = results.leader(rows, by), len(points) > 1
     if top is None or top.measure is None:
         return []
     fine = [row for row in rows if row.measure]
@@ -461,15 +420,15 @@ def numbers(
     reached = with_unit(shown(top.measure.mean, by), by)
     found = [(reached, f"{by.name} of {named(top)}")]
     span = ends(fine, by), f"{by.name}, lowest and highest"
-    if terms == ONE_NOMINAL:
-        found = [span, (factor(times), "ratio of effective learning rates")]
+    if report.terms == ONE_NOMINAL:
+        found = [span, (factor(report.times), "ratio of effective learning rates")]
         pool = rows if is_swept else fine
     elif is_swept:
         found.append(span)
     # If the baseline is best, the next best row shows the gap.
     elif pairs := [row for row in fine if row.comparison.difference]:
-        best = top if top in pairs else leader(pairs, by) or top
-        said, who = best.comparison, f"{best.label} against {baseline}"
+        best = top if top in pairs else results.leader(pairs, by) or top
+        said, who = best.comparison, f"{best.label} against {report.baseline}"
         about = f"{who}: {said.verdict} {said.basis}"
         found.append((said.amount or "none seen", about))
     if (cost := cost_of(rows, pool)) is None:
@@ -498,7 +457,9 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
     """
     known = [x for x in scores if x.point and any(y is not None for y in x.scores)]
     line, sentences = "", []
-    for (label, flag), own in grouped(known, lambda x: (x.label, x.flag)).items():
+    for (label, flag), own in results.grouped(
+        known, lambda x: (x.label, x.flag)
+    ).items():
         if len(own) > 1:
             values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
             sentences.append(f"Best {flag} of {label}: {values}.")
@@ -552,14 +513,10 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks(
-    config: StudyConfig,
-    runs: Sequence[RunSet],
-    rows: Sequence[Row],
-    by: Measure,
-    scores: Sequence[Tuning],
+    config: StudyConfig, runs: Sequence[RunSet], report: Report
 ) -> Iterator[str]:
     """Yields the warnings that a reader of the figures needs."""
-    lost = [row for row in rows if row.diverged]
+    lost = [row for row in report.rows if row.diverged]
     told = [diverged(row) for row in lost]
     if any(row.measure for row in lost):
         told[-1] += f" {say('others')}"
@@ -567,7 +524,7 @@ def remarks(
     if config.seeds < MIN_SEEDS:
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
-    yield from _on_tuning(config, runs, scores)
+    yield from _on_tuning(config, runs, report.tuning)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -578,8 +535,8 @@ def remarks(
     sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
     if len(sizes) > len({r.point for r in runs}):
         yield say("batches")
-    if by not in (statistics.ACCURACY, statistics.LOSS):
-        yield say("measure", measure=by.name)
+    if report.measure not in (statistics.ACCURACY, statistics.LOSS):
+        yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
 
 
@@ -600,7 +557,9 @@ def _on_tuning(
     config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
-    edges = grouped((x for x in scores if x.at_edge), lambda x: (x.flag, x.chosen))
+    edges = results.grouped(
+        (x for x in scores if x.at_edge), lambda x: (x.flag, x.chosen)
+    )
     for (flag, chosen), own in edges.items():
         name = ", ".join(at(x.label, x.point) for x in own)
         yield say("edge", name=name, flag=flag, chosen=chosen)
@@ -622,7 +581,7 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps after the last sync and about uncertain bytes."""
     # The center dates from the last sync: later local steps are not in it.
     whole = (r for r in runs if not r.any["diverged"])
-    ends = grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
+    ends = results.grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
     for (steps, center), own in ends.items():
         if late := steps - center:
             key, name = "late_steps" if center else "no_sync", _names(own)

@@ -31,10 +31,8 @@ from experiments.training.progress import MEASURED
 MOST_RUNS = 10_000
 # Flags of single runs that a study sets itself, and the flags to use instead.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
-TAKEN |= {
-    name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
-    for name in ("help", "help_all")
-}
+TAKEN["help"] = "experiments.run --algo NAME --help"
+TAKEN["help_all"] = f"{TAKEN['help']}-all"
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
@@ -235,7 +233,7 @@ class Given(NamedTuple):
         task: the name of the task.
         shared: flags with one value, one tuple of words for each.
         tuned: the tuned ranges.
-        swept: the sweep, if there is one.
+        swept: the range of the sweep, if there is one.
         taken: parameters that cannot be set for runs, and what to use instead.
         added: flags that all runs get.
     """
@@ -243,7 +241,7 @@ class Given(NamedTuple):
     task: str
     shared: Sequence[Words]
     tuned: Sequence[Range] = ()
-    swept: Range | None = None
+    swept: Sequence[Range] = ()
     taken: Mapping[str, str] = TAKEN
     added: Words = ADDED
 
@@ -258,7 +256,7 @@ class Variant(NamedTuple):
         argv: the flags of its runs, without what is swept and tuned.
         known: the parameters of its runs that a study may set, each with the function
             that reads its value.
-        swept: the sweep, if its runs have the flag.
+        swept: the range of the sweep, if its runs have the flag.
         tuned: the tuned ranges, of flags that it has.
         trials: number of trials at each point; ranges of whole numbers may give fewer.
     """
@@ -268,7 +266,7 @@ class Variant(NamedTuple):
     words: Words = ()
     argv: Words = ()
     known: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
-    swept: Range | None = None
+    swept: Sequence[Range] = ()
     tuned: Sequence[Range] = ()
     trials: int = 0
 
@@ -278,14 +276,13 @@ class Variant(NamedTuple):
 
         A value's name is also that of a folder.
         """
-        each = combinations([self.swept]) if self.swept else [{}]
-        return {named(values): values for values in each}
+        return {named(x): x for x in combinations(self.swept)} or {"": {}}
 
     @property
     def parameters(self) -> set[str]:
         """The parameters that are set, swept or tuned for its runs."""
-        varied = [*self.tuned, self.swept] if self.swept else self.tuned
-        return {*_set_by(flag_groups(self.argv)), *(r.flag for r in varied)}
+        varied = [r.flag for r in (*self.tuned, *self.swept)]
+        return {*_set_by(flag_groups(self.argv)), *varied}
 
     @property
     def own_flags(self) -> list[Words]:
@@ -313,12 +310,11 @@ class Variant(NamedTuple):
         ranges = [r for each in given.tuned for r in each.of(known)]
         # Counted without the refined values: they may be too many to list.
         counted = given.tuned if any(r.bounds for r in ranges) else ranges
-        swept = given.swept
         return self._replace(
             # Its own flags come last: the last of two equal flags wins.
             argv=(*run, *chain(*shared), *self.words),
             known=known,
-            swept=swept if swept and swept.flag in known else None,
+            swept=[r for r in given.swept if r.flag in known],
             tuned=ranges,
             trials=math.prod(len(r.values) for r in counted) if ranges else 0,
         )
@@ -374,8 +370,7 @@ def resolved(text: str, given: Given, others: Collection[str]) -> tuple[Variant,
     """
     found = tuple(x.taking(given) for x in read(text))
     shared, own = _set_by(given.shared), _set_by(x for v in found for x in v.own_flags)
-    swept = given.swept.flags if given.swept else ()
-    varied = [*(x for r in given.tuned for x in r.flags), *swept]
+    varied = [x for r in (*given.tuned, *given.swept) for x in r.flags]
     # With several parameters, one may belong to an algorithm that is not compared.
     several = [x for r in given.tuned if r.flags[1:] for x in r.flags]
     elsewhere = [x for x in several if flags.owners_of(ALGORITHM, x)]
