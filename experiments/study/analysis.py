@@ -47,15 +47,14 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     rows = [row_of(r, by, scores) for r in runs]
     # At different learning rates the rates would decide the winner.
     terms, times, unfair = rates(config, rows)
-    label, is_given = config.compared_to, config.baseline is not None
-    is_named = terms != ONE_NOMINAL
+    label, is_named = config.compared_to, terms != ONE_NOMINAL
+    is_given = config.baseline is not None
     rows, said = against_baseline(rows, label, by, is_named, is_given)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     bases = [row for row in rows if row.label == label]
     target = config.target or default_target(bases, by)
-    pairs = zip(rows, curves, strict=True)
-    rows = [_timed(row, curve, by, target) for row, curve in pairs]
+    rows = [_timed(*pair, by, target) for pair in zip(rows, curves, strict=True)]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = Report(
         measure=by,
@@ -112,13 +111,12 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
 
 def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
     """Returns the row with its modelled times, to the target and in total."""
-    at = None
+    clocks, at = curve.seconds.items(), None
     if target is not None and by.key in curve.bands:
         # The first evaluation at which the mean reaches the target.
         least = by.side * target - ROUNDING * abs(target)
         means = enumerate(curve.bands[by.key].mean)
         at = next((i for i, x in means if by.side * x >= least), None)
-    clocks = curve.seconds.items()
     return row._replace(
         seconds={name: clock[-1] for name, clock in clocks},
         to_target={n: None if at is None else clock[at] for n, clock in clocks},

@@ -312,20 +312,20 @@ def reach(scheduler: str, seconds: float) -> None:
         arguments = Security().get_connection_args("client")
         await (await connect(address, timeout=seconds, **arguments)).close()
 
-    if (address := _address(scheduler)).startswith("tls://"):
-        _check_certificates()
-    # A client that fails to connect delays the interpreter's exit for seconds.
-    with _explained(scheduler):
+    with _reaching(scheduler) as address:
+        if address.startswith("tls://"):
+            _check_certificates()
+        # A client that fails to connect delays the interpreter's exit for seconds.
         asyncio.run(knock(address))
 
 
 @contextmanager
-def _explained(scheduler: str) -> Iterator[None]:
-    """Raises Dask's errors as errors of one line."""
+def _reaching(scheduler: str) -> Iterator[str]:
+    """Yields the address of a scheduler; raises Dask's errors as errors of one line."""
     from distributed.comm.core import FatalCommClosedError
 
     try:
-        yield
+        yield _address(scheduler)
     except FatalCommClosedError as error:  # by TLS alone
         raise BadRequest(
             f"--scheduler {scheduler}: it and this command do not trust each other's "
@@ -385,8 +385,7 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
     from distributed import Client, LocalCluster
 
     if scheduler is not None:
-        with _explained(scheduler):
-            address = _address(scheduler)
+        with _reaching(scheduler) as address:
             client = Client(address, timeout=ANSWER, set_as_default=False)
         with client:
             yield client

@@ -117,7 +117,8 @@ class Plan:
         self, planned: Sequence[RunSet], choose: Callable[[RunSet], RunSet | None]
     ):
         self.planned, self._choose = planned, choose
-        self.total, self.done = 0, 0
+        sets = [x for runs in planned for x in (runs, *runs.trials)]
+        self.total, self.done = sum(len(x.seeds) for x in sets), 0
         self.failures = list[tuple[Missing, Refused]]()
         self.found: list[RunSet | None] = [None] * len(planned)
         self.waiting = list[Missing]()
@@ -125,7 +126,6 @@ class Plan:
         self._trials = Counter[int]()  # trials left, by number
         # All trials first: the final runs then fill the gaps at the end.
         for number, runs in enumerate(planned):
-            self.total += sum(len(x.seeds) for x in (runs, *runs.trials))
             self._trials[number] = self._add(number, runs.trials, len(self.waiting))
         for number in range(len(planned)):
             if not self._trials[number]:

@@ -233,10 +233,9 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     Raises:
         BadRequest, ValueError: the config of a run is not possible.
     """
-    found = []
+    found, seeds = [], range(study.seeds)
     for number, variant in enumerate(study.variants, 1):
         for point, common in _same_samples(study, study.points[variant.label]):
-            seeds = range(study.seeds)
             made = RunSet(variant, number, point, common, study.folder, seeds)
             # What is impossible is refused before any run is made.
             loader.plan(common)

@@ -40,11 +40,10 @@ def counted(seeds: int) -> str:
 
 def shown(x: float, measure: Measure) -> str:
     """Returns a value of the measure, scaled, without its unit."""
-    places = 2 if measure.scale == 100 else 4
+    if measure.scale == 100:
+        return f"{100 * x:.2f}"
     # A function's loss falls by many powers of ten.
-    if measure.scale == 1 and 0 < abs(x) < 0.01:
-        return f"{x:.2e}"
-    return f"{x * measure.scale:.{places}f}"
+    return f"{x:.2e}" if 0 < abs(x) < 0.01 else f"{x:.4f}"
 
 
 def with_unit(text: str, measure: Measure) -> str:

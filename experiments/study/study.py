@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +168,7 @@ def _use_devices(config: StudyConfig) -> None:
     """Sets up the CPU devices that the runs need, before the first run starts jax."""
     if config.devices_per_job is not None:
         return use_devices(config.devices_per_job)
-    runs = chain(*(points.values() for points in config.points.values()))
+    runs = [run for points in config.points.values() for run in points.values()]
     # Jobs, and runs without a mesh, get the same number of devices.
     use_cpu_devices(max(cores(), *(run.mesh_devices() for run in runs)))
     jax.devices()
@@ -230,10 +230,8 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
 def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields the lines without what the line before says of the code, too."""
     # It is more than half of a line's bytes.
-    before: dict[str, Any] = {}
-    for line in lines:
+    for before, line in pairwise(chain([{}], lines)):
         yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
-        before = line
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -248,9 +246,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     for made in runs:
         for r in (*made.trials, made):
             own = _name(r) | {name: literal(value) for name, value in r.values.items()}
-            for seed, summary in r.summaries.items():
-                names = [k for k in summary if k in FINAL or k.startswith("test_")]
-                kept = {name: summary[name] for name in names}
+            for seed, s in r.summaries.items():
+                kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 

@@ -71,7 +71,7 @@ def check(order: Order) -> None:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
-    folder, expected = order["folder"], order["facts"]
+    folder = order["folder"]
     try:
         with Path(folder, lock.NAME).open("r+") as file:
             why = "" if file.read() == order["holder"] else "another folder"
@@ -83,12 +83,12 @@ def check(order: Order) -> None:
         )
     with _set_up(order):
         here = facts(order["factories"], _started)
-        if differing := [x for x in expected if here.get(x) != expected[x]]:
-            name = differing[0]
-            raise BadRequest(
-                f"{name}: {here.get(name)!r} there, {expected[name]!r} here: restart "
-                "it once they agree"
-            )
+        for name, value in order["facts"].items():
+            if here.get(name) != value:
+                raise BadRequest(
+                    f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
+                    "once they agree"
+                )
         _loader(order["topic"]).plan(RunConfig(**order["first"]))
 
 
@@ -118,11 +118,9 @@ def make_run(
         worker.log_event(order["topic"], (key, news))
 
     with _set_up(order):
-        loader, is_unwanted = (
-            _loader(order["topic"]),
-            partial(_is_unwanted, worker, key),
-        )
+        loader = _loader(order["topic"])
         loader.turn_to(number)
+        is_unwanted = partial(_is_unwanted, worker, key)
         return make(loader, RunConfig(**config), Path(folder), report, is_unwanted)
 
 
