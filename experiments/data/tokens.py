@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from experiments.data.downloads import PINS, bar, find, keep, make_once, say, sha256
+from experiments.data import downloads
+from experiments.data.downloads import bar, make_once, replacing, say, sha256
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
 TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
 BATCH = 2**21  # characters that are tokenized at once
 
-SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
+SHAKESPEARE = downloads.PINS["tinyshakespeare/input.txt"]
 
 
 class Documents(NamedTuple):
@@ -253,7 +254,7 @@ def trained(
     package = _package()
     path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
 
-    def write(part: Path) -> None:
+    def write(part: BinaryIO) -> None:
         say(f"training a tokenizer of {size} tokens: {path}")
         made = package.Tokenizer(package.models.BPE())
         level = package.pre_tokenizers.ByteLevel
@@ -266,8 +267,7 @@ def trained(
             show_progress=Console(stderr=True).is_terminal,
         )
         made.train_from_iterator(_beginning(documents), trainer)
-        part.write_text(made.to_str(), "utf-8")
-        keep(part, path)
+        part.write(made.to_str().encode())
 
     make_once(path, write)
     try:
@@ -301,13 +301,13 @@ def tokenized(
     path, note = folder / f"{name}.tokens", folder / f"{name}.json"
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
-    def write(part: Path) -> None:
+    def write(part: BinaryIO) -> None:
         say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
-        found = _write(part, documents, tokenizer, end, limit, dtype)
-        keep(part, path)
-        part.write_text(json.dumps(found))
-        keep(part, note)
-        _date(note, path)
+        with replacing(path) as out:
+            found = _write(out, documents, tokenizer, end, limit, dtype)
+        part.write(json.dumps(found).encode())
+        part.flush()
+        _date(Path(part.name), path)
 
     # The note is written last, so a file with a note is complete.
     make_once(note, write)
@@ -397,7 +397,7 @@ def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
 
 
 def _write(
-    path: Path,
+    out: BinaryIO,
     documents: Documents,
     tokenizer: "Tokenizer",
     end: str,
@@ -406,7 +406,7 @@ def _write(
 ) -> dict[str, Any]:
     """Writes a text as tokens, with a progress bar on a terminal; returns its note."""
     count, digest, last = 0, hashlib.sha256(), [tokenizer.token_to_id(end)]
-    with path.open("wb") as out, bar(documents.bytes) as advance:
+    with bar(documents.bytes) as advance:
         for batch in _batches(documents):
             texts = [text for text, _ in batch]
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -422,8 +422,9 @@ def _write(
                 break
     if not count:
         raise ValueError(f"{documents.where}: it holds no text")
-    if sha256(path) != digest.hexdigest():
-        raise ValueError(f"{path} differs from what was written to it")
+    out.flush()
+    if sha256(Path(out.name)) != digest.hexdigest():
+        raise ValueError(f"{out.name} differs from what was written to it")
     return {"tokens": count, "sha256": digest.hexdigest()}
 
 
@@ -442,7 +443,7 @@ def shakespeare(data_dir: Path | None = None) -> str:
 
     Source: Karpathy, char-rnn, 2015.
     """
-    return find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+    return downloads.find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
 
 
 def characters(text: str) -> tuple[np.ndarray, list[str]]:
