@@ -18,9 +18,6 @@ BatchNorm = Literal["worker", "global"]
 RESNETS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
 
 
-OF_TASK = ("init", "sends", "stacked", "shardings")  # fields of a Network and a Task
-
-
 class Network(NamedTuple):
     """A model for images.
 
@@ -123,9 +120,8 @@ def fields(
         logits, buffers = network.apply(params, buffers, x, train)
         return values(logits, batch["y"]), buffers
 
-    return {"apply": apply, "muon": muon.dimension_numbers} | {
-        name: getattr(network, name) for name in OF_TASK
-    }
+    # The other fields of a Network are those of a Task.
+    return network._asdict() | {"apply": apply, "muon": muon.dimension_numbers}
 
 
 def labelled(train: Arrays, test: Arrays) -> Data:

@@ -3,10 +3,9 @@
 from functools import partial
 from typing import Literal
 
-import jax.numpy as jnp
 import numpy as np
 
-from experiments.tasks.language import TRAINING, next_token
+from experiments.tasks.language import fields
 from experiments.tasks.task import Data, Task
 from models import gpt
 from syncalgos import checks
@@ -34,24 +33,15 @@ def gpt2_synthetic(
     """
     checks.one_of("--model", model, gpt.SHAPES)
     shape = gpt.SHAPES[model]._replace(rotary=positions == "rotary")
-    half = jnp.bfloat16 if dtype == "bfloat16" else None
-
-    def apply(params, buffers, batch, key, train):
-        given = {"heads": shape.heads, "remat": remat, "dtype": half}
-        logits = partial(gpt.apply, params, **given)
-        return next_token(logits, batch["window"]), buffers
-
+    # Not all shapes have all parts of a GPT.
+    made = fields(shape.init, shape.heads, remat, dtype) | {"stacked": shape.stacked}
     return Task(
-        init=lambda key: (shape.init(key), ()),
-        apply=apply,
+        **made,
         load=partial(_load, shape.context),
         batch_size=8,
         steps=160,
-        **TRAINING,
         lr={"sgd": 0.1, "": 6e-4},
         eval_batch=8,
-        stacked=shape.stacked,
-        shardings=gpt.shardings(shape.heads),
     )
 
 

@@ -1,13 +1,14 @@
-"""Parts that tasks of next tokens share: sizes, the loss and training settings."""
+"""Parts that tasks of next tokens share: training settings, a GPT and its sizes."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from experiments.tasks import muon
 from experiments.tasks.classify import values
+from models import gpt
 from syncalgos import checks
 
 # Fields of a Task.
@@ -31,15 +32,33 @@ def check_sizes(context: int, width: int, layers: int, heads: int) -> None:
         raise ValueError(f"--heads {heads} does not divide --width {width}")
 
 
-def next_token(
-    logits: Callable[[jax.Array], jax.Array], window: jax.Array
-) -> dict[str, jax.Array]:
-    """Returns, per window, the mean loss and accuracy of predicting each next token.
+def fields(
+    init: Callable[[jax.Array], gpt.Params],
+    heads: int,
+    remat: bool,
+    dtype: Literal["float32", "bfloat16"] = "float32",
+) -> dict[str, Any]:
+    """Returns the fields of a Task in which a GPT predicts each next token of windows.
 
     Args:
-        logits: maps tokens, (batch, context) int32, to the logits of each next token.
-        window: tokens, (batch, context + 1).
+        init: draws the params.
+        heads: number of attention heads.
+        remat: whether blocks are recomputed for the gradient.
+        dtype: type of products and activations.
     """
-    window = window.astype(jnp.int32)
-    found = values(logits(window[:, :-1]), window[:, 1:])
-    return {name: x.mean(1) for name, x in found.items()}
+
+    def apply(params, buffers, batch, key, train):
+        window = batch["window"].astype(jnp.int32)  # (batch, context + 1)
+        half = jnp.bfloat16 if dtype == "bfloat16" else None
+        logits = gpt.apply(params, window[:, :-1], heads, remat, half)
+        means = {k: x.mean(1) for k, x in values(logits, window[:, 1:]).items()}
+        if "bytes" in batch:
+            means["bytes_per_token"] = batch["bytes"] / (window.shape[1] - 1)
+        return means, buffers
+
+    return TRAINING | {
+        "init": lambda key: (init(key), ()),
+        "apply": apply,
+        "stacked": gpt.STACKED,
+        "shardings": gpt.shardings(heads),
+    }

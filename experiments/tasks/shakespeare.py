@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from experiments.data import tokens
-from experiments.tasks.language import TRAINING, check_sizes, next_token
+from experiments.tasks.language import check_sizes, fields
 from experiments.tasks.task import Data, Task
 from models import gpt
 
@@ -43,22 +43,17 @@ def shakespeare(
     """
     check_sizes(context, width, layers, heads)
 
-    def apply(params, buffers, batch, key, train):
-        logits = partial(gpt.apply, params, heads=heads, remat=remat)
-        return next_token(logits, batch["window"]), buffers
+    def init(key):
+        return gpt.init(key, CHARACTERS, context, width, layers)
 
     return Task(
-        init=lambda key: (gpt.init(key, CHARACTERS, context, width, layers), ()),
-        apply=apply,
+        **fields(init, heads, remat),
         load=partial(_load, data_dir, context),
         batch_size=16,
         steps=400,
-        **TRAINING,
         lr={"sgd": 0.1, "": 2e-3},
         eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
-        stacked=gpt.STACKED,
-        shardings=gpt.shardings(heads),
         blank=partial(_blank, context),
     )
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
-from experiments.data.feeding import WEIGHT, Arrays, Data, gather
+from experiments.data.feeding import WEIGHT, Arrays, Data, gather, must
 from experiments.tasks import Schedule
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
@@ -164,15 +164,12 @@ def held_out(
 
 def check_task(task: Any) -> None:
     """Raises a ValueError unless this is a Task with usable fields."""
-    if not isinstance(task, Task):
-        raise ValueError(
-            "the factory must return an experiments.tasks.task.Task, got "
-            f"{checks.shown(task)}"
-        )
+    rule = "the factory must return an experiments.tasks.task.Task"
+    must(isinstance(task, Task), rule, task)
     for name in ("init", "apply", "load", *OPTIONAL):
         found = getattr(task, name)
-        if not callable(found) and not (name in OPTIONAL and found is None):
-            raise ValueError(f"{name} must be a function, got {checks.shown(found)}")
+        is_left_out = name in OPTIONAL and found is None
+        must(callable(found) or is_left_out, f"{name} must be a function", found)
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
     for name, bounds in BOUNDS.items():
@@ -181,15 +178,11 @@ def check_task(task: Any) -> None:
     checks.one_of("schedule", task.schedule, get_args(Schedule))
     if checks.real("warmup", task.warmup, least=0) > 1:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
-    if task.tables is not None and not isinstance(task.tables, Tables):
-        raise ValueError(f"tables must be Tables, got {checks.shown(task.tables)}")
+    must(isinstance(task.tables, Tables | None), "tables must be Tables", task.tables)
     checks.one_of("way of keeping tables", task.kept, get_args(Kept))
     stacking.check("stacked", task.stacked)
-    if not isinstance(task.lr, Mapping):
-        raise ValueError(
-            "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}, "
-            f"got {checks.shown(task.lr)}"
-        )
+    rule = "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}"
+    must(isinstance(task.lr, Mapping), rule, task.lr)
     for optimizer, rate in task.lr.items():
         checks.real(f"lr[{optimizer!r}]", rate, above=0)
     for name, figure in dict(task.figures).items():
@@ -204,19 +197,20 @@ def check_task(task: Any) -> None:
 
 def number(name: str, found: Any) -> float:
     """Returns the value of a figure; raises a ValueError if it is not a number."""
-    if isinstance(found, str | bytes) or found is None or np.ndim(found):
-        got = checks.shown(found)
-        raise ValueError(f"figures[{name!r}] must return a number, got {got}")
+    # An array of one entry is no number, although float takes it.
+    is_number = np.ndim(found) == 0 and np.asarray(found).dtype.kind in "biuf"
+    must(is_number, f"figures[{name!r}] must return a number", found)
     return float(found)
+
+
+def _is_pair(made: Any) -> bool:
+    return isinstance(made, tuple | list) and len(made) == 2
 
 
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
     """Returns params and buffers of the task's init, or raises a ValueError."""
     made = task.init(jax.random.key(seed))
-    if not isinstance(made, tuple | list) or len(made) != 2:
-        raise ValueError(
-            f"init must return (params, buffers), got {checks.shown(made)}"
-        )
+    must(_is_pair(made), "init must return (params, buffers)", made)
     params, buffers = made
     stacking.counts(task.stacked, params)
     return params, buffers
@@ -275,13 +269,10 @@ def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
 
     def on_one_worker(lane, params, buffers, batch):
         made = task.apply(params, buffers, batch, jax.random.key(0), train=train)
-        is_pair = isinstance(made, tuple | list) and len(made) == 2
-        if is_pair and isinstance(made[0], Mapping):
-            return dict(made[0])
-        raise ValueError(
-            "apply must return (values, buffers), with values such as {'loss': "
-            f"(batch,)}}, got {checks.shown(made)}"
-        )
+        rule = "apply must return (values, buffers), with values such as "
+        rule += "{'loss': (batch,)}"
+        must(_is_pair(made) and isinstance(made[0], Mapping), rule, made)
+        return dict(made[0])
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))
