@@ -238,13 +238,13 @@ def _csv(path: Path, column: str) -> Rows:
             raise ValueError(f"{path}, line {line}: {found}")
     words = {name: [row[at] for _, row in rows] for at, name in enumerate(header)}
     y, x, remarks = words.pop(last), [], []
-    for name, column in words.items():
-        values, are_words = _numbers(column)
+    for name, cells in words.items():
+        values, are_words = _numbers(cells)
         if np.isnan(values).any():
             at = np.isnan(values).argmax()
             raise ValueError(
                 f"{path}, line {rows[at][0]}: column {name!r} has "
-                f"{column[at].strip()!r}, no finite number: encode words and dates, "
+                f"{cells[at].strip()!r}, no finite number: encode words and dates, "
                 "fill gaps, or remove the column"
             )
         if are_words:

@@ -197,9 +197,9 @@ def check_task(task: Any) -> None:
 
 def number(name: str, found: Any) -> float:
     """Returns the value of a figure; raises a ValueError if it is not a number."""
-    # An array of one entry is no number, although float takes it.
-    is_number = np.ndim(found) == 0 and np.asarray(found).dtype.kind in "biuf"
-    must(is_number, f"figures[{name!r}] must return a number", found)
+    if isinstance(found, str | bytes) or found is None or np.ndim(found):
+        got = checks.shown(found)
+        raise ValueError(f"figures[{name!r}] must return a number, got {got}")
     return float(found)
 
 

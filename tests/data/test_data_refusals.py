@@ -18,7 +18,7 @@ from formats import batch, cifar_archive, put, python2, tar, wav
 
 from experiments.data import feeding, formats, sampling
 from experiments.data.feeding import check_data
-from experiments.tasks.gpt2_synthetic import gpt2_synthetic
+from experiments.tasks.language import gpt2_synthetic
 from experiments.tasks.table import table
 from experiments.tasks.task import Data
 from models import gpt, lstm, ngram
