@@ -27,8 +27,7 @@ from experiments.one_run import opened, trained
 from experiments.study import config as study_config
 from experiments.study import page, study
 from experiments.study.results import Report
-from experiments.tasks.contract import check_task
-from experiments.tasks.task import Task
+from experiments.tasks.task import Task, check_task
 from experiments.training import machine
 from experiments.training.config import RunConfig
 from experiments.training.prepare import prepare

@@ -17,8 +17,7 @@ from experiments.aiming.targets import Target
 from experiments.cli.errors import BadRequest
 from experiments.data import feeding
 from experiments.one_run import delay_of_sends
-from experiments.tasks.contract import check_shardings
-from experiments.tasks.task import Data
+from experiments.tasks.task import Data, check_shardings
 from experiments.training import sends
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches

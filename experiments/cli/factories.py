@@ -50,7 +50,7 @@ class Kind(NamedTuple):
     Attributes:
         flag: the flag that names a factory, without dashes.
         noun: the word for the kind in errors.
-        package: the package of the registered factories: NAME is in PACKAGE.NAME.
+        package: the package of the registered factories.
         passed: parameters that are not flags, as the harness sets them.
         files: the registered names, and the files of their factories.
         several: a hint for errors on how to use several at once.
@@ -77,7 +77,10 @@ TASK = Kind(
     "task",
     "experiments.tasks",
     frozenset({"axis", "seed", "data_dir", "workers"}),
-    {name: Path(tasks.__file__).with_name(f"{name}.py") for name in tasks.TASKS},
+    {
+        x: Path(tasks.__file__).with_name(f"{file}.py")
+        for x, file in tasks.TASKS.items()
+    },
 )
 
 
@@ -259,7 +262,8 @@ def named(kind: Kind, name: str) -> Callable[..., Any]:
         return lambda: None  # the object is there already, and takes no flags
     if ":" in name:
         return _import(kind, name)
-    return _import(kind, f"{kind.package}.{_known(kind, name)}:{name}")
+    file = kind.files[_known(kind, name)]
+    return _import(kind, f"{kind.package}.{file.stem}:{name}")
 
 
 def call(

@@ -2,13 +2,16 @@
 
 import hashlib
 import os
+import re
+import secrets
 import signal
+import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from filelock import FileLock
@@ -20,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColu
 from experiments.cli.stopping import Terminated, handling
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
-PART = ".syncalgos.part"
+PART = ".syncalgos.part"  # and drawn digits, in the names of partial files
 
 Convert = Callable[[Path], bytes]
 
@@ -107,11 +110,10 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     folders = (path.parent, *path.parent.absolute().parents)
     missing, problems = [x for x in folders if not x.exists()], []
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _making(path) as part:
+        with _making(path):
             for url in file.urls:
                 # Another process may have made it meanwhile.
-                if not path.exists() and (why := _make(file, path, part, url, convert)):
+                if not path.exists() and (why := _make(file, path, url, convert)):
                     problems.append(f"{url}: {why}")
         if path.exists():
             return
@@ -128,15 +130,14 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     )
 
 
-def make_once(path: Path, write: Callable[[Path], None]) -> None:
+def make_once(path: Path, write: Callable[[BinaryIO], None]) -> None:
     """Calls a function to write a file if it is missing, in one process at a time.
 
     A signal ends this at once.
 
     Args:
         path: the path of the file.
-        write: writes to the path that it gets, and `keep`s the file. Otherwise that
-            partial file is removed.
+        write: writes the content; after an error there is no file.
 
     Raises:
         ValueError: the folder cannot be written.
@@ -144,10 +145,10 @@ def make_once(path: Path, write: Callable[[Path], None]) -> None:
     if path.exists():
         return
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with _making(path) as part:
+        with _making(path):
             if not path.exists():
-                write(part)
+                with replacing(path) as part:
+                    write(part)
     except OSError as error:
         raise ValueError(
             f"{path.parent} cannot be written: {error.strerror or error}: use another "
@@ -155,34 +156,59 @@ def make_once(path: Path, write: Callable[[Path], None]) -> None:
         ) from error
 
 
-def keep(part: Path, path: Path) -> None:
-    """Gives a complete file its name, so that no reader finds half a file."""
-    with part.open("rb+") as written:
-        os.fsync(written.fileno())
-    part.replace(path)
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yields a new file that gets its name once it is complete on the disk.
+
+    Parts of this file that dead processes left are removed.
+    """
+    # A new file by a name that nobody can foretell, or an error: in a shared folder, a
+    # link in its place would lead to a file of someone else.
+    part = path.with_name(f".{path.name}{PART}.{secrets.token_hex(4)}")
+    with part.open("x+b") as file:
+        try:
+            _remove_older(part)
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _remove_older(part: Path) -> None:
+    """Removes the user's own parts of the same file; 0.3 did not draw their names."""
+    name = re.compile(re.escape(part.stem) + r"(\.[0-9a-f]{8})?")
+    user = part.stat().st_uid
+    with suppress(OSError):  # a folder may be closed to readers
+        for other in part.parent.iterdir():
+            if name.fullmatch(other.name) and other != part:
+                found = other.lstat()  # a link is none of ours
+                if stat.S_ISREG(found.st_mode) and found.st_uid == user:
+                    other.unlink()
 
 
 @contextmanager
-def _making(path: Path) -> Iterator[Path]:
-    """Yields the partial file, while no other process makes it.
+def _making(path: Path) -> Iterator[None]:
+    """Makes a file's folder, and keeps other processes from making the file.
 
     A signal ends this at once.
     """
-    part, held = (path.with_name(f".{path.name}{x}") for x in (PART, ".lock"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = path.with_name(f".{path.name}.lock")
     lock = FileLock(held)
     with handling(_stop, left=(None, signal.SIG_IGN)):
         with suppress(OSError):  # not all file systems have locks
             lock.acquire()
         try:
-            yield part
+            yield
         finally:
             with suppress(OSError):  # the folder may be read-only
-                part.unlink(missing_ok=True)
                 held.unlink(missing_ok=True)
             lock.release()
 
 
-def _make(file: File, path: Path, part: Path, url: str, convert: Convert | None) -> str:
+def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
     """Makes a file from an address, or from a local copy of that download.
 
     Returns the reason if the source failed, or the file differs from its pin; else "".
@@ -193,41 +219,41 @@ def _make(file: File, path: Path, part: Path, url: str, convert: Convert | None)
     is_here = convert is not None and served.exists()
     host = served if is_here else urlsplit(url).hostname
     try:
-        if not is_here:
-            size = decimal(file.size, precision=3)
-            say(f"downloading {file.path} ({size}) from {host}")
-            # The size of a download before conversion is not pinned: it may be larger.
-            total = file.size if convert is None else None
-            _receive(url, part, total or 2 * file.size, total)
-        if convert is not None:
-            part.write_bytes(convert(served if is_here else part))
-        if (found := sha256(part)) == file.sha256:
-            keep(part, path)
-            return ""
-        what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
-        why = f"{what} {found}"
-    except RequestException as error:
+        with replacing(path) as part:
+            if not is_here:
+                size = decimal(file.size, precision=3)
+                say(f"downloading {file.path} ({size}) from {host}")
+                # The size of a download before conversion is not pinned: it may be
+                # larger.
+                total = file.size if convert is None else None
+                _receive(url, part, total or 2 * file.size, total)
+            if convert is not None:
+                content = convert(served if is_here else Path(part.name))
+                part.seek(0)
+                part.truncate()
+                part.write(content)
+                part.flush()
+            if (found := sha256(Path(part.name))) != file.sha256:
+                what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
+                raise ValueError(f"{what} {found}")
+    except (RequestException, ValueError) as error:
         why = _reason(error)
-    except ValueError as error:
-        why = str(error)
-    say(f"{host}: {why}")
-    return why
+        say(f"{host}: {why}")
+        return why
+    return ""
 
 
-def _receive(url: str, part: Path, most: int, total: int | None) -> None:
+def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
     """Downloads at most `most` bytes."""
     import requests
 
-    with (
-        part.open("wb") as out,
-        requests.get(url, stream=True, timeout=TIMEOUT) as response,
-        bar(total) as advance,
-    ):
+    with requests.get(url, stream=True, timeout=TIMEOUT) as response, bar(total) as add:
         response.raise_for_status()
         for chunk in response.iter_content(1 << 16):
-            advance(out.write(chunk))
+            add(out.write(chunk))
             if out.tell() > most:
                 raise ValueError(f"it sends more than {most} bytes")
+    out.flush()
 
 
 @contextmanager
@@ -240,14 +266,15 @@ def bar(total: int | None) -> Iterator[Callable[[int], None]]:
         yield partial(made.advance, made.add_task("", total=total))
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     """Explains a failed download in a few words."""
-    # The error texts of requests are a paragraph long.
-    from requests import exceptions
+    from requests import RequestException, exceptions
 
-    response = getattr(error, "response", None)
-    if response is not None:
-        return f"HTTP {response.status_code}"
+    if not isinstance(error, RequestException):
+        return str(error)
+    # The error texts of requests are a paragraph long.
+    if error.response is not None:
+        return f"HTTP {error.response.status_code}"
     # In this order: timeouts, proxy and TLS errors are also connection errors.
     reasons = {
         exceptions.Timeout: "no answer in time",

@@ -80,26 +80,29 @@ def load(read: Callable[[], Data], name: str, share: float | None) -> Data:
     return data if share is None else split(data, share)
 
 
+def must(holds: bool, rule: str, found: Any) -> None:
+    """Raises a ValueError with a rule and the value found, unless the rule holds."""
+    if not holds:
+        raise ValueError(f"{rule}, got {checks.shown(found)}")
+
+
 def check_data(data: Any) -> None:
     """Raises a ValueError unless this is a Data with consistent parts."""
-    if not isinstance(data, Data):
-        raise ValueError(f"load must return a Data, got {checks.shown(data)}")
+    must(isinstance(data, Data), "load must return a Data", data)
     _check_arrays("test", data.test)
-    if isinstance(data.train, dict):
-        _check_arrays("train", data.train)
-        first = data.train
-    elif not (hasattr(data.train, "__len__") and hasattr(data.train, "__getitem__")):
-        raise ValueError(
-            "train must be a dict of arrays, or a source with a length whose items are "
-            f"examples, got {checks.shown(data.train)}"
-        )
+    first = data.train
+    if isinstance(first, dict):
+        _check_arrays("train", first)
     else:
-        first = data.train[0]
-        if not isinstance(first, Mapping):
-            raise ValueError(
-                "train[0] must be an example, a dict of arrays, got "
-                f"{checks.shown(first)}"
-            )
+        must(
+            hasattr(first, "__len__") and hasattr(first, "__getitem__"),
+            "train must be a dict of arrays, or a source with a length whose items are "
+            "examples",
+            first,
+        )
+        first = first[0]
+        is_example = isinstance(first, Mapping)
+        must(is_example, "train[0] must be an example, a dict of arrays", first)
     if set(first) != set(data.test):
         raise ValueError(f"train has arrays {[*first]}, but test has {[*data.test]}")
     if WEIGHT in data.test:
@@ -117,14 +120,11 @@ def check_data(data: Any) -> None:
 
 def _check_arrays(name: str, part: Any) -> None:
     """Raises a ValueError unless this is a dict of arrays of one length."""
-    if not isinstance(part, dict):
-        raise ValueError(f"{name} must be a dict of arrays, got {checks.shown(part)}")
+    must(isinstance(part, dict), f"{name} must be a dict of arrays", part)
     for leaf, x in part.items():
-        if not isinstance(x, np.ndarray | jax.Array) or not x.ndim:
-            raise ValueError(
-                f"{name}[{leaf!r}] must be an array, with examples as first axis, got "
-                f"{checks.shown(x)}"
-            )
+        is_array = isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
+        rule = f"{name}[{leaf!r}] must be an array, with examples as first axis"
+        must(is_array, rule, x)
     lengths = {leaf: len(x) for leaf, x in part.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise ValueError(f"{name} must have arrays of one length, above 0: {lengths}")

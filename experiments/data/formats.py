@@ -9,7 +9,9 @@ import tarfile
 import wave
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from io import BytesIO
+from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -62,21 +64,15 @@ def _checked(member: tarfile.TarInfo, name: str) -> tarfile.TarInfo:
     return member
 
 
-NAMES = (
-    "train-images-idx3-ubyte.gz",
-    "train-labels-idx1-ubyte.gz",
-    "t10k-images-idx3-ubyte.gz",
-    "t10k-labels-idx1-ubyte.gz",
-)
-IDX_FILES = {
-    data_set: [PINS[f"{data_set}/{name}"] for name in NAMES]
-    for data_set in ("mnist", "fashion-mnist")
-}
-
-# Other possible folders of the files, such as those of torchvision.
+# Possible folders of the files, such as those of torchvision.
 FOLDERS = {
     "mnist": ("mnist", "MNIST/raw", "."),
     "fashion-mnist": ("fashion-mnist", "FashionMNIST/raw", "."),
+}
+# Images and labels to train on, then those that are held out, as they are pinned.
+IDX_FILES = {
+    name: [file for path, file in PINS.items() if path.startswith(f"{name}/")]
+    for name in FOLDERS
 }
 
 
@@ -106,17 +102,11 @@ def _there(file: File, data_dir: Path | None) -> Path | None:
     """Returns a file with the right checksum and another name or folder, if any."""
     expected = {Path(file.path).name: file.sha256, **file.members}
     expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
-    places = [folder(data_dir) / x for x in FOLDERS[Path(file.path).parent.name]]
-    found = ((place / x, digest) for place in places for x, digest in expected.items())
-    return next((x for x, digest in found if _is(x, digest)), None)
-
-
-def _is(path: Path, digest: str) -> bool:
-    """Whether a file exists, and has this SHA-256."""
-    try:
-        return sha256(path) == digest
-    except OSError:
-        return False
+    for place, name in product(FOLDERS[Path(file.path).parent.name], expected):
+        with suppress(OSError):
+            if sha256(path := folder(data_dir) / place / name) == expected[name]:
+                return path
+    return None
 
 
 def _examples(images_path: Path, labels_path: Path) -> Arrays:

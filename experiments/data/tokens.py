@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from experiments.data.downloads import PINS, bar, find, keep, make_once, say, sha256
+from experiments.data import downloads
+from experiments.data.downloads import bar, make_once, replacing, say, sha256
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
 TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
 BATCH = 2**21  # characters that are tokenized at once
 
-SHAKESPEARE = PINS["tinyshakespeare/input.txt"]
+SHAKESPEARE = downloads.PINS["tinyshakespeare/input.txt"]
 
 
 class Documents(NamedTuple):
@@ -253,7 +254,7 @@ def trained(
     package = _package()
     path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
 
-    def write(part: Path) -> None:
+    def write(part: BinaryIO) -> None:
         say(f"training a tokenizer of {size} tokens: {path}")
         made = package.Tokenizer(package.models.BPE())
         level = package.pre_tokenizers.ByteLevel
@@ -266,8 +267,7 @@ def trained(
             show_progress=Console(stderr=True).is_terminal,
         )
         made.train_from_iterator(_beginning(documents), trainer)
-        part.write_text(made.to_str(), "utf-8")
-        keep(part, path)
+        part.write(made.to_str().encode())
 
     make_once(path, write)
     try:
@@ -301,30 +301,25 @@ def tokenized(
     path, note = folder / f"{name}.tokens", folder / f"{name}.json"
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
-    def write(part: Path) -> None:
+    def write(part: BinaryIO) -> None:
         say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
-        found = _write(part, documents, tokenizer, end, limit, dtype)
-        keep(part, path)
-        part.write_text(json.dumps(found))
-        keep(part, note)
-        _date(note, path)
+        with replacing(path) as out:
+            found = _write(out, documents, tokenizer, end, limit, dtype)
+        part.write(json.dumps(found).encode())
 
     # The note is written last, so a file with a note is complete.
     make_once(note, write)
     try:
         found = json.loads(note.read_bytes())
-        is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
-        digest = found["sha256"]
         # At each start it would read all of a large file.
-        if is_whole and path.stat().st_mtime_ns != note.stat().st_mtime_ns:
-            is_whole = sha256(path) == digest
-        if is_whole:
-            _date(note, path)
+        is_dated = path.stat().st_mtime_ns == note.stat().st_mtime_ns
+        is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
+        if not (is_whole and (is_dated or sha256(path) == found["sha256"])):
+            raise damaged(path)
+        _date(note, path)
+        return Tokens(np.memmap(path, dtype, "r"), found["sha256"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(path) from None
-    if not is_whole:
-        raise damaged(path)
-    return Tokens(np.memmap(path, dtype, "r"), digest)
 
 
 def _date(note: Path, path: Path) -> None:
@@ -364,10 +359,6 @@ def byte_counts(tokenizer: "Tokenizer") -> np.ndarray | None:
 def _package() -> Any:
     try:
         import tokenizers
-        import tokenizers.decoders
-        import tokenizers.models
-        import tokenizers.pre_tokenizers
-        import tokenizers.trainers
     except ImportError:
         raise ValueError(NEEDED.format("tokenizers")) from None
     return tokenizers
@@ -397,7 +388,7 @@ def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
 
 
 def _write(
-    path: Path,
+    out: BinaryIO,
     documents: Documents,
     tokenizer: "Tokenizer",
     end: str,
@@ -406,7 +397,7 @@ def _write(
 ) -> dict[str, Any]:
     """Writes a text as tokens, with a progress bar on a terminal; returns its note."""
     count, digest, last = 0, hashlib.sha256(), [tokenizer.token_to_id(end)]
-    with path.open("wb") as out, bar(documents.bytes) as advance:
+    with bar(documents.bytes) as advance:
         for batch in _batches(documents):
             texts = [text for text, _ in batch]
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
@@ -422,8 +413,6 @@ def _write(
                 break
     if not count:
         raise ValueError(f"{documents.where}: it holds no text")
-    if sha256(path) != digest.hexdigest():
-        raise ValueError(f"{path} differs from what was written to it")
     return {"tokens": count, "sha256": digest.hexdigest()}
 
 
@@ -442,7 +431,7 @@ def shakespeare(data_dir: Path | None = None) -> str:
 
     Source: Karpathy, char-rnn, 2015.
     """
-    return find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+    return downloads.find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
 
 
 def characters(text: str) -> tuple[np.ndarray, list[str]]:
@@ -470,18 +459,9 @@ def words(text: str) -> tuple[np.ndarray, list[str]]:
     return np.array([code[word] for word in found], np.int32), vocabulary
 
 
-def split(codes: np.ndarray, held_out: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
-    """Holds out the last part of a text.
-
-    Args:
-        codes: the text, (n,).
-        held_out: the held-out share, above 0 and below 1.
-
-    Returns:
-        The part to train on, and the held-out part.
-    """
-    checks.real("held_out", held_out, above=0, below=1)
-    end = int(len(codes) * (1 - held_out))
+def split(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Holds out the last tenth of a text: the part to train on, and the other."""
+    end = int(len(codes) * 0.9)
     return codes[:end], codes[end:]
 
 

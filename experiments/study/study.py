@@ -23,7 +23,7 @@ from experiments.study.making import Missing, Plan, Stopped, progress
 from experiments.study.results import Report
 from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
-from experiments.tasks.contract import check_apply, check_model
+from experiments.tasks.task import check_apply, check_model
 from experiments.training import files, run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
 

@@ -30,7 +30,7 @@ from experiments.study.making import Refused, make
 from experiments.study.network import modelled_seconds
 from experiments.study.runs import Loader
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
-from experiments.tasks.contract import check_model
+from experiments.tasks.task import check_model
 from experiments.training import config as training
 from experiments.training import files, run_folder
 from experiments.training.machine import commit, versions

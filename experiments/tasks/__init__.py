@@ -5,20 +5,20 @@ from typing import Literal
 # Schedules of the learning rate; here, so that --help does not import jax.
 Schedule = Literal["constant", "linear", "cosine", "wsd", "step", "plateau"]
 
-# Names, not factories, so that --help does not import jax.
-TASKS = (
-    "digits",
-    "mnist",
-    "fashion_mnist",
-    "spoken_digits",
-    "shakespeare",
-    "gpt2_synthetic",
-    "text",
-    "embeddings",
-    "cifar10",
-    "imagenet_synthetic",
-    "mnist1d",
-    "quadratic",
-    "rosenbrock",
-    "table",
-)
+# Names and their files, not factories, so that --help does not import jax.
+TASKS = {
+    "digits": "digits",
+    "mnist": "mnist",
+    "fashion_mnist": "mnist",
+    "spoken_digits": "spoken_digits",
+    "shakespeare": "language",
+    "gpt2_synthetic": "language",
+    "text": "text",
+    "embeddings": "embeddings",
+    "cifar10": "cifar10",
+    "imagenet_synthetic": "imagenet_synthetic",
+    "mnist1d": "mnist1d",
+    "quadratic": "functions",
+    "rosenbrock": "functions",
+    "table": "table",
+}

@@ -1,4 +1,4 @@
-"""Parts that image tasks share: models by name, cross-entropy and accuracy."""
+"""Parts that tasks share: models of images by name, cross-entropy, Muon's axes."""
 
 import math
 from collections.abc import Callable
@@ -8,17 +8,20 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from optax.contrib import MuonDimensionNumbers
 
-from experiments.tasks import muon
 from experiments.tasks.task import Arrays, Data, Shardings
 from models import lenet, mlp, resnet, sharding
 from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
+MATRICES = {"w", "recurrent"}
+# Output layers, which Muon leaves to Adam, like embeddings and biases.
+HEADS = {"dense", "output"}
+
+DENSE = MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+CONVOLUTION = MuonDimensionNumbers(reduction_axis=(-4, -3, -2), output_axis=-1)
 RESNETS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
-
-
-OF_TASK = ("init", "sends", "stacked", "shardings")  # fields of a Network and a Task
 
 
 class Network(NamedTuple):
@@ -123,9 +126,8 @@ def fields(
         logits, buffers = network.apply(params, buffers, x, train)
         return values(logits, batch["y"]), buffers
 
-    return {"apply": apply, "muon": muon.dimension_numbers} | {
-        name: getattr(network, name) for name in OF_TASK
-    }
+    # The other fields of a Network are those of a Task.
+    return network._asdict() | {"apply": apply, "muon": muon_axes}
 
 
 def labelled(train: Arrays, test: Arrays) -> Data:
@@ -150,3 +152,25 @@ def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
     # On the device: the stored data would take four times the memory as float32.
     pixels = x.astype(jnp.float32) / 255
     return (pixels - jnp.asarray(mean)) / jnp.asarray(deviation)
+
+
+def muon_axes(params: PyTree) -> PyTree:
+    """Returns Muon's dimension numbers for params of a model in models/.
+
+    Muon orthogonalises hidden matrices; in stacked ones, each layer separately.
+
+    Returns:
+        A tree like params: the axes of each hidden matrix; None for the leaves that
+        Adam updates: biases, norms, embeddings and the output layer.
+    """
+    # optax only counts axes: it would treat stacked biases as matrices, and not treat
+    # stacked matrices as matrices.
+    last = str(len(params) - 1) if isinstance(params, list) else None
+
+    def of(path, x):
+        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        if names[-1] not in MATRICES or names[0] in {*HEADS, last}:
+            return None
+        return CONVOLUTION if x.ndim >= 4 else DENSE
+
+    return jax.tree_util.tree_map_with_path(of, params)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.data import tokens
-from experiments.tasks import muon
-from experiments.tasks.classify import values
+from experiments.tasks.classify import muon_axes, values
 from experiments.tasks.task import Data, Tables, Task
 from models import ngram
 from syncalgos import checks, collectives, lookup
@@ -87,7 +86,7 @@ def embeddings(
         figures={"perplexity": math.exp},
         tables=Tables(NAMES, partial(_touched_rows, order, negatives), tables),
         sends="look-ups in the sharded tables" if sharded else "",
-        muon=muon.dimension_numbers,
+        muon=muon_axes,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 
+from experiments.data.feeding import gather
 from experiments.tasks import classify
 from experiments.tasks.task import Arrays, Data, Task
 from syncalgos import checks
@@ -97,10 +98,6 @@ class Pictures:
 
 def _load(size: int, classes: int, examples: int, seed: int) -> Data:
     held_out = Pictures(size, classes, 0, HELD_OUT, seed)
-    pictures = [held_out[i] for i in range(HELD_OUT)]
     train = Pictures(size, classes, HELD_OUT, examples, seed)
-    return Data(
-        train=train,
-        test={name: np.stack([p[name] for p in pictures]) for name in ("x", "y")},
-        groups={"label": train.labels()},
-    )
+    test = gather(held_out, np.arange(HELD_OUT))
+    return Data(train, test, groups={"label": train.labels()})

@@ -1,4 +1,4 @@
-"""Handwritten digits of 28×28 pixels, and tasks with the same format."""
+"""Handwritten digits of 28×28 pixels, and pieces of clothing in the same format."""
 
 from pathlib import Path
 from typing import Literal
@@ -30,29 +30,48 @@ def mnist(
     Source: LeCun et al., "Gradient-based learning applied to document recognition",
     Proceedings of the IEEE, 1998.
     """
-    return images("mnist", (0.1307, 0.3081), data_dir, model, batch_norm, remat, axis)
-
-
-def images(
-    name: Literal["mnist", "fashion_mnist"],
-    moments: tuple[float, float],
-    data_dir: Path | None,
-    model: str,
-    batch_norm: classify.BatchNorm,
-    remat: bool,
-    axis: Axis,
-) -> Task:
-    """Makes a task of MNIST's format; `moments` are its pixels' mean and deviation."""
     network = classify.network(model, SHAPE, 10, batch_norm, remat, axis)
+    return _task("mnist", data_dir, network, mean=0.1307, deviation=0.3081)
+
+
+def fashion_mnist(
+    data_dir: Path | None = None,
+    model: Literal["lenet", "resnet20", "mlp"] = "lenet",
+    batch_norm: Literal["worker", "global"] = "worker",
+    remat: bool = False,
+    axis: Axis = WORKERS,
+) -> Task:
+    """Fashion-MNIST: 60,000 pieces of clothing in 10 classes, and 10,000 held out.
+
+    Args:
+        data_dir: folder of data sets.
+        model: lenet, resnet20 or mlp.
+        batch_norm: for resnet20: statistics of each worker's batch, or the global one.
+        remat: for resnet20: recompute blocks for the gradient, to save memory.
+        axis: the axis of the workers.
+
+    Source: Xiao, Rasul and Vollgraf, "Fashion-MNIST: a novel image dataset for
+    benchmarking machine learning algorithms", 2017.
+    """
+    network = classify.network(model, SHAPE, 10, batch_norm, remat, axis)
+    return _task("fashion-mnist", data_dir, network, mean=0.2860, deviation=0.3530)
+
+
+def _task(
+    name: str,
+    data_dir: Path | None,
+    network: classify.Network,
+    mean: float,
+    deviation: float,
+) -> Task:
+    """Makes a task of MNIST's format, whose pixels have this mean and deviation."""
 
     def prepare(x, key, train):
-        return classify.normalised(x[..., None], *moments)
+        return classify.normalised(x[..., None], mean, deviation)
 
     return Task(
         **classify.fields(network, prepare),
-        load=lambda: classify.labelled(
-            *formats.mnist_images(name.replace("_", "-"), data_dir)
-        ),
+        load=lambda: classify.labelled(*formats.mnist_images(name, data_dir)),
         batch_size=64,
         steps=1000,
         lr={"sgd": 0.004, "": 5e-4},

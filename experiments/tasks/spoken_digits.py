@@ -7,8 +7,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from experiments.data import formats
-from experiments.tasks import muon
-from experiments.tasks.classify import values
+from experiments.tasks.classify import muon_axes, values
 from experiments.tasks.task import Data, Task
 from models import lstm, sharding
 from syncalgos import checks
@@ -62,7 +61,7 @@ def spoken_digits(
         clip_norm=1.0,
         dispatch_steps=8,
         eval_batch=300,
-        muon=muon.dimension_numbers,
+        muon=muon_axes,
         shardings=sharding.MATRICES,
     )
 

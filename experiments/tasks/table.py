@@ -2,9 +2,11 @@
 
 import csv
 import functools
+import math
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,16 +24,20 @@ class Rows(NamedTuple):
     """The content of a file.
 
     Attributes:
+        path: the file.
         x: (examples, …) numbers.
         y: the names of the classes, (examples,).
+        remarks: lines for the user, to which others are added.
         names: the names of x's columns, then of the classes' column; () for an .npz.
         lines: the line of each example, for errors; () for an .npz.
         held_out: the number of first examples that are held out; None if the file does
             not hold out any.
     """
 
+    path: Path
     x: np.ndarray
     y: Sequence[str]
+    remarks: list[str]
     names: Sequence[str] = ()
     lines: Sequence[int] = ()
     held_out: int | None = None
@@ -86,14 +92,13 @@ def _read(
     path: Path, column: str, pictures: bool, stamp: tuple[int, int]
 ) -> tuple[Data, tuple[int, ...], int, list[str]]:
     """Reads and standardizes a file; returns also the shape of x, classes, remarks."""
-    remarks: list[str] = []
     is_csv = path.suffix.lower() == ".csv"
     if column and not is_csv:
         raise ValueError(f"--column: {path} has its classes in y: leave it out")
-    found = _csv(path, column, remarks) if is_csv else _npz(path, remarks)
+    found = _csv(path, column) if is_csv else _npz(path)
     if not found.x.size:
         raise ValueError(f"{path} holds no rows of numbers")
-    y, names = _classes(path, found, remarks)
+    y, names = _classes(found)
     # The same split for every seed, so that runs differ only in training.
     order, count = np.random.default_rng(0).permutation(len(y)), len(y) // 5
     if found.held_out is not None:
@@ -102,41 +107,42 @@ def _read(
         raise ValueError(f"{path}: {count} of {len(y)} rows are held out")
     train, test = order[count:], order[:count]
     if alone := len(names) - len({*y[train].tolist()}):
-        remarks.append(f"{alone} of {len(names)} classes have no row to train on")
-    shape = found.x[0].shape
+        found.remarks.append(f"{alone} of {len(names)} classes have no row to train on")
+    shape = _shape(found, pictures)
+    x = found.x.reshape(len(y), -1, shape[-1])
+    x = _standardized(found, x, train).reshape(len(y), *shape)
+    where = f" in {found.names[-1]!r}" if found.names else ""
+    size = f"rows: {len(y)}; columns: {x[0].size}; classes: {len(names)}{where}"
+    found.remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
+    parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
+    data = classify.labelled(*parts)._replace(sha256=downloads.sha256(path))
+    return data, shape, len(names), found.remarks
+
+
+def _shape(found: Rows, pictures: bool) -> tuple[int, ...]:
+    """Returns the shape of an example for the model."""
+    shape = found.x.shape[1:]
     looks = len(shape) in (2, 3) and min(shape[:2]) > 4
     if pictures and not looks:
         raise ValueError(
-            f"{path} holds no pictures, but x {found.x.shape}: --model mlp"
+            f"{found.path} holds no pictures, but x {found.x.shape}: --model mlp"
         )
-    if looks and not pictures:
+    if pictures:
+        return (*shape, 1)[:3]
+    if looks:
         size = "×".join(map(str, shape))
-        remarks.append(f"pictures of {size}? --model resnet20 reads them as such")
-    shape = (*shape, 1)[:3] if pictures else (found.x[0].size,)
-    x = found.x.reshape(len(y), -1, shape[-1])
-    x = _standardized(path, x, train, found.names, remarks).reshape(len(y), *shape)
-    where = f" in {found.names[-1]!r}" if found.names else ""
-    size = f"rows: {len(y)}; columns: {x[0].size}; classes: {len(names)}{where}"
-    remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
-    parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
-    data = classify.labelled(*parts)._replace(sha256=downloads.sha256(path))
-    return data, shape, len(names), remarks
+        found.remarks.append(f"pictures of {size}? --model resnet20 reads them as such")
+    return (found.x[0].size,)
 
 
-def _standardized(
-    path: Path,
-    x: np.ndarray,
-    train: np.ndarray,
-    names: Sequence[str],
-    remarks: list[str],
-) -> np.ndarray:
+def _standardized(found: Rows, x: np.ndarray, train: np.ndarray) -> np.ndarray:
     """Returns x, (rows, pixels, columns or channels), as float32 for training.
 
     Each column has mean 0 and deviation 1 over the rows to train on.
     """
     scaled, equal, numbered = np.zeros(x.shape, np.float32), [], []
     for at in range(x.shape[-1]):
-        name = names[at] if names else f"x[…, {at}]"
+        name = found.names[at] if found.names else f"x[…, {at}]"
         # Times and identifiers are large beside their differences: offset first.
         wide = _without_offset(x[..., at])
         with np.errstate(all="ignore"):  # reported below
@@ -147,17 +153,17 @@ def _standardized(
                 equal.append(name)
                 continue
             wide -= wide[train].mean()
-            largest = np.abs(wide[train]).max()  # the squares stay in range
-            wide /= largest
+            wide /= np.abs(wide[train]).max()  # the squares stay in range
             scaled[..., at] = wide / wide[train].std()
         if not np.isfinite(scaled[..., at]).all():
-            raise ValueError(f"{path}: {name!r} has numbers that are too far apart")
-    if equal:
-        remarks.append(f"left out, as all rows to train on are equal: {_listed(equal)}")
-    if numbered:
-        remarks.append(
-            f"other whole numbers in each row, as of ids: {_listed(numbered)}"
-        )
+            raise ValueError(
+                f"{found.path}: {name!r} has numbers that are too far apart"
+            )
+    told = {
+        "left out, as all rows to train on are equal": equal,
+        "other whole numbers in each row, as of ids": numbered,
+    }
+    found.remarks.extend(f"{why}: {_listed(x)}" for why, x in told.items() if x)
     return scaled
 
 
@@ -170,10 +176,9 @@ def _without_offset(x: np.ndarray) -> np.ndarray:
         return (wide - wide.flat[0]).astype(np.float64)
 
 
-def _classes(
-    path: Path, found: Rows, remarks: list[str]
-) -> tuple[np.ndarray, list[str]]:
+def _classes(found: Rows) -> tuple[np.ndarray, list[str]]:
     """Returns the class of each row, and the classes' names in order."""
+    path, remarks = found.path, found.remarks
     values = {name: _value(name) for name in found.y}
     if None in values.values():
         row = next(i for i, name in enumerate(found.y) if values[name] is None)
@@ -183,7 +188,6 @@ def _classes(
             f"{where}: the class {name} is neither a whole number nor a word"
         )
     order = sorted({*values.values()}, key=lambda x: (isinstance(x, str), x))
-    numbers = {value: number for number, value in enumerate(order)}
     names = [str(value) for value in order]
     if len(names) < 2:
         raise ValueError(f"{path}: all rows have the same class, {names[0]}")
@@ -192,6 +196,7 @@ def _classes(
         remarks.append(f"classes that differ only in case: {_listed(alike)}")
     if len(names) > min(100, len(found.y) // 4):
         remarks.append(f"{len(names)} classes are many: is --column the right one?")
+    numbers = {value: number for number, value in enumerate(order)}
     return np.array([numbers[values[name]] for name in found.y], np.int32), names
 
 
@@ -212,7 +217,7 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:10]) + more
 
 
-def _csv(path: Path, column: str, remarks: list[str]) -> Rows:
+def _csv(path: Path, column: str) -> Rows:
     """Reads columns of numbers, and a column of classes."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as text:
@@ -223,19 +228,30 @@ def _csv(path: Path, column: str, remarks: list[str]) -> Rows:
         raise ValueError(f"{path} is not a .csv file in UTF-8: {error}") from None
     (_, cells), *rows = rows or [(0, [])]
     header = _header(path, cells)
-    if column and column.strip() not in header:
+    last = column.strip() or header[-1]
+    if last not in header:
         have = f"{path} has {_listed(header)}"
         raise ValueError(f"--column: there is no column {column!r}: {have}")
     for line, row in rows:
         if len(row) != len(header):
             found = f"{len(row)} columns, and {len(header)} in the header"
             raise ValueError(f"{path}, line {line}: {found}")
-    lines = [line for line, _ in rows]
     words = {name: [row[at] for _, row in rows] for at, name in enumerate(header)}
-    last = column.strip() or header[-1]
-    y = words.pop(last)
-    x = [_numbers(path, *each, lines, remarks) for each in words.items()]
-    return Rows(np.stack(x, 1), y, [*words, last], lines)
+    y, x, remarks = words.pop(last), [], []
+    for name, cells in words.items():
+        values, are_words = _numbers(cells)
+        if np.isnan(values).any():
+            at = np.isnan(values).argmax()
+            raise ValueError(
+                f"{path}, line {rows[at][0]}: column {name!r} has "
+                f"{cells[at].strip()!r}, no finite number: encode words and dates, "
+                "fill gaps, or remove the column"
+            )
+        if are_words:
+            remarks.append(f"column {name!r}: false and true are read as 0 and 1")
+        x.append(values)
+    lines = [line for line, _ in rows]
+    return Rows(path, np.stack(x, 1), y, remarks, [*words, last], lines)
 
 
 def _header(path: Path, cells: Sequence[str]) -> list[str]:
@@ -248,50 +264,39 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
     header = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
     if twice := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"{path}: the header has {twice[0]!r} twice: rename one")
-    numbers = [x for name in header if (x := _float(name)) is not None]
+    numbers = [x for x in map(_float, header) if not math.isnan(x)]
     # A table made of an array has a header such as 0, 1, 2.
     if numbers and {*np.diff(numbers)} != {1}:
         raise ValueError(f"{path}: the first line holds numbers: add a line of names")
     return header
 
 
-def _float(word: str) -> float | None:
-    """Returns the finite number that a word stands for, or None."""
-    try:
-        value = float(word)
-    except ValueError:
-        return None
-    return value if np.isfinite(value) and "_" not in word else None
+def _float(word: str) -> float:
+    """Returns the finite number that a word stands for, or NaN."""
+    with suppress(ValueError):
+        if math.isfinite(value := float(word)) and "_" not in word:
+            return value
+    return math.nan
 
 
-def _numbers(
-    path: Path,
-    name: str,
-    words: Sequence[str],
-    lines: Sequence[int],
-    remarks: list[str],
-) -> np.ndarray:
-    """Returns the numbers of a column, less a common offset if that is large."""
-    if words and {word.strip().lower() for word in words} <= {"true", "false"}:
-        remarks.append(f"column {name!r}: false and true are read as 0 and 1")
-        return np.array([word.strip().lower() == "true" for word in words], np.float64)
-    values = [_float(word) for word in words]
-    if None in values:
-        at = values.index(None)
-        raise ValueError(
-            f"{path}, line {lines[at]}: column {name!r} has {words[at].strip()!r}, no "
-            "finite number: encode words and dates, fill gaps, or remove the column"
-        )
-    x = np.array(values, np.float64)
+def _numbers(words: Sequence[str]) -> tuple[np.ndarray, bool]:
+    """Returns the numbers of a column, NaN if there is none, and whether it has words.
+
+    A common offset that is large is taken away.
+    """
+    words = [word.strip() for word in words]
+    if words and {word.lower() for word in words} <= {"true", "false"}:
+        return np.array([word.lower() == "true" for word in words], np.float64), True
+    x = np.array([_float(word) for word in words])
     with np.errstate(over="ignore"):
-        is_far = np.ptp(x) <= np.abs(x).max() * 2**-28 if values else False
+        is_far = x.size and np.ptp(x) <= np.abs(x).max() * 2**-28
     if is_far:  # float64 would round the differences
-        first = Decimal(words[0].strip())
-        return np.array([float(Decimal(word.strip()) - first) for word in words])
-    return x
+        first = Decimal(words[0])
+        x = np.array([float(Decimal(word) - first) for word in words])
+    return x, False
 
 
-def _npz(path: Path, remarks: list[str]) -> Rows:
+def _npz(path: Path) -> Rows:
     """Reads x and y, and the held-out examples."""
     with path.open("rb") as file:
         try:
@@ -304,8 +309,7 @@ def _npz(path: Path, remarks: list[str]) -> Rows:
     wanted = {f"{name}{end}" for name in "xy" for end in ends}
     if missing := wanted - {*arrays}:
         raise ValueError(f"{path} has no {min(missing)} (it has: {', '.join(arrays)})")
-    if unread := {*arrays} - wanted:
-        remarks.append(f"not read: {_listed(sorted(unread))}")
+    unread = _listed(sorted({*arrays} - wanted))
     for end in ends:
         x, y = arrays[f"x{end}"], arrays[f"y{end}"]
         same = x.shape[1:] == arrays["x"].shape[1:] and x.dtype == arrays["x"].dtype
@@ -325,4 +329,6 @@ def _npz(path: Path, remarks: list[str]) -> Rows:
     x = np.concatenate([arrays[f"x{end}"] for end in ends])
     x = x.astype(np.uint8) if x.dtype == bool else x
     y = [str(name) for end in ends for name in arrays[f"y{end}"].astype(str)]
-    return Rows(x, y, held_out=len(arrays["y_test"]) if len(ends) == 2 else None)
+    held_out = len(arrays["y_test"]) if len(ends) == 2 else None
+    remarks = [f"not read: {unread}"] if unread else []
+    return Rows(path, x, y, remarks, held_out=held_out)

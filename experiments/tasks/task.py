@@ -1,19 +1,37 @@
-"""A task: a model, its data and its measures."""
+"""A task: a model, its data and its measures; checks of a user's own."""
 
-import functools
+import re
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from contextlib import suppress
+from functools import partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import checkify
 from jax.sharding import PartitionSpec
 
-from experiments.data.feeding import WEIGHT, Arrays, Data
+from experiments.data.feeding import WEIGHT, Arrays, Data, gather, must
 from experiments.tasks import Schedule
-from syncalgos import per_example
+from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
+from syncalgos.combinators.decided import METRIC
+from syncalgos.engine.losses import OF_WORKERS
+from syncalgos.engine.placement import shardings
+from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
+from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
+
+OPTIONAL = ("muon", "shardings", "blank")
+BOUNDS = {
+    "momentum": {"least": 0, "below": 1},
+    "weight_decay": {"least": 0},
+    "clip_norm": {"above": 0},
+}
+_OUT_OF_BOUNDS = re.compile(
+    r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)"
+)
 
 Kept = Literal["replicated", "shared", "sharded"]
 Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
@@ -113,7 +131,7 @@ def losses(task: Task) -> tuple[Any, Any]:
         means = {name: jnp.mean(weight * value) for name, value in values.items()}
         return means.pop("loss"), (buffers, means)
 
-    return per_example(functools.partial(task.apply, train=True)), eval_loss
+    return per_example(partial(task.apply, train=True)), eval_loss
 
 
 def held_out(
@@ -142,3 +160,217 @@ def held_out(
     weight = np.full(examples + 1, rows.size / examples, np.float32)
     weight[-1] = 0
     return {**data, WEIGHT: weight}, rows.reshape(batches, size)
+
+
+def check_task(task: Any) -> None:
+    """Raises a ValueError unless this is a Task with usable fields."""
+    rule = "the factory must return an experiments.tasks.task.Task"
+    must(isinstance(task, Task), rule, task)
+    for name in ("init", "apply", "load", *OPTIONAL):
+        found = getattr(task, name)
+        is_left_out = name in OPTIONAL and found is None
+        must(callable(found) or is_left_out, f"{name} must be a function", found)
+    for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
+        checks.whole(name, getattr(task, name), least=1)
+    for name, bounds in BOUNDS.items():
+        if (value := getattr(task, name)) is not None:
+            checks.real(name, value, **bounds)
+    checks.one_of("schedule", task.schedule, get_args(Schedule))
+    if checks.real("warmup", task.warmup, least=0) > 1:
+        raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
+    must(isinstance(task.tables, Tables | None), "tables must be Tables", task.tables)
+    checks.one_of("way of keeping tables", task.kept, get_args(Kept))
+    stacking.check("stacked", task.stacked)
+    rule = "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}"
+    must(isinstance(task.lr, Mapping), rule, task.lr)
+    for optimizer, rate in task.lr.items():
+        checks.real(f"lr[{optimizer!r}]", rate, above=0)
+    for name, figure in dict(task.figures).items():
+        if not callable(figure):
+            raise ValueError(f"figures[{name!r}] must be a function of the loss")
+        found = 1.0
+        # A figure may be undefined for this loss.
+        with suppress(ArithmeticError, ValueError):
+            found = figure(1.0)
+        number(name, found)
+
+
+def number(name: str, found: Any) -> float:
+    """Returns the value of a figure; raises a ValueError if it is not a number."""
+    if isinstance(found, str | bytes) or found is None or np.ndim(found):
+        got = checks.shown(found)
+        raise ValueError(f"figures[{name!r}] must return a number, got {got}")
+    return float(found)
+
+
+def _is_pair(made: Any) -> bool:
+    return isinstance(made, tuple | list) and len(made) == 2
+
+
+def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
+    """Returns params and buffers of the task's init, or raises a ValueError."""
+    made = task.init(jax.random.key(seed))
+    must(_is_pair(made), "init must return (params, buffers)", made)
+    params, buffers = made
+    stacking.counts(task.stacked, params)
+    return params, buffers
+
+
+def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
+    """Raises a ValueError unless a task has shardings over the axes of a mesh.
+
+    Args:
+        name: the name of the task.
+        task: the task; an attribute `axes` of its shardings may list supported axes.
+        mesh: sizes of the axes within a worker.
+    """
+    if task.shardings is None:
+        raise ValueError(
+            f"--mesh: task {name} has no rules to shard this model. These tasks have: "
+            "digits, table, spoken_digits, shakespeare, text, gpt2_synthetic, those "
+            "with --model mlp, and your own with Task(shardings=…)"
+        )
+    known = getattr(task.shardings, "axes", tuple(mesh))
+    for axis in mesh:
+        if axis not in known:
+            raise ValueError(
+                f"--mesh: task {name} has rules for {' and '.join(known)}, not for "
+                f"{axis}{checks.nearest(axis, known)}"
+            )
+
+
+def check_shardings(task: Task, params: PyTree, layout: Layout) -> None:
+    """Raises a ValueError unless the task's shardings fit each leaf.
+
+    Args:
+        task: a task with shardings.
+        params: one plain model.
+        layout: a layout with a mesh within each worker.
+    """
+    rule = task.shardings
+    assert rule is not None  # check_axes has checked this
+    shardings.resolved(
+        lambda path, shape: rule(path, shape, layout.inner), params, layout
+    )
+
+
+def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    """Maps a worker's program over the engine's axes, (devices, lanes)."""
+    for axis in (LANES, DEVICES):
+        program = jax.vmap(program, in_axes=in_axes, axis_name=axis)
+    return program
+
+
+def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
+    """Returns a function of (params, buffers, batch): the values of apply.
+
+    They have the engine's axes: a loss may use them, as for global batch statistics.
+    """
+
+    def on_one_worker(lane, params, buffers, batch):
+        made = task.apply(params, buffers, batch, jax.random.key(0), train=train)
+        rule = "apply must return (values, buffers), with values such as "
+        rule += "{'loss': (batch,)}"
+        must(_is_pair(made) and isinstance(made[0], Mapping), rule, made)
+        return dict(made[0])
+
+    mapped = over_workers(on_one_worker, (0, None, None, None))
+    return partial(mapped, jnp.zeros((1, 1)))
+
+
+def _two_of(test: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of a batch of two examples.
+
+    With one, a mean that keeps its axis would look like a value.
+    """
+    return {
+        name: jax.ShapeDtypeStruct((2, *x.shape[1:]), jax.typeof(x).dtype)
+        for name, x in test.items()
+    }
+
+
+def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> set[str]:
+    """Traces apply on shapes; computes nothing.
+
+    Returns:
+        The names of its measures.
+
+    Raises:
+        ValueError: it returns no loss per example.
+    """
+    training, evaluation = (
+        jax.eval_shape(_values(task, train), params, buffers, _two_of(test))
+        for train in (True, False)
+    )
+    for values in (training, evaluation):
+        shapes = {name: x.shape[2:] for name, x in values.items()}
+        if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
+            raise ValueError(
+                "apply must give values per example, {'loss': (batch,), …}; for a "
+                f"batch of 2 it gave shapes {shapes}"
+            )
+    # Training uses these names for decisions and for workers' losses.
+    if ours := training.keys() & {METRIC, OF_WORKERS}:
+        raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
+    if twice := evaluation.keys() & {*task.figures, *task.mean_figures}:
+        raise ValueError(
+            f"{min(twice)!r} is both a value of apply and a figure: rename one"
+        )
+    return set(evaluation)
+
+
+def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:
+    """Whether the model has a convolution of XLA, found by tracing on shapes."""
+    traced = jax.make_jaxpr(_values(task, train=True))(params, buffers, _two_of(test))
+    return "conv_general_dilated" in str(traced)
+
+
+def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> None:
+    """Raises a ValueError for a label beyond the logits, or a token beyond a table.
+
+    Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
+    whole numbers of the data are tried, and only their results are computed.
+    """
+    values = _values(task, train=False)
+
+    def loss(*given):
+        return values(*given)["loss"]
+
+    checked = checkify.checkify(loss, errors=checkify.index_checks)
+    # The losses are dropped here, so that XLA leaves out the model.
+    errors = jax.jit(lambda *given: checked(*given)[0])
+    # A source may be large: only its groups are looked at.
+    of_train = data.train if isinstance(data.train, dict) else data.groups
+    for part, arrays in {"train": of_train, "test": data.test}.items():
+        rows = _extremes(arrays)
+        batch = gather(getattr(data, part), rows)
+        try:
+            told = errors(params, buffers, batch).get()
+        except Exception:  # code that checkify does not support is not checked
+            return
+        found = _OUT_OF_BOUNDS.search(told or "")
+        # A task may allow reads and writes beyond an end on purpose.
+        if found and not np.isfinite(jax.jit(loss)(params, buffers, batch)).all():
+            index, size = map(int, found.groups())
+            raise ValueError(_misfit(part, batch, rows, index, size))
+
+
+def _extremes(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Returns the rows of the smallest and the largest whole numbers, and the first."""
+    rows = {0}
+    for x in map(np.asarray, arrays.values()):
+        if x.size and x.dtype.kind in "iu":
+            each = x.size // len(x)
+            rows |= {int(x.argmin()) // each, int(x.argmax()) // each}
+    return np.array(sorted(rows))
+
+
+def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -> str:
+    """Returns an error that names the example with a number out of range."""
+    why = f"but the array that it indexes has size {size}: use 0 to {size - 1}"
+    for name, x in batch.items():
+        # jax adds the size to a negative index.
+        at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
+        if x.dtype.kind in "iu" and len(at):
+            return f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, {why}"
+    return f"{part} holds an index of {index}, {why}"

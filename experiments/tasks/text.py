@@ -7,12 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import jax.numpy as jnp
 import numpy as np
 
 from experiments.data import downloads, tokens
-from experiments.data.tokens import Documents, find_documents
-from experiments.tasks.language import TRAINING, check_sizes, next_token
+from experiments.data.tokens import Documents, byte_counts, find_documents
+from experiments.tasks.language import check_sizes, fields
 from experiments.tasks.task import Data, Task
 from models import gpt
 from syncalgos import checks
@@ -80,33 +79,23 @@ def text(
         checks.real("--held-out", share, above=0, below=1)
     found, size = _tokenizer(tokenizer, vocabulary, end_of_text)
     sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
+    # The tokens of a tokenizer that is trained here stand for bytes.
+    are_bytes = found is None or byte_counts(found) is not None
     init, length, heads = _model(model, size, sizes)
-    half = jnp.bfloat16 if dtype == "bfloat16" else None
     texts = [find_documents("--text", text, column)]
     if test_text is not None:
         texts.append(find_documents("--test-text", test_text, column))
 
-    def apply(params, buffers, batch, key, train):
-        logits = partial(gpt.apply, params, heads=heads, remat=remat, dtype=half)
-        means = next_token(logits, batch["window"])
-        if "bytes" in batch:
-            means["bytes_per_token"] = batch["bytes"] / length
-        return means, buffers
-
     return Task(
-        init=lambda key: (init(key), ()),
-        apply=apply,
+        **fields(init, heads, remat, dtype),
         load=partial(
             _load, data_dir, texts, found, size, end_of_text, tokens, share, length
         ),
         batch_size=16,
         steps=400,
-        **TRAINING,
         lr={"sgd": 0.1, "": 2e-3},
         eval_batch=64,
-        mean_figures={"bits_per_byte": _bits_per_byte} if _counts(found) else {},
-        stacked=gpt.STACKED,
-        shardings=gpt.shardings(heads),
+        mean_figures={"bits_per_byte": _bits_per_byte} if are_bytes else {},
     )
 
 
@@ -162,11 +151,6 @@ def _bits_per_byte(means: Mapping[str, float]) -> float:
     return means["loss"] / math.log(2) / means["bytes_per_token"]
 
 
-def _counts(tokenizer: "Tokenizer | None") -> bool:
-    """Whether a tokenizer's tokens stand for bytes, as in tokenizers trained here."""
-    return tokenizer is None or tokens.byte_counts(tokenizer) is not None
-
-
 def _tokenizer(
     path: str | None, vocabulary: int | None, end: str
 ) -> "tuple[Tokenizer | None, int]":
@@ -214,7 +198,7 @@ def _load(
                 f"--text: {len(row)} tokens {name} are fewer than a window of "
                 f"--context {context} and the next token"
             )
-    counts = tokens.byte_counts(tokenizer)
+    counts = byte_counts(tokenizer)
     size = tokens.size_of(tokenizer)  # fewer, if the text is too short
     train, test = (Windows(row, context, size, counts) for row in rows)
     examples = [test[number] for number in range(len(test))]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.tasks.contract import over_workers
+from experiments.tasks.task import over_workers
 from syncalgos import Replica, Strategy
 from syncalgos.collectives import PyTree
 from syncalgos.strategy import seeing

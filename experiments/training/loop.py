@@ -14,8 +14,7 @@ import numpy as np
 from experiments.cli.errors import BadRequest, explained
 from experiments.cli.factories import TASK
 from experiments.data import feeding, sampling
-from experiments.tasks.contract import number
-from experiments.tasks.task import Task, held_out
+from experiments.tasks.task import Task, held_out, number
 from experiments.training import rounds
 from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run

@@ -16,8 +16,15 @@ import optax
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.tasks.contract import check_axes, check_task, over_workers
-from experiments.tasks.task import Data, Tables, Task, losses
+from experiments.tasks.task import (
+    Data,
+    Tables,
+    Task,
+    check_axes,
+    check_task,
+    losses,
+    over_workers,
+)
 from experiments.training import optimizers
 from experiments.training.config import SETTINGS, RunConfig, Settings
 from experiments.training.defaults import batch_unit, nearest_multiple, resolved, takes

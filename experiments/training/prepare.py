@@ -12,14 +12,15 @@ from experiments.cli import terminal
 from experiments.cli.errors import STOPS, BadRequest, explain, named
 from experiments.cli.factories import OWN
 from experiments.data import feeding, sampling
-from experiments.tasks.contract import (
+from experiments.tasks.task import (
+    Data,
+    Task,
     check_apply,
     check_indices,
     check_model,
     check_shardings,
     convolves,
 )
-from experiments.tasks.task import Data, Task
 from experiments.training import export, machine, run_folder
 from experiments.training.config import RunConfig, Settings
 from experiments.training.effective_rate import effective_lr

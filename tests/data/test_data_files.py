@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -299,9 +300,48 @@ def test_what_a_killed_download_left_goes_at_the_next(server, tmp_path):
     with downloading(server, tmp_path) as (process, _):
         process.kill()
         process.wait()
-    assert held(tmp_path) == {f"set/.data.bin{x}" for x in (downloads.PART, ".lock")}
+    lock, part = sorted(held(tmp_path))
+    assert lock == "set/.data.bin.lock"
+    assert re.fullmatch(r"set/\.data\.bin\.syncalgos\.part\.[0-9a-f]{8}", part)
+    (tmp_path / "set" / ".data.bin.syncalgos.part").touch()  # as 0.3 named them
+    others = [".data.bin.syncalgos.part.of-mine", ".data.bin2.syncalgos.part"]
+    for name in others:
+        (tmp_path / "set" / name).touch()
     downloads.find(pinned(server, "/whole"), tmp_path)
-    assert held(tmp_path) == {"set/data.bin"}
+    assert held(tmp_path) == {"set/data.bin", *(f"set/{name}" for name in others)}
+
+
+@pytest.mark.parametrize("convert", [(), (Path.read_bytes,)], ids=["as it is", "made"])
+def test_a_link_in_place_of_a_part_is_not_followed(
+    convert, server, tmp_path, monkeypatch
+):
+    folder, other = tmp_path / "data" / "set", tmp_path / "of-another"
+    folder.mkdir(parents=True)
+    other.write_text("kept")
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0badcafe")
+    links = [folder / f".data.bin.syncalgos.part{x}" for x in ("", ".0badcafe")]
+    links[0].symlink_to(other)
+    (folder / ".data.bin.lock").symlink_to(other)
+    file = pinned(server, "/whole")
+    path = downloads.find(file, tmp_path / "data", *convert)
+    assert not path.is_symlink() and path.read_bytes() == CONTENT
+    path.unlink()
+    links[1].symlink_to(other)  # even if its name was guessed
+    assert "cannot be written: File exists" in refused(file, tmp_path / "data")
+    assert other.read_text() == "kept"
+    assert {*folder.iterdir()} == {*links}
+
+
+def test_a_part_of_another_user_is_left(server, tmp_path):
+    """Such as one that is being downloaded, where there are no locks."""
+    if os.geteuid() != 0:
+        pytest.skip("only root makes files for others")
+    (folder := tmp_path / "set").mkdir()
+    part = folder / ".data.bin.syncalgos.part.12345678"
+    part.touch()
+    os.chown(part, 12345, -1)
+    downloads.find(pinned(server, "/whole"), tmp_path)
+    assert held(tmp_path) == {"set/data.bin", f"set/{part.name}"}
 
 
 def test_of_two_processes_that_want_a_file_one_downloads_it(server, tmp_path):

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from formats import batch, cifar_archive, put, python2, tar, wav
 
-from experiments.data import feeding, formats, sampling, tokens
+from experiments.data import feeding, formats, sampling
 from experiments.data.feeding import check_data
-from experiments.tasks.gpt2_synthetic import gpt2_synthetic
+from experiments.tasks.language import gpt2_synthetic
 from experiments.tasks.table import table
 from experiments.tasks.task import Data
 from models import gpt, lstm, ngram
@@ -289,7 +289,6 @@ REFUSED = [
     (split(1e-4), "0.0001 of 1000 | 1000 to train on and 0 to validate on"),
     (split(0.9999), "0 to train on and 1000 to validate on"),
     (split(0.9, overlapping=100), "0 to train on and 900 to validate on"),
-    (lambda folder: tokens.split(np.arange(10), 0), f"held_out must be {SHARE}"),
     (checked(groups={"label": LABELS[1:]}), "groups must hold | (1000,) | 'label'"),
     (checked(train=SOURCE, groups={"label": LABELS[1:]}), "groups must hold"),
     (checked(groups={"label": LABELS[:, None]}), "got 'label' of int64 (1000, 1)"),

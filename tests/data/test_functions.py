@@ -4,8 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.tasks.quadratic import quadratic
-from experiments.tasks.rosenbrock import rosenbrock
+from experiments.tasks.functions import quadratic, rosenbrock
 from syncalgos.collectives import PyTree
 
 TASKS = {"quadratic": quadratic, "rosenbrock": rosenbrock}

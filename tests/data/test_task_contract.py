@@ -213,7 +213,7 @@ def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
 
 
 def test_tasks_and_data_import_nothing_of_the_harness():
-    names = imported_by(f"from experiments.tasks import {', '.join(TASKS)}")
+    names = imported_by(f"from experiments.tasks import {', '.join(TASKS.values())}")
     ours = {x for x in names if x.startswith("experiments.")}
     own = "experiments.tasks", "experiments.data"
     others = {x for x in ours if not x.startswith(own)}

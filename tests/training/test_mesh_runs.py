@@ -21,8 +21,7 @@ from tiny_tasks import shared
 
 from experiments.checkpoint import shards
 from experiments.one_run import params_sha256
-from experiments.tasks.contract import check_axes
-from experiments.tasks.task import Task
+from experiments.tasks.task import Task, check_axes
 from experiments.training.config import RunConfig, parse
 from experiments.training.export import load
 

@@ -10,7 +10,7 @@ import pytest
 from jax.tree_util import keystr, tree_leaves_with_path
 from reducing import assert_close
 
-from experiments.tasks import muon
+from experiments.tasks import classify
 from experiments.training import optimizers
 from experiments.training.config import parse
 from experiments.training.plan import make_plan
@@ -18,7 +18,7 @@ from models import gpt, lenet, lstm, mlp, ngram, resnet
 
 KEY = jax.random.key(0)
 GPT = gpt.init(KEY, vocabulary=7, context=5, width=4, layers=3)
-CONV, STACK = muon.CONVOLUTION, muon.DENSE
+CONV, STACK = classify.CONVOLUTION, classify.DENSE
 
 # Each of five Newton-Schulz iterations makes small singular values 3.44 times as large,
 # and with them rounding of float32, 6e-8.
@@ -49,7 +49,7 @@ MODELS = {
 
 @pytest.mark.parametrize(("params", "count", "some"), MODELS.values(), ids=MODELS)
 def test_muon_takes_the_hidden_matrices(params, count, some):
-    found = muon.dimension_numbers(jax.eval_shape(params))
+    found = classify.muon_axes(jax.eval_shape(params))
     is_taken = {
         keystr(path): axes
         for path, axes in tree_leaves_with_path(
@@ -63,7 +63,7 @@ def test_muon_takes_the_hidden_matrices(params, count, some):
 
 @pytest.mark.slow
 def test_muon_orthogonalises_each_stacked_layer_by_itself():
-    optimizer = optimizers.make("muon", 0.1, muon=muon.dimension_numbers)
+    optimizer = optimizers.make("muon", 0.1, muon=classify.muon_axes)
     grads = jax.tree.map(lambda x: jax.random.normal(KEY, x.shape), GPT)
     updates, _ = jax.jit(optimizer.update)(grads, optimizer.init(GPT), GPT)
 

@@ -13,8 +13,7 @@ from commands import ROOT
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from experiments.tasks.gpt2_synthetic import gpt2_synthetic
-from experiments.tasks.shakespeare import shakespeare
+from experiments.tasks.language import gpt2_synthetic, shakespeare
 from experiments.training import export, huggingface
 from models import gpt
 from syncalgos import Replica
