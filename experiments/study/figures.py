@@ -257,7 +257,7 @@ def draw(plot: Plot, look: Styles) -> "Figure":
     tall += 17 * f"{title}\n{below}".count("\n") + 57
     figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, layout="constrained")
     figure.suptitle(title, x=10 / WIDTH, ha="left")
-    alike = {"sharex": True, "sharey": True, "squeeze": False}
+    alike: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
     scales = {f"{name}scale": "log" for name in plot.log}
     panels = figure.subplots(len(points), **alike, subplot_kw=scales)[:, 0]
     for point, axes in zip(points, panels, strict=True):
@@ -349,8 +349,8 @@ def ticks(ends: Ends, log: bool, kind: str = "plain") -> dict[str, float]:
         units = (length for bound, _, length in terminal.DURATIONS if high < bound)
         unit = next(units) if kind == "time" else 1
         locator = MaxNLocator(MOST, steps=[1, 2, 2.5, 5, 10])
-        every = unit * locator.tick_values(low / unit, high / unit)
-        found = [float(x) for x in every if low <= x <= high]
+        every = [float(x) * unit for x in locator.tick_values(low / unit, high / unit)]
+        found = [x for x in every if low <= x <= high]
     return {WORDS[kind](x): x for x in found}
 
 

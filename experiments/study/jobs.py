@@ -390,9 +390,10 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
         with client:
             yield client
         return
+    own: Any = LocalCluster(n_workers=0, host=HERE, dashboard_address=f"{HERE}:0")
     # The workers end before their scratch folder goes, and the scheduler.
     with (
-        LocalCluster(n_workers=0, host=HERE, dashboard_address=f"{HERE}:0") as own,
+        own,
         TemporaryDirectory() as scratch,
         ExitStack() as workers,
         Client(own, set_as_default=False) as client,

@@ -8,7 +8,8 @@ from experiments.study.runs import Tuning
 from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
 from experiments.study.variants import at
 
-X, K = TypeVar("X"), TypeVar("K")
+X = TypeVar("X")
+K = TypeVar("K")
 
 # The terms of a comparison whose learning rates were not tuned.
 ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
