@@ -1,5 +1,7 @@
 """The type of reducers, optax GradientTransformations, and how they map over leaves."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,10 +16,18 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
+from syncalgos.removed import Function, keyword_only
 
 Transformation = optax.GradientTransformation
 
 
+def _no_state(params: PyTree) -> PyTree:
+    """The default init: returns optax's empty state."""
+    return optax.EmptyState()
+
+
+# Optax tells the step only to transformations of its own type, a tuple of functions.
+@dataclasses.dataclass(frozen=True)
 class Reducer(optax.GradientTransformationExtraArgs):
     """An optax transformation that combines the workers' trees into one.
 
@@ -29,32 +39,55 @@ class Reducer(optax.GradientTransformationExtraArgs):
             decode them, so that updates - sent is the loss. `combined` is the mean of
             all `sent`, rounded once more for `cast`, `quantized` and `low_bit`; for
             votes it is the majority, for robust reducers their estimate.
+        init: params -> state; default: an empty state.
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
+        bind: (this reducer, axis) -> the same over an axis; None if it has its own.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
-    mean_over: Axis | None
-    takes_feedback: bool
+    init: optax.TransformInitFn = _no_state  # pyright: ignore  # also the tuple's first
+    mean_over: Axis | None = None
+    takes_feedback: bool = True
+    bind: Callable[["Reducer", Axis], "Reducer"] | None = None
 
-    def __new__(
-        cls,
-        combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]],
-        init: optax.TransformInitFn = lambda params: optax.EmptyState(),
-        mean_over: Axis | None = None,
-        takes_feedback: bool = True,
-    ) -> "Reducer":
+    def __new__(cls, combine, init=_no_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combine(updates, state, step)
             return combined, state
 
-        self = super().__new__(cls, init, update)
-        self.combine = combine
-        self.mean_over = mean_over
-        self.takes_feedback = takes_feedback
-        return self
+        return super().__new__(cls, init, update)
+
+    _replace = dataclasses.replace  # type: ignore[assignment]  # of all fields
+
+    def over(self, axis: Axis) -> "Reducer":
+        """Binds the reducer to the axis of a strategy, unless it was made with one.
+
+        Args:
+            axis: the mapped axis or axes over which the workers lie.
+        """
+        return self if self.bind is None else self.bind(self, axis)
+
+
+def factory(function: Function) -> Function:
+    """Decorates a factory of reducers: a strategy binds what is made without `axis`."""
+
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Reducer:
+        made = function(*args, **kwargs)
+        if "axis" in kwargs:
+            return made
+
+        def bind(now, axis):
+            fields = vars(now) | {"bind": None}
+            own = {name: x for name, x in fields.items() if x is not vars(made)[name]}
+            return dataclasses.replace(function(*args, **kwargs, axis=axis), **own)
+
+        return dataclasses.replace(made, bind=bind)
+
+    return keyword_only(make)  # type: ignore[return-value]  # the same for its callers
 
 
 class Draws(NamedTuple):

@@ -214,7 +214,7 @@ LIMITS = {
     "power_sgd, full rank": reducers.power_sgd(4, min_rate=0),
     "clipped, wide": reducers.clipped(1e3, iterations=2),
     "error_feedback(mean)": reducers.error_feedback("mean"),
-    "all tables": reducers.row_sparse(7, lambda tree: True),
+    "all tables": reducers.row_sparse(7, tables=lambda tree: True),
 }
 
 
