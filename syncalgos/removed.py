@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from syncalgos import checks
+from syncalgos.calls import written
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -61,7 +61,7 @@ def missing(owner: str, name: str, hint: str = "") -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}{told}")
 
 
-def _name(function: Function) -> str:
+def _name(function: Callable[..., Any]) -> str:
     return function.__qualname__.removesuffix(".__init__")
 
 
@@ -97,11 +97,9 @@ def keyword_only(function: Function) -> Function:
         if names and len(args) <= len(parameters) and not kwargs.keys() & {*names}:
             kwargs |= zip(names, args[leading:], strict=True)
             args = args[:leading]
-            values = [checks.shown(x) for x in args["self" in parameters :]]
-            values += [f"{key}={checks.shown(x)}" for key, x in kwargs.items()]
+            now = written(name, args["self" in parameters :], kwargs)
             warnings.warn(
-                f"write {name}({', '.join(values)}): 0.5 refuses these arguments by "
-                "position",
+                f"write {now}: 0.5 refuses these arguments by position",
                 DeprecationWarning,
                 stacklevel=2,
             )

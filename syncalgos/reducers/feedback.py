@@ -22,11 +22,7 @@ class FeedbackState(NamedTuple):
 
 @factory
 def error_feedback(
-    reducer: AnyReducer,
-    *,
-    decay: float = 1.0,
-    seed: int = 0,
-    axis: Axis = WORKERS,
+    reducer: AnyReducer, *, decay: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """A reducer whose losses are added to its next input.
 

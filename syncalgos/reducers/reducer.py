@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from syncalgos import checks
+from syncalgos.calls import Made, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
@@ -27,7 +28,7 @@ def _no_state(params: PyTree) -> PyTree:
 
 
 # Optax tells the step only to transformations of its own type, a tuple of functions.
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Reducer(optax.GradientTransformationExtraArgs):
     """An optax transformation that combines the workers' trees into one.
 
@@ -44,14 +45,14 @@ class Reducer(optax.GradientTransformationExtraArgs):
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
-        bind: (this reducer, axis) -> the same over an axis; None if it has its own.
+        made: the factory's call and its result; None for a reducer by hand.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
     init: optax.TransformInitFn = _no_state  # pyright: ignore  # also the tuple's first
     mean_over: Axis | None = None
     takes_feedback: bool = True
-    bind: Callable[["Reducer", Axis], "Reducer"] | None = None
+    made: Made | None = None
 
     def __new__(cls, combine, init=_no_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
@@ -68,24 +69,40 @@ class Reducer(optax.GradientTransformationExtraArgs):
         Args:
             axis: the mapped axis or axes over which the workers lie.
         """
-        return self if self.bind is None else self.bind(self, axis)
+        if (made := self.made) is None or "axis" in made.kwargs:
+            return self
+        bound = made.function(*made.args, **made.kwargs, axis=axis)
+        return dataclasses.replace(bound, **self._own)
+
+    def __repr__(self) -> str:
+        return (
+            repr(self.made_by) if self.made_by else written("Reducer", (), vars(self))
+        )
+
+    @property
+    def made_by(self) -> Made | None:
+        """The call that made the reducer; None if a field was changed since."""
+        return None if self._own else self.made
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The fields that were changed since a factory made the reducer."""
+        first = vars(self.made.result if self.made else self)
+        return {
+            n: x for n, x in vars(self).items() if x is not first[n] and n != "made"
+        }
 
 
 def factory(function: Function) -> Function:
-    """Decorates a factory of reducers: a strategy binds what is made without `axis`."""
+    """Decorates a factory of reducers, which then show its call.
+
+    A strategy may bind a reducer to its own axis by the same call with `axis`.
+    """
 
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> Reducer:
         made = function(*args, **kwargs)
-        if "axis" in kwargs:
-            return made
-
-        def bind(now, axis):
-            fields = vars(now) | {"bind": None}
-            own = {name: x for name, x in fields.items() if x is not vars(made)[name]}
-            return dataclasses.replace(function(*args, **kwargs, axis=axis), **own)
-
-        return dataclasses.replace(made, bind=bind)
+        return dataclasses.replace(made, made=Made(make, args, kwargs, made))
 
     return keyword_only(make)  # type: ignore[return-value]  # the same for its callers
 

@@ -14,11 +14,7 @@ from syncalgos.reducers.stacking import Stacked
 
 @factory
 def sign(
-    majority: bool = False,
-    *,
-    seed: int = 0,
-    stacked: Stacked = 0,
-    axis: Axis = WORKERS,
+    majority: bool = False, *, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
