@@ -47,7 +47,7 @@ class _Short(reprlib.Repr):
     """A repr in which functions are names, and arrays dtypes and shapes."""
 
     def repr1(self, x: Any, level: int) -> str:
-        if made := x if isinstance(x, Made) else getattr(x, "made_by", None):
+        if isinstance(made := getattr(x, "made_by", x), Made):
             return repr(made)
         if name := getattr(x, "__name__", None):
             return name

@@ -242,6 +242,8 @@ def factory(function: removed.Function) -> removed.Function:
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> Strategy:
         made = function(*args, **kwargs)
+        if any(made is x for x in (*args, *kwargs.values())):
+            return made  # as `delayed(strategy, 0)` does
         # In init, not in a field beside it, which a changed strategy would keep, too.
         return made._replace(init=Made(function, args, kwargs, made))
 

@@ -22,11 +22,6 @@ from syncalgos.removed import Function, keyword_only
 Transformation = optax.GradientTransformation
 
 
-def _no_state(params: PyTree) -> PyTree:
-    """The default init: returns optax's empty state."""
-    return optax.EmptyState()
-
-
 # Optax tells the step only to transformations of its own type, a tuple of functions.
 @dataclasses.dataclass(frozen=True, repr=False)
 class Reducer(optax.GradientTransformationExtraArgs):
@@ -49,12 +44,13 @@ class Reducer(optax.GradientTransformationExtraArgs):
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
-    init: optax.TransformInitFn = _no_state  # pyright: ignore  # also the tuple's first
+    # It hides the tuple's own.
+    init: optax.TransformInitFn = optax.init_empty_state  # type: ignore[assignment]
     mean_over: Axis | None = None
     takes_feedback: bool = True
     made: Made | None = None
 
-    def __new__(cls, combine, init=_no_state, *args, **kwargs):
+    def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combine(updates, state, step)
             return combined, state
@@ -75,9 +71,8 @@ class Reducer(optax.GradientTransformationExtraArgs):
         return dataclasses.replace(bound, **self._own)
 
     def __repr__(self) -> str:
-        return (
-            repr(self.made_by) if self.made_by else written("Reducer", (), vars(self))
-        )
+        made = self.made_by
+        return repr(made) if made else written("Reducer", (), vars(self))
 
     @property
     def made_by(self) -> Made | None:
@@ -87,10 +82,8 @@ class Reducer(optax.GradientTransformationExtraArgs):
     @property
     def _own(self) -> dict[str, Any]:
         """The fields that were changed since a factory made the reducer."""
-        first = vars(self.made.result if self.made else self)
-        return {
-            n: x for n, x in vars(self).items() if x is not first[n] and n != "made"
-        }
+        first = vars(self.made.result if self.made else self) | {"made": self.made}
+        return {name: x for name, x in vars(self).items() if x is not first[name]}
 
 
 def factory(function: Function) -> Function:

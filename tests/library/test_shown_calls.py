@@ -62,6 +62,7 @@ SHOWN = {
     ).over("w"),
     "Strategy(sync=third, late=2)": sa.Strategy(sync=third, late=2),
     "Strategy()": sa.Strategy(),
+    "model_averaging(period=4)": sa.delayed(sa.model_averaging(4), 0),
 }
 
 
