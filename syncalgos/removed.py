@@ -1,8 +1,12 @@
 """Names and arguments that are gone, and what an error says to use now."""
 
 import functools
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+from syncalgos.calls import written
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -57,18 +61,48 @@ def missing(owner: str, name: str, hint: str = "") -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}{told}")
 
 
+def _name(function: Callable[..., Any]) -> str:
+    return function.__qualname__.removesuffix(".__init__")
+
+
 def explained(function: Function) -> Function:
     """Decorates a function: for an argument that is gone, it says what to use now.
 
     The function's signature and its type stay the same.
     """
-    name = function.__qualname__.removesuffix(".__init__").removesuffix(".__new__")
+    name = _name(function)
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         for argument in kwargs:
             if now := INSTEAD.get(f"{name}.{argument}"):
                 raise TypeError(f"{name} has no argument {argument!r}: {now}")
+        return function(*args, **kwargs)
+
+    return called  # type: ignore[return-value]  # the same type for its callers
+
+
+def keyword_only(function: Function) -> Function:
+    """Decorates a function whose keyword-only arguments were positional until 0.4.
+
+    It still takes them by position, and warns with the new call.
+    """
+    name = _name(function)
+    parameters = inspect.signature(function).parameters
+    leading = sum(p.kind is not p.KEYWORD_ONLY for p in parameters.values())
+
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        names = [*parameters][leading : len(args)]
+        if names and len(args) <= len(parameters) and not kwargs.keys() & {*names}:
+            kwargs |= zip(names, args[leading:], strict=True)
+            args = args[:leading]
+            now = written(name, args["self" in parameters :], kwargs)
+            warnings.warn(
+                f"write {now}: 0.5 refuses these arguments by position",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         return function(*args, **kwargs)
 
     return called  # type: ignore[return-value]  # the same type for its callers

@@ -4,9 +4,11 @@ The functions run inside a mapped function (pmap, shard_map, vmap). Each sees on
 worker's view and communicates only through collectives over named axes.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -14,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks, removed
+from syncalgos.calls import Made, written
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
@@ -215,6 +218,36 @@ class Strategy(NamedTuple):
     own_momentum: bool = False
     learning_rate: checks.LearningRate | None = None
     own_steps: bool = False
+
+    def __repr__(self) -> str:
+        usual = Strategy._field_defaults
+        own = {n: x for n, x in self._asdict().items() if x is not usual[n]}
+        return repr(self.made_by) if self.made_by else written("Strategy", (), own)
+
+    @property
+    def made_by(self) -> Made | None:
+        """The call that made the strategy; None if a field was changed since."""
+        made: Any = self.init
+        same = isinstance(made, Made) and all(map(is_, made.result[1:], self[1:]))
+        return made if same else None
+
+
+def factory(function: removed.Function) -> removed.Function:
+    """Decorates a function that makes a strategy: the strategy shows the call.
+
+    For an argument that is gone, the function says what to use now.
+    """
+    function = removed.explained(function)
+
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Strategy:
+        made = function(*args, **kwargs)
+        if any(made is x for x in (*args, *kwargs.values())):
+            return made  # as `delayed(strategy, 0)` does
+        # In init, not in a field beside it, which a changed strategy would keep, too.
+        return made._replace(init=Made(function, args, kwargs, made))
+
+    return make  # type: ignore[return-value]  # the same type for its callers
 
 
 def check_strategy(where: str, strategy: Any) -> None:

@@ -169,7 +169,14 @@ def rate(x: float | None) -> str:
 
 def show_summary(summary: dict[str, Any], out: Any) -> None:
     """Prints summary.json for a person, on stdout."""
+    # Here: the command line also refuses flags, which needs no jax.
+    from syncalgos.engine.placement.layout import in_words
+
     s = summary
+    names = "workers", "devices", "platform", "lanes", "mesh"
+    layout = in_words(*(s[name] for name in names))
+    if s["lanes"] > 1 and s.get("lane_form"):  # known after a dispatch
+        layout += f" {s['lane_form']}"
     speed = s["steps_per_second"]
     memory = "not known"
     if s["temp_bytes"] is not None:
@@ -186,7 +193,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
         f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",
         "memory": memory,
         **({"a device holds": _held_text(s)} if s["mesh"] else {}),
-        "layout": f"{layout_text(s)}, backend {s['backend']}",
+        "layout": f"{layout}, backend {s['backend']}",
         "time": f"{s['seconds']:.1f} s training, {s['total_seconds']:.1f} s in all",
         "files": str(out),
     }
@@ -225,22 +232,3 @@ def _held_text(s: dict[str, Any]) -> str:
 def mesh_text(mesh: Mapping[str, int]) -> str:
     """Formats the sizes of the axes within a worker; "" if there are none."""
     return ", ".join(f"{name} {size}" for name, size in mesh.items())
-
-
-def layout_text(s: dict[str, Any]) -> str:
-    """Formats workers over devices × lanes."""
-    counts = (
-        ("workers", "worker"),
-        ("devices", s["platform"] + " device"),
-        ("lanes", "lane"),
-    )
-    workers, devices, lanes = (
-        f"{s[name]} {noun}{'' if s[name] == 1 else 's'}" for name, noun in counts
-    )
-    if s["mesh"]:
-        each = math.prod(s["mesh"].values())
-        noun = "device" if each == 1 else "devices"
-        workers += f" of {each} {noun} ({mesh_text(s['mesh'])})"
-    # The form is known only after a dispatch.
-    form = s.get("lane_form") if s["lanes"] > 1 else None
-    return f"{workers} on {devices} × {lanes}{f' {form}' if form else ''}"

@@ -327,7 +327,7 @@ def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     rows = {
         name: config.accumulate * count for name, count in tables.rows(examples).items()
     }
-    return row_sparse(rows, tables.names)
+    return row_sparse(rows, tables=tables.names)
 
 
 def _varied(config: Settings, make: Callable[[Settings], Method], task: Task) -> Varied:

@@ -41,7 +41,7 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         batch += f", the multiple of {unit} nearest to the task's {run.task.batch_size}"
     lines.append(f"{c.algo} on {c.task}: {c.steps} steps, {batch}, seed {c.seed}")
     there, taken = len(jax.devices()), layout["devices"]
-    backend = f"{terminal.layout_text(layout)}, backend {layout['backend']}"
+    backend = str(run.trainer)
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
     rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "

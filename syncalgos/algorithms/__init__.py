@@ -1,5 +1,6 @@
 """The registry: every algorithm by its name, one file each."""
 
+import sys as _sys
 from collections.abc import Callable as _Callable
 
 from syncalgos.algorithms.async_diloco import async_diloco as async_diloco
@@ -66,6 +67,7 @@ from syncalgos.algorithms.sync_sgd import sync_sgd as sync_sgd
 from syncalgos.algorithms.topk_sgd import topk_sgd as topk_sgd
 from syncalgos.algorithms.zero_one_adam import zero_one_adam as zero_one_adam
 from syncalgos.strategy import Strategy as _Strategy
+from syncalgos.strategy import factory as _factory
 
 ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "sync_sgd": sync_sgd,
@@ -126,3 +128,8 @@ ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {
     "quantized_sgd": quantized_sgd,
     "loco": loco,
 }
+
+for _name, _plain in ALGORITHMS.items():
+    ALGORITHMS[_name] = globals()[_name] = _factory(_plain)
+    # An algorithm's own module has the same function, by which pickle finds it.
+    setattr(_sys.modules[_plain.__module__], _name, ALGORITHMS[_name])

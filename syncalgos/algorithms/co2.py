@@ -97,5 +97,5 @@ def co2(
         return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)
-    step = outer_step(outer, late(axis=axis), axis=axis)
+    step = outer_step(outer, late(), axis=axis)
     return every(step, period)._replace(late=period)

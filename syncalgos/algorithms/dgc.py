@@ -11,7 +11,6 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.removed import explained
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
 
 
@@ -22,7 +21,6 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
-@explained
 def dgc(
     *,
     density: float = 0.001,

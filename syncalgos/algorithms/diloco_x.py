@@ -74,9 +74,9 @@ def diloco_x(
     """
     outer = nesterov_sgd("diloco_x", outer_lr, outer_momentum)
     rank = checks.whole("diloco_x: rank", rank, least=1)
-    compressed = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
+    compressed = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, stacked=stacked)
     # Error feedback goes inside `late`: a residual must pair with the values sent in
     # the same call.
-    feedback = reducers.error_feedback(compressed, axis=axis)
-    step = outer_step(outer, reducers.late(feedback, axis=axis), axis=axis)
+    feedback = reducers.error_feedback(compressed)
+    step = outer_step(outer, reducers.late(feedback), axis=axis)
     return every(step, period)._replace(late=period)

@@ -7,11 +7,9 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.removed import explained
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 
-@explained
 def distributed_lion(
     *,
     b1: float = 0.9,

@@ -57,6 +57,6 @@ def ef21(
     better, and practically faster error feedback", NeurIPS 2021; Fatkhullin, Tyurin and
     Richtárik, "Momentum provably improves error feedback!", NeurIPS 2023, algorithm 1.
     """
-    largest = reducers.top_k(density, stacked=stacked, axis=axis)
-    changes = reducers.ef21(largest, local_momentum, axis=axis)
+    largest = reducers.top_k(density, stacked=stacked)
+    changes = reducers.ef21(largest, local_momentum=local_momentum)
     return reduce_with(changes, axis=axis)._replace(own_momentum=True)

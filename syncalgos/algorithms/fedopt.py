@@ -10,7 +10,6 @@ from syncalgos import checks
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.removed import explained
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 # The second moment v, after the square s of an outer gradient.
@@ -28,7 +27,6 @@ class MomentsState(NamedTuple):
     second: PyTree
 
 
-@explained
 def fedopt(
     period: int = 16,
     *,

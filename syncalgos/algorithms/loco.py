@@ -56,4 +56,5 @@ def loco(
     """
     # Errors are float32; in DeepSpeed they have 8 bits. The second rounding applies to
     # the mean sent to all workers; DeepSpeed sums inside a host before it rounds.
-    return reduce_with(reducers.low_bit(bits, beta, reset_period, axis), axis=axis)
+    rounded = reducers.low_bit(bits, beta=beta, reset_period=reset_period)
+    return reduce_with(rounded, axis=axis)

@@ -69,5 +69,5 @@ def muloco(
     if decay is not None:
         decay = checks.share("muloco: decay", decay)
         # The authors' code multiplies what is fed back by η twice; here it is once.
-        reducer = reducers.error_feedback(reducer, decay, axis=axis)
+        reducer = reducers.error_feedback(reducer, decay=decay)
     return every(outer_step(outer, reducer, axis=axis), period)

@@ -62,8 +62,8 @@ def powersgd(
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """
     start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
-    low_rank = reducers.power_sgd(rank, seed, min_rate, stacked, axis)
-    low_rank = reduce_with(reducers.error_feedback(low_rank, axis=axis), axis=axis)
+    low_rank = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, stacked=stacked)
+    low_rank = reduce_with(reducers.error_feedback(low_rank), axis=axis)
     # The authors' package waits 100 steps, PyTorch's hook 1,000. `after` makes Q and
     # the residual at its first step.
     if not start:

@@ -50,4 +50,4 @@ def quantized_sgd(
     """
     # Two hops: codes cannot be summed on the way, and gathering all of them costs more
     # than float32 by ring from 8 workers on, at 8 bits.
-    return reduce_with(reducers.quantized(bits, seed, axis), axis=axis)
+    return reduce_with(reducers.quantized(bits, seed=seed), axis=axis)

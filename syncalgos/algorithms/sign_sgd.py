@@ -55,7 +55,7 @@ def sign_sgd(
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
     """
     # A vote has no magnitude, so there is no loss to feed back.
-    signs = reducers.sign(majority, seed, stacked, axis)
+    signs = reducers.sign(majority, seed=seed, stacked=stacked)
     if not majority:
-        return reduce_with(reducers.error_feedback(signs, axis=axis), axis=axis)
+        return reduce_with(reducers.error_feedback(signs), axis=axis)
     return reduce_with(signs, axis=axis)._replace(unit_steps=True)

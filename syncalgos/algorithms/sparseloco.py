@@ -72,6 +72,6 @@ def sparseloco(
     # The mean is over all workers, as in the paper: then error feedback keeps sums
     # exact. The authors' code first shrinks each worker's values to the median of their
     # norms, then averages over an entry's senders.
-    largest = reducers.chunked_top_k(density, bits, chunk, stacked, axis)
-    feedback = reducers.error_feedback(largest, decay, axis=axis)
+    largest = reducers.chunked_top_k(density, bits=bits, chunk=chunk, stacked=stacked)
+    feedback = reducers.error_feedback(largest, decay=decay)
     return every(outer_step(optax.sgd(lr), feedback, axis=axis), period)

@@ -46,7 +46,7 @@ def sparta(
     Source: Baioumy and Cheema, "SPARTA: distributed training with sparse parameter
     averaging", 2025; EXO Gym.
     """
-    entries = reducers.random_k(density, seed, axis)
+    entries = reducers.random_k(density, seed=seed, axis=axis)
 
     def sync(replica, state, step):
         collectives.no_mean("a mean of some entries")

@@ -55,7 +55,7 @@ def topk_sgd(
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.
     """
-    largest = reducers.top_k(density, stacked=stacked, axis=axis)
+    largest = reducers.top_k(density, stacked=stacked)
     if feedback:
-        largest = reducers.error_feedback(largest, axis=axis)
+        largest = reducers.error_feedback(largest)
     return reduce_with(largest, axis=axis)

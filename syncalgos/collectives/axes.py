@@ -60,7 +60,8 @@ def size(axis: Axis = WORKERS) -> int:
             where = f"unbound axis name: no axis {name!r} is mapped here"
             if name in WORKERS:
                 where += "; DataParallel maps it: for an axis of your own, make the "
-                where += "strategy with axis='NAME'"
+                where += "strategy with axis='NAME' (and a reducer inside an optax "
+                where += "transformation)"
             raise NameError(where) from None
     names = {axis} if isinstance(axis, str) else {*axis}
     check_whole("a collective", names, COUNTED.get())

@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.strategy import MeanCenter, Strategy, check_strategy
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
 
+@factory
 def chain(*strategies: Strategy) -> Strategy:
     """Applies strategies one after the other, in reduce and in sync.
 

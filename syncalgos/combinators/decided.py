@@ -12,8 +12,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
-from syncalgos.removed import explained
-from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy
+from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy, factory
 
 Vote = Callable[[Replica, PyTree, Any], Any]
 METRIC = "decided"
@@ -39,7 +38,7 @@ class DecidedState(NamedTuple):
     decision: Decision
 
 
-@explained
+@factory
 def decided(strategy: Strategy, vote: Vote) -> Strategy:
     """Applies a sync only when a worker's own data ask for it.
 

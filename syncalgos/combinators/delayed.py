@@ -19,6 +19,7 @@ from syncalgos.strategy import (
     apply_sync,
     changes_params,
     check_strategy,
+    factory,
     keep_replica,
 )
 
@@ -47,6 +48,7 @@ class DelayedState(NamedTuple):
 Arrival = Literal["replace", "add"]
 
 
+@factory
 def delayed(
     strategy: Strategy, delay: int, *, alpha: float = 0.0, arrival: Arrival = "replace"
 ) -> Strategy:

@@ -8,8 +8,7 @@ from syncalgos import checks, collectives
 from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.introspection import Combination, axis_of, inner_reduce
 from syncalgos.dtypes import narrow, widen
-from syncalgos.removed import explained
-from syncalgos.strategy import PyTree, Strategy, check_strategy
+from syncalgos.strategy import PyTree, Strategy, check_strategy, factory
 
 
 class EmaState(NamedTuple):
@@ -24,7 +23,7 @@ class EmaState(NamedTuple):
     average: PyTree
 
 
-@explained
+@factory
 def ema(strategy: Strategy, decay: float) -> Strategy:
     """Makes an exponential moving average of the replicas the center of a strategy.
 

@@ -12,11 +12,10 @@ from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.reducers.stacking import shards
-from syncalgos.removed import explained
-from syncalgos.strategy import MeanCenter, Strategy, check_strategy
+from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
 
-@explained
+@factory
 def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Strategy:
     """Applies a strategy to a part of the params and their gradients.
 

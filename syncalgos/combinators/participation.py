@@ -16,7 +16,6 @@ from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import when, while_tracing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.keys import common_key
-from syncalgos.removed import explained
 from syncalgos.strategy import (
     OwnGrads,
     Strategy,
@@ -24,6 +23,7 @@ from syncalgos.strategy import (
     apply_sync,
     changes_params,
     check_strategy,
+    factory,
     keep_replica,
 )
 
@@ -77,7 +77,7 @@ class ParticipatingState(NamedTuple):
     strategy: PyTree
 
 
-@explained
+@factory
 def participating(
     strategy: Strategy, schedule: Schedule, *, stale: bool = False
 ) -> Strategy:
@@ -363,7 +363,7 @@ class PacedState(NamedTuple):
     params: PyTree
 
 
-@explained
+@factory
 def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
     """Simulates slower workers, which make fewer local steps in a round.
 

@@ -29,9 +29,11 @@ from syncalgos.strategy import (
     Replica,
     Strategy,
     check_strategy,
+    factory,
 )
 
 
+@factory
 def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy:
     """Transforms the gradients at every step, before the inner optimizer.
 
@@ -73,6 +75,7 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
     )
 
 
+@factory
 def average(
     field: str = "params",
     reduce: AnyReducer = reducers.mean,
@@ -126,6 +129,7 @@ def average(
     return Strategy(init=init, sync=sync, center=MeanCenter(axis))
 
 
+@factory
 def reset(optimizer: optax.GradientTransformation) -> Strategy:
     """Resets the inner optimizer's state at each sync; schedules continue to count.
 
@@ -164,6 +168,7 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
     return Strategy(sync=sync)
 
 
+@factory
 def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """Applies `extra` after a strategy, at each of its syncs.
 
@@ -266,6 +271,7 @@ class OuterState(NamedTuple):
     reducer: PyTree
 
 
+@factory
 def outer_step(
     outer: optax.GradientTransformation,
     reduce: AnyReducer = reducers.mean,

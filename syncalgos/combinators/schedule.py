@@ -22,6 +22,7 @@ from syncalgos.strategy import (
     apply_reduce,
     apply_sync,
     check_strategy,
+    factory,
     keep_grads,
     keep_replica,
     require_same,
@@ -34,6 +35,7 @@ LONGEST = 2**30
 """The length of a round without an end, in local steps."""
 
 
+@factory
 def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
 
@@ -194,6 +196,7 @@ class WithLast(NamedTuple):
         return jnp.logical_or(self.steps(step), step == self.last)
 
 
+@factory
 def every(
     strategy: Strategy, period: int | Callable[[Any], Any], *, offset: int = 0
 ) -> Strategy:
@@ -254,6 +257,7 @@ def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
+@factory
 def until(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps 0 … s-1.
 
@@ -290,6 +294,7 @@ def until(strategy: Strategy, s: int) -> Strategy:
     )
 
 
+@factory
 def after(strategy: Strategy, s: int) -> Strategy:
     """Applies a strategy at steps s, s+1, …, with anchors from step s.
 
@@ -387,6 +392,7 @@ def _check_arrived(strategy: Strategy, s: int) -> None:
             )
 
 
+@factory
 def at_end(strategy: Strategy, steps: int) -> Strategy:
     """Adds a sync after the last local step of a training.
 

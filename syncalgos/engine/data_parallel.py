@@ -177,7 +177,11 @@ class DataParallel:
             raise missing("DataParallel", name)
 
     def __repr__(self) -> str:
-        return f"DataParallel(workers={self.workers}, layout={self.layout})"
+        return f"DataParallel({self})"
+
+    def __str__(self) -> str:
+        form = f" {self.lane_form}" if self.lane_form and self.layout.lanes > 1 else ""
+        return f"{self.layout}{form}, backend {self.layout.backend}"
 
     @property
     def compile_seconds(self) -> float:

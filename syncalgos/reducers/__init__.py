@@ -2,7 +2,7 @@
 
 A reducer takes one worker's tree and returns the combined tree, identical on all
 workers. It serves gradients (`reduce_with`), params (`average`) and outer gradients
-(`outer_step`) alike.
+(`outer_step`) alike. Made without `axis`, it takes the axis of the strategy around it.
 """
 
 from syncalgos.reducers.chunks import chunked_top_k as chunked_top_k

@@ -10,15 +10,17 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.reducers import dense, hops, stacking
-from syncalgos.reducers.reducer import Reducer, leafwise, share_of
+from syncalgos.reducers.reducer import Reducer, factory, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
 # The number of standard deviations that the bins cover, as in the authors' code.
 SIGMAS = 6
 
 
+@factory
 def chunked_top_k(
     density: float = 1 / 64,
+    *,
     bits: Literal[8, 4, 2] | None = 2,
     chunk: int = 4096,
     stacked: Stacked = 0,
@@ -40,7 +42,8 @@ def chunked_top_k(
         chunk: the largest chunk, at least 1 entry.
         stacked: which leaves hold several layers, each cut and tabled by itself (see
             `Stacked`).
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker gathers the others' indices, bins and tables:

@@ -14,6 +14,7 @@ from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     check_step,
+    factory,
     is_sent,
     leafwise,
     over_leaves,
@@ -23,13 +24,15 @@ from syncalgos.reducers.reducer import (
 BLOCK = 512
 
 
-def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
+@factory
+def mean(accumulate: Any = None, *, axis: Axis = WORKERS) -> Reducer:
     """The exact mean over the workers; leaves that are not floats are kept.
 
     Args:
         accumulate: the dtype in which values are sent and summed; None means the
             values' own dtype.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. An all-reduce sends every entry: 2 (N-1)/N times the bytes
@@ -54,12 +57,14 @@ def mean(accumulate: Any = None, axis: Axis = WORKERS) -> Reducer:
     return Reducer(combine, mean_over=axis if accumulate is None else None)
 
 
-def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
+@factory
+def cast(dtype: Any, *, axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to a shorter float, summed in float32.
 
     Args:
         dtype: a float of 8 or 16 bits; values beyond its range overflow.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker sends every entry twice, by all-to-all and by
@@ -86,22 +91,25 @@ def cast(dtype: Any, axis: Axis = WORKERS) -> Reducer:
     return leafwise(combine)
 
 
-def bf16(axis: Axis = WORKERS) -> Reducer:
+@factory
+def bf16(*, axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to bfloat16, summed in float32: half the bytes."""
     # It has the exponents of float32, so it overflows only where float32 does.
-    return cast(jnp.bfloat16, axis)
+    return cast(jnp.bfloat16, axis=axis)
 
 
-def fp16(axis: Axis = WORKERS) -> Reducer:
+@factory
+def fp16(*, axis: Axis = WORKERS) -> Reducer:
     """The mean of values rounded to float16, summed in float32: half the bytes.
 
     Beyond ±65504 it overflows to infinity, and below 6e-8 to zero.
     """
-    return cast(jnp.float16, axis)
+    return cast(jnp.float16, axis=axis)
 
 
+@factory
 def quantized(
-    bits: Literal[8, 4, 2] = 8, seed: int = 0, axis: Axis = WORKERS
+    bits: Literal[8, 4, 2] = 8, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """The mean of values rounded at random to few bits, summed in float32.
 
@@ -113,7 +121,8 @@ def quantized(
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
         seed: seeds u, which differs between workers.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker sends every entry twice, in `bits` bits, by
@@ -185,8 +194,10 @@ class LowBitState(NamedTuple):
     of_part: PyTree
 
 
+@factory
 def low_bit(
     bits: Literal[8, 4, 2] = 4,
+    *,
     beta: float = 0.8,
     reset_period: int = 1024,
     axis: Axis = WORKERS,
@@ -205,7 +216,8 @@ def low_bit(
         bits: 8, 4 or 2 bits per entry; several share a byte.
         beta: β, the decay of e, at least 0 and below 1.
         reset_period: local steps between two resets, at least 1.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. State: e of the leaves, shaped like params, and of the part that the

@@ -9,7 +9,7 @@ import optax
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers.reducer import Reducer
+from syncalgos.reducers.reducer import Reducer, factory
 from syncalgos.reducers.resolve import AnyReducer, resolve
 
 
@@ -20,11 +20,9 @@ class FeedbackState(NamedTuple):
     reducer: PyTree
 
 
+@factory
 def error_feedback(
-    reducer: AnyReducer,
-    decay: float = 1.0,
-    seed: int = 0,
-    axis: Axis = WORKERS,
+    reducer: AnyReducer, *, decay: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """A reducer whose losses are added to its next input.
 
@@ -37,7 +35,8 @@ def error_feedback(
             transformation counts as having sent its result.
         decay: the share of the residual that is kept, above 0 and at most 1.
         seed: seeds a random reducer that is given by its factory or name.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. State: e, shaped like params, at least float32, each worker's own;
@@ -97,8 +96,10 @@ class Ef21State(NamedTuple):
     reducer: PyTree
 
 
+@factory
 def ef21(
     reducer: AnyReducer,
+    *,
     local_momentum: float = 0.9,
     seed: int = 0,
     axis: Axis = WORKERS,
@@ -118,7 +119,8 @@ def ef21(
             transformation counts as having sent its result.
         local_momentum: β, the decay of M, at least 0 and below 1; 0 is EF21.
         seed: seeds a random reducer that is given by its factory or name.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. State: M and G, each worker's own, and the mean of all G, identical
@@ -200,9 +202,10 @@ class LateState(NamedTuple):
     reducer: PyTree
 
 
+@factory
 def late(
-    reducer: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
-) -> optax.GradientTransformationExtraArgs:
+    reducer: AnyReducer = "mean", *, seed: int = 0, axis: Axis = WORKERS
+) -> Reducer:
     """A reducer whose result arrives one call later; zeros at the first call.
 
     In `every(outer_step(outer, late()), period)`, outer gradients have a whole round
@@ -211,12 +214,13 @@ def late(
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).
         seed: seeds a random reducer that is given by its factory or name.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
-        An optax transformation. State: the tree on its way, shaped like params, and the
-        reducer's. It sends as much as the reducer. Put error feedback inside `late`:
-        then its residual pairs with the values sent in the same call.
+        A Reducer. State: the tree on its way, shaped like params, and the reducer's. It
+        sends as much as the reducer. Put error feedback inside `late`: then its
+        residual pairs with the values sent in the same call.
 
     Raises:
         ValueError: an unknown reducer.
@@ -226,8 +230,8 @@ def late(
     def init(params):
         return LateState(jax.tree.map(jnp.zeros_like, params), made.init(params))
 
-    def update(updates, state, params=None, *, step=None, **_):
-        combined, inner = made.update(updates, state.reducer, params, step=step)
-        return state.under_way, LateState(combined, inner)
+    def combine(updates, state, step):
+        combined, _, inner = _combine(made, updates, state.reducer, step)
+        return state.under_way, state.under_way, LateState(combined, inner)
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    return Reducer(combine, init)

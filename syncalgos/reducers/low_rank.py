@@ -11,12 +11,14 @@ from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, root, widen
 from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer, is_sent, share_of
+from syncalgos.reducers.reducer import Reducer, factory, is_sent, share_of
 from syncalgos.reducers.stacking import Stacked
 
 
+@factory
 def power_sgd(
     rank: int = 2,
+    *,
     seed: int = 0,
     min_rate: float = 2.0,
     stacked: Stacked = 0,
@@ -38,7 +40,8 @@ def power_sgd(
             numbers sent for it, at least 0; 0 compresses all.
         stacked: which leaves hold several layers, each a matrix with its own Q (see
             `Stacked`).
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. State: Q of each compressed matrix, (columns, r), identical on all

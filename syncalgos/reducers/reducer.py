@@ -1,5 +1,7 @@
 """The type of reducers, optax GradientTransformations, and how they map over leaves."""
 
+import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,14 +12,18 @@ import numpy as np
 import optax
 
 from syncalgos import checks
+from syncalgos.calls import Made, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Stacked
+from syncalgos.removed import Function, keyword_only
 
 Transformation = optax.GradientTransformation
 
 
+# Optax tells the step only to transformations of its own type, a tuple of functions.
+@dataclasses.dataclass(frozen=True, repr=False)
 class Reducer(optax.GradientTransformationExtraArgs):
     """An optax transformation that combines the workers' trees into one.
 
@@ -29,32 +35,69 @@ class Reducer(optax.GradientTransformationExtraArgs):
             decode them, so that updates - sent is the loss. `combined` is the mean of
             all `sent`, rounded once more for `cast`, `quantized` and `low_bit`; for
             votes it is the majority, for robust reducers their estimate.
+        init: params -> state; default: an empty state.
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
+        made: the factory's call and its result; None for a reducer by hand.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
-    mean_over: Axis | None
-    takes_feedback: bool
+    # It hides the tuple's own.
+    init: optax.TransformInitFn = optax.init_empty_state  # type: ignore[assignment]
+    mean_over: Axis | None = None
+    takes_feedback: bool = True
+    made: Made | None = None
 
-    def __new__(
-        cls,
-        combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]],
-        init: optax.TransformInitFn = lambda params: optax.EmptyState(),
-        mean_over: Axis | None = None,
-        takes_feedback: bool = True,
-    ) -> "Reducer":
+    def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combine(updates, state, step)
             return combined, state
 
-        self = super().__new__(cls, init, update)
-        self.combine = combine
-        self.mean_over = mean_over
-        self.takes_feedback = takes_feedback
-        return self
+        return super().__new__(cls, init, update)
+
+    _replace = dataclasses.replace  # type: ignore[assignment]  # of all fields
+
+    def over(self, axis: Axis) -> "Reducer":
+        """Binds the reducer to the axis of a strategy, unless it was made with one.
+
+        Args:
+            axis: the mapped axis or axes over which the workers lie.
+        """
+        if (made := self.made) is None or "axis" in made.kwargs:
+            return self
+        bound = made.function(*made.args, **made.kwargs, axis=axis)
+        return dataclasses.replace(bound, **self._own)
+
+    def __repr__(self) -> str:
+        made = self.made_by
+        return repr(made) if made else written("Reducer", (), vars(self))
+
+    @property
+    def made_by(self) -> Made | None:
+        """The call that made the reducer; None if a field was changed since."""
+        return None if self._own else self.made
+
+    @property
+    def _own(self) -> dict[str, Any]:
+        """The fields that were changed since a factory made the reducer."""
+        first = vars(self.made.result if self.made else self) | {"made": self.made}
+        return {name: x for name, x in vars(self).items() if x is not first[name]}
+
+
+def factory(function: Function) -> Function:
+    """Decorates a factory of reducers, which then show its call.
+
+    A strategy may bind a reducer to its own axis by the same call with `axis`.
+    """
+
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Reducer:
+        made = function(*args, **kwargs)
+        return dataclasses.replace(made, made=Made(make, args, kwargs, made))
+
+    return keyword_only(make)  # type: ignore[return-value]  # the same for its callers
 
 
 class Draws(NamedTuple):

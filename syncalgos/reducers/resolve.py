@@ -9,7 +9,7 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import Axis
 from syncalgos.reducers import dense, robust
-from syncalgos.reducers.reducer import Transformation
+from syncalgos.reducers.reducer import Reducer, Transformation
 
 NAMED: dict[str, Callable[..., Transformation]] = {
     "mean": dense.mean,
@@ -31,7 +31,10 @@ the names mean, bf16, fp16, int8, int4, int2, median, trimmed, clipped."""
 def resolve(
     where: str, reducer: AnyReducer, axis: Axis, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the given reducer, or makes it from its factory or name.
+    """Returns the given reducer, or makes it from its factory or name, over an axis.
+
+    A Reducer that was made with an axis keeps its own, as does any other optax
+    transformation, whose reducers cannot be seen from outside.
 
     Args:
         where: the caller, for error messages.
@@ -56,6 +59,8 @@ def resolve(
         if "axis" in parameters:
             seeded = {"seed": seed} if "seed" in parameters else {}
             made = reducer(axis=axis, **seeded)
+    if isinstance(made, Reducer):
+        return made.over(axis)
     if isinstance(made, Transformation):
         return optax.with_extra_args_support(made)
     raise ValueError(

@@ -14,10 +14,11 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import root, widen
 from syncalgos.reducers import hops
-from syncalgos.reducers.reducer import Reducer, is_sent, leafwise, share_of
+from syncalgos.reducers.reducer import Reducer, factory, is_sent, leafwise, share_of
 
 
-def median(axis: Axis = WORKERS) -> Reducer:
+@factory
+def median(*, axis: Axis = WORKERS) -> Reducer:
     """The median of the workers' values, entry by entry.
 
     For an even number of workers it is the mean of the two middle values; for two
@@ -25,7 +26,8 @@ def median(axis: Axis = WORKERS) -> Reducer:
     the workers.
 
     Args:
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker sends every entry twice, by all-to-all and by
@@ -37,7 +39,8 @@ def median(axis: Axis = WORKERS) -> Reducer:
     return _middle(lambda n: (n - 1) // 2, axis)
 
 
-def trimmed(share: float = 0.2, axis: Axis = WORKERS) -> Reducer:
+@factory
+def trimmed(share: float = 0.2, *, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' values without the extreme ones, entry by entry.
 
     The same number of values is left out at each end. It tolerates any values, NaN
@@ -46,7 +49,8 @@ def trimmed(share: float = 0.2, axis: Axis = WORKERS) -> Reducer:
     Args:
         share: the share of the workers left out at each end, rounded up as long as
             values are left; above 0 and below 0.5.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. It sends as much as `median`.
@@ -62,7 +66,10 @@ def trimmed(share: float = 0.2, axis: Axis = WORKERS) -> Reducer:
     return _middle(lambda n: min(share_of(share, n), (n - 1) // 2), axis)
 
 
-def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> Reducer:
+@factory
+def clipped(
+    radius: float = 10.0, *, iterations: int = 1, axis: Axis = WORKERS
+) -> Reducer:
     """Centered clipping: the mean of the workers' distances from the last result.
 
     With v the last result, 0 at first, and norms over all leaves, `iterations` times:
@@ -76,7 +83,8 @@ def clipped(radius: float = 10.0, iterations: int = 1, axis: Axis = WORKERS) -> 
             0, in the units of x. One worker moves v by at most τ / workers in each
             iteration.
         iterations: L, steps towards the mean, at least 1.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. State: v of the part that the worker combines, at least float32. It

@@ -8,15 +8,13 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype
 from syncalgos.reducers import hops, stacking
-from syncalgos.reducers.reducer import Reducer, leafwise
+from syncalgos.reducers.reducer import Reducer, factory, leafwise
 from syncalgos.reducers.stacking import Stacked
 
 
+@factory
 def sign(
-    majority: bool = False,
-    seed: int = 0,
-    stacked: Stacked = 0,
-    axis: Axis = WORKERS,
+    majority: bool = False, *, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
@@ -29,7 +27,8 @@ def sign(
         seed: seeds the votes' draws, which differ between workers.
         stacked: which leaves hold several layers, each with its own scale (see
             `Stacked`).
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Scaled signs are gathered from all: (N-1) / 8 bytes per
@@ -67,14 +66,16 @@ def sign(
     return leafwise(scaled, stacked)
 
 
-def tally(seed: int = 0, axis: Axis = WORKERS) -> Reducer:
+@factory
+def tally(seed: int = 0, *, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' signs: the votes of `sign(majority=True)`, counted.
 
     The signs of 0 and of NaN are drawn.
 
     Args:
         seed: seeds these draws, which differ between workers.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker sends a bit per entry, then the counts of its

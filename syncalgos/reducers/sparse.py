@@ -13,12 +13,14 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
 from syncalgos.reducers import dense, hops, stacking
-from syncalgos.reducers.reducer import Draws, Reducer, leafwise, share_of
+from syncalgos.reducers.reducer import Draws, Reducer, factory, leafwise, share_of
 from syncalgos.reducers.stacking import Stacked
 
 
+@factory
 def top_k(
     density: float = 0.01,
+    *,
     bits: Literal[8, 4, 2] | None = None,
     seed: int = 0,
     stacked: Stacked = 0,
@@ -34,7 +36,8 @@ def top_k(
         seed: seeds that rounding, which differs between workers.
         stacked: which leaves hold several layers, each compressed as a leaf (see
             `Stacked`).
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker gathers the others' values and indices, of 16
@@ -92,14 +95,16 @@ def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
     return zeros.at[indices].set(values).reshape(like.shape)
 
 
-def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
+@factory
+def random_k(density: float = 0.01, *, seed: int = 0, axis: Axis = WORKERS) -> Reducer:
     """The mean of random entries, drawn alike on all workers; all others count as 0.
 
     Args:
         density: the share of a leaf's entries that is sent, rounded up; above 0, at
             most 1.
         seed: seeds the draws, identical on all workers.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. An all-reduce sends only the values, because all workers
@@ -123,8 +128,10 @@ def random_k(density: float = 0.01, seed: int = 0, axis: Axis = WORKERS) -> Redu
     return leafwise(combine, draws=Draws(lambda x: x.size, partial(common_key, seed)))
 
 
+@factory
 def row_sparse(
     rows: int | Mapping[str, int],
+    *,
     tables: PyTree | Callable[[PyTree], PyTree],
     axis: Axis = WORKERS,
 ) -> Reducer:
@@ -137,7 +144,8 @@ def row_sparse(
         tables: which leaves are tables: a tree like params, or params -> tree, of
             booleans or names. Tables of one name are read at the same rows, such as an
             embedding and its per-row scale, and send their row numbers once.
-        axis: the mapped axis or axes over which the workers lie.
+        axis: the mapped axis or axes over which the workers lie; by default those of
+            the strategy around it.
 
     Returns:
         A Reducer. No state. Each worker gathers the others' rows and int32 row numbers:

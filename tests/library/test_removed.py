@@ -6,12 +6,13 @@ import subprocess
 import sys
 from importlib import import_module
 
+import jax
 import numpy as np
 import optax
 import pytest
 
 import syncalgos as sa
-from syncalgos import removed
+from syncalgos import reducers, removed
 
 
 def answer(call):
@@ -66,6 +67,32 @@ def test_former_names_of_lane_forms_are_answered(before):
     assert f"unknown lane_form '{before}': {removed.LANE_FORMS[before]} (" in line
 
 
+def test_a_call_by_position_is_the_call_that_its_warning_shows():
+    with pytest.warns(DeprecationWarning, match=r"write Placement\(\[0\], lanes=2\): "):
+        assert sa.Placement([0], 2) == sa.Placement([0], lanes=2)
+    with pytest.warns(
+        DeprecationWarning, match=r"write mean\(None, axis='w'\): 0.5 refuses"
+    ):
+        assert reducers.mean(None, "w").mean_over == "w"
+    with pytest.warns(DeprecationWarning, match=r"write top_k\(0.5, bits=4, seed=1\)"):
+        former = reducers.top_k(0.5, 4, 1)
+    sent = [
+        jax.vmap(lambda x, made=made: made.over("w").combine(x, (), 3), axis_name="w")
+        for made in (former, reducers.top_k(0.5, bits=4, seed=1))
+    ]
+    x = np.random.default_rng(0).normal(size=(2, 9))
+    np.testing.assert_array_equal(*(each(x)[0] for each in sent))
+
+
+def test_arguments_of_reducers_behind_the_first_are_keyword_only():
+    factories = [x for x in vars(reducers).values() if inspect.isfunction(x)]
+    for factory in factories:
+        if factory is not reducers.resolve:
+            _, *rest = inspect.signature(factory).parameters.values()
+            assert all(p.kind is p.KEYWORD_ONLY for p in rest)
+    assert len(factories) == 20
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -77,6 +104,8 @@ def test_former_names_of_lane_forms_are_answered(before):
         (lambda: sa.scaffnew(4), "learning_rate"),
         (lambda: sa.qsr(), "learning_rate"),
         (lambda: sa.DataParallel(1, 2, 3, 4), "positional"),
+        (lambda: reducers.top_k(*range(9)), "from 0 to 1 positional"),
+        (lambda: reducers.top_k(0.5, 4, bits=4), "0 to 1 positional"),
     ],
 )
 def test_wrong_arguments_are_pythons_own_errors(call, message):

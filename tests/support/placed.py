@@ -1,10 +1,14 @@
 """Options of a trainer in one dictionary, from which a Placement is made."""
 
+import dataclasses
+
 from syncalgos import Placement
+
+FIELDS = {field.name for field in dataclasses.fields(Placement)}
 
 
 def placed(options):
     """Options for DataParallel, with those of a Placement in one."""
-    where = {k: x for k, x in options.items() if k in Placement._fields}
+    where = {k: x for k, x in options.items() if k in FIELDS}
     rest = {k: x for k, x in options.items() if k not in where}
     return rest | {"placement": Placement(**where)}

@@ -35,7 +35,7 @@ REDUCERS = {
     "top_k": reducers.top_k(0.3),
     "top_k-int4": reducers.top_k(0.3, bits=4),
     "random_k": reducers.random_k(0.3),
-    "row_sparse": reducers.row_sparse(27, tables),
+    "row_sparse": reducers.row_sparse(27, tables=tables),
     "power_sgd": reducers.power_sgd(2, min_rate=0),
     "median": reducers.median(),
     "trimmed": reducers.trimmed(0.2),

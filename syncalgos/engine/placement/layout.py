@@ -6,7 +6,7 @@ devices. Each process puts its own part there and reads its own part back.
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -24,6 +24,30 @@ DEVICES, LANES = WORKERS
 _NO_MESH = Mesh(np.empty((), object), ())
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def in_words(
+    workers: int, devices: int, platform: str, lanes: int, inner: Mapping[str, int]
+) -> str:
+    """Describes workers over devices × lanes: "8 workers on 2 cpu devices × 4 lanes".
+
+    Args:
+        workers: the number of workers.
+        devices: the number of all devices.
+        platform: the devices' platform, such as cpu.
+        lanes: the number of workers of a place.
+        inner: the sizes of the axes of the mesh within a worker, by name.
+    """
+
+    def counted(number, noun):
+        return f"{number} {noun}{'' if number == 1 else 's'}"
+
+    of_each = ""
+    if inner:
+        each = counted(math.prod(inner.values()), "device")
+        of_each = f" of {each} ({', '.join(f'{n} {x}' for n, x in inner.items())})"
+    over = counted(devices, f"{platform} device")
+    return f"{counted(workers, 'worker')}{of_each} on {over} × {counted(lanes, 'lane')}"
 
 
 class Layout(NamedTuple):
@@ -45,6 +69,10 @@ class Layout(NamedTuple):
     lanes: int
     axes: tuple[tuple[str, int], ...] = ()
     batch_axes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        count, platform = len(self.devices), self.devices[0].platform
+        return in_words(self.workers, count, platform, self.lanes, self.inner)
 
     @property
     def inner(self) -> dict[str, int]:

@@ -1,10 +1,11 @@
 """Lays workers over devices."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from jax.sharding import Mesh
 from syncalgos import checks
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
 from syncalgos.engine.placement.shardings import Shardings
-from syncalgos.removed import explained
+from syncalgos.removed import explained, keyword_only
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
@@ -25,7 +26,8 @@ AnyMesh = Mesh | Mapping[str, int]
 Axes = tuple[tuple[str, int], ...]
 
 
-class Placement(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Placement:
     """Places for workers and arrays that replace the defaults of `DataParallel`.
 
     Attributes:
@@ -60,6 +62,7 @@ class Placement(NamedTuple):
     """
 
     devices: Sequence[Device | int] | None = None
+    _: dataclasses.KW_ONLY
     lanes: int | None = None
     lane_form: str | None = None
     mesh: AnyMesh | None = None
@@ -67,7 +70,7 @@ class Placement(NamedTuple):
     batch_axes: Sequence[str] | None = None
 
 
-Placement.__new__ = explained(Placement.__new__)
+Placement.__init__ = keyword_only(explained(Placement.__init__))
 USUAL = Placement()
 
 

@@ -99,7 +99,7 @@ def test_evaluate_takes_the_weighted_buffers():
 
 FEEDBACK = {
     "error_feedback": lambda axis: reducers.error_feedback(
-        reducers.top_k(0.5, axis=axis), axis=axis
+        reducers.top_k(0.5), axis=axis
     ),
     "low_bit": lambda axis: reducers.low_bit(2, beta=0, axis=axis),
 }

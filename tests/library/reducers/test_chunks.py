@@ -67,14 +67,14 @@ def test_no_more_values_than_bins_are_sent_as_they_are():
 def test_what_is_not_finite_shows_behind_bins():
     x = normal((40,), steps=3, workers=2)
     x[:, 1, 7] = np.nan, np.inf, -np.inf
-    combined, _, _ = run(chunked_top_k(0.5, 2, 16), x)
+    combined, _, _ = run(chunked_top_k(0.5, bits=2, chunk=16), x)
     assert np.isnan(combined).any((1, 2)).all()
 
 
 def test_largest_entries_of_each_chunk_are_sent():
     """20 entries in three parts of 7: the last is not full."""
     x = normal((4, 5), steps=2)
-    combined, sent, _ = run(chunked_top_k(0.4, None, 8), x)
+    combined, sent, _ = run(chunked_top_k(0.4, bits=None, chunk=8), x)
     flat = np.pad(x.reshape(2, 3, 20), [(0, 0), (0, 0), (0, 1)]).reshape(2, 3, 3, 7)
     least = np.sort(np.abs(flat), -1)[..., [-3]]
     expected = np.where(np.abs(flat) >= least, flat, 0)

@@ -127,7 +127,7 @@ CASES = {
         lambda n: [all_gather(n, (4 + 2) * k) for k in chosen(0.3)],
     ),
     "top_k-int2": (
-        functools.partial(reducers.top_k, 0.3, 2),
+        functools.partial(reducers.top_k, 0.3, bits=2),
         lambda n: [all_gather(n, levels(2, k) + 2 * k) for k in chosen(0.3)],
     ),
     "random_k": (
@@ -135,7 +135,7 @@ CASES = {
         lambda n: [all_reduce(n, 4 * k) for k in chosen(0.3)],
     ),
     "row_sparse": (
-        functools.partial(reducers.row_sparse, ROWS, table),
+        functools.partial(reducers.row_sparse, ROWS, tables=table),
         row_sparse_bytes,
     ),
     "power_sgd": (functools.partial(reducers.power_sgd, 3), power_sgd_bytes),
@@ -163,9 +163,7 @@ def by_kind(sent):
 @pytest.mark.parametrize("name", CASES)
 def test_bytes_match_a_hand_count_along_an_axis_of_ones_own(name):
     make, expected = CASES[name]
-    reducer = make(axis="batch")
-    if name not in UNFED:
-        reducer = reducers.error_feedback(reducer, axis="batch")
+    reducer = make() if name in UNFED else reducers.error_feedback(make())
     a_step = total(expected(3))
     sent = count(syncalgos.reduce_with(reducer, axis="batch"), 3, steps=3)
     assert by_kind(sent) == {kind: float(3 * size) for kind, size in a_step.items()}

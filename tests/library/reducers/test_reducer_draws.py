@@ -23,7 +23,7 @@ ENTRIES = np.tile(np.float32(HALF), 2)
 DRAWS = 2000
 # One code in two hops and in one; `top_k` sends all entries here. Other numbers of bits
 # differ in their levels alone, which are in the recurrence of quantized_sgd.
-ROUNDING = {"int4": reducers.quantized(4), "top_k-int4": reducers.top_k(1, 4)}
+ROUNDING = {"int4": reducers.quantized(4), "top_k-int4": reducers.top_k(1, bits=4)}
 LEVELS = 7  # of each sign
 
 
@@ -115,7 +115,10 @@ def test_seed_changes_the_draws():
     """Draws of `quantized` and `power_sgd` are in recurrences, of given seeds."""
 
     def seeded(seed):
-        first, second = reducers.top_k(1, 4, seed), reducers.random_k(0.3, seed)
+        first, second = (
+            reducers.top_k(1, bits=4, seed=seed),
+            reducers.random_k(0.3, seed=seed),
+        )
         return side_by_side({"top_k": first, "random_k": second})
 
     both = side_by_side({seed: seeded(seed) for seed in (0, 1)})
@@ -157,7 +160,7 @@ def test_rounding_takes_any_finite_magnitude():
 
 
 def test_rounding_takes_large_entries_of_float16():
-    several = {"quantized": reducers.quantized(8), "top_k": reducers.top_k(1, 8)}
+    several = {"quantized": reducers.quantized(8), "top_k": reducers.top_k(1, bits=8)}
     x = np.full((1, 2, 3), 1000, np.float16)  # 127 times that is above 65504
     combined, sent, _ = run(side_by_side(several), x)
     for y in jax.tree.leaves((combined, sent)):

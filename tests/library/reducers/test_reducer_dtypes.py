@@ -32,7 +32,7 @@ SUMMED = {
     "bf16": reducers.bf16(),
     "sign": reducers.sign(),
     "top_k": reducers.top_k(1),
-    "row_sparse": reducers.row_sparse(3, True),
+    "row_sparse": reducers.row_sparse(3, tables=True),
     "power_sgd": reducers.power_sgd(1, min_rate=0),
     "error_feedback(mean)": reducers.error_feedback("mean"),
 }

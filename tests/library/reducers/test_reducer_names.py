@@ -1,5 +1,6 @@
 """Reducers by name and in strategies, and the errors for mistakes."""
 
+import dataclasses
 import functools
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from reducing import assert_close, normal, of_gradients, run, side_by_side
+from reducing import REDUCERS, assert_close, normal, of_gradients, run, side_by_side
 
 import syncalgos
 from syncalgos import outer_step, reduce_with, reducers, sync_sgd
@@ -52,7 +53,7 @@ STANDS_FOR = [
     ("trimmed", trimmed()),
     ("clipped", clipped()),
     (sign, sign()),
-    (functools.partial(top_k, 0.3, 4), top_k(0.3, 4)),
+    (functools.partial(top_k, 0.3, bits=4), top_k(0.3, bits=4)),
     (error_feedback("int4", seed=1), error_feedback(quantized(4, seed=1))),
 ]
 
@@ -96,6 +97,77 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
     assert_close(combined["chained"], 2 * combined["reducer"])
 
 
+@pytest.mark.parametrize("name", REDUCERS)
+def test_a_strategy_binds_a_reducer_to_its_axis(name):
+    x = np.random.default_rng(0).normal(size=(3, 27, 19)).astype(np.float32)
+
+    def of_axis(axis):
+        outer = optax.sgd(1.0)
+        strategy = outer_step(outer, reducers.late(REDUCERS[name]), axis=axis)
+
+        def worker(x):
+            params = {"matrix": x}
+            state = strategy.init(jax.tree.map(jnp.zeros_like, params))
+            for step in range(2):  # what `late` delays arrives
+                replica, state = strategy.sync(syncalgos.Replica(params), state, step)
+            return replica.params["matrix"]
+
+        return worker
+
+    lanes = jax.vmap(of_axis(syncalgos.WORKERS), axis_name="lanes")
+    expected = jax.vmap(lanes, axis_name="devices")(x[None])[0]
+    assert_close(jax.vmap(of_axis("own"), axis_name="own")(x), expected)
+
+
+def test_an_axis_is_given_once_to_the_algorithm():
+    strategy = syncalgos.diloco(2, reduce=top_k(0.5), axis="w")
+
+    def sync(x):
+        return strategy.sync(syncalgos.Replica(x), strategy.init(x), 0)[0].params
+
+    x = np.ones((2, 4), np.float32)
+    np.testing.assert_array_equal(jax.vmap(sync, axis_name="w")(x), x)
+
+
+def test_a_reducer_keeps_the_axis_that_it_was_made_with():
+    strategy = reduce_with(reducers.mean(axis="inner"), axis=("outer", "inner"))
+
+    def reduce(x):
+        return strategy.reduce(x, syncalgos.Replica(x), strategy.init(x), 0)[0]
+
+    x = np.arange(6.0).reshape(2, 3)
+    found = jax.vmap(jax.vmap(reduce, axis_name="inner"), axis_name="outer")(x)
+    np.testing.assert_array_equal(found, [[1.0] * 3, [4.0] * 3])
+
+
+def test_a_reducer_in_an_optax_chain_needs_an_axis_of_its_own():
+    def first(reducer):
+        strategy = reduce_with(optax.chain(optax.scale(2.0), reducer), axis="w")
+
+        def reduce(x):
+            return strategy.reduce(x, syncalgos.Replica(x), strategy.init(x), 0)
+
+        return jax.vmap(reduce, axis_name="w")(np.ones((2, 3), np.float32))[0]
+
+    with pytest.raises(NameError, match="and a reducer inside an optax transformation"):
+        first(top_k(1.0))
+    np.testing.assert_array_equal(first(top_k(1.0, axis="w")), np.full((2, 3), 2.0))
+
+
+def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
+    made = clipped(2.0)
+    changed = dataclasses.replace(made, takes_feedback=True)
+    assert changed == made._replace(takes_feedback=True) != made
+    assert (changed.combine, changed.init) == (made.combine, made.init)
+    own = dataclasses.replace(top_k(0.5), init=lambda params: "own").over("w")
+    assert own.init(0) == "own"
+    out, _, _ = jax.vmap(lambda x: own.combine(x, (), 0), axis_name="w")(np.eye(2))
+    np.testing.assert_array_equal(out, np.full((2, 2), 0.5))
+    assert own.over("other") is own
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        made.takes_feedback = True
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -109,9 +181,12 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
         (lambda: random_k(-0.1), "random_k: density must be .*, got -0.1"),
         (lambda: power_sgd(0), "power_sgd: rank must be a whole number .*, got 0"),
         (lambda: power_sgd(1.5), "power_sgd: rank must be a whole .*, got 1.5"),
-        (lambda: row_sparse(0, True), "row_sparse: rows must be a whole .*, got 0"),
         (
-            lambda: row_sparse({"w": 2.5}, "w"),
+            lambda: row_sparse(0, tables=True),
+            "row_sparse: rows must be a whole .*, got 0",
+        ),
+        (
+            lambda: row_sparse({"w": 2.5}, tables="w"),
             r"row_sparse: rows\['w'\] must be a whole",
         ),
         (lambda: trimmed(0.5), "trimmed: share must be .* below 0.5, got 0.5"),
@@ -124,9 +199,15 @@ def test_reducer_in_an_optax_chain_is_told_the_step():
         (lambda: low_bit(3), "low_bit: bits must be 8, 4 or 2, got 3"),
         (lambda: reducers.ef21("median"), "ef21: reducer cannot have feedback: median"),
         (lambda: error_feedback(reducers.ef21("mean")), "low_bit and ef21 have"),
-        (lambda: reducers.ef21("mean", 1), "ef21: local_momentum must be .*, got 1"),
-        (lambda: error_feedback("mean", 0), "error_feedback: decay must be .*, got 0"),
-        (lambda: error_feedback("mean", 1.1), "decay must be at most 1, got 1.1"),
+        (
+            lambda: reducers.ef21("mean", local_momentum=1),
+            "ef21: local_momentum must be .*, got 1",
+        ),
+        (
+            lambda: error_feedback("mean", decay=0),
+            "error_feedback: decay must be .*, got 0",
+        ),
+        (lambda: error_feedback("mean", decay=1.1), "decay must be at most 1, got 1.1"),
         (lambda: error_feedback(3), "error_feedback: expected an optax .*, got 3"),
         (lambda: error_feedback("int9"), "unknown reducer 'int9'; did you mean 'int8'"),
         (lambda: reduce_with("bf61"), "unknown reducer 'bf61'; did you mean 'bf16'"),

@@ -21,7 +21,9 @@ def test_row_sparse_is_the_mean_of_few_rows():
         for worker, rows in enumerate([(0, 5, 99), (5, 6), ()]):
             table[step, worker, list(rows)] = normal((4,), len(rows), 1)[:, 0]
     updates = {"bias": normal((5,), steps=2), "table": table}
-    combined, sent, _ = run(row_sparse(3, {"bias": False, "table": True}), updates)
+    combined, sent, _ = run(
+        row_sparse(3, tables={"bias": False, "table": True}), updates
+    )
     assert_close(combined, means(updates))
     assert_close(sent, updates)
 
@@ -37,14 +39,14 @@ def test_tables_of_one_name_are_read_at_the_rows_that_either_touches():
     updates["scale"][0, 1, 2] = 3
     updates["other"][0, 1, 7] = 4
     names = {"other": "users", "scale": "words", "table": "words"}
-    combined, _, _ = run(row_sparse(2, lambda tree: names), updates)
+    combined, _, _ = run(row_sparse(2, tables=lambda tree: names), updates)
     assert_close(combined, means(updates))
 
 
 def test_row_sparse_shows_rows_that_it_has_no_room_for():
     x = np.zeros((1, 2, 10, 2), np.float32)
     x[0, 1, :4] = 1
-    both = side_by_side({rows: row_sparse(rows, True) for rows in (3, 4)})
+    both = side_by_side({rows: row_sparse(rows, tables=True) for rows in (3, 4)})
     combined, _, _ = run(both, x)
     assert np.isnan(combined[3][0, :, :3]).all()
     assert_close(combined[4], mean_over_workers(x))
@@ -52,7 +54,7 @@ def test_row_sparse_shows_rows_that_it_has_no_room_for():
 
 def test_row_sparse_keeps_an_empty_table():
     updates = {"table": np.zeros((1, 2, 0, 3), np.float32)}
-    combined, _, _ = run(row_sparse(1, True), updates)
+    combined, _, _ = run(row_sparse(1, tables=True), updates)
     assert combined["table"].shape == (1, 2, 0, 3)
 
 
@@ -66,8 +68,8 @@ def test_each_name_has_rows_of_its_own():
     updates["words"][0, :, 2:5] = normal((3, 3), workers=2)
     updates["word_scale"][0, 1, 5] = 4
     names = {"users": "users", "words": "words", "word_scale": "words"}
-    enough = row_sparse({"words": 4, "users": 1}, names)
-    short = row_sparse({"words": 3, "users": 1}, names)
+    enough = row_sparse({"words": 4, "users": 1}, tables=names)
+    short = row_sparse({"words": 3, "users": 1}, tables=names)
     combined, _, _ = run(side_by_side({"enough": enough, "short": short}), updates)
     assert_close(combined["enough"], means(updates))
     assert_close(combined["short"]["users"], means(updates)["users"])
@@ -91,4 +93,4 @@ def test_tables_that_rows_do_not_fit_are_refused(rows, tables, message):
     one, other = tables
     with pytest.raises(ValueError, match=message):
         updates = normal_tree(one=(5, 2), other=(4, 2))
-        run(row_sparse(rows, {"one": one, "other": other}), updates)
+        run(row_sparse(rows, tables={"one": one, "other": other}), updates)

@@ -24,9 +24,9 @@ def apart(stack, lead=2):
     return {k: [*np.moveaxis(x, lead, 0)] for k, x in stack.items()}
 
 
-def reduced(factory, *arguments):
+def reduced(factory, *leading, **rest):
     """Returns a factory of strategies that reduce gradients by a reducer."""
-    return lambda **own: syncalgos.reduce_with(factory(*arguments, **own))
+    return lambda **own: syncalgos.reduce_with(factory(*leading, **rest, **own))
 
 
 # Of 5 × 8 entries 13 are sent, of 2 × 5 × 8 entries 25.
@@ -35,9 +35,9 @@ STRATEGIES = {
     "dgc": partial(syncalgos.dgc, density=0.31, dense_steps=0),
     "choco_sgd": partial(syncalgos.choco_sgd, density=0.31),
     "sign": reduced(reducers.sign),
-    "chunked_top_k": reduced(reducers.chunked_top_k, 0.3, 2, 16),
+    "chunked_top_k": reduced(reducers.chunked_top_k, 0.3, bits=2, chunk=16),
     "top_k": reduced(reducers.top_k, 0.31),
-    "top_k-int4": reduced(reducers.top_k, 0.3, 4),
+    "top_k-int4": reduced(reducers.top_k, 0.3, bits=4),
 }
 
 

@@ -1,0 +1,70 @@
+"""Calls as text: how a strategy or a reducer shows what made it."""
+
+import functools
+import inspect
+import reprlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """A call and its result. It can stand for the init of the strategy that it made.
+
+    Attributes:
+        function: the function that was called.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+        result: the strategy or reducer that it returned.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+
+    def __call__(self, params: Any) -> Any:
+        return self.result.init(params)
+
+    def __repr__(self) -> str:
+        """The call with all of its arguments but the usual axis."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        args, kwargs = [], {}
+        for name, x in bound.arguments.items():
+            p = bound.signature.parameters[name]
+            if p.kind is p.VAR_POSITIONAL:
+                args += x
+            elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty:
+                args.append(x)
+            elif name != "axis" or x != p.default:
+                kwargs[name] = x
+        return written(self.function.__name__, args, kwargs)
+
+
+class _Short(reprlib.Repr):
+    """A repr in which functions are names, and arrays dtypes and shapes."""
+
+    def repr1(self, x: Any, level: int) -> str:
+        if isinstance(made := getattr(x, "made_by", x), Made):
+            return repr(made)
+        if name := getattr(x, "__name__", None):
+            return name
+        if isinstance(x, functools.partial):
+            return written("partial", (x.func, *x.args), x.keywords)
+        if hasattr(x, "ndim"):
+            return f"{x.dtype}{[*x.shape]}" if x.ndim else str(x)
+        if isinstance(x, tuple) and type(x) is not tuple:
+            return f"{type(x).__name__}(…)"
+        return super().repr1(x, level)
+
+
+_SHORT = _Short()
+_SHORT.maxother = _SHORT.maxstring = 60
+
+
+def written(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
+    """Returns a call as a user writes it, each value on one short line."""
+    named = [f"{key}={_SHORT.repr(x)}" for key, x in kwargs.items()]
+    return " ".join(f"{name}({', '.join([*map(_SHORT.repr, args), *named])})".split())

@@ -1,0 +1,103 @@
+"""Strategies, reducers and trainers as text: the calls that made them."""
+
+import functools
+import inspect
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos import reducers
+
+NEEDED = {"learning_rate": 0.1}
+
+
+@pytest.mark.parametrize("name", sa.ALGORITHMS)
+def test_an_algorithm_shows_the_call_that_makes_it_again(name):
+    parameters = inspect.signature(sa.ALGORITHMS[name]).parameters.values()
+    given = {p.name: NEEDED[p.name] for p in parameters if p.default is p.empty}
+    strategy = sa.ALGORITHMS[name](**given)
+    again = eval(repr(strategy), vars(sa))
+    assert repr(again) == repr(strategy)
+    assert repr(strategy).startswith(f"{name}(")
+    hidden = {"axis"}
+    assert all(
+        f"{p.name}=" in repr(strategy) for p in parameters if p.name not in hidden
+    )
+
+
+def third(step):
+    return step % 3 == 0
+
+
+SHOWN = {
+    "bmuf(period=16, block_momentum=None, block_lr=1.0, nesterov=False)": sa.bmuf(),
+    "every(average(field='params', reduce=mean), 4, offset=0)": sa.every(
+        sa.average(), 4
+    ),
+    "chain(when(reset(GradientTransformationExtraArgs(…)), third), "
+    "model_averaging(period=8, axis='own'))": sa.chain(
+        sa.when(sa.reset(optax.sgd(0.1)), third), sa.model_averaging(8, axis="own")
+    ),
+    "masked(model_averaging(period=8), {'a': True, 'b': bool[1000]})": sa.masked(
+        sa.model_averaging(8), {"a": True, "b": np.ones(1000, bool)}
+    ),
+    "reduce_with(error_feedback(power_sgd(rank=3, seed=0, min_rate=2.0, stacked=0), "
+    "decay=1.0, seed=0))": sa.reduce_with(
+        reducers.error_feedback(reducers.power_sgd(3))
+    ),
+    "average(field='params', reduce=partial(top_k, 0.1, bits=4))": sa.average(
+        reduce=functools.partial(reducers.top_k, 0.1, bits=4)
+    ),
+    "scaffold(period=16, learning_rate=0.5)": sa.scaffold(
+        learning_rate=jnp.float32(0.5)
+    ),
+    "row_sparse(3, tables=third)": reducers.row_sparse(3, tables=third),
+    "top_k(density=0.5, bits=None, seed=0, stacked=0, axis='w')": reducers.top_k(
+        0.5
+    ).over("w"),
+    "Strategy(sync=third, late=2)": sa.Strategy(sync=third, late=2),
+    "Strategy()": sa.Strategy(),
+    "model_averaging(period=4)": sa.delayed(sa.model_averaging(4), 0),
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_a_call_is_shown_with_its_values(text):
+    assert repr(SHOWN[text]) == text
+
+
+def test_what_was_changed_shows_its_fields():
+    changed = sa.bmuf(4)._replace(late=3)
+    assert repr(changed).startswith("Strategy(init=bmuf(period=4, ")
+    assert repr(changed).endswith(", late=3)") and "0x" not in repr(changed)
+    assert repr(changed._replace(late=0)) == repr(sa.bmuf(4))
+    other = changed._replace(init=sa.average().init, late=0)
+    assert repr(other).startswith("Strategy(init=average(")
+    reducer = reducers.mean()._replace(takes_feedback=False)
+    assert repr(reducer).startswith("Reducer(") and "0x" not in repr(reducer)
+
+
+def test_strategies_can_be_hashed_and_their_factories_pickled():
+    strategy = sa.every(sa.average(), 4)
+    assert strategy in {strategy} and sa.average() not in {strategy}
+    for factory in (sa.every, sa.bmuf, reducers.top_k):
+        assert pickle.loads(pickle.dumps(factory)) is factory
+
+
+def test_a_trainer_says_where_its_workers_are():
+    def loss(params, batch):
+        return (params * batch).mean()
+
+    placement = sa.Placement(jax.devices()[:2])
+    trainer = sa.DataParallel(
+        loss, optax.sgd(0.1), sa.bmuf(), workers=8, backend="pmap", placement=placement
+    )
+    assert str(trainer.layout) == "8 workers on 2 cpu devices × 4 lanes"
+    assert str(trainer) == f"{trainer.layout}, backend pmap"
+    trainer.run(trainer.init(np.float32(0)), np.ones((1, 8), np.float32))
+    assert repr(trainer) == f"DataParallel({trainer.layout} vectorized, backend pmap)"
