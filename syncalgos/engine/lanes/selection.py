@@ -22,7 +22,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
-from syncalgos.jaxprs import equations
+from syncalgos.jaxprs import equations, reads
 from syncalgos.removed import LANE_FORMS
 from syncalgos.strategy import apply_reduce, seeing
 
@@ -162,9 +162,9 @@ def traits(worker: Worker, layout: Layout, one: One) -> Traits:
         return metrics, worker.updated(one.replica, found, metrics["loss"])
 
     jaxpr, (metrics, _) = traces.traced(program, layout, one)
-    drawn, held = jaxpr.jaxpr.invars[0], equations(jaxpr.jaxpr)
+    held = equations(jaxpr.jaxpr)
     return Traits(
-        draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
+        draws=reads(jaxpr.jaxpr, 0),
         weighs=WEIGHT in metrics,
         convolves=any(e.primitive.name == "conv_general_dilated" for e, _ in held),
         bytes=groups.results(jaxpr.jaxpr),
