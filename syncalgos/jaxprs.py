@@ -1,22 +1,99 @@
 """Walks through jaxprs without computing anything, by one table of what a call is."""
 
 from collections.abc import Callable, Container, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend import core
 
-# Primitives that run the one jaxpr in their parameters on their own operands.
-CALLS = {"jit", "closed_call", "core_call", "remat2", "checkpoint", "composite"}
-CALLS |= {"custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"}
-
-# Others whose jaxprs are all that they run, or whose functions return nothing; names
-# begin so.
-SHOWN = ("cond", "scan", "while", "reduce", "scatter", "select_and_scatter", "random_")
-SHOWN += ("custom_linear_solve", "debug_")
+# Collectives of jax: primitives that send along the axes that they name. Some are in
+# two parts, of which the second waits.
+_SENDS = "psum pmax pmin psum_invariant unreduced_psum all_gather all_gather_invariant "
+_SENDS += "all_gather_reduced reduce_scatter unreduced_reduce_scatter all_to_all "
+_SENDS += "ragged_all_to_all ppermute pbroadcast psend precv preduced "
+_SENDS += "vary_unreduced_cast_p"
+SENDS = {name + part for name in _SENDS.split() for part in ("", "_start", "_done")}
 
 # Primitives that name an axis, but send nothing along it.
 SILENT = {"axis_index", "pvary"}
+
+
+class Runs(NamedTuple):
+    """The jaxprs that an equation runs.
+
+    Attributes:
+        arms: each jaxpr with the values of its inputs in the first pass.
+        carry: the place of the operands that each pass but the first takes from the
+            results of the pass before, which begin with them.
+        passes: the number of passes; None if no jaxpr shows it.
+    """
+
+    arms: list[tuple[Any, list]]
+    carry: slice = slice(0)
+    passes: int | None = 1
+
+
+def _whole(equation: Any, values: list) -> Runs:
+    return Runs([(inner(equation)[0], values)])
+
+
+def _solver(equation: Any, values: list) -> Runs:
+    jaxprs, consts = equation.params["jaxprs"], equation.params["const_lengths"]
+    first = consts.matvec + consts.vecmat
+    own = values[first : first + consts.solve]
+    return Runs([(jaxprs.solve, own + values[sum(consts) :])])
+
+
+def _one_of(equation: Any, values: list) -> Runs:
+    return Runs([(x, values[1:]) for x in equation.params["branches"]])
+
+
+def _scan(equation: Any, values: list) -> Runs:
+    params, first = equation.params, equation.params["num_consts"]
+    carry = slice(first, first + params["num_carry"])
+    return Runs([(params["jaxpr"], values)], carry, params["length"])
+
+
+def _while(equation: Any, values: list) -> Runs:
+    params, tested = equation.params, equation.params["cond_nconsts"]
+    carry = slice(tested + params["body_nconsts"], None)
+    test = params["cond_jaxpr"], values[:tested] + values[carry]
+    return Runs([test, (params["body_jaxpr"], values[tested:])], carry, None)
+
+
+# Primitives that run one jaxpr once. Its results are theirs.
+CALLS = {
+    **dict.fromkeys(("jit", "call", "closed_call", "remat2", "composite"), _whole),
+    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _whole),
+    "custom_linear_solve": _solver,
+}
+# All primitives whose jaxprs are run in a known way.
+RUNS = {
+    **CALLS,
+    **dict.fromkeys(("custom_vmap_call", "shard_map"), _whole),
+    "cond": _one_of,
+    "scan": _scan,
+    "while": _while,
+}
+
+# Jaxprs and functions of these combine single numbers, make keys, or return nothing.
+_SCATTERS = ("scatter", *(f"scatter-{x}" for x in ("add", "sub", "mul", "min", "max")))
+_KEYS = "bits clone fold_in gamma seed split unwrap wrap"
+ARITHMETIC = {"reduce", "reduce_window", "select_and_scatter", *_SCATTERS}
+ARITHMETIC |= {"debug_callback", "debug_print", *(f"random_{x}" for x in _KEYS.split())}
+
+# Primitives that may send what their jaxpr, if any, does not show: by a kernel, a rule
+# for several lanes, or axes of its own.
+_OPAQUE = {"ffi_call", "custom_vmap_call", "shard_map"}
+
+
+def runs(equation: Any, values: list) -> Runs:
+    """Returns what an equation runs, given a value for each of its operands.
+
+    An equation has no arms if its primitive is not in RUNS.
+    """
+    known = RUNS.get(equation.primitive.name)
+    return known(equation, values) if known else Runs([])
 
 
 def axes(equation: Any, mapped: Container[str] = ()) -> list[str]:
@@ -47,23 +124,30 @@ def inner(equation: Any) -> list[Any]:
 def hides(equation: Any) -> bool:
     """Whether an equation may run what no jaxpr in it shows: functions, kernels."""
     name = equation.primitive.name
-    if name == "ffi_call":
+    if name in _OPAQUE:
         return True
     calls = [x for x in _parts(equation) if callable(x) and not isinstance(x, type)]
-    return bool(inner(equation) or calls) and not name.startswith(SHOWN)
+    return bool(inner(equation) or calls) and name not in RUNS.keys() | ARITHMETIC
 
 
 def within(equation: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """Yields an equation and those of the jaxprs inside it, with their known passes."""
     yield equation, times
+    passes = runs(equation, equation.invars).passes
     for jaxpr in inner(equation):
-        yield from equations(jaxpr, times * equation.params.get("length", 1))
+        yield from equations(jaxpr, times if passes is None else times * passes)
 
 
 def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """Yields all equations of a jaxpr and of those inside it, as `within` does."""
     for equation in jaxpr.eqns:
         yield from within(equation, times)
+
+
+def reads(jaxpr: Any, place: int) -> bool:
+    """Whether a jaxpr uses or returns its input at a place."""
+    used = [v for e in jaxpr.eqns for v in e.invars]
+    return any(v is jaxpr.invars[place] for v in (*used, *jaxpr.outvars))
 
 
 def follow(

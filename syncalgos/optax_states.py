@@ -24,6 +24,21 @@ REFUSED = {
 }
 """Why some optimizers cannot be inner optimizers, by a state within theirs."""
 
+FOLLOWS_LOSS = {"ReduceLROnPlateauState"}
+"""States of optimizers whose rates follow the loss."""
+
+CLOCKS = {
+    "MultiStepsState": "MultiSteps",
+    "ApplyEvery": "apply_every",
+    "ApplyIfFiniteState": "apply_if_finite",
+    "ConditionallyTransformState": "conditionally_transform",
+    "ConditionallyMaskState": "conditionally_mask",
+}
+"""Optimizers whose updates are not local steps, by their states.
+
+The last three leave out steps by the data, which matters for a schedule only.
+"""
+
 # Schedules of learning rates and weight decay, a plateau's memory, noise's count,
 # gradients in `apply_every`; and what optimizers that find their own rate have measured
 # since the start, with which their moments and counts belong together.

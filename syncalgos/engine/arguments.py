@@ -146,7 +146,7 @@ def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError if each worker would lower its rate by its own loss."""
     # Such rates drift apart and never rise again. A worker's loss may rise because
     # other workers differ from it; that worker would soon stop training.
-    if optax_states.named(opt_state, {"ReduceLROnPlateauState"}):
+    if optax_states.named(opt_state, optax_states.FOLLOWS_LOSS):
         raise ValueError(
             "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
             "schedule, or a strategy that reduces gradients, such as sync_sgd"

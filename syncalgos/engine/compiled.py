@@ -358,9 +358,9 @@ class Compiled:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
         chosen = selection.Chosen(selection.VECTORIZED)
         if program.takes_steps and backends.is_compiled():
-            asked = self._lane_form, self._worker, self._layout
+            facts = selection.Facts(self._worker, self._layout, own, inputs, replicated)
             with self._layout.inside():
-                chosen = selection.choose(*asked, own, inputs, replicated)
+                chosen = selection.choose(self._lane_form, facts)
             self.form, self._group = chosen
         if chosen.form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))

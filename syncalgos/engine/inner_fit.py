@@ -7,20 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from syncalgos import checks, optax_states
+from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
+from syncalgos.optax_states import CLOCKS, named
 from syncalgos.strategy import Strategy
-
-# States of optimizers whose updates are not local steps. The last three leave out steps
-# by the data, which matters for a schedule only.
-_CLOCKS = {
-    "MultiStepsState": "MultiSteps",
-    "ApplyEvery": "apply_every",
-    "ApplyIfFiniteState": "apply_if_finite",
-    "ConditionallyTransformState": "conditionally_transform",
-    "ConditionallyMaskState": "conditionally_mask",
-}
 
 
 def told(strategy: Strategy) -> list[Strategy]:
@@ -40,10 +31,10 @@ def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:
         ValueError: one local step is not one update.
     """
     rates = [x.learning_rate for x in told(strategy)]
-    names = [*_CLOCKS] if any(map(callable, rates)) else [*_CLOCKS][:2]
-    for name in optax_states.named(opt_state, names) if rates else ():
+    names = [*CLOCKS] if any(map(callable, rates)) else [*CLOCKS][:2]
+    for name in named(opt_state, names) if rates else ():
         raise ValueError(
-            f"{label}: optax.{_CLOCKS[name]} does not update params at every local "
+            f"{label}: optax.{CLOCKS[name]} does not update params at every local "
             "step, but the strategy's learning_rate is that of each local step: use "
             "larger batches, accumulate of DataParallel, or the optimizer without it"
         )

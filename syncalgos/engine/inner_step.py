@@ -13,6 +13,7 @@ from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.state import of_one
+from syncalgos.jaxprs import reads
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.stacking.shards import known
 from syncalgos.strategy import (
@@ -79,9 +80,7 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     # extra arguments, and ignore the loss.
     given = loss, replica._replace(buffers=())
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
-    jaxpr = jax.make_jaxpr(step)(*shapes).jaxpr
-    used = [v for e in jaxpr.eqns for v in e.invars]
-    return any(v is jaxpr.invars[0] for v in (*used, *jaxpr.outvars))
+    return reads(jax.make_jaxpr(step)(*shapes).jaxpr, 0)
 
 
 def counter_of(

@@ -14,8 +14,8 @@ import jax
 from jax import lax
 
 from syncalgos import collectives
-from syncalgos.collectives import PyTree
-from syncalgos.jaxprs import axes, follow, inner, within
+from syncalgos.collectives import WORKERS, PyTree
+from syncalgos.jaxprs import RUNS, SENDS, axes, follow, runs, within
 from syncalgos.strategy import Replica, Strategy, apply_reduce, apply_sync
 
 
@@ -75,30 +75,43 @@ def _of_equation(equation: Any, inputs: list[bool]) -> list[bool]:
     name, count = equation.primitive.name, len(equation.outvars)
     if name == "axis_index":
         return [True]
-    if axes(equation):
+    is_collective = bool(axes(equation, WORKERS))
+    sent = [x.primitive.name for x, _ in within(equation) if axes(x, WORKERS)]
+    if sent and name not in (SENDS if is_collective else RUNS):
+        raise ValueError(
+            f"how {name} sends is not known, so workers might wait for each other "
+            "forever; send by syncalgos.collectives"
+        )
+    if is_collective:
         return [False] * count
-    held = inner(equation)
-    sent = [x.primitive.name for x, _ in within(equation) if axes(x)]
-    if sent and _parts_ways(equation, inputs):
-        what = "loop" if name == "while" else "branch"
+    return _of_runs(equation, inputs, sent) if name in RUNS else [any(inputs)] * count
+
+
+def _of_runs(equation: Any, inputs: list[bool], sent: list[str]) -> list[bool]:
+    """Whether each result of an equation that runs jaxprs surely differs.
+
+    Args:
+        equation: the equation, of a primitive in RUNS.
+        inputs: whether each operand differs.
+        sent: the collectives inside.
+    """
+    arms, carry, _ = runs(equation, inputs)
+    results = [_results(*arm) for arm in arms]
+    # Whether workers take different arms, or different numbers of passes.
+    choice, what = False, "branch"
+    if equation.primitive.name == "cond":
+        choice = inputs[0]
+    elif equation.primitive.name == "while":
+        (choice,), what = results.pop(0), "loop"
+    if sent and choice:
         raise ValueError(
             f"a {what} that depends on one worker's data contains a collective "
             f"({sent[0]}): workers that skip it would let the others wait forever; let "
             "all workers decide together by syncalgos.decided or collectives.mean"
         )
-    if name == "cond":
-        arms = [_results(arm, inputs[1:]) for arm in held]
-        return [inputs[0] or all(arm) for arm in zip(*arms, strict=True)]
-    if len(held) == 1 and len(held[0].in_avals) == len(inputs):  # jit, scan, remat, …
-        return _results(held[0], inputs)
-    return [any(inputs) and not sent] * count
-
-
-def _parts_ways(equation: Any, inputs: list[bool]) -> bool:
-    """Whether workers surely take different arms, or different numbers of passes."""
-    name, params = equation.primitive.name, equation.params
-    if name == "while":
-        consts, body = params["cond_nconsts"], params["body_nconsts"]
-        carry = inputs[consts + body :]
-        return _results(params["cond_jaxpr"], inputs[:consts] + carry)[0]
-    return name == "cond" and inputs[0]
+    differs = [choice or all(x) for x in zip(*results, strict=True)]
+    # A later pass takes what differs after this one, until no more does.
+    carried = zip(inputs[carry], differs, strict=False)
+    later = [*inputs]
+    later[carry] = [before or after for before, after in carried]
+    return differs if later == inputs else _of_runs(equation, later, sent)

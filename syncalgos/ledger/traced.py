@@ -12,7 +12,7 @@ from jax.extend import core
 
 from syncalgos.collectives.axes import check_whole
 from syncalgos.combinators.decided import BY_DATA
-from syncalgos.jaxprs import CALLS, SILENT, axes, follow, hides, inner, within
+from syncalgos.jaxprs import CALLS, SILENT, Runs, axes, follow, hides, runs, within
 
 # Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 COLLECTIVES = {
@@ -82,11 +82,12 @@ class Walk:
         # A vote is not known; its second argument is the recorded decision.
         if equation.params.get("name") == BY_DATA:
             return [], inputs[1:]
-        if name in CALLS:
-            return self.through(inner(equation)[0], inputs)
         if axes(equation, self.sizes) or hides(equation):
             return self.collective(equation), unknown
-        notes = (self.cond if name == "cond" else self.loop)(equation, inputs)
+        ran = runs(equation, inputs)
+        if name in CALLS:
+            return self.through(*ran.arms[0])
+        notes = self.cond(ran, inputs[0]) if name == "cond" else self.loop(ran)
         if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
             return notes, unknown
         return [], _evaluate(equation, inputs)
@@ -113,10 +114,9 @@ class Walk:
         calls = len(equation.invars)
         return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
 
-    def cond(self, equation, inputs: list) -> list[Branches]:
+    def cond(self, ran: Runs, choice: jax.Array | None) -> list[Branches]:
         """Returns the note of a branch; none if no arm sends anything."""
-        choice, *operands = inputs
-        notes = [self.through(b, operands)[0] for b in equation.params["branches"]]
+        notes = [self.through(*arm)[0] for arm in ran.arms]
         if not any(notes):
             return []
         if choice is None:
@@ -127,15 +127,15 @@ class Walk:
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]
 
-    def loop(self, equation, _) -> list:
+    def loop(self, ran: Runs) -> list:
         """Returns the notes of a scan, once per pass; other loops must not send."""
-        notes = [note for x in inner(equation) for note in self.through(x)[0]]
-        if notes and "length" not in equation.params:
+        notes = [note for jaxpr, _ in ran.arms for note in self.through(jaxpr)[0]]
+        if notes and ran.passes is None:
             raise ValueError(
                 "this strategy sends inside a loop of unknown length, so its traffic "
                 "cannot be counted"
             )
-        return notes * equation.params.get("length", 1)
+        return notes * (ran.passes or 0)
 
 
 def _needs_an_axis(equation) -> bool:

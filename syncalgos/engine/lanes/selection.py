@@ -5,7 +5,10 @@ and from traces. Whether a loss that is said to be a mean is one is checked with
 (`Compiled`), by `check_mean`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,9 +25,9 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
-from syncalgos.jaxprs import equations
+from syncalgos.jaxprs import equations, reads
 from syncalgos.removed import LANE_FORMS
-from syncalgos.strategy import apply_reduce, seeing
+from syncalgos.strategy import PyTree, apply_reduce, seeing
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 
@@ -62,122 +65,185 @@ class Chosen(NamedTuple):
     group: int | None = None
 
 
-class Traits(NamedTuple):
-    """Traits of a worker's loss and inner optimizer.
+@dataclass
+class Facts:
+    """Facts about local steps, each found when it is first asked for.
 
     Attributes:
-        draws: the loss uses its key.
-        weighs: the loss weighs its microbatches.
-        convolves: the loss contains convolutions.
-        bytes: the bytes of everything that a forward pass and an update compute.
-    """
-
-    draws: bool
-    weighs: bool
-    convolves: bool
-    bytes: int
-
-
-def choose(
-    asked: str | None,
-    worker: Worker,
-    layout: Layout,
-    own: Own,
-    inputs: Inputs,
-    replicated: Replicated,
-) -> Chosen:
-    """Selects the form of the lanes' local steps.
-
-    Args:
-        asked: one of FORMS; None takes the fastest known form.
         worker: the worker whose local steps are run.
         layout: the place of each worker.
         own: the state of all workers.
         inputs: the inputs of all workers.
         replicated: for each leaf of own, whether it is identical in all lanes.
+    """
+
+    worker: Worker
+    layout: Layout
+    own: Own
+    inputs: Inputs
+    replicated: Replicated
+
+    @cached_property
+    def one(self) -> One:
+        """One worker's arguments of a local step."""
+        return traces.of_one_worker(self.own, self.inputs)
+
+    @cached_property
+    def step(self) -> tuple[Any, PyTree]:
+        """The jaxpr of a local step without gradients, and its metrics."""
+
+        def program(one: One):
+            metrics = self.worker.metrics(one.replica, one.batch, one.key, one.data, 0)
+            found = Found(one.replica.params, one.replica.buffers, metrics)
+            return metrics, self.worker.updated(one.replica, found, metrics["loss"])
+
+        jaxpr, (metrics, _) = traces.traced(program, self.layout, self.one)
+        return jaxpr.jaxpr, metrics
+
+    @cached_property
+    def convolves(self) -> bool:
+        """Whether the loss contains convolutions."""
+        held = equations(self.step[0])
+        return any(e.primitive.name == "conv_general_dilated" for e, _ in held)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether a lane computes much, and all lanes more than the caches hold."""
+        computed = groups.results(self.step[0])
+        return computed > SMALL and computed * self.layout.lanes > CACHED
+
+    @cached_property
+    def communicates(self) -> bool:
+        """Whether the loss or the optimizer names an axis."""
+        _ = self.step  # raises the error for a name that a loss lacks
+
+        # With the backward pass, which takes 0.1 s to trace.
+        def program(one: One):
+            found = self.worker.gradients(one.replica, one.batch, one.key, one.data, 0)
+            return self.worker.updated(one.replica, found, found.metrics["loss"])
+
+        try:
+            jax.eval_shape(program, self.one)
+        except NameError:  # the program names an axis, and none exists here
+            return True
+        return False
+
+    @property
+    def takes_mean(self) -> bool:
+        """Whether the strategy takes the mean of all gradients."""
+        return introspection.takes_mean(self.worker.strategy)
+
+    @cached_property
+    def keeps_gradients(self) -> bool:
+        """Whether the strategy's `reduce` returns gradients and its state unchanged.
+
+        This includes a custom `reduce` if its trace shows that it changes nothing.
+        """
+        strategy, (replica, sync) = self.worker.strategy, of_one(self.own)
+        if not introspection.has_reduce(strategy):
+            return True
+        # For an optimizer that asks for the loss, workers would share it at each step.
+        if self.takes_mean or asks(self.worker.optimizer, replica, np.float32(0)):
+            return False
+
+        def reduce(grads, sync, replica, step):
+            return apply_reduce(strategy, grads, replica, sync, step)
+
+        given = replica.params, sync, seeing(strategy, replica), np.int32(0)
+        jaxpr = traces.traced(reduce, self.layout, *given)[0].jaxpr
+        kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
+        return not jaxpr.effects and all(x is y for x, y in kept)
+
+    @property
+    def is_identical(self) -> bool:
+        """Whether the replicas of a device are known to be identical."""
+        leaves = len(jax.tree.leaves(self.own.replica))
+        once = self.replicated is not None and all(self.replicated[:leaves])
+        return once or self.layout.lanes == 1
+
+    @property
+    def has_rounds(self) -> bool:
+        """Whether several lanes can take several local steps from sync to sync."""
+        steps = jax.tree.leaves(self.inputs.batches)[0].shape[0]
+        rests = introspection.rests(self.worker.strategy)
+        return self.layout.lanes > 1 and steps > 1 and rests and self.keeps_gradients
+
+    def group(self) -> int | None:
+        """The number of lanes that a merged gradient takes at a time; None is all."""
+        layout = self.layout
+        # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
+        if layout.lanes == 1 or self.convolves or not on_cpu(layout):
+            return None
+        passes = traces.losses(self.worker, layout, self.one)
+        return groups.size(*passes, layout.lanes, self.one.replica.params)
+
+
+_TALKS = "the loss or the inner optimizer communicates with other workers"
+
+
+def _against_merged(x: Facts) -> Iterator[tuple[Any, str]]:
+    yield not x.takes_mean, "the strategy does not take the mean of all gradients"
+    yield jax.tree.leaves(x.own.replica.buffers), "each worker has buffers of its own"
+    yield reads(x.step[0], 0), "the loss draws from each worker's own key"
+    yield WEIGHT in x.step[1], f"the loss weighs its batches by {WEIGHT!r}"
+    yield x.communicates, _TALKS
+    yield not x.is_identical, "the replicas are not known to be identical"
+    yield x.worker.strategy.sees_loss, "the strategy sees each worker's own loss"
+
+
+def _against_sequential(x: Facts) -> Iterator[tuple[Any, str]]:
+    yield not x.keeps_gradients, "the strategy reduces gradients"
+    yield x.communicates, _TALKS
+
+
+def _merging_pays(x: Facts) -> bool:
+    return x.takes_mean and is_per_example(x.worker.loss)
+
+
+def _turns_pay(x: Facts) -> bool:
+    return on_cpu(x.layout) and x.has_rounds and x.is_large and not x.convolves
+
+
+class Form(NamedTuple):
+    """A form that not all losses and strategies can take.
+
+    Attributes:
+        pays: whether the form is the fastest for what can take it.
+        against: yields (whether it is so, why this refuses the form). Nothing is traced
+            after the first that is so.
+    """
+
+    pays: Callable[[Facts], bool]
+    against: Callable[[Facts], Iterator[tuple[Any, str]]]
+
+
+# No strategy fits both: merged needs the mean of the gradients, sequential needs
+# gradients that are not reduced.
+_TABLE = {
+    MERGED: Form(_merging_pays, _against_merged),
+    SEQUENTIAL: Form(_turns_pay, _against_sequential),
+}
+
+
+def choose(asked: str | None, facts: Facts) -> Chosen:
+    """Selects the form of the lanes' local steps.
+
+    Args:
+        asked: one of FORMS; None takes the fastest known form.
+        facts: facts about these steps.
 
     Raises:
         Unfit: this loss or this strategy cannot take the form; the message says why.
     """
-    # No strategy fits both other forms: merged needs the mean of the gradients,
-    # sequential needs gradients that are not reduced.
-    takes_mean = introspection.takes_mean(worker.strategy)
-    form = asked or (MERGED if takes_mean else SEQUENTIAL)
-    may_merge = takes_mean and is_per_example(worker.loss)
-    may_pay = asked or may_merge or _may_take_turns(worker, layout, own, inputs)
-    if form == VECTORIZED or not may_pay:
-        return Chosen(VECTORIZED)  # for any loss, so it need not be traced
-    one = traces.of_one_worker(own, inputs)
-    loss = traits(worker, layout, one)
-    is_large = loss.bytes > SMALL and loss.bytes * layout.lanes > CACHED
-    if not (asked or may_merge or (is_large and not loss.convolves)):
-        return Chosen(VECTORIZED)  # no need to trace the backward pass: 0.1 s
-    leaves = len(jax.tree.leaves(own.replica))
-    once = replicated is not None and all(replicated[:leaves])
-    identical = once or layout.lanes == 1
-    # If the loss draws or communicates, a worker's own batch matters.
-    talks = (
-        _communicates(worker, one),
-        "the loss or the inner optimizer communicates with other workers",
-    )
-    against = [
-        (not takes_mean, "the strategy does not take the mean of all gradients"),
-        (jax.tree.leaves(own.replica.buffers), "each worker has buffers of its own"),
-        (loss.draws, "the loss draws from each worker's own key"),
-        (loss.weighs, f"the loss weighs its batches by {WEIGHT!r}"),
-        talks,
-        (not identical, "the replicas are not known to be identical"),
-        (worker.strategy.sees_loss, "the strategy sees each worker's own loss"),
-    ]
-    if form == SEQUENTIAL:
-        keeps = keeps_gradients(worker, layout, own)
-        against = [(not keeps, "the strategy reduces gradients"), talks]
-    why = next((why for holds, why in against if holds), None)
-    if asked and why:
-        raise Unfit(f"lane_form cannot be {asked!r}: {why}")
-    if why:
-        return Chosen(VECTORIZED)
-    if form == SEQUENTIAL:
-        return Chosen(SEQUENTIAL)
-    return Chosen(MERGED, _group(worker, layout, one, loss))
-
-
-def _may_take_turns(worker: Worker, layout: Layout, own: Own, inputs: Inputs) -> bool:
-    """Whether lanes can run one after the other between syncs, and would be faster."""
-    return (
-        on_cpu(layout)
-        and layout.lanes > 1
-        and jax.tree.leaves(inputs.batches)[0].shape[0] > 1
-        and introspection.rests(worker.strategy)
-        and keeps_gradients(worker, layout, own)
-    )
-
-
-def traits(worker: Worker, layout: Layout, one: One) -> Traits:
-    """Traces a local step of one worker."""
-
-    def program(one: One):
-        metrics = worker.metrics(one.replica, one.batch, one.key, one.data, 0)
-        found = Found(one.replica.params, one.replica.buffers, metrics)
-        return metrics, worker.updated(one.replica, found, metrics["loss"])
-
-    jaxpr, (metrics, _) = traces.traced(program, layout, one)
-    drawn, held = jaxpr.jaxpr.invars[0], equations(jaxpr.jaxpr)
-    return Traits(
-        draws=any(v is drawn for e in jaxpr.jaxpr.eqns for v in e.invars),
-        weighs=WEIGHT in metrics,
-        convolves=any(e.primitive.name == "conv_general_dilated" for e, _ in held),
-        bytes=groups.results(jaxpr.jaxpr),
-    )
-
-
-def _group(worker: Worker, layout: Layout, one: One, found: Traits) -> int | None:
-    """The number of lanes that a merged gradient takes at a time; None is all."""
-    # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
-    if layout.lanes == 1 or found.convolves or not on_cpu(layout):
-        return None
-    passes = traces.losses(worker, layout, one)
-    return groups.size(*passes, layout.lanes, one.replica.params)
+    for name, form in _TABLE.items():
+        if asked != name and (asked or not form.pays(facts)):
+            continue
+        why = next((why for is_so, why in form.against(facts) if is_so), None)
+        if asked and why:
+            raise Unfit(f"lane_form cannot be {asked!r}: {why}")
+        if not why:
+            return Chosen(name, facts.group() if name == MERGED else None)
+    return Chosen(VECTORIZED)
 
 
 def check_mean(
@@ -212,43 +278,6 @@ def check_mean(
         )
 
 
-def keeps_gradients(worker: Worker, layout: Layout, own: Own) -> bool:
-    """Whether the strategy's `reduce` returns gradients and its state unchanged.
-
-    This includes a custom `reduce` if its trace shows that it changes nothing.
-    """
-    if not introspection.has_reduce(worker.strategy):
-        return True
-    if introspection.takes_mean(worker.strategy):
-        return False  # no need to trace it
-    replica, sync = of_one(own)
-    # For an optimizer that asks for the loss, workers would share it at each step.
-    if asks(worker.optimizer, replica, np.float32(0)):
-        return False
-
-    def reduce(grads, sync, replica, step):
-        return apply_reduce(worker.strategy, grads, replica, sync, step)
-
-    given = replica.params, sync, seeing(worker.strategy, replica), np.int32(0)
-    jaxpr = traces.traced(reduce, layout, *given)[0].jaxpr
-    kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
-    return not jaxpr.effects and all(x is y for x, y in kept)
-
-
 def on_cpu(layout: Layout) -> bool:
     """Whether the layout's devices are CPUs."""
     return layout.devices[0].platform == "cpu"
-
-
-def _communicates(worker: Worker, one: One) -> bool:
-    """Whether the loss or the optimizer names an axis."""
-
-    def program(one: One):
-        found = worker.gradients(one.replica, one.batch, one.key, one.data, 0)
-        return worker.updated(one.replica, found, found.metrics["loss"])
-
-    try:
-        jax.eval_shape(program, one)
-    except NameError:  # the program names an axis, and none exists here
-        return True
-    return False

@@ -74,6 +74,26 @@ Placement.__init__ = keyword_only(explained(Placement.__init__))
 USUAL = Placement()
 
 
+class Request(NamedTuple):
+    """A layout as it was asked for; each argument is checked.
+
+    Attributes:
+        workers: the number of workers.
+        backend: one of BACKENDS, or AUTO.
+        lanes: the number of workers of a place; None if the devices decide.
+        devices: all devices; None takes the most that fit.
+        axes: names and sizes of the axes of the mesh within a worker.
+        batch_axes: the axes over which a worker's part of a batch is cut.
+    """
+
+    workers: int
+    backend: str
+    lanes: int | None
+    devices: tuple[Device, ...] | None
+    axes: Axes
+    batch_axes: tuple[str, ...]
+
+
 def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Layout:
     """Lays workers over devices.
 
@@ -89,38 +109,48 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
         ValueError: an argument is unknown, or devices or lanes do not divide the
             workers.
     """
-    devices, lanes = placement.devices, placement.lanes
-    mesh, batch_axes = placement.mesh, placement.batch_axes
+    request = _requested(workers, backend, placement)
+    return _fit(request, request.devices or _widest(request))
+
+
+def _requested(workers: int, backend: str, placement: Placement) -> Request:
+    """Checks each argument alone, then those that exclude each other."""
+    devices, lanes, mesh = placement.devices, placement.lanes, placement.mesh
     workers = checks.whole("workers", workers, least=1)
     checks.one_of("backend", backend, (AUTO, *BACKENDS))
     if backend == AUTO and mesh is not None:
         backend = "shard_map"
+    if lanes is not None:
+        lanes = checks.whole("lanes", lanes, least=1)
+    chosen, axes = None if devices is None else _chosen(devices), ()
+    if isinstance(mesh, Mesh):
+        axes, chosen = _taken_apart(mesh)
+    elif mesh is not None:
+        axes = _checked_axes(mesh)
     if backend == "pmap" and not _has_pmap():
         raise ValueError(
             f"backend 'pmap' is not available: jax {jax.__version__} has no jax.pmap; "
             "use 'shard_map', which gives the same numbers"
         )
-    if lanes is not None:
-        lanes = checks.whole("lanes", lanes, least=1)
-        if workers % lanes:
-            raise ValueError(f"lanes must divide the {workers} workers, got {lanes}")
-    if batch_axes is not None and mesh is None:
+    if lanes is not None and workers % lanes:
+        raise ValueError(f"lanes must divide the {workers} workers, got {lanes}")
+    if placement.batch_axes is not None and mesh is None:
         raise ValueError("batch_axes name axes of a mesh: pass mesh, too")
-    chosen, axes = None if devices is None else _chosen(devices), ()
-    if isinstance(mesh, Mesh):
-        if devices is not None:
-            raise ValueError("a Mesh holds its own devices: pass mesh or devices")
-        axes, chosen = _taken_apart(mesh)
-    elif mesh is not None:
-        axes = _checked_axes(mesh)
+    if isinstance(mesh, Mesh) and devices is not None:
+        raise ValueError("a Mesh holds its own devices: pass mesh or devices")
     if axes and backend != "shard_map":
         raise ValueError(f"mesh needs backend 'shard_map', got {backend!r}")
-    if chosen is None:
-        chosen = _widest(workers, backend, lanes, axes)
-    if backend == "vmap" and len(chosen) > 1:
-        raise ValueError(f"backend 'vmap' runs on one device, got {len(chosen)}")
-    places, rest = divmod(len(chosen), _size(axes))
-    over = f"{len(chosen)} devices"
+    batch_axes = _batch_axes(placement.batch_axes, axes)
+    return Request(workers, backend, lanes, chosen, axes, batch_axes)
+
+
+def _fit(request: Request, devices: tuple[Device, ...]) -> Layout:
+    """Lays out the request over all these devices."""
+    workers, backend, lanes, _, axes, batch_axes = request
+    if backend == "vmap" and len(devices) > 1:
+        raise ValueError(f"backend 'vmap' runs on one device, got {len(devices)}")
+    places, rest = divmod(len(devices), _size(axes))
+    over = f"{len(devices)} devices"
     if axes:
         over += f" in meshes of {_size(axes)} ({_shown(axes)})"
     if rest or not places or workers % places:
@@ -128,7 +158,7 @@ def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Lay
     each = workers // places
     if lanes not in (None, each):
         raise ValueError(f"{workers} workers on {over} need lanes={each}, got {lanes}")
-    layout = Layout(backend, chosen, each, axes, _batch_axes(batch_axes, axes))
+    layout = Layout(backend, devices, each, axes, batch_axes)
     _check_processes(layout)
     if backend != AUTO:
         return layout
@@ -195,10 +225,9 @@ def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
     return given
 
 
-def _widest(
-    workers: int, backend: str, lanes: int | None, axes: Axes
-) -> tuple[Device, ...]:
+def _widest(request: Request) -> tuple[Device, ...]:
     """Takes the most devices that divide the workers, or as many as the lanes need."""
+    workers, backend, lanes, _, axes, _ = request
     known, each = _by_process(), _size(axes)
     if backend == "vmap" and len(known) > 1:
         raise ValueError(

@@ -1,0 +1,202 @@
+"""The walk over jaxprs: each primitive that runs one, once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.custom_batching import custom_vmap
+from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec as P
+
+from syncalgos import Strategy, collectives, communication, jaxprs
+from syncalgos.engine import lone_branches
+
+ONE, TWO = np.float32([1, 2]), np.float32([3, 5])
+WORKERS = {"axis_env": [("devices", 2), ("lanes", 1)]}
+
+
+def with_jvp(run):
+    made = jax.custom_jvp(run)
+    made.defjvp(lambda x, t: (run(*x), run(*t)))
+    return made
+
+
+def with_vjp(run):
+    made = jax.custom_vjp(run)
+    made.defvjp(lambda *x: (run(*x), None), lambda _, g: (g,))
+    return made
+
+
+def with_rule(run):
+    made = custom_vmap(run)
+    made.def_vmap(lambda lanes, mapped, *x: (run(*x), True))
+    return made
+
+
+def on_devices(run):
+    mesh = jax.make_mesh((1,), ("d",))
+    return jax.shard_map(run, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)
+
+
+def solving(run):
+    """Makes a solver of equations, which runs the function with operands of its own."""
+    return lambda x, *rest: lax.custom_linear_solve(
+        lambda z: z * TWO, x, lambda _, x: run(x, *rest), symmetric=True
+    )
+
+
+# Functions that run a given one on their arguments, in the primitive of this name.
+ONCE = {
+    "jit": jax.jit,
+    "remat2": jax.checkpoint,
+    "composite": lambda run: lax.composite(run, "own.composite"),
+    "custom_jvp_call": with_jvp,
+    "custom_vjp_call": with_vjp,
+    "custom_vmap_call": with_rule,
+    "shard_map": on_devices,
+    "custom_linear_solve": solving,
+    "cond": lambda run: lambda x, *rest: lax.cond(x[0] > 0, run, run, x, *rest),
+}
+LOOPS = {
+    "scan": lambda run: lambda x: lax.scan(lambda c, _: (run(c), None), x, None, 3)[0],
+    "while": lambda run: (
+        lambda x: lax.while_loop(
+            lambda c: c[1] < 3, lambda c: (run(c[0]), c[1] + 1), (x, 0)
+        )[0]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_operands_reach_the_inputs_of_what_runs_once(name):
+    def visit(equation, values):
+        arms, carry, passes = jaxprs.runs(equation, values)
+        met.append(equation.primitive.name)
+        if arms:
+            assert (carry, passes) == (slice(0), 1)
+            return jaxprs.follow(*arms[-1], visit)
+        return [equation.primitive.bind(*values, **equation.params)]
+
+    met, called = [], ONCE[name](lambda x, y: 2 * x - y)
+    jaxpr = jax.make_jaxpr(called)(ONE, TWO)
+    np.testing.assert_array_equal(jaxprs.follow(jaxpr, [ONE, TWO], visit)[0], [-1, -1])
+    assert name in met
+
+
+def test_every_primitive_of_the_table_is_met():
+    """`call` and `closed_call` run a jaxpr as `jit` does; no function binds them."""
+    assert jaxprs.RUNS.keys() - ONCE.keys() - LOOPS.keys() == {"call", "closed_call"}
+
+
+def test_a_loop_counts_its_equations_once_a_pass():
+    def program(x):
+        once = LOOPS["scan"](jax.jit(LOOPS["scan"](jnp.sin)))(x)
+        return LOOPS["while"](jnp.sin)(once)
+
+    found = jaxprs.equations(jax.make_jaxpr(program)(ONE).jaxpr)
+    assert [n for e, n in found if e.primitive.name == "sin"] == [9, 1]
+
+
+def refuse(program, differs=(True,)):
+    """Refuses a program by these inputs that differ between workers."""
+    jaxpr = jax.make_jaxpr(program, **WORKERS)(*[ONE] * len(differs)).jaxpr
+    lone_branches.refuse_in_loss(jaxpr, differs)
+
+
+def mean(x):
+    return collectives.mean(x)
+
+
+def meeting_if(value):
+    """Meets the other workers if a value says so."""
+    return lax.cond(value.sum() > 1, mean, jnp.zeros_like, value)
+
+
+ALL = {**ONCE, **LOOPS}
+LONE = "worker's data contains a collective .psum"
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_differs_is_followed_through_each_primitive(name):
+    with pytest.raises(ValueError, match=LONE):
+        refuse(lambda x: meeting_if(ALL[name](jnp.sin)(x)))
+    refuse(lambda x: meeting_if(ALL[name](jnp.sin)(x)), [False])
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "cond"])
+def test_what_a_primitive_makes_common_is_so_behind_it(name):
+    refuse(lambda x: meeting_if(ALL[name](mean)(x)))
+
+
+def by_passes(turns):
+    """What two values are after a loop that hands the second on to the first."""
+    return lambda x, y: meeting_if(turns(lambda c: (c[1], x), (y, y))[0])
+
+
+TURNS = {
+    "scan": lambda run, c: lax.scan(lambda c, _: (run(c), None), c, None, 3)[0],
+    "while": lambda run, c: lax.while_loop(lambda c: c[0][0] < 9, run, c),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_what_a_later_pass_brings_differs_too(name):
+    with pytest.raises(ValueError, match=LONE):
+        refuse(by_passes(TURNS[name]), [True, False])
+    refuse(by_passes(TURNS[name]), [False, False])
+
+
+def test_a_loop_that_workers_leave_at_different_passes_must_not_send():
+    """The first pass is common to all; its result is not."""
+
+    def until_small(x, size):
+        def shrink(carry):
+            return carry[0] - collectives.mean(x) * 0, jnp.abs(carry[0]).sum()
+
+        return lax.while_loop(lambda carry: carry[1] > 1, shrink, (x, size[0]))
+
+    with pytest.raises(ValueError, match=r"a loop that .* contains a collective"):
+        refuse(until_small, [True, False])
+    refuse(until_small, [False, False])
+
+
+foreign = Primitive("foreign")
+foreign.def_abstract_eval(lambda x, **params: x)
+
+
+def running(run):
+    """Binds a primitive that nobody knows, with a jaxpr."""
+    return lambda x: foreign.bind(x, jaxpr=jax.make_jaxpr(run, **WORKERS)(x))
+
+
+UNKNOWN = {
+    "a jaxpr that sends": running(mean),
+    "one inside that sends": jax.jit(running(jax.jit(mean))),
+    "a collective": lambda x: foreign.bind(x, axes=("devices",)),
+    "a collective by another word": lambda x: foreign.bind(x, over=("devices",)),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_nobody_takes_what_is_unknown_for_arithmetic(what):
+    with pytest.raises(
+        ValueError, match=r"how foreign sends is not known.*collectives"
+    ):
+        refuse(UNKNOWN[what], [False])
+    with pytest.raises(ValueError, match="the traffic of foreign cannot be counted"):
+        sent_by(UNKNOWN[what])
+
+
+def sent_by(run):
+    def sync(replica, state, step):
+        return replica._replace(params=run(replica.params)), state
+
+    return communication(Strategy(sync=sync), ONE, workers=2, steps=1)
+
+
+def test_the_ledger_alone_refuses_what_it_cannot_see_into():
+    """A loss may run a kernel: it meets nobody there."""
+    refuse(running(jnp.sin))
+    with pytest.raises(ValueError, match="the traffic of foreign cannot be counted"):
+        sent_by(running(jnp.sin))
