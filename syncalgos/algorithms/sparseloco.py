@@ -25,7 +25,8 @@ def sparseloco(
     """SparseLoCo: the largest entries of the outer gradients, with decayed feedback.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    its residual e, and Q(TopK) the largest entries of each chunk, in bins:
+    its residual e, 0 at first, TopK the largest entries of each chunk, all others being
+    0, and Q each entry's bin, read as the mean of the values in it:
 
         e ← β e + (anchor - θ);   d ← Q(TopK(e));   e ← e - d
         anchor, θ ← anchor - α mean(d)
