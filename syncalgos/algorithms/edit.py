@@ -38,7 +38,7 @@ def edit(
     at the anchor, with M, V and n of that leaf and worker, and m, all 0 at first:
 
         d ← anchor - θ;   usual: n < `trusted` or ‖d‖ ≤ M + δ max(√V, M / 1000)
-        w ← exp(-‖d‖) / Σ exp(-‖d‖);   g ← Σ w d, over the usual d
+        w ← exp(-‖d‖) / Σ exp(-‖d‖);   g ← Σ w d, over workers of usual d
         g ← g min(1, φ / (‖g‖ + 1e-6))
         n ← n + 1;   a ← α / (1 - (1 - α)ⁿ);   V ← (1 - a) (V + a (‖d‖ - M)²)
             M ← M + a (‖d‖ - M)

@@ -38,8 +38,9 @@ def sparseloco(
         decay: β, the decay of the residual, in place of an outer momentum; above 0, at
             most 1.
         outer_lr: α, the outer learning rate, above 0.
-        bits: 8, 4 or 2 bits per value, for its bin over six standard deviations; None
-            sends values whole.
+        bits: 8, 4 or 2 bits per value, for one of 2^bits equal bins over six standard
+            deviations around the mean of a leaf's chosen values; None sends values
+            whole.
         chunk: the largest chunk, at least 1 entry; leaves are cut into equal chunks.
         stacked: which leaves hold several layers, each cut by itself (see
             `syncalgos.reducers.stacking`).

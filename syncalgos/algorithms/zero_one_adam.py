@@ -81,7 +81,7 @@ def zero_one_adam(
         array([33008.,     0.,  1008.])
 
     Source: Lu et al., "Maximizing communication efficiency for large-scale training via
-    0/1 Adam", ICLR 2023 (2022), algorithm 1, with m after g as in DeepSpeed.
+    0/1 Adam", ICLR 2023 (2022), algorithm 1, with m and v after g as in DeepSpeed.
     """
     where = "zero_one_adam"
     variance_steps = checks.whole(f"{where}: variance_steps", variance_steps, least=1)
