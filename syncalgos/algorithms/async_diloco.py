@@ -25,10 +25,14 @@ def async_diloco(
     """Asynchronous DiLoCo: each worker ends its round, and begins the next, by itself.
 
     A worker that has gone from y to θ in `period` of its local steps sends its update
-    to a server. The server applies updates in order of arrival to its model x, from
-    which the worker restarts:
+    to a server. The server applies updates in order of arrival to its model x, by
+    delayed Nesterov steps with m and D, 0 at first. The worker restarts from x:
 
-        Δ ← y - θ;   x ← delayed Nesterov step (x, Δ);   y, θ ← x
+        Δ ← y - θ;   D ← D + Δ
+        at every B-th update: m ← β m + D / B;   D ← 0
+            x ← x - η ((1 - c B + c) β m + Δ / B)
+        at any other update: x ← x - η (c β m + Δ / B)
+        y, θ ← x
 
     Args:
         period: H, a worker's local steps in a round, at least 1.
@@ -47,7 +51,7 @@ def async_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, its momentum and buffer, shaped like params, at least
+        A Strategy. State: x, m and D, shaped like params, at least
         float32, identical on all workers; each worker's own y, params and opt_state. At
         an arrival all workers gather all updates, in place of the server. The center is
         x. Buffers stay local.
@@ -58,7 +62,7 @@ def async_diloco(
     This simulates asynchrony on the clock of the fastest worker: slower workers skip
     some of its steps. A steady drift moves the center mean(speed) η / (1 - β) times as
     far as plain averaging without waiting. Simultaneous updates are applied in the
-    order of the workers.
+    order of the workers; updates that are not finite are dropped.
 
     Example:
         >>> import numpy as np

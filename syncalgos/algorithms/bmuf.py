@@ -29,7 +29,8 @@ def bmuf(
 ) -> Strategy:
     """Blockwise model-update filtering: momentum on the average of the models.
 
-    After every `period` local steps, for workers' params θ that started from y:
+    After every `period` local steps, for workers' params θ that started from y, w that
+    starts there too, and Δ, 0 at first:
 
         Δ ← μ Δ + ζ (mean(θ) - y);   w ← w + Δ;   y, θ ← w (nesterov: w + μ Δ)
 

@@ -33,7 +33,8 @@ def co2(
     """CO2: outer momentum on the mean displacement of the round before.
 
     After every `period` local steps, for workers' params θ that started from x, G the
-    mean displacement that was sent a round ago, and s the last step of x:
+    mean displacement that was sent a round ago, and s the last step of x; G, s and m
+    are 0 at first, and Λ is 1 where G is 0:
 
         Λ ← 1 + ‖s‖ / ‖G‖;   m ← β m + G / Λ;   s ← α clip(m);   x, θ ← x - s
         G ← mean(x - θ), of the old x, used a round later

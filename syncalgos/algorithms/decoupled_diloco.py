@@ -33,22 +33,28 @@ def decoupled_diloco(
 ) -> Strategy:
     """Decoupled DiLoCo: workers never wait; a syncer waits for a quorum of them.
 
-    Fragment p of P is due every `period` local steps of the fastest worker. Each worker
-    answers at the end of its next local step and continues. Once K workers have
-    answered, the syncer waits at most `grace` steps for others, then merges the params
-    θ of all workers that have answered:
+    Fragment p of P is due after (p + 1) H / P local steps of the fastest worker, and
+    every H from then on. Each worker answers when it next ends a local step, and
+    continues. Once K have answered, the syncer waits `grace` steps for others, but no
+    longer than until all have, or until the fragment is due again. Then it merges the
+    present params θ of the workers that have answered:
 
-        g ← Σ c (x - θ) / Σ c;   m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
+        g ← Σ c (x - θ) / Σ c
+        radial: n ← Σ c |x - θ| / Σ c;   d ← Σ c (x - θ) / |x - θ| / Σ c
+            g ← n d / |d|, leaf by leaf
+        m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
 
-    where c counts a worker's local steps since the fragment's last merge.
+    where c counts a worker's local steps since the fragment's last merge, x starts at
+    the first params, and m at 0.
 
     Args:
         period: H, steps of the fastest worker between two merges of a fragment, at
             least 1.
-        fragments: P, parts of the model; divides period. Some may have no leaves.
+        fragments: P, parts of the model; divides period. Some may have no leaves. They
+            are cut as by `layers` in `streaming_diloco`.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        quorum: K, answers the syncer waits for, at least 1, at most one per worker.
+        quorum: K, answers the syncer waits for, at least 1; with fewer workers, all.
         grace: steps of the fastest worker to wait for more answers, at least 0.
         radial: whether each leaf of g has the mean norm and the mean direction.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,

@@ -21,8 +21,8 @@ def demo(
 ) -> Strategy:
     """DeMo: momentum stays on the worker; its largest cosine components are sent.
 
-    At every local step, for worker i's gradients g, its momentum m, and T the `top_k`
-    largest of the discrete cosine components of each chunk:
+    At every local step, for worker i's gradients g, its momentum m, 0 at first, and T
+    the `top_k` largest of the discrete cosine components of each chunk:
 
         m ← β m + g;   q ← T(DCT(m));   m ← m - IDCT(q);   g ← IDCT(mean(q))
 

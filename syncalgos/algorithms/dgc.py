@@ -32,8 +32,10 @@ def dgc(
 ) -> Strategy:
     """Deep gradient compression: top-k with corrected and masked momentum.
 
-    At every local step, for worker i's gradients g of leaves with two axes or more:
+    At every local step, for worker i's gradients g of leaves with two axes or more, |g|
+    their norm over all leaves, N workers, and u and v, 0 at first:
 
+        with `local_clip`, c: g ← g min(1, c / (√N |g|))
         u ← m u + g;   v ← v + u;   d ← TopK(v);   g ← mean(d)
         v ← v - d;   u ← 0 where d was sent
         all other leaves: u ← m u + mean(g);   g ← u

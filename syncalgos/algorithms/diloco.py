@@ -18,7 +18,8 @@ def diloco(
 ) -> Strategy:
     """DiLoCo: outer SGD with Nesterov momentum on the mean displacement.
 
-    After every `period` local steps, for workers' params θ that began at the anchor:
+    After every `period` local steps, for workers' params θ that began at the anchor,
+    and m, 0 at first:
 
         g ← reduce(anchor - θ);   m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
 

@@ -24,7 +24,8 @@ def diloco_x(
     """DiLoCoX: outer steps along low-rank outer gradients of the round before.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    C a low-rank approximation, e the residual, and G the mean sent a round ago:
+    C(d) = P̂ P̂ᵀ d, with P̂ and its Q as in `powersgd`, e the residual, and G the mean
+    sent a round ago; e, G and m are 0 at first:
 
         d ← anchor - θ + e;   e ← d - C(d);   m ← μ m + G
         anchor, θ ← anchor - η (G + μ m);   G ← mean(C(d)), used a round later

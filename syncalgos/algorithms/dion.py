@@ -29,11 +29,12 @@ def dion(
 ) -> Strategy:
     """Dion: orthonormal steps of low rank for matrices, Lion for all other leaves.
 
-    At every local step, for each matrix of worker i's gradients g, its momentum M, and
-    Q from the last step, P̂ the orthonormal columns of P:
+    At every local step, for each matrix of worker i's gradients g, its momentum M, 0 at
+    first as m is, and Q from the last step, random at first, P̂ the orthonormal columns
+    of P:
 
         B ← M + g;   P ← mean(B Q);   R ← mean(Bᵀ P̂);   M ← B - (1 - μ) P̂ P̂ᵀ B
-        Q ← R, each column divided by its norm;   g ← √(columns / rows) P̂ Qᵀ
+        Q ← R, each column divided by its norm + 1e-8;   g ← √(columns / rows) P̂ Qᵀ
         all other leaves: d ← 0.95 m + 0.05 mean(g);   m ← 0.98 m + 0.02 mean(g)
             g ← sign(d)
 

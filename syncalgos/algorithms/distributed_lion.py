@@ -20,11 +20,11 @@ def distributed_lion(
 ) -> Strategy:
     """Distributed Lion: the signs of workers' own momentum, averaged or voted on.
 
-    At every local step, for worker i's gradients g and its momentum m:
+    At every local step, for worker i's gradients g and its momentum m, 0 at first,
+    where the sign of 0 is drawn:
 
-        d ← sign(β₁ m + (1 - β₁) g);   m ← β₂ m + (1 - β₂) g;   g ← mean(d)
-
-    or, with `majority`, g ← sign(Σ d).
+        d ← sign(β₁ m + (1 - β₁) g);   m ← β₂ m + (1 - β₂) g
+        g ← mean(d), or with `majority`: g ← sign(Σ d)
 
     Args:
         b1: β₁, the share of momentum in the direction, at least 0 and below 1.

@@ -24,7 +24,8 @@ def dynamic_averaging(
 ) -> Strategy:
     """Dynamic averaging: models are averaged once one has moved too far.
 
-    After every `period` local steps, for workers' params θ and the last average r:
+    After every `period` local steps, for workers' params θ and the last average r,
+    at first the first params:
 
         if |θᵢ - r|² > Δ for any worker i:   r, θ ← mean(θ)
 

@@ -32,7 +32,8 @@ def eager_diloco(
     """DiLoCo with eager updates: own outer gradients at once, the others' a round late.
 
     After every `period` local steps, for N workers, worker i's params θ that began at
-    its own anchor, and G and D the mean and its own outer gradient of the last round:
+    its own anchor, and G and D the mean and its own outer gradient of the last round,
+    0 at first as m is:
 
         d ← anchor - θ;   g ← G + (d - D) / N;   m ← μ m + g
         anchor, θ ← anchor - η (g + μ m);   D ← d;   G ← mean(d), used a round later

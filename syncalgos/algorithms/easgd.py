@@ -23,8 +23,8 @@ class EASGDState(NamedTuple):
 def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 
-    In every `period`-th local step, for N workers' params θ and their inner updates u
-    (-η g for SGD), all at the old values:
+    In every `period`-th local step, for N workers' params θ, their inner updates u
+    (-η g for SGD), and c that starts at the first params, all at the old values:
 
         θ ← θ + u - (β / N) (θ - c);   c ← c + β (mean(θ) - c)
 

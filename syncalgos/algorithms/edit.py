@@ -35,16 +35,21 @@ def edit(
     """EDiT: DiLoCo with a penalty on outer gradients of unusual norm.
 
     After every `period` local steps, for each leaf and worker i's params θ that began
-    at the anchor, with sums over the workers whose norm ‖d‖ is usual for that worker:
+    at the anchor, with M, V and n of that leaf and worker, and m, all 0 at first:
 
-        d ← anchor - θ;   w ← exp(-‖d‖) / Σ exp(-‖d‖);   g ← Σ w d
-        g ← g min(1, φ / ‖g‖);   m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
+        d ← anchor - θ;   usual: n < `trusted` or ‖d‖ ≤ M + δ max(√V, M / 1000)
+        w ← exp(-‖d‖) / Σ exp(-‖d‖);   g ← Σ w d, over workers of usual d
+        g ← g min(1, φ / (‖g‖ + 1e-6))
+        n ← n + 1;   a ← α / (1 - (1 - α)ⁿ);   V ← (1 - a) (V + a (‖d‖ - M)²)
+            M ← M + a (‖d‖ - M)
+        m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
 
     Args:
         period: local steps between two outer steps, at least 1.
         outer_lr: η, the outer learning rate, above 0.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
-        threshold: δ, above 0; norms are usual up to mean + δ standard deviations.
+        threshold: δ, above 0; norms are usual up to their mean M + δ standard
+            deviations √V.
         clip: φ, the largest norm of a leaf of g, above 0.
         rate: α, weight of the newest norm in mean and deviation, above 0, at most 1.
         trusted: syncs before a norm can be unusual, at least 1; 120 by default in the
@@ -60,10 +65,11 @@ def edit(
     Raises:
         ValueError: a parameter outside its range.
 
-    A leaf that is unusual on all workers returns to the anchor. NaN and infinity are
-    always unusual. Other norms enter mean and deviation, as in the authors' code: norms
-    that stay large soon become usual. Below the clip a steady drift moves the center
-    η / (1 - μ) times as far as averaging. The paper begins with synchronous steps.
+    A leaf that is unusual on all workers returns to the anchor, and its m stays. NaN
+    and infinity are always unusual. Other norms enter mean and variance, as in the
+    authors' code: norms that stay large soon become usual. Below the clip a steady
+    drift moves the center η / (1 - μ) times as far as averaging. The paper begins with
+    synchronous steps.
 
     Example:
         >>> import jax.numpy as jnp

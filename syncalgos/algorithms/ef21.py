@@ -16,7 +16,7 @@ def ef21(
     """EF21-SGDM: momentum stays on the worker; its largest changes are sent.
 
     At every local step, for worker i's gradients g, its momentum M, and G, the others'
-    copy of M:
+    copy of M, both 0 at first:
 
         M ← β M + (1 - β) g;   d ← TopK(M - G);   G ← G + d;   g ← mean(G)
 

@@ -32,7 +32,8 @@ def ema_nesterov(
     """EMA-Nesterov: gradients are taken ahead of the model, along its average move.
 
     At every local step, for workers' gradients g at their params y, which the inner
-    optimizer moves to A(y), and β = `lookahead` · learning rate / the highest so far:
+    optimizer moves to A(y), and β = `lookahead` · the next step's learning rate / the
+    highest up to it; θ starts at y, and m at 0:
 
         g ← mean(g)
         m ← γ m + (1 - γ) (A(y) - θ);   θ ← A(y);   y ← θ + β m

@@ -39,8 +39,8 @@ def fedopt(
 ) -> Strategy:
     """FedAdam, FedYogi and FedAdagrad: an adaptive outer step on the mean displacement.
 
-    After every `period` local steps, for workers' params θ that started from x, and v,
-    which starts at τ²:
+    After every `period` local steps, for workers' params θ that started from x, entry
+    by entry, with m that starts at 0 and v that starts at τ²:
 
         Δ ← mean(θ) - x;   m ← β₁ m + (1 - β₁) Δ
         adam: v ← β₂ v + (1 - β₂) Δ²;   adagrad: v ← v + Δ²
@@ -54,7 +54,8 @@ def fedopt(
             it.
         b1: β₁, the decay of m, at least 0 and below 1; 0 in the paper's FedAdagrad.
         b2: β₂, the decay of v in adam and yogi, at least 0 and below 1.
-        tau: τ, above 0: displacements far below it are scaled by η / τ.
+        tau: τ, above 0: displacements far below it are scaled by η / 2τ at first, and
+            as v decays, in adam and yogi, by η / τ.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -36,6 +36,8 @@ def gasloc(
 
         y ← θ + η (x - θ);   θ, x ← y + α (W y - y) + γ (y - y of the last sync)
 
+    At the first sync, the last y is the first params.
+
     Args:
         period: H, local steps between two syncs, at least 1.
         outer_lr: η, the outer learning rate, above 0.

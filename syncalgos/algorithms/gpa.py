@@ -22,7 +22,7 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
     """GPA (generalized primal averaging): smoothed DiLoCo for one worker.
 
     At every local step, for workers' gradients g at their params y, which the inner
-    optimizer moves by d:
+    optimizer moves by d, with x and z that start at y:
 
         g ← mean(g)
         z ← z + d;   x ← μx x + (1 - μx) z;   y ← μy x + (1 - μy) z

@@ -29,12 +29,17 @@ def halos(
     """HALoS: workers send to their region's server, and regions to a global server.
 
     A worker that has gone from y to θ in `period` of its local steps sends its update
-    to its region's server z. After every K updates the region sends its own to the
-    global server x, and mixes. The worker restarts from z:
+    to its region's server z, with n workers. Each K-th time the region sends its own
+    update, since it was s, to the global server x, and mixes. The worker restarts from
+    z. N' is N with η', β', m' and D', and n' regions that have workers, for n:
 
-        z ← delayed Nesterov step (z, y - θ)
-        after K updates: x ← delayed Nesterov step (x, s - z);   s, z ← (1 - α) z + α x
+        N(z, Δ): D ← D + Δ;   at every n-th update: m ← β m + D / n;   D ← 0
+            z ← z - η β m;   at every update: z ← z - η Δ / n
+        z ← N(z, y - θ)
+        at every K-th update: x ← N'(x, s - z);   s, z ← (1 - α) z + α x
         y, θ ← z
+
+    x, z and s start at the first params; all m and D start at 0.
 
     Args:
         period: H, a worker's local steps in a round, at least 1; 8 in the paper.
@@ -54,7 +59,7 @@ def halos(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, each region's z and s, momenta and buffers, at least
+        A Strategy. State: x, each region's z and s, all m and D, at least
         float32, identical on all workers; each worker's own y, params and opt_state. At
         an arrival all workers gather all updates, in place of the servers. The center
         is x. Buffers stay local.
@@ -62,12 +67,10 @@ def halos(
     Raises:
         ValueError: a parameter outside its range.
 
-    It runs on the clock of `async_diloco`. A region's momentum changes after as many
-    updates as it has workers; the global momentum after as many updates as there are
-    regions with workers. A steady drift moves the center
-    mean(speed) η η' / ((1 - β) (1 - β')) times as far as plain averaging: 0.875 times
-    with the defaults. In the authors' simulator a worker starts before the exchange has
-    come back.
+    It runs on the clock of `async_diloco`, and drops updates that are not finite. A
+    steady drift moves the center mean(speed) η η' / ((1 - β) (1 - β')) times as far as
+    plain averaging: 0.875 times with the defaults. In the authors' simulator a worker
+    starts before the exchange has come back.
 
     Example:
         >>> import numpy as np

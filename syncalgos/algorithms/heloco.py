@@ -27,16 +27,16 @@ def heloco(
     """HeLoCo: Async DiLoCo with late updates turned towards the server's momentum.
 
     A worker that has gone from y to θ in `period` of its local steps sends y - θ to a
-    server with a model x and a momentum m. In each leaf Δ of this update, with c the
-    cosine between Δ and m, and f = |Δ| / (|Δ| + 3 |m|):
+    server with a model x and a momentum m, 0 at first. The server applies updates in
+    order of arrival, leaf by leaf, with c the cosine between Δ and m, and ε = 1e-8:
 
-        c < 0: Δ ← Δ - min(-s c f, 1/2) c |Δ| m / |m|
-        0 ≤ c < a: l ← min(r (1 - c) f, 1);   d ← (1 - l) Δ / |Δ| + l m / |m|
-                   Δ ← |Δ| d / |d|
-
-    and for the whole update, in order of arrival:
-
+        Δ ← y - θ;   f ← |Δ| / (|Δ| + 3 |m| + ε)
+        if c < 0: Δ ← Δ - min(-s c f, 1/2) c |Δ| m / |m|
+        if 0 ≤ c < a: l ← min(r (1 - c) f, 1);   d ← (1 - l) Δ / |Δ| + l m / |m|
+            Δ ← |Δ| d / max(|d|, ε)
         m ← μ m + (1 - μ) ρ Δ;   x ← x - η (ρ Δ + μ m);   y, θ ← x - η μ m
+
+    Δ is kept unchanged where c ≥ a, and where |Δ| or |m| is below ε, as at first.
 
     Args:
         period: H, a worker's local steps in a round, at least 1.
@@ -63,8 +63,9 @@ def heloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    It runs on the clock of `async_diloco`. A steady drift moves the center
-    N mean(speed) ρ η (1 + μ) times as far as plain averaging, for N workers.
+    It runs on the clock of `async_diloco`, and drops updates that are not finite. A
+    steady drift moves the center N mean(speed) ρ η (1 + μ) times as far as plain
+    averaging, for N workers.
 
     Example:
         >>> import numpy as np

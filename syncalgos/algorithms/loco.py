@@ -17,13 +17,12 @@ def loco(
     """LoCo: gradients in few bits, with a moving average of rounding errors fed back.
 
     At every local step, for worker i's gradients g and its residual e, the residual ē
-    of the worker that averages a part, and Q rounding to the nearest of 2^bits - 1
-    levels:
+    of the worker that averages a part, both 0 at first, and Q rounding to the nearest
+    of 2^bits - 1 levels up to ± the largest |x| of a block of at most 512 entries:
 
         x ← g + e;   d ← Q(x);   e ← β e + (1 - β) (x - d)
         y ← mean(d) + ē;   g ← Q(y);   ē ← β ē + (1 - β) (y - g)
-
-    After every `reset_period` local steps e and ē are reset to 0.
+        after every T local steps, instead: e, ē ← 0
 
     Args:
         bits: 8, 4 or 2 bits per entry.

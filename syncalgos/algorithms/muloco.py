@@ -20,9 +20,9 @@ def muloco(
     """MuLoCo: DiLoCo around Muon, with its own outer rates and error feedback.
 
     After every `period` local steps of Muon, for worker i's params θ that began at the
-    anchor, its residual e, and Q the compression by `reduce`:
+    anchor, its residual e, 0 at first as m is, and Q the compression by `reduce`:
 
-        e ← β e + (anchor - θ);   d ← Q(e);   e ← e - d;   g ← mean(d)
+        e ← β e + (anchor - θ);   d ← Q(e);   e ← e - d;   g ← Q(mean(d))
         m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
 
     Args:

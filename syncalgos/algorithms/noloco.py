@@ -33,8 +33,8 @@ def noloco(
     """NoLoCo: outer momentum on the displacement of random pairs; no all-reduce.
 
     After every `period` local steps, for worker i's params θ that began at its slow
-    params φ, and `pair` the mean over the worker and its partner in one of 16 random
-    matchings:
+    params φ, and δ, 0 at first, and `pair` the mean over the worker and its partner in
+    one of 16 random matchings:
 
         δ ← α δ + β pair(θ - φ) + γ (pair(φ) - φ);   φ, θ ← φ + δ
 

@@ -18,12 +18,13 @@ def one_bit_adam(
 ) -> Strategy:
     """1-bit Adam: Adam of mean gradients, then of momentum that is sent as signs.
 
-    For worker i's gradients g and residual e, its part's ē, and C(x) = mean|x| sign(x):
+    For worker i's gradients g and residual e, and ē of the part of each leaf that it
+    averages, with C(x) = mean|x| sign(x) part by part; m, v, e and ē are 0 at first:
 
         step < dense_steps: m ← β₁ m + (1 - β₁) mean(g);   v ← β₂ v + (1 - β₂) mean(g)²
         later: x ← β₁ m + (1 - β₁) g + e;   d ← C(x);   e ← x - d
             y ← mean(d) + ē;   m ← C(y);   ē ← y - m
-        g ← m / (√v + ε), at most as far as Adam can go
+        g ← clip(m / (√v + ε))
 
     Args:
         dense_steps: the first local step, from 0, at which v is frozen and signs are
@@ -43,10 +44,12 @@ def one_bit_adam(
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD, at Adam's learning rate. Bias is not corrected, as
-    in the paper. Signs would move entries with a small v far, so a step is at most
-    Adam's longest, and 0 where v is 0. An entry whose first gradient comes after
-    `dense_steps` gets the mean v of its leaf, and moves a step later. If all v of the
-    leaf are 0, v is taken from the size of the first momenta.
+    in the paper. Signs would move entries with a small v far, so `clip` keeps a step
+    within ±(1 - β₁) / √((1 - β₂) (1 - β₁² / β₂)), Adam's longest (if β₁² < β₂), and is
+    0 where v is 0. An entry whose first gradient comes after `dense_steps` waits in e
+    for one step, and gets the mean v of its leaf. If all v of the leaf are 0, v is
+    (y / (1 - β₁))², from the magnitude of y. A step that is not finite changes no
+    state.
 
     Example:
         >>> import numpy as np

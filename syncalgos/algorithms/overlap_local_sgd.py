@@ -28,7 +28,8 @@ def overlap_local_sgd(
 ) -> Strategy:
     """Overlap local SGD: models are pulled to an anchor sent a round ago.
 
-    After every `period` local steps, for workers' params θ:
+    After every `period` local steps, for workers' params θ, z that starts at the first
+    params, and v, 0 at first:
 
         θ ← θ - α (θ - z);   v ← β v + mean(θ) - z;   z ← z + v, used a round later
 

@@ -29,13 +29,14 @@ def palsgd(
 ) -> Strategy:
     """PALSGD (pseudo-asynchronous local SGD): DiLoCo with random pulls to the anchor.
 
-    At a local step drawn with probability p, identical on all workers, for params θ
-    that began at the anchor, and the step's learning rate γ; at any other step, for u
-    the inner optimizer's update; and after every `period` local steps:
+    At local steps drawn with probability p, identical on all workers, params θ are
+    pulled to the anchor, from which the round began. With the step's learning rate γ,
+    the inner optimizer's update u, and m, 0 at first:
 
-        θ ← θ - (γ κ / p) (θ - anchor)
-        θ ← θ + u / (1 - p)
-        g ← anchor - mean(θ);   m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)
+        at a step that is drawn: θ ← θ - (γ κ / p) (θ - anchor)
+        at any other step: θ ← θ + u / (1 - p)
+        after every `period` steps: g ← anchor - mean(θ);   m ← μ m + g
+            anchor, θ ← anchor - η (g + μ m)
 
     Args:
         period: H, local steps between two outer steps, at least 1.

@@ -19,8 +19,8 @@ def powersgd(
 ) -> Strategy:
     """PowerSGD: gradients as products of two thin matrices, with error feedback.
 
-    At every local step, for each matrix of worker i's gradients g, its residual e, and
-    Q from the last step, P̂ the orthonormal columns of P:
+    At every local step, for each matrix of worker i's gradients g, its residual e, 0 at
+    first, and Q from the last step, random at first, P̂ the orthonormal columns of P:
 
         M ← g + e;   P ← mean(M Q);   Q ← mean(Mᵀ P̂);   g ← P̂ Qᵀ;   e ← M - P̂ P̂ᵀ M
 

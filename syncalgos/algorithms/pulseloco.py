@@ -37,9 +37,10 @@ def pulseloco(
 ) -> Strategy:
     """PULSELoCo: DiLoCo that sends only entries that change when rounded to bfloat16.
 
-    After every `period` local steps, for worker i's params θ that began at the anchor
-    and its residual e, where bf16 rounds to bfloat16, [·] is 1 or 0 for each entry, and
-    TopK keeps the entries of largest magnitude of each leaf:
+    After every `period` local steps, for worker i's params θ that began at the anchor,
+    its residual e, 0 at first as m is, where bf16 rounds to the nearest bfloat16, [·]
+    is 1 or 0 for each entry, and TopK keeps the largest magnitudes of each leaf, all
+    others being 0:
 
         s ← e + (anchor - θ);   d ← TopK(s [bf16(anchor) ≠ bf16(anchor - s)])
         e ← s - d;   g ← mean(d);   m ← μ m + g;   anchor, θ ← anchor - η (g + μ m)

@@ -31,7 +31,8 @@ def push_sum(
     """Stochastic gradient push: push-sum gossip, exact over one-way links that fail.
 
     After every local step, for the inner update u, params z = x / w, and shares S,
-    where Sᵢⱼ is the share of its sums that worker j gives to worker i:
+    where Sᵢⱼ is the share of its sums that worker j gives to worker i; x starts at the
+    params, and w at 1:
 
         x ← x + u;   (x, w)ᵢ ← Σⱼ Sᵢⱼ (x, w)ⱼ;   z ← x / w
 

@@ -13,7 +13,8 @@ def quantized_sgd(
     """Quantized SGD (QSGD): gradients rounded at random to 8, 4 or 2 bits.
 
     At every local step, for workers' gradients g, and Q of x: floor(L x / s + u) s / L
-    with L = 2^(bits-1) - 1, s the largest |x| of a block, u uniform on [0, 1):
+    with L = 2^(bits-1) - 1, s the largest |x| of a block of at most 512 entries, and u
+    uniform on [0, 1):
 
         g ← Q(mean(Q(g)))
 

@@ -26,8 +26,8 @@ def scaffold(
 ) -> Strategy:
     """SCAFFOLD: control variates remove the drift from local steps.
 
-    For worker i's gradients g and params θ that began at x, at every local step, and
-    after every K = `period` of them, at learning rates η:
+    For worker i's gradients g and params θ that began at x, with c and cᵢ 0 at first,
+    at every local step, and after every K = `period` of them, at learning rates η:
 
         g ← g - cᵢ + c
         cᵢ⁺ ← cᵢ - c + (x - θ) / Σ η;   x, θ ← mean(θ);   c ← c + mean(cᵢ⁺ - cᵢ)

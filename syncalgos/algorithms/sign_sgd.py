@@ -11,7 +11,7 @@ def sign_sgd(
 ) -> Strategy:
     """Sign SGD: scaled signs of the gradients with error feedback, or a majority vote.
 
-    At every local step, for worker i's gradients g and its residual e:
+    At every local step, for worker i's gradients g and its residual e, 0 at first:
 
         x ← g + e;   d ← mean|x| sign(x), leaf by leaf;   e ← x - d;   g ← mean(d)
 

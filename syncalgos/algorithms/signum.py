@@ -10,7 +10,8 @@ def signum(
 ) -> Strategy:
     """Signum: signSGD, with each worker's momentum taken before the vote.
 
-    At every local step, for worker i's gradients g and its momentum m:
+    At every local step, for worker i's gradients g and its momentum m, 0 at first,
+    where the sign of 0 is drawn:
 
         m ← β m + (1 - β) g;   g ← sign(Σ sign(m))
 

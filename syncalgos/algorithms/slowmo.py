@@ -29,8 +29,8 @@ def slowmo(
 ) -> Strategy:
     """SlowMo: momentum on the average of the models, in units of the learning rate.
 
-    After every `period` local steps, for workers' params θ that started from x, and γ
-    the learning rate of the last of these steps:
+    After every `period` local steps, for workers' params θ that started from x, γ the
+    learning rate of the last of these steps, and u, 0 at first:
 
         u ← β u + (x - mean(θ)) / γ;   x, θ ← x - α γ u
 

@@ -25,7 +25,8 @@ def sparseloco(
     """SparseLoCo: the largest entries of the outer gradients, with decayed feedback.
 
     After every `period` local steps, for worker i's params θ that began at the anchor,
-    its residual e, and Q(TopK) the largest entries of each chunk, in bins:
+    its residual e, 0 at first, TopK the largest entries of each chunk, all others being
+    0, and Q each entry's bin, read as the mean of the values in it:
 
         e ← β e + (anchor - θ);   d ← Q(TopK(e));   e ← e - d
         anchor, θ ← anchor - α mean(d)
@@ -37,8 +38,9 @@ def sparseloco(
         decay: β, the decay of the residual, in place of an outer momentum; above 0, at
             most 1.
         outer_lr: α, the outer learning rate, above 0.
-        bits: 8, 4 or 2 bits per value, for its bin over six standard deviations; None
-            sends values whole.
+        bits: 8, 4 or 2 bits per value, for one of 2^bits equal bins over six standard
+            deviations around the mean of a leaf's chosen values; None sends values
+            whole.
         chunk: the largest chunk, at least 1 entry; leaves are cut into equal chunks.
         stacked: which leaves hold several layers, each cut by itself (see
             `syncalgos.reducers.stacking`).

@@ -32,12 +32,11 @@ def streaming_diloco(
 ) -> Strategy:
     """Streaming DiLoCo: fragments of the model take their outer steps in turn.
 
-    Fragment f of F, for workers' params θ of it that began at the anchor, is sent after
-    local steps (f + 1) · period / F - delay and every `period` steps from then on:
+    Fragment f of F, for workers' params θ of it that began at the anchor, and m, 0 at
+    first, is sent after (f + 1) H / F - τ local steps and every H steps from then on:
 
         g ← reduce(anchor - θ);   m ← μ m + g;   anchor ← anchor - η (g + μ m)
-
-    and arrives `delay` steps later: θ ← (1 - α) anchor + α θ.
+        τ steps later: θ ← (1 - α) anchor + α θ
 
     Args:
         period: H, local steps between two outer steps of a fragment, at least 1.

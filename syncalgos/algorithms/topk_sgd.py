@@ -15,7 +15,8 @@ def topk_sgd(
 ) -> Strategy:
     """Top-k SGD: the gradients' largest entries, with error feedback.
 
-    At every local step, for worker i's gradients g and its residual e:
+    At every local step, for worker i's gradients g and its residual e, 0 at first,
+    where TopK sets all but the largest magnitudes of a leaf to 0:
 
         x ← g + e;   d ← TopK(x);   e ← x - d;   g ← mean(d)
 

@@ -35,12 +35,18 @@ def zero_one_adam(
 ) -> Strategy:
     """0/1 Adam: local steps of Adam, whose summed momenta are averaged as signs.
 
-    At every local step, for gradients g, and after each of the first `variance_steps`,
-    later of `period`, for params θ that began at x, with the signs of `one_bit_adam`:
+    At every local step, for worker i's gradients g and params θ that began the round at
+    x, with C and `clip` as in `one_bit_adam`; m, v, u, s, e and ē are 0 at first:
 
-        at a refresh: v ← β₂ v + (1 - β₂) mean(g)²
-        m ← β₁ m + (1 - β₁) g;   u ← u + γ m;   g ← m / (√v + ε)
-        ū ← signs(u);   m ← ū / Σγ;   x, θ ← x - ū / (√v + ε);   u ← 0
+        m ← β₁ m + (1 - β₁) g;   at a refresh: v ← β₂ v + (1 - β₂) mean(g)²
+        u ← u + γ m;   s ← s + γ;   g ← clip(m / (√v + ε))
+        at the end of a round: y ← u + e;   d ← C(y);   e ← y - d
+            y ← mean(d) + ē;   ū ← C(y);   ē ← y - ū
+            m ← ū / s;   x, θ ← x - s clip(m / (√v + ε));   u, s ← 0
+
+    Before local step `variance_steps`, a round is one step, and v is refreshed κ times
+    at every step, then κ times at every second step, κ at every fourth, and so on.
+    Later a round is `period` steps, and v stays.
 
     Args:
         variance_steps: the first local step with v frozen and rounds, at least 1.
@@ -54,14 +60,14 @@ def zero_one_adam(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: that of `one_bit_adam`, x, u and Σγ. A sync sends a bit per
+        A Strategy. State: that of `one_bit_adam`, x, u and s. A sync sends a bit per
         entry twice, and a scale per leaf part; a refresh sends gradients. Center: x.
 
     Raises:
         ValueError: a parameter outside its range.
 
     The inner optimizer is plain SGD at γ: any other would move the replicas, but not x,
-    so the engine refuses it. A step is at most Adam's longest, and 0 where v is 0; see
+    so the engine refuses it. A gradient that is not finite counts as 0. See
     `one_bit_adam` for entries that are used late. In the paper the period doubles up to
     16.
 
@@ -75,7 +81,7 @@ def zero_one_adam(
         array([33008.,     0.,  1008.])
 
     Source: Lu et al., "Maximizing communication efficiency for large-scale training via
-    0/1 Adam", ICLR 2023 (2022), algorithm 1, with m after g as in DeepSpeed.
+    0/1 Adam", ICLR 2023 (2022), algorithm 1, with m and v after g as in DeepSpeed.
     """
     where = "zero_one_adam"
     variance_steps = checks.whole(f"{where}: variance_steps", variance_steps, least=1)
