@@ -43,10 +43,8 @@ def project(tmp_path_factory):
 
     algorithm, registry, recurrence, formula, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
-    imported, entry = registry.splitlines()
     names = copy / "syncalgos/algorithms/__init__.py"
-    insert(names, imported, "from syncalgos.algorithms.model")
-    insert(names, entry, "}")
+    insert(names, registry.strip(), "from syncalgos.algorithms.model")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
     formulas = copy / "docs/formulas.toml"
     formulas.write_text(f"{formulas.read_text()}\n{formula}")
