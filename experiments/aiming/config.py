@@ -28,7 +28,7 @@ MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to r
 BASELINE = "sync_sgd"
 # Flags of training that would have no effect, by group and by name, and what to use
 # instead.
-GROUPS = {
+GROUPS: dict[Group | None, str] = {
     training.FILES: "--json or --page, as nothing trains",
     training.PROCESSES: "--target, whose hosts are the processes",
 }
