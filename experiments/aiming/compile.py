@@ -155,13 +155,13 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
         branches = ahead.sends(parts.trainer, state)
     except ValueError as error:
         return {"ledger": None, "sends": None, "uncounted": str(error)}
-    ledger = {}
-    for name, counts in branches._asdict().items():
-        kinds = sorted({kind for kind, _ in counts})
-        ledger[name] = {
+    ledger = {
+        name: {
             kind: [float(counts[kind, "bytes"]), int(counts[kind, "calls"])]
-            for kind in kinds
+            for kind in sorted({kind for kind, _ in counts})
         }
+        for name, counts in branches._asdict().items()
+    }
     try:
         of_run = parts.trainer.communication(state, parts.config.steps)
     except ValueError:  # the sends depend on the data, but the ledger has each branch

@@ -26,17 +26,13 @@ JSON = '{"command": ["python", "-m", "experiments.aim"'
 PAGE = f"```sh\n{PROGRAM} "
 MFU = 0.4  # the fraction of a chip's peak that matrix products are assumed to reach
 BASELINE = "sync_sgd"
-# Flags of training that would have no effect, and what to use instead.
-INSTEAD = {
+# Flags of training that would have no effect, by group and by name, and what to use
+# instead.
+GROUPS: dict[Group | None, str] = {
     training.FILES: "--json or --page, as nothing trains",
     training.PROCESSES: "--target, whose hosts are the processes",
 }
-TAKEN = {
-    name: instead
-    for group, instead in INSTEAD.items()
-    for name, setting in training.SETTINGS.items()
-    if setting.group == group
-}
+TAKEN = {k: GROUPS[x.group] for k, x in training.SETTINGS.items() if x.group in GROUPS}
 TAKEN |= {
     "algo": "--algos",
     "task": "--task, not inside the value of --algos",

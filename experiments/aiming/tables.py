@@ -5,7 +5,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.padding import Padding
@@ -72,20 +72,20 @@ def compared(answer: Answer) -> Comparison | None:
         return None
     # Metrics are averaged once, after all steps, and are not counted.
     sent = [x for x in traffic if x["scope"] == ACROSS and x["when"] != DISPATCH]
-    counts = [*ledger["always"].items(), *ledger["branched"].items()]
-    kinds = sorted({k for k, _ in counts} | {x["kind"] for x in sent})
+    found = [(x["kind"], (x["bytes"], x["calls"])) for x in sent]
+    counted = [*ledger["always"].items(), *ledger["branched"].items()]
     rows = tuple(
-        Beside(
-            kind,
-            math.fsum(size for k, (size, _) in counts if k == kind),
-            sum(calls for k, (_, calls) in counts if k == kind),
-            math.fsum(x["bytes"] for x in sent if x["kind"] == kind),
-            sum(x["calls"] for x in sent if x["kind"] == kind),
-        )
-        for kind in kinds
+        Beside(kind, *_total(counted, kind), *_total(found, kind))
+        for kind in sorted({kind for kind, _ in counted + found})
     )
     is_equal = all(_same(x.counted, x.found) for x in rows)
     return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, sent))
+
+
+def _total(sent: Iterable[tuple[str, Sequence[Any]]], kind: str) -> tuple[float, int]:
+    """Returns the bytes and the calls of one kind."""
+    of_kind = [x for name, x in sent if name == kind]
+    return math.fsum(size for size, _ in of_kind), sum(calls for _, calls in of_kind)
 
 
 def _same(x: float, y: float) -> bool:
@@ -258,7 +258,7 @@ def text(config: AimConfig, results: Sequence[Result]) -> str:
             if number:
                 show(0, "")
             show(0, _head(target, found))
-            for title, table in _tables(config, found).items():
+            for title, table in _tables(found).items():
                 show(2, "", title, _grid(table))
             asked = [x for x in found if x.is_asked]
             detailed = asked if len(asked) <= DETAILED else []
@@ -294,7 +294,7 @@ def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) 
     parts = [f"```sh\n{command}\n```", *_versions(results)]
     for target, found in _by_target(results):
         parts.append(f"## {_head(target, found)}")
-        for title, table in _tables(config, found).items():
+        for title, table in _tables(found).items():
             lines = [[*table[0]], ["---"] * len(table[0]), *(x.values() for x in table)]
             grid = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             parts += [f"**{title}**", grid]
@@ -339,18 +339,19 @@ def _several(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _tables(config: AimConfig, results: Iterable[Result]) -> dict[str, Table]:
+def _tables(results: Iterable[Result]) -> dict[str, Table]:
     """Returns tables by title: findings in the programs, apart from modelled times.
 
     The times are for the target's own links, then for each further network.
     """
-    links = ["its own links", *(f"{x.name} between workers" for x in config.networks)]
-    done = [x for x in results if x.is_done]
-    timed = [x for x in done if x.times]
-    tables = {"read off the program": [_findings(x) for x in done]}
-    for i, name in enumerate(links):
-        tables[f"modelled, with {name}"] = [_modelled(x, x.times[i]) for x in timed]
-    return {title: table for title, table in tables.items() if table}
+    tables = defaultdict(list)
+    for result in results:
+        if result.is_done:
+            tables["read off the program"].append(_findings(result))
+            for x in result.times:
+                links = f"{x.network} between workers" if x.network else "its own links"
+                tables[f"modelled, with {links}"].append(_modelled(result, x))
+    return tables
 
 
 def _findings(result: Result) -> Row:

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.cli.stopping import Terminated, handling
+from experiments.cli.stopping import Terminated, handling, say
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 PART = ".syncalgos.part"  # and drawn digits, in the names of partial files
@@ -84,19 +84,29 @@ def find(
             line says how to get it.
     """
     path = folder(data_dir) / file.path
-    try:
-        found = sha256(path)
-        if found != file.sha256:
-            raise ValueError(
-                f"{path} is altered or incomplete: its SHA-256 is {found} "
-                f"({path.stat().st_size} bytes), not {file.sha256} ({file.size} "
-                "bytes). Remove it to download it again"
-            )
-    except FileNotFoundError:
-        _download(file, path, convert)
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    with reading(path):
+        try:
+            found = sha256(path)
+        except FileNotFoundError:
+            _download(file, path, convert)
+            return path
+        size = path.stat().st_size
+    if found != file.sha256:
+        raise ValueError(
+            f"{path} is altered or incomplete: its SHA-256 is {found} ({size} bytes), "
+            f"not {file.sha256} ({file.size} bytes). Remove it to download it again"
+        )
     return path
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Converts an OSError to a ValueError in one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise ValueError(f"{path} cannot be read: {why}") from error
 
 
 def sha256(path: Path) -> str:
@@ -290,10 +300,3 @@ def _reason(error: Exception) -> str:
 def _stop(number: int, frame: Any) -> NoReturn:
     """Ends a download at a signal, which the harness itself would only note."""
     raise KeyboardInterrupt if number == signal.SIGINT else Terminated
-
-
-def say(text: str) -> None:
-    """Prints a line on stderr; Rich removes control characters."""
-    console = Console(stderr=True, soft_wrap=True, emoji=False, highlight=False)
-    with suppress(OSError, ValueError):  # the latter: it is closed
-        console.print(text, markup=False)

@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from experiments.cli.stopping import say
 from experiments.data import downloads
-from experiments.data.downloads import bar, make_once, replacing, say, sha256
+from experiments.data.downloads import bar, make_once, reading, replacing, sha256
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Documents(NamedTuple):
             files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
         held = []
         for path in files:
-            with _reading(path):
+            with reading(path):
                 held.append((_builder(path), sha256(path)))
         return [self.hub, held, self.column]
 
@@ -147,16 +148,6 @@ def find_documents(flag: str, words: str, column: str) -> Documents:
     return Documents(where, tuple(files), None, column)
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Converts an OSError to a ValueError in one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        why = error.strerror or error
-        raise ValueError(f"{path} cannot be read: {why}") from error
-
-
 def _builder(path: Path) -> str | None:
     """Returns the builder for a file of rows, maybe compressed; None for plain text."""
     return next((ROWS[x] for x in path.suffixes[-2:] if x in ROWS), None)
@@ -181,7 +172,7 @@ def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
 def _decoded(path: Path) -> Iterator[str]:
     """Yields the text of a file as it is read."""
     decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
             start = end - len(decoder.getstate()[0])
             end += len(read)

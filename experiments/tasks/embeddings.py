@@ -74,8 +74,16 @@ def embeddings(
         whole = _whole(params, axis) if sharded else params
         return values(ngram.logits(whole, contexts), targets), buffers
 
+    def init(key):
+        drawn = ngram.init(key, WORDS, width, order)
+        return _padded(drawn, workers if sharded else 1), ()
+
+    def touched_rows(examples):
+        outputs = examples + negatives if negatives else WORDS
+        return {"words": examples * (order - 1), "outputs": outputs}
+
     return Task(
-        init=partial(_init, width, order, workers if sharded else 1),
+        init=init,
         apply=apply,
         load=partial(_load, data_dir, order),
         batch_size=256,
@@ -84,21 +92,10 @@ def embeddings(
         dispatch_steps=16,
         eval_batch=1024,
         figures={"perplexity": math.exp},
-        tables=Tables(NAMES, partial(_touched_rows, order, negatives), tables),
+        tables=Tables(NAMES, touched_rows, tables),
         sends="look-ups in the sharded tables" if sharded else "",
         muon=muon_axes,
     )
-
-
-def _init(width: int, order: int, parts: int, key: jax.Array):
-    """Draws the model; pads its tables to a multiple of parts."""
-    return _padded(ngram.init(key, WORDS, width, order), parts), ()
-
-
-def _touched_rows(order: int, negatives: int, examples: int) -> dict[str, int]:
-    """Returns the most rows of each table that a batch reads."""
-    outputs = examples + negatives if negatives else WORDS
-    return {"words": examples * (order - 1), "outputs": outputs}
 
 
 def _draw(key: jax.Array, count: int) -> jax.Array:

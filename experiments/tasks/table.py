@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from experiments.cli.stopping import say
 from experiments.data import downloads
 from experiments.tasks import classify
 from experiments.tasks.task import Data, Task
@@ -73,7 +74,7 @@ def table(
 
     def load() -> Data:
         for remark in remarks:
-            downloads.say(f"{path}: {remark}")
+            say(f"{path}: {remark}")
         return data
 
     return Task(

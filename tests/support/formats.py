@@ -6,7 +6,6 @@ import io
 import pickle
 import struct
 import tarfile
-import wave
 from typing import Any
 
 import numpy as np
@@ -31,17 +30,6 @@ def tar(members, **attributes):
             for attribute, value in attributes.items():
                 setattr(member, attribute, value)
             archive.addfile(member, io.BytesIO(content))
-    return out.getvalue()
-
-
-def wav(samples=(1, -2, 3), channels=1, width=2, rate=8000):
-    """A recording."""
-    out = io.BytesIO()
-    with wave.open(out, "wb") as file:
-        file.setnchannels(channels)
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        file.writeframes(np.array(samples, "<i2").tobytes())
     return out.getvalue()
 
 
