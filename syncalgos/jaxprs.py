@@ -76,11 +76,9 @@ RUNS = {
     "while": _while,
 }
 
-# Jaxprs and functions of these combine single numbers, make keys, or return nothing.
-_SCATTERS = ("scatter", *(f"scatter-{x}" for x in ("add", "sub", "mul", "min", "max")))
-_KEYS = "bits clone fold_in gamma seed split unwrap wrap"
-ARITHMETIC = {"reduce", "reduce_window", "select_and_scatter", *_SCATTERS}
-ARITHMETIC |= {"debug_callback", "debug_print", *(f"random_{x}" for x in _KEYS.split())}
+# Jaxprs and functions of these combine single numbers, make keys, or return nothing;
+# names begin so.
+_ARITHMETIC = "reduce", "scatter", "select_and_scatter", "random_", "debug_"
 
 # Primitives that may send what their jaxpr, if any, does not show: by a kernel, a rule
 # for several lanes, or axes of its own.
@@ -126,8 +124,10 @@ def hides(equation: Any) -> bool:
     name = equation.primitive.name
     if name in _OPAQUE:
         return True
+    if name in RUNS or name.startswith(_ARITHMETIC):
+        return False
     calls = [x for x in _parts(equation) if callable(x) and not isinstance(x, type)]
-    return bool(inner(equation) or calls) and name not in RUNS.keys() | ARITHMETIC
+    return bool(inner(equation) or calls)
 
 
 def within(equation: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

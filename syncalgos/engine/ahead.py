@@ -8,13 +8,10 @@ from jax.extend.core import ClosedJaxpr
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, worker
 from syncalgos.engine.data_parallel import DataParallel, TrainState
-from syncalgos.engine.inner_step import with_optimizer
+from syncalgos.engine.inner_step import sending, with_optimizer
 from syncalgos.engine.placement.layout import outside_meshes
-from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.program import Model, Own, Shared
-from syncalgos.engine.state import of_one
 from syncalgos.ledger.counting import Sends, of_branches
-from syncalgos.reducers.stacking.shards import known
 from syncalgos.strategy import Replica, check_params
 
 
@@ -139,12 +136,8 @@ def sends(trainer: DataParallel, state: TrainState) -> Sends:
         ValueError: as in `syncalgos.communication`.
     """
     strategy = with_optimizer(trainer._worker.strategy, trainer._worker.optimizer)
-    layout, one = trainer.layout, of_one(state.replica)
-    sharding = of_state(state.replica.params, layout)
-    if sharding is None:
-        return of_branches(strategy, one, layout.places)
-    with known(sharding._replace(are_shards=True)):
-        return of_branches(strategy, sharding.shard_of(one), layout.places)
+    with sending(state.replica, trainer.layout) as shard:
+        return of_branches(strategy, shard, trainer.layout.places)
 
 
 def _shapes(tree: PyTree) -> Any:

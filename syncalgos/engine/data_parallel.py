@@ -331,34 +331,32 @@ class DataParallel:
     def _evaluate_all(
         self, state: TrainState, batches: PyTree, data: PyTree | None, rest: int
     ) -> dict[str, jax.Array]:
-        """Evaluates the evenly divided part, then the rest, one example per reader."""
+        """Evaluates batches that do not divide, which the last example fills up."""
         batch = np.shape(jax.tree.leaves(batches)[0])[1]
-        readers, divided = self.layout.readers, batch - rest
+        readers, more = self.layout.readers, self.layout.readers - rest
 
         def of(rows: Any) -> dict[str, jax.Array]:
             some = jax.tree.map(lambda x: x[:, rows], batches)
             return self._evaluate(state, some, data)
 
-        # The last example pads the rest. Its own mean is then subtracted again.
-        filled = of(np.minimum(np.arange(divided, divided + readers), batch - 1))
+        # Its own metrics are then subtracted again.
+        filled = of(np.minimum(np.arange(batch + more), batch - 1))
         alone = of(np.full(readers, batch - 1))
-        whole = of(np.arange(divided)) if divided else filled
-        if WEIGHT in whole:
+        if WEIGHT in filled:
             raise ValueError(
                 f"batches of {batch} do not divide into {readers} parts, and {WEIGHT} "
                 f"gives each part its own weight: drop the last {rest} examples"
             )
 
-        def mean(filled, alone, whole):
-            if filled.shape != whole.shape:
+        def mean(filled, alone):
+            if filled.shape != alone.shape:
                 raise ValueError(
-                    f"a metric of shape {whole.shape[1:]} depends on the batch size: "
+                    f"a metric of shape {filled.shape[1:]} depends on the batch size: "
                     f"drop the last {rest} examples, so that the batch divides evenly"
                 )
-            left = (readers * filled - (readers - rest) * alone) / rest
-            return (whole * divided + left * rest) / batch
+            return ((batch + more) * filled - more * alone) / batch
 
-        return jax.tree.map(mean, filled, alone, whole)
+        return jax.tree.map(mean, filled, alone)
 
     def _evaluate(
         self, state: TrainState, batches: PyTree, data: PyTree | None

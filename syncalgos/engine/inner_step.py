@@ -1,6 +1,7 @@
 """The inner optimizer's step, and the loss for optimizers that ask for it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -106,14 +107,25 @@ def counter_of(
         optimizer, strategy = make(hyperparams)
         return with_optimizer(strategy, optimizer)
 
-    one, sharding = of_one(replica), of_state(replica.params, layout)
-    if sharding is None:
-        return counter(counted, hyperparams, one, workers, steps)
-    # Each device sends its shard to its peers of the other workers.
-    with known(sharding._replace(are_shards=True)):
-        shard = sharding.shard_of(one)
+    with sending(replica, layout) as shard:
         count = counter(counted, hyperparams, shard, workers, steps)
     return lambda *given: count(*given).times(layout.devices_each)
+
+
+@contextmanager
+def sending(replica: Replica, layout: Layout) -> Iterator[Replica]:
+    """Yields the shapes that each device sends to its peers of the other workers.
+
+    Args:
+        replica: the replicas of all workers; leaves lead with (places, lanes).
+        layout: the place of each worker.
+    """
+    one, sharding = of_one(replica), of_state(replica.params, layout)
+    if sharding is None:
+        yield one
+        return
+    with known(sharding._replace(are_shards=True)):
+        yield sharding.shard_of(one)
 
 
 def with_optimizer(

@@ -90,7 +90,8 @@ class Walk:
         notes = self.cond(ran, inputs[0]) if name == "cond" else self.loop(ran)
         if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
             return notes, unknown
-        return [], _evaluate(equation, inputs)
+        found = equation.primitive.bind(*inputs, **equation.params)
+        return [], found if equation.primitive.multiple_results else [found]
 
     def collective(self, equation) -> list[Counter]:
         """Returns the note of a collective; a single worker sends nothing.
@@ -141,18 +142,6 @@ class Walk:
 def _needs_an_axis(equation) -> bool:
     """Whether an equation, or one inside it, needs a mapped axis."""
     return any(x.primitive.name in SILENT or axes(x) for x, _ in within(equation))
-
-
-def _evaluate(equation, inputs: list) -> list:
-    """Returns the outputs of an equation whose inputs are all known."""
-    known = {
-        v: x
-        for v, x in zip(equation.invars, inputs, strict=True)
-        if not isinstance(v, core.Literal)
-    }
-    about = core.DebugInfo("communication", "a step", None, None)
-    jaxpr = core.Jaxpr((), list(known), equation.outvars, [equation], debug_info=about)
-    return core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, ()))(*known.values())
 
 
 def add_up(notes: list, choices: np.ndarray | None) -> Counter:

@@ -128,36 +128,37 @@ def _iterated(
 
     # P and Q in one step, as in the paper; the authors' package takes half an iteration
     # a step, and sends half as much. All leaves' P are sent together, then everything
-    # else.
+    # else. Values are found by the numbers of their leaves.
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
-        of_all = stacking.pieces(stacked, updates)
-        thin = [i for i, q in enumerate(state) if not isinstance(q, tuple)]
-        owns = [of_all[i] for i in thin]
-        layers = [own.split(leaves[i]) for i, own in zip(thin, owns, strict=True)]
+        of_all = enumerate(zip(stacking.pieces(stacked, updates), state, strict=True))
+        thin = {i: own for i, (own, q) in of_all if not isinstance(q, tuple)}
+        layers = {i: own.split(leaves[i]) for i, own in thin.items()}
 
-        def each(function, *lists):
-            rows = zip(owns, *lists, strict=True)
-            return [own.each(function)(*row) for own, *row in rows]
+        def each(function, *values):
+            rows = {i: [x[i] for x in values] for i in thin}
+            return {i: thin[i].each(function)(*row) for i, row in rows.items()}
 
-        wide = each(_times, layers, [state[i] for i in thin])
-        ps = each(_orthonormal, stacking.means(owns, wide, axis))
+        def mean(values):
+            kinds = [thin.get(i, stacking.Pieces(0)) for i in values]
+            means = stacking.means(kinds, [*values.values()], axis)
+            return dict(zip(values, means, strict=True))
+
+        def joined(found, rest):
+            places = range(len(leaves))
+            return [thin[i].join(found[i]) if i in thin else rest[i] for i in places]
+
+        ps = each(_orthonormal, mean(each(_times, layers, state)))
         # The worker's own share, from which feedback is computed. With the mean's
         # share, as in the authors' first code, the residual would add up the workers'
         # differences.
         shares = each(_share, layers, ps)
-        rest = [i for i in range(len(leaves)) if i not in thin]
-        together = [*shares, *(leaves[i] for i in rest)]
-        kinds = [*owns, *(stacking.Pieces(0) for _ in rest)]
-        means = stacking.means(kinds, together, axis)
-        qs, dense = means[: len(thin)], means[len(thin) :]
-        combined, sent, new = [*leaves], [*leaves], [*state]
-        for i, x in zip(rest, dense, strict=True):
-            combined[i] = x
-        found = each(product, ps, qs, layers), each(_product, ps, shares, layers)
-        kept = each(_kept, qs, [state[i] for i in thin])
-        for i, own, mean, mine, q in zip(thin, owns, *found, kept, strict=True):
-            combined[i], sent[i], new[i] = own.join(mean), own.join(mine), q
+        dense = {i: x for i, x in enumerate(leaves) if i not in thin}
+        means = mean({**shares, **dense})
+        combined = joined(each(product, ps, means, layers), means)
+        sent = joined(each(_product, ps, shares, layers), leaves)
+        kept = each(_kept, means, state)
+        new = [kept.get(i, q) for i, q in enumerate(state)]
         state = if_finite(combined, new, state)
         return form.unflatten(combined), form.unflatten(sent), state
 
