@@ -29,9 +29,10 @@ def halos(
     """HALoS: workers send to their region's server, and regions to a global server.
 
     A worker that has gone from y to θ in `period` of its local steps sends its update
-    to its region's server z, with n workers. Each K-th time the region sends its own
-    update, since it was s, to the global server x, and mixes. The worker restarts from
-    z. N' is N with η', β', m' and D', and n' regions that have workers, for n:
+    to its region's server z. After every K updates the region sends its own, since its
+    model was s, to the global server x, and mixes. The worker restarts from z. With N a
+    delayed Nesterov step for n workers in the region, and N' the same with η', β', m'
+    and D', for n' regions that have workers:
 
         N(z, Δ): D ← D + Δ;   at every n-th update: m ← β m + D / n;   D ← 0
             z ← z - η β m;   at every update: z ← z - η Δ / n

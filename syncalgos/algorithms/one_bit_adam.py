@@ -47,9 +47,9 @@ def one_bit_adam(
     in the paper. Signs would move entries with a small v far, so `clip` keeps a step
     within ±(1 - β₁) / √((1 - β₂) (1 - β₁² / β₂)), Adam's longest (if β₁² < β₂), and is
     0 where v is 0. An entry whose first gradient comes after `dense_steps` waits in e
-    for one step, and gets the mean v of its leaf. If all v of the leaf are 0, v is
-    (y / (1 - β₁))², from the magnitude of y. A step that is not finite changes no
-    state.
+    for one step, and gets the mean v of its leaf; if all v of the leaf are 0, it gets
+    (a / (1 - β₁))², for a the size of the first momenta as it is sent. A step that is
+    not finite changes no state.
 
     Example:
         >>> import numpy as np

@@ -47,8 +47,8 @@ def palsgd(
         outer_lr: η, the outer learning rate, above 0; 0.1 in the authors' example.
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         seed: seeds the draws, identical on all workers.
-        optimizer: the inner optimizer; if given, its state does not change at pulls.
-            With None it keeps changing.
+        optimizer: the inner optimizer; if given, its state, with the count of its
+            schedule, does not change at pulls. With None it keeps changing.
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
