@@ -21,8 +21,7 @@ from experiments.training.versions import versions
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.making import Maker, News
-    from experiments.study.queue import Made, Refused
+    from experiments.study.making import Made, News, Refused
     from experiments.study.runs import Loader
 
 
@@ -72,7 +71,7 @@ def check(order: Order) -> None:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
-    folder, expected = order["folder"], order["facts"]
+    folder = order["folder"]
     try:
         with Path(folder, lock.NAME).open("r+") as file:
             why = "" if file.read() == order["holder"] else "another folder"
@@ -84,12 +83,12 @@ def check(order: Order) -> None:
         )
     with _set_up(order):
         here = facts(order["factories"], _started)
-        if differing := [x for x in expected if here.get(x) != expected[x]]:
-            name = differing[0]
-            raise BadRequest(
-                f"{name}: {here.get(name)!r} there, {expected[name]!r} here: restart "
-                "it once they agree"
-            )
+        for name, value in order["facts"].items():
+            if here.get(name) != value:
+                raise BadRequest(
+                    f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
+                    "once they agree"
+                )
         _loader(order["topic"]).plan(RunConfig(**order["first"]))
 
 
@@ -110,6 +109,8 @@ def make_run(
     """
     from distributed import get_worker
 
+    from experiments.study.making import make
+
     worker = get_worker()
     key = worker.get_current_task()
 
@@ -117,9 +118,10 @@ def make_run(
         worker.log_event(order["topic"], (key, news))
 
     with _set_up(order):
-        make = _maker(order["topic"], number).make
+        loader = _loader(order["topic"])
+        loader.turn_to(number)
         is_unwanted = partial(_is_unwanted, worker, key)
-        return make(RunConfig(**config), Path(folder), report, is_unwanted)
+        return make(loader, RunConfig(**config), Path(folder), report, is_unwanted)
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:
@@ -154,21 +156,13 @@ def _set_up(order: Order) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def _loader(topic: str) -> "Loader":
-    """Returns the loader of a command's runs, which keeps their data."""
-    from experiments.study.runs import Loader
-
-    return Loader()
-
-
-@lru_cache(maxsize=1)
-def _maker(topic: str, number: int) -> "Maker":
-    """Returns the maker of a run set, which keeps its program."""
+    """Returns the loader of a command's runs, which keeps their data and programs."""
     import jax
 
-    from experiments.study.making import Maker
+    from experiments.study.runs import Loader
 
     jax.clear_caches()
-    return Maker(_loader(topic))
+    return Loader()
 
 
 def of_runs(names: Iterable[str]) -> dict[str, str]:

@@ -8,8 +8,7 @@ from tiers import tiers
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
-from experiments.study.making import Maker
-from experiments.study.queue import Made
+from experiments.study.making import Made, make
 from experiments.study.runs import Loader
 from experiments.training.config import parse
 from experiments.training.defaults import takes
@@ -22,20 +21,20 @@ class Runs:
     """Runs one after the other, as a study makes them."""
 
     def __init__(self, folder):
-        self.maker, self.folder = Maker(Loader()), folder
+        self.loader, self.folder = Loader(), folder
 
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
         out = self.folder / words.replace(" ", "") / f"seed-{config.seed}"
-        made = self.maker.make(config, out, lambda news: None, lambda: 0)
+        made = make(self.loader, config, out, lambda news: None, lambda: 0)
         assert isinstance(made, Made), made
         return json.loads((out / "summary.json").read_text())
 
     @property
     def programs(self):
         """The programs of the last run."""
-        assert self.maker._programs is not None
-        return self.maker._programs
+        assert self.loader.programs is not None
+        return self.loader.programs
 
     @property
     def ends(self):
