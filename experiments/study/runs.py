@@ -189,7 +189,11 @@ def _content(run: Path) -> tuple[run_folder.Made | None, str]:
 
 
 class Loader:
-    """Makes the plans of runs, and loads the data that they share only once."""
+    """Makes the plans of runs, and keeps what they share: data and programs.
+
+    Attributes:
+        programs: those of the last run that was made; None if the next shares none.
+    """
 
     def __init__(self):
         self.programs: Programs | None = None

@@ -55,8 +55,8 @@ def spread(value: Spread | None, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
     if value is None:
         return MISSING
-    figures = (x for x in value[:2] if x is not None)
-    return with_unit(" ± ".join(shown(x, measure) for x in figures), measure)
+    parts = [shown(x, measure) for x in value[:2] if x is not None]
+    return with_unit(" ± ".join(parts), measure)
 
 
 def places_of(x: float) -> int:
