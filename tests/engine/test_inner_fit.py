@@ -57,7 +57,7 @@ def test_sgd_at_the_rate_of_own_steps_is_lawful(warmup):
 
 
 def test_a_rate_is_compared_with_that_of_plain_sgd_alone():
-    """What else an optimizer does to gradients may be meant."""
+    """Anything else that an optimizer does to gradients may be meant."""
     for inner in (
         optax.sgd(0.05),
         optax.sgd(0.2, momentum=0.9),
