@@ -180,130 +180,99 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
         )
 
 
-class _Delay(NamedTuple):
-    """The four functions of `delayed`, for a whole with nothing but `when` around it.
+def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
+    """`delayed`, for a whole with nothing but `when` around it.
 
-    Attributes:
+    Args:
         strategy: the strategy to delay, with any `when` around it.
-        sender: the whole inside `when`.
-        delay: local steps from sending to arrival.
-        alpha: the weight of the local value when a result arrives.
-        arrival: replace or add.
-        apart: the fewest local steps between two syncs.
+        gates: the conditions of each `when`.
+        sender: the whole inside them.
+        delay, alpha, arrival: as in `delayed`.
     """
+    apart = max((x.period for x in gates if isinstance(x, Period)), default=1)
+    centered = introspection.has_center(strategy)
+    reduces = introspection.reduces(strategy)
+    syncs = introspection.ever_syncs(sender)
+    is_sent = functools.partial(introspection.lands, strategy)
 
-    strategy: Strategy
-    sender: Strategy
-    delay: int
-    alpha: float
-    arrival: Arrival
-    apart: int
+    def arrives(step):
+        return jnp.logical_and(step >= delay, is_sent(step - delay))
 
-    def is_sent(self, step):
-        """Whether a result is sent after this step."""
-        return introspection.lands(self.strategy, step)
+    def under_way(new, old, state):
+        center = strategy.center(new, state) if centered else ()
+        if arrival == "add":
+            new = jax.tree.map(jnp.subtract, widen(new), widen(old))
+        return new, center
 
-    def arrives(self, step):
-        """Whether a result arrives after this step."""
-        return jnp.logical_and(step >= self.delay, self.is_sent(step - self.delay))
-
-    def init(self, params):
-        """Makes the state, with no results on the way."""
-        syncs = introspection.ever_syncs(self.sender)
-        if syncs and self.arrival == "replace":
-            _check_apart(self.is_sent, self.delay)
-        reduces = introspection.reduces(self.strategy)
-        slots = -(-self.delay // self.apart)
-        state = self.strategy.init(params)
-        center = self.own_center(params, state)
-        under_way = self.on_the_way(params, params), center
+    def init(params):
+        if syncs and arrival == "replace":
+            _check_apart(is_sent, delay)
+        slots, state = -(-delay // apart), strategy.init(params)
+        sent = under_way(params, params, state)
         return DelayedState(
             state,
-            center,
-            _rows(params, self.delay) if reduces else (),
-            _rows(under_way, slots) if syncs else (),
+            sent[1],
+            _rows(params, delay) if reduces else (),
+            _rows(sent, slots) if syncs else (),
             jnp.full(slots, -1, jnp.int32) if syncs else (),
         )
 
-    def reduce(self, grads, replica, state, step):
-        """Sends these gradients, and returns the gradients that arrive."""
-        new, own = self.strategy.reduce(grads, replica, state.strategy, step)
-        if not introspection.reduces(self.strategy):
+    def reduce(grads, replica, state, step):
+        new, own = strategy.reduce(grads, replica, state.strategy, step)
+        if not reduces:
             return new, state._replace(strategy=own)
-        slot = step % self.delay
+        slot = step % delay
         arrived = jax.tree.map(lambda row: row[slot], state.grads)
         return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
 
-    def sync(self, replica, state, step):
-        """Receives the result that arrives, then sends the next."""
-        # In this order, so that a sync sees the params after the arrival.
-        receiver = when(Strategy(sync=self.receive), self.arrives)
-        replica, state = receiver.sync(replica, state, step)
-        return when(Strategy(sync=self.send), self.is_sent).sync(replica, state, step)
-
-    def receive(self, replica, state, step):
-        """Applies the result that arrives to the params."""
-        slot = (step - self.delay) // self.apart % len(state.sent_at)
+    def receive(replica, state, step):
+        slot = (step - delay) // apart % len(state.sent_at)
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
-        local, kept = replica.params, self.alpha
-        if self.arrival == "add":
+        local = replica.params
+        if arrival == "add":
             wide = widen(local)
-            total = jax.tree.map(lambda x, d: x + (1 - kept) * d, wide, result)
+            total = jax.tree.map(lambda x, d: x + (1 - alpha) * d, wide, result)
             params = narrow(total, local)
         else:
             # Leaves that the strategy does not change keep their local steps.
-            changed = changes_params(self.sender, replica, state.strategy, step)
-            params = _mix(kept, changed, result, local)
+            changed = changes_params(sender, replica, state.strategy, step)
+            params = _mix(alpha, changed, result, local)
         # Nothing was sent if the phase around this strategy began later, or if nobody
         # took part.
-        was_sent = state.sent_at[slot] == step - self.delay
+        was_sent = state.sent_at[slot] == step - delay
         params, center = select(was_sent, (params, center), (local, state.center))
         return replica._replace(params=params), state._replace(center=center)
 
-    def send(self, replica, state, step):
-        """Puts the result of a sync into its slot, and keeps the local params."""
-        new, own = apply_sync(self.sender, replica, state.strategy, step)
-        result = self.on_the_way(new.params, replica.params)
-        under_way = result, self.own_center(new.params, own)
-        slot = step // self.apart % len(state.sent_at)
-        sent_at = jnp.where(participation.anyone(self.sender, step), step, -1)
+    def send(replica, state, step):
+        new, own = apply_sync(sender, replica, state.strategy, step)
+        sent = under_way(new.params, replica.params, own)
+        slot = step // apart % len(state.sent_at)
+        sent_at = jnp.where(participation.anyone(sender, step), step, -1)
         return new._replace(params=replica.params), state._replace(
             strategy=own,
-            syncs=_put(state.syncs, slot, under_way),
+            syncs=_put(state.syncs, slot, sent),
             sent_at=_put(state.sent_at, slot, jnp.int32(sent_at)),
         )
 
-    def own_center(self, params, state):
-        """The strategy's own center; () if it has none."""
-        centered = introspection.has_center(self.strategy)
-        return self.strategy.center(params, state) if centered else ()
+    def sync(replica, state, step):
+        # In this order, so that a sync sees the params after the arrival.
+        replica, state = when(Strategy(sync=receive), arrives).sync(
+            replica, state, step
+        )
+        return when(Strategy(sync=send), is_sent).sync(replica, state, step)
 
-    def on_the_way(self, new, old):
-        """The params to send, or with arrival="add" their change by the sync."""
-        if self.arrival == "replace":
-            return new
-        return jax.tree.map(jnp.subtract, widen(new), widen(old))
-
-
-def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
-    """`delayed`, for a whole with nothing but `when` around it."""
-    periods = [active.period for active in gates if isinstance(active, Period)]
-    apart = max(periods, default=1)
-    made = _Delay(strategy, sender, delay, alpha, arrival, apart)
-    syncs = introspection.ever_syncs(sender)
     late = introspection.Combination(
-        made.sync if syncs else keep_replica,
+        sync if syncs else keep_replica,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha=alpha, arrival=arrival),
-        made.arrives if syncs else None,
+        arrives if syncs else None,
         kind="clocked",
         delay=delay,
     )
-    acts = introspection.at_any(introspection.acting_steps(strategy), made.arrives)
-    centered = introspection.has_center(strategy)
+    acts = introspection.at_any(introspection.acting_steps(strategy), arrives)
     return strategy._replace(
-        init=made.init,
-        reduce=introspection.reduce_like(made.reduce, strategy),
+        init=init,
+        reduce=introspection.reduce_like(reduce, strategy),
         sync=late,
         center=(lambda params, state: state.center) if centered else strategy.center,
         acts=acts if syncs else introspection.never,
