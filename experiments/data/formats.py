@@ -18,7 +18,6 @@ import numpy as np
 
 from experiments.data.downloads import PINS, File, find, folder, sha256
 from experiments.data.feeding import Arrays
-from syncalgos import checks
 
 
 def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
@@ -87,12 +86,11 @@ def mnist_images(name: str, data_dir: Path | None = None) -> tuple[Arrays, Array
         "y": labels (n,) int32}.
 
     Raises:
-        ValueError: an unknown name, or a file that is missing, altered or malformed.
+        ValueError: a file is missing or altered.
 
     Source: LeCun et al., "Gradient-based learning applied to document recognition",
     1998; Xiao, Rasul and Vollgraf, "Fashion-MNIST", 2017.
     """
-    checks.one_of("data set", name, IDX_FILES)
     paths = [_there(file, data_dir) or find(file, data_dir) for file in IDX_FILES[name]]
     return _examples(paths[0], paths[1]), _examples(paths[2], paths[3])
 
@@ -345,7 +343,6 @@ def spoken_digits(
     Raises:
         ValueError: the file is missing, altered or malformed.
     """
-    checks.whole("frames", frames, least=1)
     loaded = recordings(data_dir)
     features = [log_mel(recording.samples)[:frames] for recording in loaded]
     # The first takes of each digit and speaker.

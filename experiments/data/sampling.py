@@ -52,14 +52,9 @@ def rows_of_shards(
 
     Returns:
         Numbers of examples, (steps, batch).
-
-    Raises:
-        ValueError: the workers do not divide the batch.
     """
     workers = len(shards)
-    own, rest = divmod(batch, workers)
-    if rest:
-        raise ValueError(f"batch of {batch} does not divide over {workers} shards")
+    own = batch // workers
     order = _orders(seed, workers)
     slices = np.empty((steps, workers, own), np.int32)
     for worker, shard in enumerate(shards):

@@ -203,14 +203,13 @@ def number(name: str, found: Any) -> float:
     return float(found)
 
 
-def _is_pair(made: Any) -> bool:
-    return isinstance(made, tuple | list) and len(made) == 2
-
-
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
     """Returns params and buffers of the task's init, or raises a ValueError."""
     made = task.init(jax.random.key(seed))
-    must(_is_pair(made), "init must return (params, buffers)", made)
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise ValueError(
+            f"init must return (params, buffers), got {checks.shown(made)}"
+        )
     params, buffers = made
     stacking.counts(task.stacked, params)
     return params, buffers
@@ -269,10 +268,13 @@ def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
 
     def on_one_worker(lane, params, buffers, batch):
         made = task.apply(params, buffers, batch, jax.random.key(0), train=train)
-        rule = "apply must return (values, buffers), with values such as "
-        rule += "{'loss': (batch,)}"
-        must(_is_pair(made) and isinstance(made[0], Mapping), rule, made)
-        return dict(made[0])
+        is_pair = isinstance(made, tuple | list) and len(made) == 2
+        if is_pair and isinstance(made[0], Mapping):
+            return dict(made[0])
+        raise ValueError(
+            "apply must return (values, buffers), with values such as {'loss': "
+            f"(batch,)}}, got {checks.shown(made)}"
+        )
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))

@@ -237,10 +237,10 @@ def _is_custom(task: str) -> bool:
 
 def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
-    c = plan.config
+    c, is_custom = plan.config, _is_custom(plan.config.task)
     with refused("task", c.task):
         params, buffers = check_model(plan.task, c.seed)
-        if _is_custom(c.task):  # it is tried out on shapes
+        if is_custom:  # it is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:
