@@ -293,7 +293,7 @@ class Compiled:
             jaxpr = traces.loss(self._worker, self._layout, one)
         # Each worker has its own key and batch; replicas may be equal.
         is_own = np.repeat([True, False, True, False], counts).tolist()
-        lone_branches.refuse_in_loss(jaxpr, is_own)
+        lone_branches.followed(jaxpr, is_own)
 
     def _check_mean(self, key: Key, own: Own, inputs: Inputs) -> None:
         """Raises a ValueError if lanes are merged whose loss is no mean over its batch.

@@ -49,7 +49,11 @@ def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTr
 
 def loss(worker: Worker, layout: Layout, one: One) -> Any:
     """Returns the jaxpr of the loss of a step's first microbatch in `one`."""
-    return traced(_loss(worker, worker.accumulate), layout, one)[0].jaxpr
+
+    def program(x: One) -> jax.Array:
+        return worker.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
+
+    return traced(program, layout, one)[0].jaxpr
 
 
 def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
@@ -59,18 +63,13 @@ def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
         Both jaxprs.
     """
 
+    whole = worker._replace(accumulate=1)
+
     def of_batches(count: int) -> Any:
         def cut(x):
             size = count * x.shape[0] // worker.accumulate
             return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-        sized = one._replace(batch=jax.tree.map(cut, one.batch))
-        return traced(_loss(worker), layout, sized)[0].jaxpr
+        return loss(whole, layout, one._replace(batch=jax.tree.map(cut, one.batch)))
 
     return of_batches(1), of_batches(layout.lanes)
-
-
-def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
-    """Returns a worker's loss of the first of `accumulate` microbatches."""
-    whole = worker._replace(accumulate=accumulate)
-    return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
