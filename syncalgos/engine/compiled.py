@@ -333,7 +333,7 @@ class Compiled:
         given = of_one(call.own), call.inputs._replace(batches=batches)
         program = partial(call.key.program.function, self._worker)
         try:
-            jaxpr = traces.traced(program, self._layout, *given)[0].jaxpr
+            jaxpr = self._layout.traced(program, *given)[0].jaxpr
         except Exception:  # the user's own, which the caller raises
             return []
         over = [x for x, _ in equations(jaxpr) if x.params.get("axis_name") == WORKERS]

@@ -97,7 +97,7 @@ class Facts:
             found = Found(one.replica.params, one.replica.buffers, metrics)
             return metrics, self.worker.updated(one.replica, found, metrics["loss"])
 
-        jaxpr, (metrics, _) = traces.traced(program, self.layout, self.one)
+        jaxpr, (metrics, _) = self.layout.traced(program, self.one)
         return jaxpr.jaxpr, metrics
 
     @cached_property
@@ -144,7 +144,7 @@ class Facts:
             return apply_reduce(strategy, grads, replica, sync, step)
 
         given = replica.params, sync, seeing(strategy, replica), np.int32(0)
-        jaxpr = traces.traced(reduce, self.layout, *given)[0].jaxpr
+        jaxpr = self.layout.traced(reduce, *given)[0].jaxpr
         kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
         return not jaxpr.effects and all(x is y for x, y in kept)
 

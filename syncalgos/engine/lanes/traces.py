@@ -1,6 +1,5 @@
 """Traces of one worker's programs: jaxprs that are never run."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Worker
-from syncalgos.strategy import WORKERS, PyTree, Replica
+from syncalgos.strategy import PyTree, Replica
 
 
 class One(NamedTuple):
@@ -41,19 +40,13 @@ def of_one_worker(own: Own, inputs: Inputs) -> One:
     return One(key, of_one(own.replica), batches, shared.data)
 
 
-def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
-    """Returns the jaxpr of a worker's program and the shapes of its results."""
-    sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
-
-
 def loss(worker: Worker, layout: Layout, one: One) -> Any:
     """Returns the jaxpr of the loss of a step's first microbatch in `one`."""
 
     def program(x: One) -> jax.Array:
         return worker.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
 
-    return traced(program, layout, one)[0].jaxpr
+    return layout.traced(program, one)[0].jaxpr
 
 
 def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
