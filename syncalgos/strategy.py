@@ -84,7 +84,18 @@ class MeanCenter(NamedTuple):
         return mean if self.over is None else self.over(mean, params, state)
 
 
-class MeanOfGrads(NamedTuple):
+class _Reduce(NamedTuple):
+    """A reduce of which something is declared."""
+
+    call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __call__(
+        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        return self.call(grads, replica, state, step)
+
+
+class MeanOfGrads(_Reduce):
     """A reduce that is declared to return the plain mean over all workers.
 
     The engine may then compute one gradient over the merged batches of a device's
@@ -104,15 +115,8 @@ class MeanOfGrads(NamedTuple):
         array([ 40.,  80., 120.])
     """
 
-    call: Callable[..., tuple[PyTree, PyTree]]
 
-    def __call__(
-        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
-    ) -> tuple[PyTree, PyTree]:
-        return self.call(grads, replica, state, step)
-
-
-class OwnGrads(NamedTuple):
+class OwnGrads(_Reduce):
     """A reduce after which each worker's gradients still come from its own batch alone.
 
     It may change them, as a pull to an anchor does, take notes in the state, and send
@@ -122,13 +126,6 @@ class OwnGrads(NamedTuple):
     Attributes:
         call: (grads, replica, state, step) -> (grads, state).
     """
-
-    call: Callable[..., tuple[PyTree, PyTree]]
-
-    def __call__(
-        self, grads: PyTree, replica: Replica, state: PyTree, step: Any
-    ) -> tuple[PyTree, PyTree]:
-        return self.call(grads, replica, state, step)
 
 
 def keep_grads(

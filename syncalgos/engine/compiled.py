@@ -293,7 +293,7 @@ class Compiled:
             jaxpr = traces.loss(self._worker, self._layout, one)
         # Each worker has its own key and batch; replicas may be equal.
         is_own = np.repeat([True, False, True, False], counts).tolist()
-        lone_branches.refuse_in_loss(jaxpr, is_own)
+        lone_branches.followed(jaxpr, is_own)
 
     def _check_mean(self, key: Key, own: Own, inputs: Inputs) -> None:
         """Raises a ValueError if lanes are merged whose loss is no mean over its batch.
@@ -333,7 +333,7 @@ class Compiled:
         given = of_one(call.own), call.inputs._replace(batches=batches)
         program = partial(call.key.program.function, self._worker)
         try:
-            jaxpr = traces.traced(program, self._layout, *given)[0].jaxpr
+            jaxpr = self._layout.traced(program, *given)[0].jaxpr
         except Exception:  # the user's own, which the caller raises
             return []
         over = [x for x, _ in equations(jaxpr) if x.params.get("axis_name") == WORKERS]

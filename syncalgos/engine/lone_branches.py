@@ -49,24 +49,22 @@ def refuse(strategy: Strategy, replica: Replica, state: PyTree, step: Any) -> No
     differs, before = [False] * len(jaxpr.outvars[rest:]), None
     while differs != before:  # until no more leaves of the state differ
         before, inputs = differs, [*own, *differs, False]
-        differs = _results(jaxpr, inputs)[rest:]  # never fewer than before
+        differs = followed(jaxpr, inputs)[rest:]  # never fewer than before
 
 
-def refuse_in_loss(jaxpr: Any, inputs: Sequence[bool]) -> None:
-    """Refuses a branch in a loss if only some workers would reach its collective.
+def followed(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
+    """Follows the values that surely differ between workers through a program.
 
     Args:
-        jaxpr: the jaxpr of one worker's loss.
-        inputs: whether each of its inputs surely differs between workers.
+        jaxpr: the jaxpr of one worker's program, such as a loss.
+        inputs: whether each of its inputs differs.
+
+    Returns:
+        Whether each of its results does.
 
     Raises:
         ValueError: as in `refuse`.
     """
-    _results(jaxpr, inputs)
-
-
-def _results(jaxpr: Any, inputs: Sequence[bool]) -> list[bool]:
-    """Whether each result surely differs between workers, given which inputs do."""
     return [*map(bool, follow(jaxpr, [*inputs], _of_equation, literals=False))]
 
 
@@ -96,7 +94,7 @@ def _of_runs(equation: Any, inputs: list[bool], sent: list[str]) -> list[bool]:
         sent: the collectives inside.
     """
     arms, carry, _ = runs(equation, inputs)
-    results = [_results(*arm) for arm in arms]
+    results = [followed(*arm) for arm in arms]
     # Whether workers take different arms, or different numbers of passes.
     choice, what = False, "branch"
     if equation.primitive.name == "cond":

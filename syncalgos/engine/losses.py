@@ -234,17 +234,12 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
             "loss must return (scalar, (buffers, metrics)) with a dict of metrics, or "
             "take (params, batch) and return a scalar"
         ) from None
-    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
-        raise ValueError(
-            f"loss must be a scalar, the mean over its batch, got {checks.shown(value)}"
-        )
+    is_number = isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
+    if not is_number or jnp.shape(value):
+        got = f"shape {jnp.shape(value)}" if is_number else checks.shown(value)
+        raise ValueError(f"loss must be a scalar, the mean over its batch, got {got}")
     if np.ndim(metrics.get(WEIGHT, 0)):
         raise ValueError(
             f"metric {WEIGHT!r} must be a scalar, got shape {np.shape(metrics[WEIGHT])}"
-        )
-    if jnp.shape(value):
-        raise ValueError(
-            "loss must be a scalar, the mean over its batch, got shape "
-            f"{jnp.shape(value)}"
         )
     return value, (buffers, metrics)

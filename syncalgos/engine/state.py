@@ -18,7 +18,7 @@ from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Sharding, known
 from syncalgos.removed import missing
-from syncalgos.strategy import WORKERS, PyTree, Replica, Strategy
+from syncalgos.strategy import PyTree, Replica, Strategy
 
 
 class TrainState(NamedTuple):
@@ -147,15 +147,13 @@ def check_made(
         ValueError: another strategy, optimizer or mesh made the state; the message
             names the first node that differs.
     """
-    # The state of some reducers leads with a leaf's shards, so it depends on the mesh.
-    sizes = [*zip(WORKERS, layout.shape, strict=True)]
 
+    # The state of some reducers leads with a leaf's shards, so it depends on the mesh.
     def init(params):  # defined here: jax would reuse the trace of another mesh
         return optimizer.init(params), strategy.init(params)
 
     with known(sharding):
-        trace = jax.make_jaxpr(init, axis_env=sizes, return_shape=True)
-        _, (opt_state, sync) = trace(one.replica.params)
+        _, (opt_state, sync) = layout.traced(init, one.replica.params)
     of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
     if why := checks.unlike(*of_optimizer):
         raise ValueError(f"{what} was made by another optimizer: {why}")

@@ -62,36 +62,35 @@ class Walk:
         for place, decision in zip(self.places, decisions, strict=True):
             inputs[place] = decision
         self.choices.clear()
-        self.notes, _ = self.through(self.jaxpr, inputs)
+        self.notes = self.sent_by(self.jaxpr, inputs)
 
-    def through(self, jaxpr, inputs: list | None = None) -> tuple[list, list]:
-        """Walks through a jaxpr; returns (notes, outputs), None for unknown values."""
-        notes = []
+    def sent_by(self, jaxpr, inputs: list) -> list:
+        """Returns the notes of a jaxpr, given its inputs, None for unknown values."""
+        before, self.notes = self.notes, []
+        follow(jaxpr, inputs, self.equation)
+        sent, self.notes = self.notes, before
+        return sent
 
-        def visit(equation, inputs: list) -> list:
-            noted, outputs = self.equation(equation, inputs)
-            notes.extend(noted)
-            return outputs
-
-        given = [None] * len(jaxpr.in_avals) if inputs is None else inputs
-        return notes, follow(jaxpr, given, visit)
-
-    def equation(self, equation, inputs: list) -> tuple[list, list]:
-        """Walks through one equation; returns (notes, outputs)."""
+    def equation(self, equation, inputs: list) -> list:
+        """Notes what an equation sends; returns its results, None for unknown ones."""
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
         # A vote is not known; its second argument is the recorded decision.
         if equation.params.get("name") == BY_DATA:
-            return [], inputs[1:]
-        if axes(equation, self.sizes) or hides(equation):
-            return self.collective(equation), unknown
-        ran = runs(equation, inputs)
+            return inputs[1:]
         if name in CALLS:
-            return self.through(*ran.arms[0])
-        notes = self.cond(ran, inputs[0]) if name == "cond" else self.loop(ran)
-        if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
-            return notes, unknown
+            return follow(*runs(equation, inputs).arms[0], self.equation)
+        if axes(equation, self.sizes) or hides(equation):
+            self.notes += self.collective(equation)
+            return unknown
+        if name == "cond":
+            sent = self.cond(runs(equation, inputs), inputs[0])
+        else:
+            sent = self.loop(runs(equation, [None] * len(inputs)))
+        self.notes += sent
+        if sent or any(x is None for x in inputs) or _needs_an_axis(equation):
+            return unknown
         found = equation.primitive.bind(*inputs, **equation.params)
-        return [], found if equation.primitive.multiple_results else [found]
+        return found if equation.primitive.multiple_results else [found]
 
     def collective(self, equation) -> list[Counter]:
         """Returns the note of a collective; a single worker sends nothing.
@@ -117,7 +116,7 @@ class Walk:
 
     def cond(self, ran: Runs, choice: jax.Array | None) -> list[Branches]:
         """Returns the note of a branch; none if no arm sends anything."""
-        notes = [self.through(*arm)[0] for arm in ran.arms]
+        notes = [self.sent_by(*arm) for arm in ran.arms]
         if not any(notes):
             return []
         if choice is None:
@@ -130,7 +129,7 @@ class Walk:
 
     def loop(self, ran: Runs) -> list:
         """Returns the notes of a scan, once per pass; other loops must not send."""
-        notes = [note for jaxpr, _ in ran.arms for note in self.through(jaxpr)[0]]
+        notes = [note for arm in ran.arms for note in self.sent_by(*arm)]
         if notes and ran.passes is None:
             raise ValueError(
                 "this strategy sends inside a loop of unknown length, so its traffic "

@@ -101,7 +101,7 @@ def test_a_loop_counts_its_equations_once_a_pass():
 def refuse(program, differs=(True,)):
     """Refuses a program by these inputs that differ between workers."""
     jaxpr = jax.make_jaxpr(program, **WORKERS)(*[ONE] * len(differs)).jaxpr
-    lone_branches.refuse_in_loss(jaxpr, differs)
+    lone_branches.followed(jaxpr, differs)
 
 
 def mean(x):

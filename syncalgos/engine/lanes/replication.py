@@ -17,7 +17,6 @@ from jax.custom_batching import custom_vmap
 
 from syncalgos.combinators import introspection
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.engine.lanes import traces
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program
 from syncalgos.engine.sharded_tables import beside
@@ -160,7 +159,7 @@ def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
         replica = seeing(worker.strategy, own.replica)
         return apply_reduce(worker.strategy, replica.params, replica, own.sync, step)
 
-    jaxpr = traces.traced(reduced, layout, model, jnp.int32(0))[0].jaxpr
+    jaxpr = layout.traced(reduced, model, jnp.int32(0))[0].jaxpr
     for equation, _ in equations(jaxpr):
         arms = inner(equation)
         sends = [any(axes(x) for x, _ in equations(arm)) for arm in arms]

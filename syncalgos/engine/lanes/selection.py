@@ -97,7 +97,7 @@ class Facts:
             found = Found(one.replica.params, one.replica.buffers, metrics)
             return metrics, self.worker.updated(one.replica, found, metrics["loss"])
 
-        jaxpr, (metrics, _) = traces.traced(program, self.layout, self.one)
+        jaxpr, (metrics, _) = self.layout.traced(program, self.one)
         return jaxpr.jaxpr, metrics
 
     @cached_property
@@ -105,12 +105,6 @@ class Facts:
         """Whether the loss contains convolutions."""
         held = equations(self.step[0])
         return any(e.primitive.name == "conv_general_dilated" for e, _ in held)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether a lane computes much, and all lanes more than the caches hold."""
-        computed = groups.results(self.step[0])
-        return computed > SMALL and computed * self.layout.lanes > CACHED
 
     @cached_property
     def communicates(self) -> bool:
@@ -150,23 +144,9 @@ class Facts:
             return apply_reduce(strategy, grads, replica, sync, step)
 
         given = replica.params, sync, seeing(strategy, replica), np.int32(0)
-        jaxpr = traces.traced(reduce, self.layout, *given)[0].jaxpr
+        jaxpr = self.layout.traced(reduce, *given)[0].jaxpr
         kept = zip(jaxpr.outvars, jaxpr.invars, strict=False)
         return not jaxpr.effects and all(x is y for x, y in kept)
-
-    @property
-    def is_identical(self) -> bool:
-        """Whether the replicas of a device are known to be identical."""
-        leaves = len(jax.tree.leaves(self.own.replica))
-        once = self.replicated is not None and all(self.replicated[:leaves])
-        return once or self.layout.lanes == 1
-
-    @property
-    def has_rounds(self) -> bool:
-        """Whether several lanes can take several local steps from sync to sync."""
-        steps = jax.tree.leaves(self.inputs.batches)[0].shape[0]
-        rests = introspection.rests(self.worker.strategy)
-        return self.layout.lanes > 1 and steps > 1 and rests and self.keeps_gradients
 
     def group(self) -> int | None:
         """The number of lanes that a merged gradient takes at a time; None is all."""
@@ -182,12 +162,14 @@ _TALKS = "the loss or the inner optimizer communicates with other workers"
 
 
 def _against_merged(x: Facts) -> Iterator[tuple[Any, str]]:
+    leaves = len(jax.tree.leaves(x.own.replica))
+    is_identical = x.layout.lanes == 1 or (x.replicated and all(x.replicated[:leaves]))
     yield not x.takes_mean, "the strategy does not take the mean of all gradients"
     yield jax.tree.leaves(x.own.replica.buffers), "each worker has buffers of its own"
     yield reads(x.step[0], 0), "the loss draws from each worker's own key"
     yield WEIGHT in x.step[1], f"the loss weighs its batches by {WEIGHT!r}"
     yield x.communicates, _TALKS
-    yield not x.is_identical, "the replicas are not known to be identical"
+    yield not is_identical, "the replicas are not known to be identical"
     yield x.worker.strategy.sees_loss, "the strategy sees each worker's own loss"
 
 
@@ -201,7 +183,13 @@ def _merging_pays(x: Facts) -> bool:
 
 
 def _turns_pay(x: Facts) -> bool:
-    return on_cpu(x.layout) and x.has_rounds and x.is_large and not x.convolves
+    steps, lanes = jax.tree.leaves(x.inputs.batches)[0].shape[0], x.layout.lanes
+    if not on_cpu(x.layout) or min(lanes, steps) == 1:
+        return False
+    if not introspection.rests(x.worker.strategy) or not x.keeps_gradients:
+        return False
+    computed = groups.results(x.step[0])
+    return computed > SMALL and computed * lanes > CACHED and not x.convolves
 
 
 class Form(NamedTuple):

@@ -1,6 +1,5 @@
 """Traces of one worker's programs: jaxprs that are never run."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +8,7 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Worker
-from syncalgos.strategy import WORKERS, PyTree, Replica
+from syncalgos.strategy import PyTree, Replica
 
 
 class One(NamedTuple):
@@ -41,15 +40,13 @@ def of_one_worker(own: Own, inputs: Inputs) -> One:
     return One(key, of_one(own.replica), batches, shared.data)
 
 
-def traced(program: Callable, layout: Layout, *given: PyTree) -> tuple[Any, PyTree]:
-    """Returns the jaxpr of a worker's program and the shapes of its results."""
-    sizes = [*zip(WORKERS, layout.shape, strict=True)]
-    return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
-
-
 def loss(worker: Worker, layout: Layout, one: One) -> Any:
     """Returns the jaxpr of the loss of a step's first microbatch in `one`."""
-    return traced(_loss(worker, worker.accumulate), layout, one)[0].jaxpr
+
+    def program(x: One) -> jax.Array:
+        return worker.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
+
+    return layout.traced(program, one)[0].jaxpr
 
 
 def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
@@ -59,18 +56,13 @@ def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:
         Both jaxprs.
     """
 
+    whole = worker._replace(accumulate=1)
+
     def of_batches(count: int) -> Any:
         def cut(x):
             size = count * x.shape[0] // worker.accumulate
             return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
-        sized = one._replace(batch=jax.tree.map(cut, one.batch))
-        return traced(_loss(worker), layout, sized)[0].jaxpr
+        return loss(whole, layout, one._replace(batch=jax.tree.map(cut, one.batch)))
 
     return of_batches(1), of_batches(layout.lanes)
-
-
-def _loss(worker: Worker, accumulate: int = 1) -> Callable[[One], jax.Array]:
-    """Returns a worker's loss of the first of `accumulate` microbatches."""
-    whole = worker._replace(accumulate=accumulate)
-    return lambda x: whole.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]

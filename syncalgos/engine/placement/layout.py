@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-from syncalgos.collectives import WORKERS
+from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.held_parts import HeldPart, bounds_of, pieces_of
 from syncalgos.keys import is_key
 
@@ -146,6 +146,11 @@ class Layout(NamedTuple):
         names, sizes = zip(*self.axes, strict=True)
         with jax.sharding.use_abstract_mesh(AbstractMesh(sizes, names, _auto(names))):
             yield
+
+    def traced(self, program: Callable, *given: PyTree) -> tuple[Any, PyTree]:
+        """Returns the jaxpr of a worker's program and the shapes of its results."""
+        sizes = [*zip(WORKERS, self.shape, strict=True)]
+        return jax.make_jaxpr(program, axis_env=sizes, return_shape=True)(*given)
 
     @property
     def batch_parts(self) -> int:

@@ -127,7 +127,7 @@ def _requested(workers: int, backend: str, placement: Placement) -> Request:
         axes, chosen = _taken_apart(mesh)
     elif mesh is not None:
         axes = _checked_axes(mesh)
-    if backend == "pmap" and not _has_pmap():
+    if backend == "pmap" and not hasattr(jax, "pmap"):
         raise ValueError(
             f"backend 'pmap' is not available: jax {jax.__version__} has no jax.pmap; "
             "use 'shard_map', which gives the same numbers"
@@ -164,12 +164,8 @@ def _fit(request: Request, devices: tuple[Device, ...]) -> Layout:
         return layout
     # Both are jit(shard_map) (docs/design.md). With several processes, pmap takes and
     # returns parts of arrays unless it is compiled ahead of time.
-    takes_pmap = layout.processes == 1 and _has_pmap()
+    takes_pmap = layout.processes == 1 and hasattr(jax, "pmap")
     return layout._replace(backend="pmap" if takes_pmap else "shard_map")
-
-
-def _has_pmap() -> bool:
-    return hasattr(jax, "pmap")
 
 
 def _size(axes: Axes) -> int:
