@@ -17,7 +17,7 @@ from experiments.cli.settings import Group, checked, flag, settings_of
 from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, variants
 from experiments.study.network import Network
-from experiments.study.variants import Variant, Words
+from experiments.study.variants import Given, Variant, Words
 from experiments.training import config as training
 
 PROGRAM = "python -m experiments.aim"
@@ -150,9 +150,11 @@ class AimConfig:
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
-        return variants.resolved(
-            text, self.task, self.shared, (), None, SETTINGS, TAKEN, added=()
-        )
+        return variants.resolved(text, self._given, SETTINGS)
+
+    @property
+    def _given(self) -> Given:
+        return Given(self.task, self.shared, taken=TAKEN, added=())
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
@@ -163,9 +165,7 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            plain = Variant(BASELINE, BASELINE)
-            plain = plain.taking(self.task, self.shared, (), None, TAKEN, added=())
-            variants += (plain,)
+            variants += (Variant(BASELINE, BASELINE).taking(self._given),)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 

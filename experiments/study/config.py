@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import importlib.util
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -146,8 +146,9 @@ class StudyConfig:
     @cached_property
     def variants(self) -> tuple[Variant, ...]:
         """The algorithms, with the flags that their runs accept."""
-        varied = self.tuned, self.swept
-        return variants.resolved(self.algos, self.task, self.shared, *varied, SETTINGS)
+        swept = [self.swept] if self.swept else []
+        given = variants.Given(self.task, self.shared, self.tuned, swept)
+        return variants.resolved(self.algos, given, SETTINGS)
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -203,6 +204,11 @@ class StudyConfig:
         }
 
     @property
+    def compared_to(self) -> str:
+        """The label of the baseline."""
+        return self.baseline or self.variants[0].label
+
+    @property
     def factories(self) -> tuple[str, ...]:
         """The names of the task and of the algorithms; some may be the user's."""
         return self.task, *(variant.algo for variant in self.variants)
@@ -233,13 +239,12 @@ def read(argv: list[str]) -> StudyConfig:
         BadRequest: a flag is unknown or out of range; one line.
     """
     config = parse(argv)
-    _check_conflicts(config)
-    try:
+    for line in _conflicts(config):
+        raise BadRequest(line)
+    with variants.refusing():
         labels = [variant.label for variant in config.variants]
-        checks.one_of("--baseline", config.baseline or labels[0], labels)
+        checks.one_of("--baseline", config.compared_to, labels)
         _ = config.networks
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
     _check_runs(config)
     return config
 
@@ -285,31 +290,26 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
     return made
 
 
-def _check_conflicts(config: StudyConfig) -> None:
-    """Raises a BadRequest if flags exclude each other, or need Dask in vain."""
+def _conflicts(config: StudyConfig) -> Iterator[str]:
+    """Yields lines about flags that exclude each other, or that need Dask in vain."""
     given = {name for variant in config.variants for name in variant.parameters}
     if config.worker_batch is not None and "batch_size" in given:
-        raise BadRequest("--worker-batch and --batch-size both set the batch: give one")
+        yield "--worker-batch and --batch-size both set the batch: give one"
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
-        raise BadRequest("--worker-batch cannot be used while --workers is tuned")
+        yield "--worker-batch cannot be used while --workers is tuned"
     if config.scheduler is not None and config.jobs > 1:
-        raise BadRequest(
-            "--jobs starts Dask workers, but --scheduler uses running ones: give one"
-        )
+        yield "--jobs starts Dask workers, but --scheduler uses running ones: give one"
     if config.list and config.is_parallel:
-        raise BadRequest("--list makes no run: give it without --jobs and --scheduler")
+        yield "--list makes no run: give it without --jobs and --scheduler"
     if config.is_parallel and importlib.util.find_spec("distributed") is None:
-        raise BadRequest(
-            f"{'--scheduler' if config.scheduler else '--jobs'} needs Dask, which is "
-            "not installed: run pip install -e '.[cluster]' in the checkout of "
-            "syncalgos"
-        )
+        flag = "--scheduler" if config.scheduler else "--jobs"
+        install = "run pip install -e '.[cluster]' in the checkout of syncalgos"
+        yield f"{flag} needs Dask, which is not installed: {install}"
 
 
 def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, or flags that a run does not accept."""
-    runs = count_runs(config)
-    if runs > MOST_RUNS:
+    if (runs := count_runs(config)) > MOST_RUNS:
         raise BadRequest(
             f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
             "values to --tune or --sweep, or fewer seeds"

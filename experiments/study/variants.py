@@ -4,7 +4,8 @@ import math
 import re
 import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, product
 from types import MappingProxyType
@@ -22,7 +23,6 @@ from experiments.cli.words import (
     nearest_flag,
     one_of,
     parameter,
-    with_dashes,
 )
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.progress import MEASURED
@@ -31,10 +31,8 @@ from experiments.training.progress import MEASURED
 MOST_RUNS = 10_000
 # Flags of single runs that a study sets itself, and the flags to use instead.
 TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
-TAKEN |= {
-    name: f"experiments.run --algo NAME --{name.replace('_', '-')}"
-    for name in ("help", "help_all")
-}
+TAKEN["help"] = "experiments.run --algo NAME --help"
+TAKEN["help_all"] = f"{TAKEN['help']}-all"
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
@@ -65,6 +63,10 @@ class Range(NamedTuple):
         named = [(x, flag) for x in (self, *self.others) for flag in x.flag.split("|")]
         return [Range(flag, x.values, x.bounds) for x, flag in named]
 
+    def of(self, known: Collection[str]) -> list["Range"]:
+        """Returns the range of the first parameter that an algorithm has."""
+        return [x for x in self.each if x.flag in known][:1]
+
     @property
     def flags(self) -> Words:
         """The parameters; the range varies one of them for each algorithm."""
@@ -94,6 +96,15 @@ class Range(NamedTuple):
         return self._replace(values=values)
 
 
+@contextmanager
+def refusing(what: str = "") -> Iterator[None]:
+    """Makes a ValueError raised inside a BadRequest, which begins with `what`."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(f"{what}: {error}" if what else str(error)) from error
+
+
 def read_range(flag: str, text: str) -> Range:
     """Reads "lr=0.01:1.0:log:7", "lr=0.1:0.5:linear:5" or "workers=1,2,4,8".
 
@@ -109,44 +120,42 @@ def read_range(flag: str, text: str) -> Range:
     """
     names: list[str] = []
     found: list[Range] = []
-    for part in text.split("|"):
-        name, equals, listed = part.partition("=")
-        names.append(name.strip().lstrip("-").replace("-", "_"))
-        if equals and all(names) and listed.strip():
-            found.append(_read(flag, text, "|".join(names), listed))
-            names = []
-    if names:
-        raise BadRequest(
-            f"{flag} {text!r}: needs a flag and its values, such as lr=0.01:1:log:7 or "
-            "period=4,16,64"
-        )
-    first = found[0]._replace(others=tuple(found[1:]))
-    if flag == "--sweep" and first.flags[1:]:
-        raise BadRequest(
-            f"--sweep {text!r}: varies one flag; only --tune takes several names"
-        )
-    alike = {(x.bounds, len(x.values)) for x in found} == {(None, len(first.values))}
-    if first.others and not alike:
-        raise BadRequest(f"--tune {text!r}: needs lists with the same number of values")
+    with refusing(f"{flag} {text!r}"):
+        for part in text.split("|"):
+            name, equals, listed = part.partition("=")
+            names.append(name.strip().lstrip("-").replace("-", "_"))
+            if equals and all(names) and listed.strip():
+                found.append(_read(flag, "|".join(names), listed))
+                names = []
+        if names:
+            raise ValueError(
+                "needs a flag and its values, such as lr=0.01:1:log:7 or period=4,16,64"
+            )
+        first = found[0]._replace(others=tuple(found[1:]))
+        if flag == "--sweep" and first.flags[1:]:
+            raise ValueError("varies one flag; only --tune takes several names")
+        kinds = {(x.bounds, len(x.values)) for x in found}
+        if first.others and kinds != {(None, len(first.values))}:
+            raise ValueError("needs lists with the same number of values")
     return first
 
 
-def _read(flag: str, text: str, name: str, listed: str) -> Range:
+def _read(flag: str, name: str, listed: str) -> Range:
     """Reads the values of one range."""
     # A list may have colons, too: partition=iid,dirichlet:0.1.
     if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):
-        bounds, count = _bounds(f"{flag} {text!r}", listed)
+        bounds, count = _bounds(listed)
         found = spaced(*bounds, count)
         if len(found) < count:
-            raise BadRequest(
-                f"{flag} {text!r}: there are not {count} whole numbers in this range; "
-                "write the ends with a point, such as 1.0, for other numbers"
+            raise ValueError(
+                f"there are not {count} whole numbers in this range; write the ends "
+                "with a point, such as 1.0, for other numbers"
             )
         return Range(name, found, bounds)
     found = tuple(value.strip() for value in listed.split(","))
     # 0.1 and 0.10 are one value.
     if not all(found) or len(set(map(literal, found))) < len(found):
-        raise BadRequest(f"{flag} {text!r}: values must differ and not be empty")
+        raise ValueError("values must differ and not be empty")
     word = next((x for x in found if isinstance(literal(x), str)), None)
     if flag == "--tune" and word is not None:
         raise BadRequest(
@@ -161,28 +170,28 @@ def _are_whole(low: float, high: float) -> bool:
     return isinstance(low, int) and isinstance(high, int)
 
 
-def _bounds(shown: str, listed: str) -> tuple[tuple[float, float, bool], int]:
+def _bounds(listed: str) -> tuple[tuple[float, float, bool], int]:
     """Reads the ends, the spacing and the number of values of a range."""
     parts = listed.split(":")
-    form = f"{shown}: a range must be LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
-    if len(parts) != 4 or parts[2] not in ("log", "linear"):
-        raise BadRequest(form)
-    low, high, count = (literal(parts[i]) for i in (0, 1, 3))
-    if isinstance(low, str) or isinstance(high, str) or not isinstance(count, int):
-        raise BadRequest(form)
-    logarithmic = parts[2] == "log"
+    match [literal(x) for x in parts]:
+        case [int() | float() as low, int() | float() as high, how, int() as count] if (
+            how in ("log", "linear")
+        ):
+            is_log = how == "log"
+        case _:
+            form = "LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
+            raise ValueError(f"a range must be {form}")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise BadRequest(f"{shown}: {parts[0]} must be below {parts[1]}")
-    if logarithmic and low <= 0:
-        raise BadRequest(f"{shown}: a logarithmic range begins above 0, got {parts[0]}")
+        raise ValueError(f"{parts[0]} must be below {parts[1]}")
+    if is_log and low <= 0:
+        raise ValueError(f"a logarithmic range begins above 0, got {parts[0]}")
     if count < 2:
-        raise BadRequest(f"{shown}: a range needs at least 2 values, got {count}")
+        raise ValueError(f"a range needs at least 2 values, got {count}")
     if count > MOST_RUNS:
-        raise BadRequest(
-            f"{shown}: {count:,} values are too many: a study makes at most "
-            f"{MOST_RUNS:,} runs"
+        raise ValueError(
+            f"{count:,} values are too many: a study makes at most {MOST_RUNS:,} runs"
         )
-    return (low, high, logarithmic), count
+    return (low, high, is_log), count
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
@@ -212,6 +221,31 @@ def named(values: Mapping[str, str]) -> str:
     return ",".join(f"{flag}={value}" for flag, value in values.items())
 
 
+def at(label: str, point: str) -> str:
+    """Returns a label and the value of a sweep, if there is one."""
+    return f"{label} at {point}" if point else label
+
+
+class Given(NamedTuple):
+    """The flags that a study sets for the runs of all variants that have them.
+
+    Attributes:
+        task: the name of the task.
+        shared: flags with one value, one tuple of words for each.
+        tuned: the tuned ranges.
+        swept: the range of the sweep, if there is one.
+        taken: parameters that cannot be set for runs, and what to use instead.
+        added: flags that all runs get.
+    """
+
+    task: str
+    shared: Sequence[Words]
+    tuned: Sequence[Range] = ()
+    swept: Sequence[Range] = ()
+    taken: Mapping[str, str] = TAKEN
+    added: Words = ADDED
+
+
 class Variant(NamedTuple):
     """An algorithm with its own flags, and the study's flags that its runs accept.
 
@@ -222,7 +256,7 @@ class Variant(NamedTuple):
         argv: the flags of its runs, without what is swept and tuned.
         known: the parameters of its runs that a study may set, each with the function
             that reads its value.
-        swept: the sweep, if its runs have the flag.
+        swept: the range of the sweep, if its runs have the flag.
         tuned: the tuned ranges, of flags that it has.
         trials: number of trials at each point; ranges of whole numbers may give fewer.
     """
@@ -232,7 +266,7 @@ class Variant(NamedTuple):
     words: Words = ()
     argv: Words = ()
     known: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
-    swept: Range | None = None
+    swept: Sequence[Range] = ()
     tuned: Sequence[Range] = ()
     trials: int = 0
 
@@ -242,15 +276,13 @@ class Variant(NamedTuple):
 
         A value's name is also that of a folder.
         """
-        each = combinations([self.swept]) if self.swept else [{}]
-        return {named(values): values for values in each}
+        return {named(x): x for x in combinations(self.swept)} or {"": {}}
 
     @property
     def parameters(self) -> set[str]:
         """The parameters that are set, swept or tuned for its runs."""
-        ranges = [*self.tuned, *([self.swept] if self.swept else [])]
-        given = {parameter(group[0]) for group in flag_groups(self.argv)}
-        return given | {r.flag for r in ranges}
+        varied = [r.flag for r in (*self.tuned, *self.swept)]
+        return {*_set_by(flag_groups(self.argv)), *varied}
 
     @property
     def own_flags(self) -> list[Words]:
@@ -266,33 +298,23 @@ class Variant(NamedTuple):
         first = next((r for r in self.tuned if r.bounds is not None), None)
         return [r.refined(times) if r is first else r for r in self.tuned]
 
-    def taking(
-        self,
-        task: str,
-        shared: Sequence[Words],
-        tuned: Sequence[Range],
-        swept: Range | None,
-        taken: Collection[str] = TAKEN,
-        added: Words = ADDED,
-    ) -> "Variant":
-        """Returns the variant with the flags of its runs; arguments: see `resolved`."""
-        kinds = {name: {"type": each.read} for name, each in SETTINGS.items()}
-        for own in flags.own_of(self.algo, task, None):
-            kinds |= {name: flag_kind(x) for name, x in own.flags.items()}
-        known = {
-            k: x.get("type") or _SWITCH for k, x in kinds.items() if k not in taken
-        }
-        run = ("--algo", self.algo, "--task", task, *added)
-        shares = chain(*(group for group in shared if parameter(group[0]) in known))
-        firsts = ([x for x in r.each if x.flag in known][:1] for r in tuned)
-        ranges = [*chain(*firsts)]
+    def taking(self, given: Given) -> "Variant":
+        """Returns the variant with the flags that its runs accept."""
+        readers = {name: each.read for name, each in SETTINGS.items()}
+        for own in flags.own_of(self.algo, given.task, None):
+            kinds = {name: flag_kind(x) for name, x in own.flags.items()}
+            readers |= {name: kind.get("type") for name, kind in kinds.items()}
+        known = {k: x or _SWITCH for k, x in readers.items() if k not in given.taken}
+        run = ("--algo", self.algo, "--task", given.task, *given.added)
+        shared = [group for group in given.shared if parameter(group[0]) in known]
+        ranges = [r for each in given.tuned for r in each.of(known)]
         # Counted without the refined values: they may be too many to list.
-        counted = tuned if any(r.bounds for r in ranges) else ranges
+        counted = given.tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
             # Its own flags come last: the last of two equal flags wins.
-            argv=(*run, *shares, *self.words),
+            argv=(*run, *chain(*shared), *self.words),
             known=known,
-            swept=swept if swept and swept.flag in known else None,
+            swept=[r for r in given.swept if r.flag in known],
             tuned=ranges,
             trials=math.prod(len(r.values) for r in counted) if ranges else 0,
         )
@@ -328,54 +350,35 @@ class Variant(NamedTuple):
         return combinations([r._replace(values=r.decisive) for r in self.tuned])
 
 
+@refusing()
 def replaced(run: RunConfig, **fields: Any) -> RunConfig:
     """Returns a config with other fields; raises a BadRequest if they do not fit."""
-    try:
-        return replace(run, **fields)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
+    return replace(run, **fields)
 
 
-def resolved(
-    text: str,
-    task: str,
-    shared: Sequence[Words],
-    tuned: Sequence[Range],
-    swept: Range | None,
-    others: Collection[str],
-    taken: Mapping[str, str] = TAKEN,
-    added: Words = ADDED,
-) -> tuple[Variant, ...]:
+def resolved(text: str, given: Given, others: Collection[str]) -> tuple[Variant, ...]:
     """Returns the variants with the flags of a study that their runs accept.
 
     Args:
         text: the value of --algos.
-        task: the name of the task.
-        shared: flags for all variants that have them, one tuple of words for each flag.
-        tuned: the tuned ranges.
-        swept: the sweep, if there is one.
+        given: the flags of the study.
         others: the study's own parameters, suggested for a misspelt flag.
-        taken: parameters that cannot be set for runs, and what to use instead.
-        added: flags that all runs get.
 
     Raises:
         BadRequest: an unknown algorithm or task, or a flag that a study sets itself,
             that no variant has, or that is given, swept or tuned twice.
     """
-    found = tuple(
-        x.taking(task, shared, tuned, swept, taken, added) for x in read(text)
-    )
-    given = [parameter(group[0]) for group in shared]
-    own = [parameter(group[0]) for x in found for group in x.own_flags]
-    varied = [x for r in (*tuned, swept) if r is not None for x in r.flags]
+    found = tuple(x.taking(given) for x in read(text))
+    shared, own = _set_by(given.shared), _set_by(x for v in found for x in v.own_flags)
+    varied = [x for r in (*given.tuned, *given.swept) for x in r.flags]
     # With several parameters, one may belong to an algorithm that is not compared.
-    several = [x for r in tuned if r.flags[1:] for x in r.flags]
+    several = [x for r in given.tuned if r.flags[1:] for x in r.flags]
     elsewhere = [x for x in several if flags.owners_of(ALGORITHM, x)]
     known = set().union(*(x.known for x in found))
-    for name in (*given, *varied, *own):
+    for name in (*shared, *varied, *own):
         flag = flag_of(name)
-        if name in taken:
-            raise BadRequest(f"{flag} is for single runs: use {taken[name]}")
+        if name in given.taken:
+            raise BadRequest(f"{flag} is for single runs: use {given.taken[name]}")
         # Each variant's own flags are checked as those of a run.
         if name not in (*known, *elsewhere, *own):
             raise BadRequest(_unknown(name, found, [*known, *others]))
@@ -386,9 +389,14 @@ def resolved(
             )
         if varied.count(name) > 1:
             raise BadRequest(f"{flag} can be swept or tuned once only")
-        if name in varied and name in (*given, *own):
+        if name in varied and name in (*shared, *own):
             raise BadRequest(f"{flag} is given, and also swept or tuned: do only one")
     return found
+
+
+def _set_by(groups: Iterable[Words]) -> list[str]:
+    """Returns the parameters that flags set."""
+    return [parameter(flag) for flag, *_ in groups]
 
 
 def read(text: str) -> tuple[Variant, ...]:
@@ -404,49 +412,47 @@ def read(text: str) -> tuple[Variant, ...]:
     lexer = shlex.shlex(text, posix=True, punctuation_chars=",")
     # A label may have a #.
     lexer.whitespace_split, lexer.commenters = True, ""
-    try:
-        tokens = list(lexer)
-    except ValueError:
-        raise BadRequest(
-            f"--algos {text!r}: a quotation mark is not closed, or a backslash is last"
-        ) from None
-    groups: list[list[str]] = [[]]
-    for token in tokens:
-        # Adjacent commas are one token: between them a name is missing.
-        if set(token) == {","}:
-            groups += [[] for _ in token]
-        else:
-            groups[-1].append(token)
     found: dict[str, Variant] = {}
-    for words in groups:
-        variant = _variant(text, words)
-        if variant.label in found:
-            raise BadRequest(
-                f"--algos has {variant.label!r} twice: give one of them another label, "
-                f"as in other={found[variant.label].algo}"
-            )
-        found[variant.label] = variant
+    with refusing(f"--algos {text!r}"):
+        for words in _separated(lexer):
+            variant = _variant(words)
+            if variant.label in found:
+                raise BadRequest(
+                    f"--algos has {variant.label!r} twice: give one of them another "
+                    f"label, as in other={found[variant.label].algo}"
+                )
+            found[variant.label] = variant
     return (*found.values(),)
 
 
-def _variant(text: str, words: Sequence[str]) -> Variant:
-    """Reads one algorithm of --algos; `text` is the whole value, for errors."""
+def _separated(lexer: Iterable[str]) -> list[list[str]]:
+    """Returns the words between commas."""
+    groups: list[list[str]] = [[]]
+    try:
+        for token in lexer:
+            # Adjacent commas are one token: between them a name is missing.
+            if set(token) == {","}:
+                groups += [[] for _ in token]
+            else:
+                groups[-1].append(token)
+    except ValueError:
+        raise ValueError(
+            "a quotation mark is not closed, or a backslash is last"
+        ) from None
+    return groups
+
+
+def _variant(words: Sequence[str]) -> Variant:
+    """Reads one algorithm of --algos."""
     if not words or words[0].startswith("-"):
-        raise BadRequest(
-            f"--algos {text!r}: every algorithm needs a name, as in "
-            "sync_sgd,bmuf --nesterov"
-        )
+        raise ValueError("every algorithm needs a name, as in sync_sgd,bmuf --nesterov")
     if "-h" in words:
-        raise BadRequest(
-            f"--algos {text!r}: see python -m experiments.run --algo NAME --help"
-        )
+        raise ValueError("see python -m experiments.run --algo NAME --help")
     label, equals, name = words[0].rpartition("=")
-    own = tuple(with_dashes(word) for word in words[1:])
     if not name or (equals and not label):
-        raise BadRequest(
-            f"--algos {text!r}: {words[0]!r} must be a label, = and a name, without "
-            "spaces around ="
-        )
+        form = "a label, = and a name, without spaces around ="
+        raise ValueError(f"{words[0]!r} must be {form}")
+    own = (*chain(*flag_groups(words[1:])),)
     return Variant(label or " ".join([name, *own]), name, own)
 
 
