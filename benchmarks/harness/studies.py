@@ -96,7 +96,6 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
     """Returns the report of a study, except for parts that its records lack."""
     runs = [made for made in runs_of(config, lines, measured) if made.summaries]
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
-    baseline = config.baseline or config.variants[0].label
     scores = [one for made in runs for one in tuning_of(made, by)]
     chosen: dict[tuple[str, str], dict[str, float]] = {}
     for one in scores:
@@ -104,28 +103,16 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
     rows = [row_of(made, by, scores) for made in runs]
     rows = [x._replace(tuned=chosen.get((x.label, x.point), {})) for x in rows]
     is_given = config.baseline is not None
-    rows, sentences = against_baseline(rows, baseline, by, True, is_given)
+    rows, sentences = against_baseline(rows, config.compared_to, by, True, is_given)
     return Report(
         title=titled([x.label for x in config.variants], config.task),
-        lead="",
-        numbers=[],
-        headline="",
         sentences=sentences,
-        remarks=[],
-        terms="",
         measure=by,
-        baseline=baseline,
-        target=None,
+        baseline=config.compared_to,
         rows=rows,
         curves=[_curve(made) for made in runs],
-        networks=[],
-        step_seconds=(0.0, ""),
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
-        settings={},
-        environment={},
-        command="",
-        paper=None,
     )
 
 

@@ -6,7 +6,7 @@ Rows are compared by their paired differences: from the baseline, and from the b
 import math
 import os
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from statistics import median
 from typing import Any
@@ -43,46 +43,48 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     """
     summaries = [s for r in runs for s in r.summaries.values()]
     by = statistics.measure(config.measure, summaries)
-    baseline = config.baseline or config.variants[0].label
     scores = [one for r in runs for one in tuning_of(r, by)]
     rows = [row_of(r, by, scores) for r in runs]
-    seconds, how = _step_seconds(config.step_time, runs)
-    curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     # At different learning rates the rates would decide the winner.
     terms, times, unfair = rates(config, rows)
-    is_named, is_given = terms != ONE_NOMINAL, config.baseline is not None
-    rows, said = against_baseline(rows, baseline, by, is_named, is_given)
-    bases = [row for row in rows if row.label == baseline]
+    label, is_named = config.compared_to, terms != ONE_NOMINAL
+    is_given = config.baseline is not None
+    rows, said = against_baseline(rows, label, by, is_named, is_given)
+    seconds, how = _step_seconds(config.step_time, runs)
+    curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
+    bases = [row for row in rows if row.label == label]
     target = config.target or default_target(bases, by)
-    pairs = zip(rows, curves, strict=True)
-    rows = [_timed(row, curve, by, target) for row, curve in pairs]
-    points = rankings(rows, by)
-    law, found = sentences.laws(scores)
-    # For a single variant the law is the whole answer.
-    is_law = bool(law) and len(config.variants) == 1
-    told = [] if is_law else [sentences.answer(points, by, terms, times)]
+    rows = [_timed(*pair, by, target) for pair in zip(rows, curves, strict=True)]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    return Report(
-        title=sentences.titled([x.label for x in config.variants], config.task),
-        lead=law if is_law else sentences.lead(points, by, terms),
-        numbers=sentences.numbers(points, rows, by, baseline, terms, times),
-        headline="\n".join([*told, *found]),
-        sentences=said,
-        remarks=[*unfair, *sentences.remarks(config, runs, rows, by, scores)],
-        terms=terms,
+    found = Report(
         measure=by,
-        baseline=baseline,
-        target=target,
+        baseline=label,
         rows=rows,
+        points=rankings(rows, by),
+        terms=terms,
+        times=times,
+        target=target,
         curves=curves,
         networks=list(config.networks),
         step_seconds=(seconds, how),
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
+        title=sentences.titled([x.label for x in config.variants], config.task),
+        sentences=said,
         settings=sentences.settings(config, runs),
         environment={**runs[0].config["versions"], "machine": machine},
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
+    )
+    law, told = sentences.laws(scores)
+    # For a single variant the law is the whole answer.
+    is_law = bool(law) and len(config.variants) == 1
+    told = told if is_law else [sentences.answer(found), *told]
+    return found._replace(
+        lead=law if is_law else sentences.lead(found),
+        numbers=sentences.numbers(found),
+        headline="\n".join(told),
+        remarks=[*unfair, *sentences.remarks(config, runs, found)],
     )
 
 
@@ -109,13 +111,12 @@ def default_target(rows: Sequence[Row], by: Measure) -> float | None:
 
 def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
     """Returns the row with its modelled times, to the target and in total."""
-    at = None
+    clocks, at = curve.seconds.items(), None
     if target is not None and by.key in curve.bands:
         # The first evaluation at which the mean reaches the target.
         least = by.side * target - ROUNDING * abs(target)
         means = enumerate(curve.bands[by.key].mean)
         at = next((i for i, x in means if by.side * x >= least), None)
-    clocks = curve.seconds.items()
     return row._replace(
         seconds={name: clock[-1] for name, clock in clocks},
         to_target={n: None if at is None else clock[at] for n, clock in clocks},
@@ -249,17 +250,16 @@ def against_baseline(
     others = [[row for row in group if row.label != baseline] for group in groups]
     rest = [pair for own in others for pair in combinations(own, 2)]
     found, count = compared(pairs, rest)
-    judged, told = [], []
+    differences, judged, told = iter(found), [], []
     for row, base in zip(rows, bases, strict=True):
+        comparison = Comparison("baseline")
         if base is None:
             comparison = Comparison(f"no {baseline} to compare to here")
-        elif base is row:
-            comparison = Comparison("baseline")
-        else:
-            difference, p = next(found)
+        elif base is not row:
+            difference = next(differences)
             loser = row if difference and by.side * difference.mean < 0 else base
             is_named = named and not loser.at_edge
-            comparison = sentences.in_words(difference, by, p, count, is_named)
+            comparison = sentences.in_words(difference, by, count, is_named)
             comparison = comparison._replace(retuned=retuned(row, base, difference))
             lost = [sentences.diverged(x) for x in (row, base) if x.diverged]
             said = f"{row.name} against {base.name}: {comparison.sentence}"
@@ -282,30 +282,25 @@ def rankings(rows: Sequence[Row], by: Measure) -> dict[str, results.Ranking]:
     """
     points = by_point(rows)
     tops = {point: results.leader(group, by) for point, group in points.items()}
-    pairs, rest = [], []
+    kinds = {point: {kind: [] for kind in sentences.FINDINGS} for point in points}
+    at, pairs, rest = [], [], []
     for point, group in points.items():
         if top := tops[point]:
             others = [row for row in group if row is not top]
+            at += [(point, row) for row in others]
             pairs += [(row, top) for row in others]
             rest += combinations(others, 2)
     found, count = compared(pairs, rest)
-    ranked = {}
-    for point, group in points.items():
-        kinds = {kind: [] for kind in sentences.FINDINGS}
-        for row in group:
-            if tops[point] is None or row is tops[point]:
-                continue
-            difference, p = next(found)
-            kind = sentences.kind_of(difference, by, p) if row.measure else "lost"
-            kinds["edge" if kind == "worse" and row.at_edge else kind].append(row)
-        ranked[point] = results.Ranking(group, tops[point], kinds, count)
-    return ranked
+    for (point, row), difference in zip(at, found, strict=True):
+        kind = sentences.kind_of(difference, by) if row.measure else "lost"
+        kinds[point]["edge" if kind == "worse" and row.at_edge else kind].append(row)
+    return {
+        x: results.Ranking(own, tops[x], kinds[x], count) for x, own in points.items()
+    }
 
 
-def compared(
-    pairs: Pairs, rest: Pairs
-) -> tuple[Iterator[tuple[Difference | None, float | None]], int]:
-    """Returns the differences of pairs with corrected p-values, and their number.
+def compared(pairs: Pairs, rest: Pairs) -> tuple[list[Difference | None], int]:
+    """Returns the differences of pairs, their p-values corrected, and for how many.
 
     Args:
         pairs: each a row, and the row that it is compared with.
@@ -313,8 +308,9 @@ def compared(
     """
     differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
     p_values = statistics.corrected(differences)
-    count = sum(p is not None for p in p_values)
-    return zip(differences, p_values, strict=True), count
+    found = zip(differences[: len(pairs)], p_values, strict=False)
+    count = len(p_values) - p_values.count(None)
+    return [d and d._replace(p=p) for d, p in found], count
 
 
 def retuned(
@@ -363,11 +359,10 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
         (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
         for x in config.variants
     }
-    if is_tuned or len(methods) < 2:
-        return "", 1.0, []
     groups = [*by_point(rows).values()]
     unfair = [group for group in groups if _times(group) > APART]
-    if not unfair and max(len(_effective(group)) for group in groups) > 1:
+    is_known = max(len(_effective(group)) for group in groups) > 1
+    if is_tuned or len(methods) < 2 or (is_known and not unfair):
         return "", 1.0, []
     widest = max(groups, key=_times)
     known, times, terms = _effective(widest), _times(widest), ""
@@ -380,16 +375,11 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
         elif any("lr" in variant.parameters for variant in config.variants):
             terms = results.BY_HAND
         order = sorted(known, key=known.__getitem__)
-        low, *_, high = (f"{number(known[name])} of {name}" for name in order)
-        remark = say(
-            "unfair",
-            terms=terms,
-            at=f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else "",
-            times=factor(times),
-            low=low,
-            high=high,
-            less=f", and that of {others} is not known" if others else "",
-        )
+        ends = [f"{number(known[name])} of {name}" for name in order]
+        at = f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else ""
+        less = f", and that of {others} is not known" if others else ""
+        values = {"at": at, "low": ends[0], "high": ends[-1], "less": less}
+        remark = say("unfair", terms=terms, times=factor(times), **values)
     return terms, times, [f"{remark} {say('tune_rates')}"]
 
 

@@ -20,7 +20,8 @@ import numpy as np
 from experiments.cli import terminal
 from experiments.study import sentences
 from experiments.study.results import ONE_NOMINAL, Report, Row
-from experiments.study.sentences import named, number
+from experiments.study.runs import Tuning
+from experiments.study.sentences import grouped, named, number
 from experiments.study.statistics import LOSS, Measure, named_measure
 from experiments.training import files
 
@@ -53,6 +54,11 @@ MOST = 5  # ticks of an axis
 MANY = 12  # lines that a legend names; of more points, only the best
 # Views of a metric; others are times on a network, by its name.
 STEPS, BYTES = "local steps", "most bytes sent by a worker"
+# The end of a file's name, the kind and the label of the x axis, and the title's end.
+VIEWS = {
+    STEPS: ("steps", "plain", STEPS, "by steps"),
+    BYTES: ("bytes", "bytes", BYTES, "by bytes sent"),
+}
 DOTTED = {"color": LIGHT["muted"], "linewidth": 1, "linestyle": (0, (1, 2))}
 
 SPREAD = "standard deviation of the workers' training losses"
@@ -251,11 +257,11 @@ def draw(plot: Plot, look: Styles) -> "Figure":
     tall += 17 * f"{title}\n{below}".count("\n") + 57
     figure = Figure(figsize=(WIDTH / 72, tall / 72), dpi=72, layout="constrained")
     figure.suptitle(title, x=10 / WIDTH, ha="left")
-    panels = figure.subplots(len(points), sharex=True, sharey=True, squeeze=False)[:, 0]
+    alike: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
+    scales = {f"{name}scale": "log" for name in plot.log}
+    panels = figure.subplots(len(points), **alike, subplot_kw=scales)[:, 0]
     for point, axes in zip(points, panels, strict=True):
         axes.set_title(_plain(sentences.point_text(point)))
-        for name in plot.log:
-            axes.set(**{f"{name}scale": "log"})
         for line in (x for x in plot.lines if x.point in (point, "")):
             _draw_line(axes, line, look, plot)
         if plot.target is not None:
@@ -290,14 +296,13 @@ def _draw_line(axes: "Axes", line: Line, look: Styles, plot: Plot) -> None:
         axes.plot(x, line.y, markevery=(first, every), **own)
     # Marks at the ends of an axis lie on the frame, which must not cut them off.
     free = {"color": own["color"], "markeredgewidth": 1, "clip_on": False}
-    if line.crosses:
+    if gone := line.crosses:
         at_bottom = {"transform": axes.get_xaxis_transform(), "linestyle": "none"}
-        bottom = [0.0] * len(line.crosses)
-        axes.plot(line.crosses, bottom, "x", markersize=7, **free, **at_bottom)
+        axes.plot(gone, [0.0] * len(gone), "x", markersize=7, **free, **at_bottom)
     if line.ring is not None:
         chosen = line.x == line.ring
-        ring = {"markersize": 12, "markerfacecolor": "none"}
-        axes.plot(line.x[chosen], line.y[chosen], "o", **ring, **free)
+        free |= {"markersize": 12, "markerfacecolor": "none"}
+        axes.plot(line.x[chosen], line.y[chosen], "o", **free)
 
 
 def _draw_legend(figure: "Figure", plot: Plot, look: Styles) -> None:
@@ -312,12 +317,10 @@ def _draw_legend(figure: "Figure", plot: Plot, look: Styles) -> None:
     if not signs:
         return
     widest = max(map(len, signs)) * CHARACTER + SIGN
-    legend = figure.legend(
-        [*signs.values()],
-        [_wrapped(text, WIDTH - 20 - SIGN) for text in signs],
-        loc="outside lower left",
-        ncols=max(1, int((WIDTH - 20) / widest)),
-    )
+    texts = [_wrapped(text, WIDTH - 20 - SIGN) for text in signs]
+    columns = max(1, int((WIDTH - 20) / widest))
+    how = {"loc": "outside lower left", "ncols": columns}
+    legend = figure.legend([*signs.values()], texts, **how)
     # The layout would take the legend's room from the panels.
     room = legend.get_window_extent().height
     figure.set_figheight(figure.get_figheight() + room / 72)
@@ -389,9 +392,8 @@ def _limits(
     positive = found[0][found[0] > 0]
     if len(positive) and positive.max() > wide * positive.min():
         return (float(positive.min() / 1.5), float(positive.max() * 1.5)), "y"
-    low, high = _widened(np.append(np.nanmin(found), min(np.nanmax(found), fence)))
-    is_near_0 = best >= 0 and low < 0.2 * high
-    return (0.0 if is_near_0 else low, high), ""
+    low, high = _widened(np.minimum(found, fence))
+    return (0.0 if best >= 0 and low < 0.2 * high else low, high), ""
 
 
 def _widened(values: np.ndarray, log: bool = False) -> Ends:
@@ -412,13 +414,13 @@ def _differences(report: Report) -> Iterator[Plot]:
     """Yields the differences from the baseline, around a line at 0."""
     by, lines, few = report.measure, [], []
     compared = [row for row in report.rows if row.comparison.difference]
-    labels = list(dict.fromkeys(row.label for row in compared))
+    labels = [*dict.fromkeys(row.label for row in compared)]
     for row in compared:
         mean, low, high, deviation, *_ = row.comparison.difference or (0.0,) * 4
         if low is None or high is None:
             few.append(row)
             low, high = mean - (deviation or 0.0), mean + (deviation or 0.0)
-        x, low, high = (by.scale * np.array([x]) for x in (mean, low, high))
+        x, low, high = by.scale * np.array([[mean], [low], [high]])
         place = np.array([labels.index(row.label) + 0.7])
         lines.append(Line(row.label, row.point, x, place, low, high))
 
@@ -434,19 +436,19 @@ def _differences(report: Report) -> Iterator[Plot]:
     below = ["bars: 95 % interval"] * (len(few) < len(lines))
     if report.terms != ONE_NOMINAL:
         below += ["better →" if by.higher_is_better else "← better"]
-    name = f"Difference from {report.baseline} in {by.name}"
+    note = "Too few seeds for an interval, so bars are one standard deviation of the "
+    note += f"differences to each side: {', '.join(map(named, few))}."
     yield Plot(
         "differences",
         "answer",
-        _titled(name, by.difference_unit),
+        _titled(f"Difference from {report.baseline} in {by.name}", by.difference_unit),
         lines,
         "; ".join(below),
         limits=(len(labels), 0),
         bars="x",
         legend=(),
         height=40 * len(labels),
-        note="Too few seeds for an interval, so bars are one standard deviation of the "
-        f"differences to each side: {', '.join(map(named, few))}." * bool(few),
+        note=note if few else "",
         more=rows,
     )
 
@@ -501,7 +503,7 @@ def quantities(report: Report) -> list[tuple[str, Measure]]:
 
     Each has the group of its figures: measure, loss, replicas or more.
     """
-    losses = (LOSS, LOSS._replace(key="train_loss", name="training loss"))
+    losses = LOSS, LOSS._replace(key="train_loss", name="training loss")
     chosen = [("measure", report.measure)]
     chosen += [("loss", loss) for loss in losses if loss != report.measure]
     chosen += [("replicas", by) for by in INSIDE]
@@ -519,12 +521,10 @@ def is_empty(report: Report, by: Measure) -> bool:
 
 def _curves(report: Report) -> Iterator[Plot]:
     """Yields every metric by steps; the compared ones by bytes and time, too."""
-    ends = {
-        n.name: [c.seconds[n.name][-1] for c in report.curves if c.seconds.get(n.name)]
-        for n in report.networks
-    }
     # Only the slowest network is unfolded, because bytes cost the most there.
-    slowest = max(ends, key=lambda n: max(ends[n], default=0.0), default="")
+    names = [network.name for network in report.networks]
+    ends = [(x[-1], n) for c in report.curves for n in names if (x := c.seconds.get(n))]
+    slowest = max(ends, key=lambda x: x[0], default=(0.0, ""))[1]
     for group, by in quantities(report):
         if is_empty(report, by):
             continue
@@ -532,18 +532,15 @@ def _curves(report: Report) -> Iterator[Plot]:
         if group not in ("measure", "loss") or by.key == "train_loss":
             continue
         yield _curve(report, group, by, BYTES)
-        for n in ends:
-            folded = sentences.sentence(by.name) if n != slowest else ""
+        for n in names:
+            folded = "" if n == slowest else sentences.sentence(by.name)
             yield _curve(report, group, by, n)._replace(folded=folded)
 
 
 def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     """Returns a metric by steps, by bytes, or by time on a network."""
-    slug, kind, x_label, how = f"time {view}", "time", "modelled time", f"on {view}"
-    if view == STEPS:
-        slug, kind, x_label, how = "steps", "plain", STEPS, "by steps"
-    elif view == BYTES:
-        slug, kind, x_label, how = "bytes", "bytes", BYTES, "by bytes sent"
+    of_time = f"time {view}", "time", "modelled time", f"on {view}"
+    slug, kind, x_label, how = VIEWS.get(view, of_time)
     # The ends of y are the same in all views: figures of a metric differ only in x.
     may_be_log = group == "replicas" and not by.higher_is_better
     wide = 50.0 if may_be_log else math.inf
@@ -556,10 +553,9 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     # A logarithmic axis would spend decades on values outside the ends of y.
     seen = [x.x[(x.x > 0) & (low <= x.y) & (x.y <= high)] for x in lines]
     seen = np.concatenate([*seen, []])
-    ends = [(x.label, x.point, x.y[np.isfinite(x.y)][-1]) for x in lines]
-    shown = {(label, point) for label, point, end in ends if low <= end <= high}
-    curves = [c for c in report.curves if by.key in c.bands]
-    missing = [named(c) for c in curves if (c.label, c.point) not in shown]
+    ends = {x[:2]: x.y[np.isfinite(x.y)][-1] for x in lines}
+    curves = [curve for curve in report.curves if by.key in curve.bands]
+    missing = [named(x) for x in curves if not low <= ends.get(x[:2], math.nan) <= high]
     note = f"Not in the picture, at least at the end: {', '.join(missing)}."
     goal = by.scale * (report.target or 0.0)
     has_goal = report.target is not None and group == "measure" and low < goal < high
@@ -582,14 +578,13 @@ def _lines(report: Report, by: Measure, view: str) -> list[Line]:
     """Returns the curves that have a finite value and a positive x in a view."""
     lines = []
     for curve in report.curves:
-        views = {STEPS: curve.steps, BYTES: curve.bytes_per_worker}
-        band, x = curve.bands.get(by.key), views.get(view, curve.seconds.get(view))
-        if band is None or not x or max(x) <= 0:
+        views = {STEPS: curve.steps, BYTES: curve.bytes_per_worker, **curve.seconds}
+        band, x = curve.bands.get(by.key), np.array(views.get(view) or [0.0], float)
+        if band is None or x.max() <= 0:
             continue
-        parts = (np.array(part, float) * by.scale for part in band)
-        mean, low, high = (np.where(np.isfinite(y), y, np.nan) for y in parts)
+        parts = by.scale * np.array(band, float)
+        mean, low, high = np.where(np.isfinite(parts), parts, np.nan)
         if np.isfinite(mean).any():
-            x = np.array(x, float)
             lines.append(Line(curve.label, curve.point, x, mean, low, high))
     return lines
 
@@ -628,8 +623,7 @@ def _sweep(report: Report) -> Iterator[Plot]:
     """Yields the final measure against the swept value."""
     at, by, lines = _places(report), report.measure, []
     rows = [row for row in report.rows if row.measure]
-    for label in dict.fromkeys(row.label for row in rows) if at else ():
-        own = [row for row in rows if row.label == label]
+    for own in grouped(rows if at else [], lambda row: row.label).values():
         if not own[0].point:  # without the flag it is the same everywhere
             own = [own[0]._replace(point=point) for point in at]
         lines.append(_finals(own, [at[row.point] for row in own], by))
@@ -642,32 +636,33 @@ def _sweep(report: Report) -> Iterator[Plot]:
 
 def _tuning(report: Report) -> Iterator[Plot]:
     """Yields the trials of each tuned flag, and its best value over a sweep."""
-    at, by = _places(report), report.measure
-    for flag in dict.fromkeys(t.flag for t in report.tuning):
-        tried = [t for t in report.tuning if t.flag == flag]
-        values = [x for t in tried for x in t.values]
-        lines = []
-        for label in dict.fromkeys(t.label for t in tried if t.point in at):
-            own = [t for t in tried if t.label == label]
-            x, y = np.array([(at[t.point], t.chosen) for t in own]).T
-            # The interval of the resamples may be unknown, or leave out the value.
-            low = np.fmin(np.array([t.low for t in own], float), y)
-            high = np.fmax(np.array([t.high for t in own], float), y)
-            lines.append(Line(label, "", x, y, low, high))
+    at = _places(report)
+    for flag, tried in grouped(report.tuning, lambda t: t.flag).items():
+        swept = [t for t in tried if t.point in at]
+        lines = [_best(own, at) for own in grouped(swept, lambda t: t.label).values()]
         title = f"Best {flag} by {report.sweep}"
         bars = "Bars: 95 % intervals, from resampling the seeds of the trials."
+        values = [x for t in tried for x in t.values]
         is_wide = min(values) > 0 and max(values) >= 4 * min(values)
         yield _swept(report, title.lower(), title, lines)._replace(
             log="y" * is_wide,
             limits=_widened(np.array(values), is_wide),
             note=bars * any(t.low is not None for t in tried),
         )
-        yield _trials(report, flag, by)
+        yield _trials(flag, tried, report.measure)
 
 
-def _trials(report: Report, flag: str, by: Measure) -> Plot:
+def _best(own: Sequence[Tuning], at: Mapping[str, float]) -> Line:
+    """Returns the best values of a variant over a sweep, with their intervals."""
+    x, y = np.array([(at[t.point], t.chosen) for t in own]).T
+    # The interval of the resamples may be unknown, or leave out the value.
+    low, high = np.array([(t.low, t.high) for t in own], float).T
+    return Line(own[0].label, "", x, y, np.fmin(low, y), np.fmax(high, y))
+
+
+def _trials(flag: str, tried: Sequence[Tuning], by: Measure) -> Plot:
     """Returns validation scores against the values of a flag that were tried."""
-    tried, lines = [t for t in report.tuning if t.flag == flag], []
+    lines = []
     for t in tried:
         x, y = np.array(t.values, float), np.array(t.scores, float) * by.scale
         y = np.where(np.isfinite(y), y, np.nan)

@@ -79,9 +79,8 @@ def parse(text: str) -> Network:
         hop = LATENCIES * link.latency
         return link._replace(name=f"{link.name}, {GLOO}", latency=hop)
     found = [_quantity(text, part) for part in parts]
-    per_second, bytes_ = _PER_SECOND, _BYTES_PER_SECOND
-    latencies = [x / per_second[unit] for x, unit in found if unit in per_second]
-    rates = [x * bytes_[unit] for x, unit in found if unit in bytes_]
+    latencies = [x / _PER_SECOND[u] for x, u in found if u in _PER_SECOND]
+    rates = [x * _BYTES_PER_SECOND[u] for x, u in found if u in _BYTES_PER_SECOND]
     if len(latencies) > 1:
         raise _refused(text, "two latencies")
     if len(rates) != 1:
@@ -131,12 +130,10 @@ HOPS = {
 }
 
 
-def cost(
-    kind: Mapping[str, tuple[float, int]],
-    network: Network,
-    workers: int,
-    fused: bool = False,
-) -> float:
+Kind = Mapping[str, tuple[float, int]]  # bytes and calls by collective
+
+
+def cost(kind: Kind, network: Network, workers: int, fused: bool = False) -> float:
     """Returns the seconds of one step's collectives, one after the other.
 
     Bytes / bandwidth + latency · hops · calls, with 2 (N-1) hops of an all-reduce, one
@@ -160,9 +157,9 @@ def cost(
         return 0.0
     seconds = 0.0
     for name, (size, calls) in kind.items():
-        messages = min(calls, 1) if fused else calls
+        calls = min(calls, 1) if fused else calls
         seconds += size / network.bandwidth
-        seconds += network.latency * HOPS[name](workers) * messages
+        seconds += network.latency * HOPS[name](workers) * calls
     return seconds
 
 

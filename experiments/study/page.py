@@ -67,8 +67,8 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.filters.update(prose=prose, svg=Markup, rate=rate)
-    environment.filters.update(sentence=sentences.sentence, number=sentences.number)
+    own = {"sentence": sentences.sentence, "number": sentences.number}
+    environment.filters.update(prose=prose, svg=Markup, rate=rate, **own)
     measured = {key for curve in report.curves for key in curve.bands}
     inside = [by for by in figures.INSIDE if by.key in measured]
     return environment.get_template("report.html.j2").render(
@@ -92,11 +92,10 @@ def prose(text: str) -> Markup:
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
     measure = sentences.spread(row.measure, report.measure)
-    gone = row.diverged and not row.measure
-    found = {"algorithm": row.label}
-    if report.sweep:
-        found[report.sweep] = sentences.point_text(row.point).partition(" ")[2]
-    found[report.measure.name] = "all diverged" if gone else measure
+    measure = "all diverged" if row.diverged and not row.measure else measure
+    swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
+    found = {"algorithm": row.label, **swept}
+    found[report.measure.name] = measure
     found[sentences.against(report)] = row.comparison.clause
     if any(each.comparison.p is not None for each in report.rows):
         found["corrected p-value"] = row.comparison.p_text
@@ -120,12 +119,9 @@ def screen(report: Report, out: Path) -> str:
         "diverged": all(row["diverged"] == "0" for row in rows),
     }
     heads = [head for head in rows[0] if not is_said.get(head)]
-    lines = [heads, *([row[head] for head in heads] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    ]
+    widths = {x: max(len(x), *(len(row[x]) for row in rows)) for x in heads}
+    lines = [{x: x for x in heads}, *rows]
+    table = ["  ".join(x[k].ljust(n) for k, n in widths.items()) for x in lines]
     notes = [f"note: {remark}" for remark in report.remarks]
     texts = [report.title, *table, "", report.headline, *report.sentences, *notes]
     files = f"report: {out / 'report.html'}"
@@ -156,12 +152,12 @@ def csv(report: Report) -> str:
     An unknown figure is empty. `pandas.read_csv` reads the table directly.
     """
     rows = [csv_row(report, row) for row in report.rows]
-    table = [{head: no_formula(x) for head, x in row.items()} for row in rows]
-    heads = list(dict.fromkeys(head for row in table for head in row))
+    heads = list(dict.fromkeys(head for row in rows for head in row))
     with io.StringIO(newline="") as file:
         writer = csv_files.DictWriter(file, heads, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(table)
+        for row in rows:
+            writer.writerow({head: no_formula(x) for head, x in row.items()})
         return file.getvalue()
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from experiments.study.network import Network
 from experiments.study.runs import Tuning
 from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
+from experiments.study.variants import at
 
 # The terms of a comparison whose learning rates were not tuned.
 ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
@@ -43,8 +44,7 @@ class Comparison(NamedTuple):
         kind: better, worse, unseen, doubtful (seen alone, but not after correction) or
             few (no interval); "" if nothing was compared.
         difference: the difference, paired by seed; None without a common seed.
-        p: its corrected p-value; None for a single comparison or without an interval.
-        count: number of comparisons that p is corrected for.
+        count: number of comparisons that its p-value is corrected for.
         amount: the difference in words, such as "0.80 points"; "" if none is seen.
         basis: its interval, such as "[0.50, 1.10]"; without one, its seeds in words.
         note: how certain the difference is, in words.
@@ -55,7 +55,6 @@ class Comparison(NamedTuple):
     verdict: str
     kind: str = ""
     difference: Difference | None = None
-    p: float | None = None
     count: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
     amount: str = ""
     basis: str = ""
@@ -67,6 +66,11 @@ class Comparison(NamedTuple):
         """The comparison without names: "better by 0.80 points [0.50, 1.10]"."""
         amount = f"by {self.amount}" if self.amount else ""
         return " ".join(x for x in (self.verdict, amount, self.basis) if x)
+
+    @property
+    def p(self) -> float | None:
+        """The corrected p-value; None for one comparison, or without an interval."""
+        return self.difference.p if self.difference and self.count > 1 else None
 
     @property
     def p_text(self) -> str:
@@ -137,57 +141,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return " at ".join(x for x in (self.label, self.point) if x)
-
-
-class Report(NamedTuple):
-    """A study, ready to be shown.
-
-    Attributes:
-        title: the title, such as "sync_sgd, bmuf and diloco on digits".
-        lead: the answer in one line.
-        numbers: up to three numbers beside it: value with unit, and meaning.
-        headline: the answer in one or two sentences.
-        sentences: a sentence about each variant against the baseline.
-        remarks: warnings to the reader: diverged runs, edges, too few seeds, ….
-        terms: ONE_NOMINAL, for which no winner is named, BY_HAND or BY_DEFAULT; "" if
-            learning rates are tuned or alike.
-        measure: the measure that is compared.
-        baseline: label of the variant to which all others are compared.
-        target: the target for "time to target", unscaled; None without one.
-        rows: rows of the table, in the order of --algos.
-        curves: the curves, in the same order.
-        networks: networks on which time is modelled.
-        step_seconds: seconds of one worker's local step, and their origin in words.
-        sweep: the swept flag; "" without a sweep.
-        tuning: scores by variant and flag; empty without tuning.
-        settings: settings to show, by name.
-        environment: versions and machine to show, by name.
-        command: the command that makes this study again.
-        paper: the preset's name, title, source, found and differs; None without a
-            preset.
-    """
-
-    title: str
-    lead: str
-    numbers: list[tuple[str, str]]
-    headline: str
-    sentences: list[str]
-    remarks: Sequence[str]
-    terms: str
-    measure: Measure
-    baseline: str
-    target: float | None
-    rows: list[Row]
-    curves: list[Curve]
-    networks: Sequence[Network]
-    step_seconds: tuple[float, str]
-    sweep: str
-    tuning: list[Tuning]
-    settings: dict[str, str]
-    environment: dict[str, str]
-    command: str
-    paper: Mapping[str, str] | None
+        return at(self.label, self.point)
 
 
 class Ranking(NamedTuple):
@@ -212,6 +166,65 @@ class Ranking(NamedTuple):
         alike = ("better", "doubtful", "unseen", "few")
         rows = [row for kind in alike for row in self.kinds[kind]]
         return rows if self.top is None else [self.top, *rows]
+
+
+class Report(NamedTuple):
+    """A study, ready to be shown.
+
+    Attributes:
+        measure: the measure that is compared.
+        baseline: label of the variant to which all others are compared.
+        rows: rows of the table, in the order of --algos.
+        points: the rankings by the value of the sweep, by "" without one.
+        terms: ONE_NOMINAL, for which no winner is named, BY_HAND or BY_DEFAULT; "" if
+            learning rates are tuned or alike.
+        times: ratio of the largest to the smallest effective learning rate.
+        target: the target for "time to target", unscaled; None without one.
+        curves: the curves, in the order of the rows.
+        networks: networks on which time is modelled.
+        step_seconds: seconds of one worker's local step, and their origin in words.
+        sweep: the swept flag; "" without a sweep.
+        tuning: scores by variant and flag; empty without tuning.
+        title: the title, such as "sync_sgd, bmuf and diloco on digits".
+        lead: the answer in one line.
+        numbers: up to three numbers beside it: value with unit, and meaning.
+        headline: the answer in one or two sentences.
+        sentences: a sentence about each variant against the baseline.
+        remarks: warnings to the reader: diverged runs, edges, too few seeds, ….
+        settings: settings to show, by name.
+        environment: versions and machine to show, by name.
+        command: the command that makes this study again.
+        paper: the preset's name, title, source, found and differs; None without a
+            preset.
+    """
+
+    measure: Measure
+    baseline: str
+    rows: Sequence[Row]
+    points: Mapping[str, Ranking] = {}
+    terms: str = ""
+    times: float = 1.0
+    target: float | None = None
+    curves: Sequence[Curve] = ()
+    networks: Sequence[Network] = ()
+    step_seconds: tuple[float, str] = (0.0, "")
+    sweep: str = ""
+    tuning: Sequence[Tuning] = ()
+    title: str = ""
+    lead: str = ""
+    numbers: Sequence[tuple[str, str]] = ()
+    headline: str = ""
+    sentences: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    settings: Mapping[str, str] = {}
+    environment: Mapping[str, str] = {}
+    command: str = ""
+    paper: Mapping[str, str] | None = None
+
+    @property
+    def top(self) -> Row | None:
+        """The row with the best mean; None if all runs diverged."""
+        return leader(self.rows, self.measure)
 
 
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:

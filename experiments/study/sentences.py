@@ -2,36 +2,35 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.cli import terminal
 from experiments.cli.terminal import MISSING, duration, size, three_digits
-from experiments.study import results
+from experiments.study import results, statistics
 from experiments.study.config import TUNE_SHARE, StudyConfig
-from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Row, leader
+from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Report, Row
 from experiments.study.runs import RunSet, Tuning
-from experiments.study.statistics import (
-    ACCURACY,
-    LEVEL,
-    LOSS,
-    MIN_SEEDS,
-    Difference,
-    Measure,
-    Spread,
-    paired,
-)
+from experiments.study.statistics import MIN_SEEDS, Difference, Measure, Spread
+
+X = TypeVar("X")
+K = TypeVar("K")
 
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 FINDINGS = PHRASES["standing"]
-UNSEEN = "no difference seen"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
 MOST_NAMED = 8  # labels in a sentence; the table has all
 LONGEST = 40  # characters of two names that fit in one line
 
-Points = Mapping[str, Ranking]
+
+def grouped(each: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
+    """Returns things by their keys, in the order of the first of each."""
+    found: dict[K, list[X]] = {}
+    for x in each:
+        found.setdefault(key(x), []).append(x)
+    return found
 
 
 def say(phrase: str, **values: Any) -> str:
@@ -39,18 +38,22 @@ def say(phrase: str, **values: Any) -> str:
     return PHRASES[phrase].format(**values)
 
 
+def plural(count: int, noun: str) -> str:
+    """Returns "1 seed" or "5 seeds"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def counted(seeds: int) -> str:
     """Returns "one seed" or "5 seeds"."""
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
+    return "one seed" if seeds == 1 else plural(seeds, "seed")
 
 
 def shown(x: float, measure: Measure) -> str:
     """Returns a value of the measure, scaled, without its unit."""
-    places = 2 if measure.scale == 100 else 4
+    if measure.scale == 100:
+        return f"{100 * x:.2f}"
     # A function's loss falls by many powers of ten.
-    if measure.scale == 1 and 0 < abs(x) < 0.01:
-        return f"{x:.2e}"
-    return f"{x * measure.scale:.{places}f}"
+    return f"{x:.2e}" if 0 < abs(x) < 0.01 else f"{x:.4f}"
 
 
 def with_unit(text: str, measure: Measure) -> str:
@@ -62,10 +65,8 @@ def spread(value: Spread | None, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
     if value is None:
         return MISSING
-    text = shown(value.mean, measure)
-    if value.deviation is not None:
-        text += f" ± {shown(value.deviation, measure)}"
-    return with_unit(text, measure)
+    parts = [shown(x, measure) for x in value[:2] if x is not None]
+    return with_unit(" ± ".join(parts), measure)
 
 
 def places_of(x: float) -> int:
@@ -110,9 +111,7 @@ def sent(row: Row) -> str:
 
 def syncs(row: Row) -> str:
     """Returns the number of syncs; "" if they could not be counted."""
-    if row.syncs is None:
-        return ""
-    return f"in {row.syncs:,} sync{'' if row.syncs == 1 else 's'}"
+    return "" if row.syncs is None else f"in {plural(row.syncs, 'sync')}"
 
 
 def number(x: float) -> str:
@@ -188,13 +187,13 @@ def until_step(row: Row) -> str:
     return f"not in {row.steps:,} steps" if reached is None else f"{reached:,}"
 
 
-def against(report: results.Report) -> str:
+def against(report: Report) -> str:
     """Returns the heading of the differences: the baseline, and unfair terms."""
     terms = f", {report.terms}" if report.terms else ""
     return f"against {report.baseline}{terms}"
 
 
-def target(report: results.Report) -> str:
+def target(report: Report) -> str:
     """Returns the target, rounded, with its unit; "" without one."""
     if report.target is None:
         return ""
@@ -203,63 +202,53 @@ def target(report: results.Report) -> str:
 
 
 def in_words(
-    difference: Difference | None,
-    by: Measure,
-    p: float | None = None,
-    count: int = 1,
-    named: bool = True,
+    difference: Difference | None, by: Measure, count: int = 1, named: bool = True
 ) -> Comparison:
     """Returns a difference with its verdict and its words.
 
     Args:
         difference: the difference, from `paired`, at 95 %.
         by: the measure of the difference.
-        p: its corrected p-value.
-        count: number of comparisons that p is corrected for.
+        count: number of comparisons that its p-value is corrected for.
         named: whether a winner is named. If not, "above" and "below" take the place of
             "better" and "worse".
     """
     if difference is None:
         return Comparison("nothing to compare: no seed in common", kind="few")
-    kind, seeds = kind_of(difference, by, p), difference.count
-    is_equal = difference.mean == 0 and not difference.deviation
-    is_hidden = difference.mean == 0 or kind in ("unseen", "doubtful")
+    kind, seeds, mean = kind_of(difference, by), difference.count, difference.mean
+    is_equal = mean == 0 and not difference.deviation
+    is_seen = mean != 0 and kind not in ("unseen", "doubtful")
     if is_equal:
         verdict = "equal"
-    elif is_hidden:
-        verdict = UNSEEN + " after correction" * (kind == "doubtful")
+    elif not is_seen:
+        verdict = "no difference seen" + " after correction" * (kind == "doubtful")
     elif not named:
-        verdict = "above" if difference.mean > 0 else "below"
+        verdict = "above" if mean > 0 else "below"
     elif kind == "few":
-        verdict = "ahead" if by.side * difference.mean > 0 else "behind"
+        verdict = "ahead" if by.side * mean > 0 else "behind"
     else:
         verdict = kind
     # If no difference is seen, the interval is of this row minus the other.
-    amount, basis = figures(difference, by, 1 if is_hidden else difference.mean)
-    amount = "" if is_hidden else amount
+    amount, basis = figures(difference, by, mean if is_seen else 1)
     note = f" ({seeds} seeds, 95 % interval)"
-    if is_equal:
-        note = ""
-    elif kind == "few":
+    if is_equal or kind == "few":
         why = "too few for an" if seeds < MIN_SEEDS else "equal differences have no"
-        note = f": {why} interval"
-    if kind == "few" or is_equal:
+        note = "" if is_equal else f": {why} interval"
         few = {1: "on one seed", 2: "in both seeds"}
         basis = few.get(seeds, f"in all {seeds} seeds")
         if not difference.same_sign:
-            not_all = " (not in all)" * (not is_hidden)
-            basis = f"in the mean of {seeds} seeds{not_all}"
-    p = p if count > 1 else None
-    return Comparison(verdict, kind, difference, p, count, amount, basis, note)
+            basis = f"in the mean of {seeds} seeds{' (not in all)' * is_seen}"
+    amount = amount if is_seen else ""
+    return Comparison(verdict, kind, difference, count, amount, basis, note)
 
 
-def kind_of(difference: Difference | None, by: Measure, p: float | None) -> str:
+def kind_of(difference: Difference | None, by: Measure) -> str:
     """Returns the kind of a comparison: few, unseen, doubtful, better or worse."""
     if difference is None or difference.low is None or difference.high is None:
         return "few"
     if difference.low <= 0 <= difference.high:
         return "unseen"
-    if p is not None and p >= LEVEL:
+    if difference.p is not None and difference.p >= statistics.LEVEL:
         return "doubtful"
     return "better" if by.side * difference.mean > 0 else "worse"
 
@@ -283,19 +272,13 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
 
 
-def lead(points: Points, by: Measure, terms: str) -> str:
-    """Returns the answer in one line.
-
-    Args:
-        points: rankings by the value of the sweep, by "" without one.
-        by: the measure.
-        terms: terms of the comparison.
-    """
-    if terms == ONE_NOMINAL:
+def lead(report: Report) -> str:
+    """Returns the answer in one line."""
+    if report.terms == ONE_NOMINAL:
         return "No winner at one nominal learning rate"
-    first = next(iter(points.values()))
-    text = _swept(points, by) if len(points) > 1 else _line(first, by)
-    return f"{sentence(terms)}: {text}" if terms else text
+    first, by = next(iter(report.points.values())), report.measure
+    text = _line(first, by) if len(report.points) == 1 else _swept(report.points, by)
+    return f"{sentence(report.terms)}: {text}" if report.terms else text
 
 
 def _line(ranking: Ranking, by: Measure) -> str:
@@ -305,7 +288,7 @@ def _line(ranking: Ranking, by: Measure) -> str:
         return "All runs diverged"
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
-    alike = [*kinds["doubtful"], *kinds["unseen"]]
+    alike, edge = [*kinds["doubtful"], *kinds["unseen"]], kinds["edge"]
     # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
         count = top.seeds - top.diverged
@@ -313,21 +296,20 @@ def _line(ranking: Ranking, by: Measure) -> str:
     elif top.diverged:
         but = f"{top.diverged} of its {top.seeds} runs diverged"
     elif alike and len(alike) == others:
-        return _unseen(top, leader(alike, by) or top, others, by)
+        return _unseen(top, results.leader(alike, by) or top, others, by)
     elif alike:
         but = f"{len(alike)} of {others} others cannot be distinguished from it"
-    elif kinds["edge"]:
-        some = f"{len(kinds['edge'])} of {others} others"
-        but = f"{some} may be better outside the range tried"
+    elif edge:
+        but = f"{len(edge)} of {others} others may be better outside the range tried"
     else:
-        partly = " in the mean alone" if kinds["better"] else ""
+        partly = " in the mean alone" * bool(kinds["better"])
         return f"{top.label} has the best {by.name}{partly}"
     return f"{top.label} leads, but {but}"
 
 
 def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
     """Returns the line where no row can be distinguished from the best."""
-    difference = paired(top.final, second.final)
+    difference = statistics.paired(top.final, second.final)
     apart = " ".join(figures(difference, by, by.side)) if difference else ""
     # Names that need a second line are left out: the headline has them.
     if others == 1 and len(top.label + second.label) <= LONGEST:
@@ -335,36 +317,28 @@ def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
     return f"No difference seen: {top.label} is ahead by {apart}"
 
 
-def _swept(points: Points, by: Measure) -> str:
+def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is best."""
     sweep = next(iter(points)).partition("=")[0]
     tops = [x.top for x in points.values() if x.top is not None]
     if not tops:
         return "All runs diverged"
-    but = "; some of these runs diverged" if any(x.diverged for x in tops) else ""
     times = Counter(top.label for top in tops).most_common()
-    if times[0][1] == len(points):
-        best = f"{times[0][0]} has the best mean {by.name}"
-        return f"{best} at every value of {sweep}{but}"
     each = ", ".join(f"{label} at {count}" for label, count in times)
-    return f"Best mean {by.name}: {each} of {len(points)} values of {sweep}{but}"
+    text = f"Best mean {by.name}: {each} of {len(points)} values of {sweep}"
+    if times[0][1] == len(points):
+        text = f"{times[0][0]} has the best mean {by.name} at every value of {sweep}"
+    return text + "; some of these runs diverged" * any(x.diverged for x in tops)
 
 
-def answer(points: Points, by: Measure, terms: str, times: float) -> str:
-    """Returns the answer in sentences; for each value of a sweep, if there is one.
-
-    Args:
-        points: as in `lead`.
-        by: the measure.
-        terms: terms of the comparison.
-        times: ratio of the largest to the smallest effective learning rate.
-    """
-    lines, is_ranked = [], terms != ONE_NOMINAL
+def answer(report: Report) -> str:
+    """Returns the answer in sentences; for each value of a sweep, if there is one."""
+    terms = report.terms
+    is_ranked, lines = terms != ONE_NOMINAL, []
     if not is_ranked:
-        unlike = f"the largest effective learning rate is {factor(times)} the smallest"
-        lines = [f"At one nominal rate no winner is named: {unlike}."]
-    for point, ranking in points.items():
-        text = headline(ranking, by, is_ranked)
+        lines = [say("nameless", times=factor(report.times))]
+    for point, ranking in report.points.items():
+        text = headline(ranking, report.measure, is_ranked)
         text = f"{terms}, {text}" if terms and is_ranked else text
         # A label at the start of a sentence gets no capital letter.
         text = sentence(text) if terms and not point else text
@@ -390,15 +364,16 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
     told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
-    told = told or ["there is nothing to compare it to"]
     mean, deviation = (by.scale * (x or 0.0) for x in top.measure[:2])
     best = f"{mean:.4g}"
     if deviation > 0:
-        places = places_of(deviation)
-        best = f"{fixed(mean, places)} ± {fixed(deviation, places)}"
+        best = " ± ".join(fixed(x, places_of(deviation)) for x in (mean, deviation))
     best = f"{with_unit(best, by)} ({counted(top.measure.count)})"
-    first = f"{_several([top])} has the best {by.name}, {best}"
-    return f"{first}: {'; '.join(told)}.{_spent(rows, ranking.best)}"
+    how = "; ".join(told) or "there is nothing to compare it to"
+    return (
+        f"{_several([top])} has the best {by.name}, {best}: {how}."
+        f"{_spent(rows, ranking.best)}"
+    )
 
 
 def _several(rows: Sequence[Row]) -> str:
@@ -434,64 +409,47 @@ def cost_of(
 
     Also returns the least as a fraction of the most, in words; "" if nothing is saved.
     """
-    bytes_sent = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
-    own = [(x, row) for x, row in bytes_sent if row in pool]
+    sends = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
+    own = [(x, row) for x, row in sends if row in pool]
     if not own:
         return None
-    least, (high, most) = min(x for x, _ in own), max(bytes_sent, key=lambda x: x[0])
+    least, (high, most) = min(x for x, _ in own), max(sends, key=lambda x: x[0])
     part = share(least / high) if 0 < least < high else ""
     return [row for x, row in own if x == least], most, part
 
 
-def numbers(
-    points: Points,
-    rows: Sequence[Row],
-    by: Measure,
-    baseline: str,
-    terms: str,
-    times: float,
-) -> list[tuple[str, str]]:
-    """Returns up to three numbers beside the line: value and meaning.
-
-    Args:
-        points: as in `lead`.
-        rows: all rows of the table.
-        by: the measure.
-        baseline: label to which all others are compared.
-        terms: terms of the comparison.
-        times: ratio of the largest to the smallest effective learning rate.
-    """
-    top, is_swept = leader(rows, by), len(points) > 1
+def numbers(report: Report) -> list[tuple[str, str]]:
+    """Returns up to three numbers beside the line: value and meaning."""
+    rows, by, points = report.rows, report.measure, report.points
+    top, is_swept = report.top, len(points) > 1
     if top is None or top.measure is None:
         return []
     fine = [row for row in rows if row.measure]
     pool = rows if is_swept else next(iter(points.values())).best
-    span = ends(fine, by), f"{by.name}, lowest and highest"
     reached = with_unit(shown(top.measure.mean, by), by)
     found = [(reached, f"{by.name} of {named(top)}")]
-    if terms == ONE_NOMINAL:
-        found = [span, (factor(times), "ratio of effective learning rates")]
+    span = ends(fine, by), f"{by.name}, lowest and highest"
+    if report.terms == ONE_NOMINAL:
+        found = [span, (factor(report.times), "ratio of effective learning rates")]
         pool = rows if is_swept else fine
     elif is_swept:
         found.append(span)
-    else:
-        # If the baseline is best, the next best row shows the gap.
-        pairs = [row for row in fine if row.comparison.difference]
-        if best := top if top in pairs else leader(pairs, by):
-            said, who = best.comparison, f"{best.label} against {baseline}"
-            about = f"{who}: {said.verdict} {said.basis}"
-            found.append((said.amount or "none seen", about))
-    if cost := cost_of(rows, pool):
-        (least, *_), most, part = cost
-        if is_swept:
-            low_high = dict.fromkeys((sent(least), sent(most)))
-            found.append((" to ".join(low_high), "sent at most by a worker"))
-        elif part:
-            of = f"of what {named(most)} sent: {named(least)}, {sent(least)}"
-            found.append((part, of))
-        else:
-            found.append((sent(least), f"sent at most by a worker of {named(least)}"))
-    return found
+    # If the baseline is best, the next best row shows the gap.
+    elif pairs := [row for row in fine if row.comparison.difference]:
+        best = results.leader(pairs, by) or top
+        said, who = best.comparison, f"{best.label} against {report.baseline}"
+        about = f"{who}: {said.verdict} {said.basis}"
+        found.append((said.amount or "none seen", about))
+    if (cost := cost_of(rows, pool)) is None:
+        return found
+    (least, *_), most, part = cost
+    low, high = sent(least), sent(most)
+    if is_swept:
+        both = " to ".join(dict.fromkeys((low, high)))
+        return [*found, (both, "sent at most by a worker")]
+    if part:
+        return [*found, (part, f"of what {named(most)} sent: {named(least)}, {low}")]
+    return [*found, (low, f"sent at most by a worker of {named(least)}")]
 
 
 def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
@@ -506,12 +464,9 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
         outer-lr of diloco: 0.8 at workers=2, 0.4 [0.4, 0.8] at workers=8." An interval
         is shown unless it holds only the value itself. Both are empty without a sweep.
     """
-    by_flag: dict[tuple[str, str], list[Tuning]] = {}
-    for each in scores:
-        if each.point and any(score is not None for score in each.scores):
-            by_flag.setdefault((each.label, each.flag), []).append(each)
+    known = [x for x in scores if x.point and any(y is not None for y in x.scores)]
     line, sentences = "", []
-    for (label, flag), own in by_flag.items():
+    for (label, flag), own in grouped(known, lambda x: (x.label, x.flag)).items():
         if len(own) > 1:
             values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
             sentences.append(f"Best {flag} of {label}: {values}.")
@@ -565,22 +520,18 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def remarks(
-    config: StudyConfig,
-    runs: Sequence[RunSet],
-    rows: Sequence[Row],
-    by: Measure,
-    scores: Sequence[Tuning],
+    config: StudyConfig, runs: Sequence[RunSet], report: Report
 ) -> Iterator[str]:
     """Yields the warnings that a reader of the figures needs."""
-    gone = [row for row in rows if row.diverged]
-    for i, row in enumerate(gone, 1):
-        # Yielded once, after the last of them.
-        is_last = i == len(gone) and any(x.measure for x in gone)
-        yield diverged(row) + f" {say('others')}" * is_last
+    lost = [row for row in report.rows if row.diverged]
+    told = [diverged(row) for row in lost]
+    if any(row.measure for row in lost):
+        told[-1] += f" {say('others')}"
+    yield from told
     if config.seeds < MIN_SEEDS:
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
-    yield from _on_tuning(config, runs, scores)
+    yield from _on_tuning(config, runs, report.tuning)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -591,8 +542,8 @@ def remarks(
     sizes = {(r.point, r.config["settings"]["batch_size"]) for r in runs}
     if len(sizes) > len({r.point for r in runs}):
         yield say("batches")
-    if by not in (ACCURACY, LOSS):
-        yield say("measure", measure=by.name)
+    if report.measure not in (statistics.ACCURACY, statistics.LOSS):
+        yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
 
 
@@ -605,50 +556,49 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
     there = {(r.variant.label, r.point) for r in runs}
     planned = [(x.label, point) for x in config.variants for point in x.points]
-    names = [" at ".join(filter(None, x)) for x in planned if x not in there]
-    if names:
-        yield say("no_runs", names=", ".join(names))
+    if gone := [" at ".join(filter(None, x)) for x in planned if x not in there]:
+        yield say("no_runs", names=", ".join(gone))
 
 
 def _on_tuning(
     config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
-    edges: dict[tuple[str, float], list[str]] = {}
-    for one in scores:
-        if one.at_edge:
-            name = " at ".join(filter(None, (one.label, one.point)))
-            edges.setdefault((one.flag, one.chosen), []).append(name)
-    for (flag, chosen), names in edges.items():
-        yield say("edge", name=", ".join(names), flag=flag, chosen=chosen)
+    edges = grouped((x for x in scores if x.at_edge), lambda x: (x.flag, x.chosen))
+    for (flag, chosen), own in edges.items():
+        name = ", ".join(" at ".join(filter(None, x[:2])) for x in own)
+        yield say("edge", name=name, flag=flag, chosen=chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
-    flags = (" or --".join(each.flags) for each in config.tuned)
-    tuned = ", --".join(flags).replace("_", "-")
-    if tuned and max(budgets) == 1:
-        yield say("untuned", tuned=tuned)
-    elif tuned:
-        seeds = f"{config.tune_seeds} seed{'s'[: config.tune_seeds > 1]}"
-        known = {"trials": max(budgets), "tune_seeds": seeds, "share": 100 * TUNE_SHARE}
-        yield say("tuned", tuned=tuned, **known)
+    tuned = ", --".join(" or --".join(each.flags) for each in config.tuned)
+    if tuned:
+        yield say(
+            "tuned" if max(budgets) > 1 else "untuned",
+            tuned=tuned.replace("_", "-"),
+            trials=max(budgets),
+            tune_seeds=plural(config.tune_seeds, "seed"),
+            share=100 * TUNE_SHARE,
+        )
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps after the last sync and about uncertain bytes."""
-    found: dict[tuple[str, int, int], list[str]] = {}
-    for r in runs:
-        s = r.any
-        # The center dates from the last sync: later local steps are not in it.
-        late = s["steps"] - s["center_step"]
-        if late > 0 and not s["diverged"]:
-            key = "late_steps" if s["center_step"] else "no_sync"
-            found.setdefault((key, s["steps"], late), []).append(r.name)
-    for (key, steps, late), names in found.items():
-        yield say(key, name=", ".join(names), steps=steps, late=late)
-    if by_data := [r.name for r in runs if len(r.sends or ()) > 1]:
-        yield say("by_data", by_data=", ".join(by_data))
-    if unknown := [r.name for r in runs if r.any["sends"] is None]:
-        yield say("unknown", unknown=", ".join(unknown))
+    # The center dates from the last sync: later local steps are not in it.
+    whole = (r for r in runs if not r.any["diverged"])
+    ends = grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
+    for (steps, center), own in ends.items():
+        if late := steps - center:
+            key, name = "late_steps" if center else "no_sync", _names(own)
+            yield say(key, name=name, steps=steps, late=late)
+    if by_data := [r for r in runs if len(r.sends or ()) > 1]:
+        yield say("by_data", by_data=_names(by_data))
+    if unknown := [r for r in runs if r.any["sends"] is None]:
+        yield say("unknown", unknown=_names(unknown))
     if (more := runs[0].any["not_counted"]) is not None:
         yield say("not_counted", not_counted=more)
+
+
+def _names(runs: Sequence[RunSet]) -> str:
+    """Returns the names of runs."""
+    return ", ".join(r.name for r in runs)

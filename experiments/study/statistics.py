@@ -179,11 +179,10 @@ def paired(
         return None
     # Sorted, so that sums do not depend on the order of the seeds.
     differences = sorted(values[seed] - baseline[seed] for seed in seeds)
-    mean, deviation, count = spread(differences)
     largest = max(max(abs(values[s]), abs(baseline[s])) for s in seeds)
-    if max(map(abs, differences)) <= ROUNDING * largest:
+    if max(map(abs, differences)) <= ROUNDING * largest < math.inf:
         differences = [0.0 for _ in differences]
-        mean, deviation, count = spread(differences)
+    mean, deviation, count = spread(differences)
     low = high = p = None
     if count >= MIN_SEEDS and deviation is not None:
         if mean == 0:
@@ -215,11 +214,11 @@ def corrected(differences: Sequence[Difference | None]) -> list[float | None]:
     Source: Holm, "A simple sequentially rejective multiple test procedure",
     Scandinavian Journal of Statistics 1979.
     """
-    known = {i: d.p for i, d in enumerate(differences) if d and d.p is not None}
-    found: list[float | None] = [None for _ in differences]
+    found = [d and d.p for d in differences]
+    known = sorted((p, i) for i, p in enumerate(found) if p is not None)
     least = 0.0
-    for rank, i in enumerate(sorted(known, key=known.__getitem__)):
-        least = max(least, min(1.0, (len(known) - rank) * known[i]))
+    for rank, (p, i) in enumerate(known):
+        least = max(least, min(1.0, (len(known) - rank) * p))
         found[i] = least
     return found
 

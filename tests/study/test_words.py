@@ -7,7 +7,7 @@ import pytest
 
 from experiments.cli.terminal import duration
 from experiments.study.analysis import against_baseline, rankings
-from experiments.study.results import BY_DEFAULT, ONE_NOMINAL, Row, leader
+from experiments.study.results import BY_DEFAULT, ONE_NOMINAL, Report, Row, leader
 from experiments.study.runs import Tuning
 from experiments.study.sentences import (
     answer,
@@ -107,7 +107,7 @@ def test_no_comparison_in_words():
     ],
 )
 def test_better_is_what_is_seen_after_correction(p, verdict, more):
-    said = in_words(difference(0.008, 0.005, 0.011), ACCURACY, p, 3)
+    said = in_words(difference(0.008, 0.005, 0.011)._replace(p=p), ACCURACY, 3)
     assert said.clause == f"{verdict} [0.50, 1.10]"
     more = f" Corrected for 3 comparisons, {more}." if more else ""
     assert said.sentence == f"{said.clause} (5 seeds, 95 % interval).{more}"
@@ -161,15 +161,19 @@ def answered(*rows, by=ACCURACY):
     return headline(rankings(rows, by)[""], by)
 
 
+def report(rows, by=ACCURACY, terms="", baseline="", times=1.0):
+    return Report(by, baseline, rows, rankings(rows, by), terms, times)
+
+
 def line(*rows, by=ACCURACY, terms=""):
-    return lead(rankings(rows, by), by, terms)
+    return lead(report(rows, by, terms))
 
 
 def told(*rows, baseline="sync_sgd", by=ACCURACY, terms="", is_given=False):
     """The rows as compared to the baseline, and the numbers beside the line."""
     named = terms != ONE_NOMINAL
     rows, _ = against_baseline(rows, baseline, by, named, is_given)
-    return rows, numbers(rankings(rows, by), rows, by, baseline, terms, 8.0)
+    return rows, numbers(report(rows, by, terms, baseline, 8.0))
 
 
 LOST = row("diloco", lost=5)
@@ -330,11 +334,9 @@ SWEEP = [row("sync_sgd", UNSEEN), *(row("bmuf", BEST, point=f"n={x}") for x in (
 def test_a_sweep_has_a_line_an_answer_and_numbers_of_its_own():
     assert line(*SWEEP) == "bmuf has the best mean test accuracy at every value of n"
     torn = [*SWEEP[:2], row("bmuf", WORSE, 3, point="n=4")]
-    assert (
-        line(*torn)
-        == "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of n"
-    )
-    said = answer(rankings(torn, ACCURACY), ACCURACY, "", 1.0).splitlines()
+    expected = "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of n"
+    assert line(*torn) == expected
+    said = answer(report(torn)).splitlines()
     assert [x.partition(" has")[0] for x in said] == ["n=2: bmuf", "n=4: sync_sgd"]
     assert told(*torn)[1] == [
         ("93.20 %", "test accuracy of bmuf (n 2)"),
@@ -350,7 +352,7 @@ def test_p_values_are_corrected_over_all_values_of_a_sweep():
     rows += [
         row("bmuf", x, point=f"n={n}") for n, x in zip((2, 4, 8), gains, strict=True)
     ]
-    said = answer(rankings(rows, ACCURACY), ACCURACY, "", 1.0)
+    said = answer(report(rows))
     assert "Holm's correction for 3 comparisons" in said
     assert "(95 % interval)" not in said
 
@@ -384,7 +386,7 @@ def test_numbers_at_one_nominal_rate_name_no_winner():
         ("8 times", "ratio of effective learning rates"),
     ]
     assert rows[1].comparison.clause.startswith("below by 2.00 points")
-    text = answer(rankings(rows, ACCURACY), ACCURACY, ONE_NOMINAL, 8.0)
+    text = answer(report(rows, terms=ONE_NOMINAL, times=8.0))
     assert text == (
         "At one nominal rate no winner is named: the largest effective learning rate "
         "is 8 times the smallest.\nThe mean test accuracy is 91.20 to 93.20 %. "
