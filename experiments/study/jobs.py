@@ -27,16 +27,14 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import jax
-from rich.progress import TaskID
 
 from experiments.checkpoint import lock
 from experiments.cli import certificates, stopping
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.stopping import UNCONNECTED
-from experiments.study import worker
+from experiments.study import making, worker
 from experiments.study.config import StudyConfig
-from experiments.study.making import Stopped, StudyProgress, described
-from experiments.study.queue import Made, Missing, Plan, Refused
+from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
 from experiments.study.runs import is_done
 from experiments.training import files
 from experiments.training.config import RunConfig
@@ -62,28 +60,23 @@ class Job:
 
     Attributes:
         run: the run.
-        address: of the worker.
         future: its Dask task.
-        line: its display.
         moved: the time of its last step.
     """
 
     run: Missing
-    address: str
     future: "Future"
-    line: TaskID
     moved: float = field(default_factory=time.monotonic)
 
 
 def make(
-    config: StudyConfig, plan: Plan, bar: StudyProgress, asked_to_stop: stopping.Stopped
+    config: StudyConfig, bar: StudyProgress, asked_to_stop: stopping.Stopped
 ) -> None:
     """Makes all runs of a plan on a cluster.
 
     Args:
         config: the config of the study.
-        plan: the missing runs.
-        bar: the display of the runs.
+        bar: the display of the runs, with their plan.
         asked_to_stop: function that is polled all the time.
 
     Raises:
@@ -93,14 +86,14 @@ def make(
             kept.
         Unreachable: no scheduler answers.
     """
-    count = min(config.jobs, plan.total - plan.done)
-    with cluster(config.scheduler, count) as client:
+    plan = bar.plan
+    with cluster(config.scheduler, min(config.jobs, plan.missing)) as client:
         if importlib.util.find_spec("bokeh"):  # it draws the pages
             bar.say(f"dashboard: {client.dashboard_link}")
-        jobs = Jobs(client, _order(config, plan), plan, bar)
+        jobs = Jobs(client, _order(config, plan), bar)
         while not plan.is_over:
             if asked_to_stop():
-                raise Stopped
+                raise making.Stopped
             jobs.step()
             time.sleep(TICK)
 
@@ -114,8 +107,8 @@ def job_environment(devices: int | None) -> dict[str, str]:
         return environment(devices, devices)
     if jax.default_backend() != "cpu":
         return {}
-    threads = os.environ.get("NPROC", str(cores()))
-    return environment(jax.local_device_count(), int(threads))
+    threads = int(os.environ.get("NPROC", cores()))
+    return environment(jax.local_device_count(), threads)
 
 
 def _order(config: StudyConfig, plan: Plan) -> worker.Order:
@@ -148,18 +141,15 @@ class Jobs:
     Args:
         client: the client of the scheduler.
         order: what all tasks have in common.
-        plan: the missing runs.
-        bar: the display of the runs.
+        bar: the display of the runs, with their plan.
     """
 
-    def __init__(
-        self, client: "Client", order: worker.Order, plan: Plan, bar: StudyProgress
-    ):
+    def __init__(self, client: "Client", order: worker.Order, bar: StudyProgress):
         self._client: Any = client  # its types know only its asynchronous calls
-        self._order, self._plan, self._bar = order, plan, bar
+        self._order, self._plan, self._bar = order, bar.plan, bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last = dict[str, int]()  # the number of each worker's last run
-        self._jobs = list[Job]()
+        self._jobs = dict[str, Job]()  # by the address of their worker
         self._losses = Counter[Path]()
         self._idle_since = time.monotonic()
         self._inbox = queue.SimpleQueue[tuple[float, Any]]()
@@ -170,11 +160,10 @@ class Jobs:
         """Handles what has happened, and gives runs to free workers."""
         fit = self._fit(self._present())
         self._listen()
-        for job in [*self._jobs]:
-            if job.future.done() or job.address not in fit:
-                self._jobs.remove(job)
-                self._end(job)
-        for address in sorted(fit - {job.address for job in self._jobs}):
+        for address, job in [*self._jobs.items()]:
+            if job.future.done() or address not in fit:
+                self._end(address, self._jobs.pop(address))
+        for address in sorted(fit - self._jobs.keys()):
             if run := self._plan.take(self._last.get(address)):
                 self._begin(address, run)
         self._tell_silence()
@@ -198,7 +187,7 @@ class Jobs:
         }
         unfit = {x: y for x, y in self._checks.items() if y.status == "error"}
         for address, check in unfit.items():
-            line = described(check.exception()).line
+            line = making.described(check.exception()).line
             if self._client.cluster is not None:  # no other worker will come
                 raise BadRequest(line)
             self._bar.say_once(f"the Dask worker {address} is refused: {line}")
@@ -217,42 +206,41 @@ class Jobs:
         """Has a worker make a run."""
         given = run.number, _plain(run.config), str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
-        self._jobs.append(Job(run, address, future, self._bar.begin(run.name)))
+        self._jobs[address] = Job(run, future)
+        self._bar.begin(run)
         self._last[address] = run.number
 
     def _listen(self) -> None:
         """Shows the steps that the workers have told."""
-        jobs = {job.future.key: job for job in self._jobs}
+        jobs = {job.future.key: job for job in self._jobs.values()}
         while not self._inbox.empty():
             _, (key, news) = self._inbox.get()
             if job := jobs.get(key):
                 job.moved = time.monotonic()
-                self._bar.show(job.line, news)
+                self._bar.show(job.run, news)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, address: str, job: Job) -> None:
         """Counts a run that has ended, or takes it back if its worker is lost."""
-        outcome, gone = _outcome(job), f"the Dask worker {job.address} is gone"
+        outcome, gone = _outcome(job), f"the Dask worker {address} is gone"
         if outcome is None:
             self._losses[job.run.folder] += 1
             if self._losses[job.run.folder] == MOST_LOSSES:
                 outcome = Refused(f"given up after {MOST_LOSSES} times: {gone}")
         if outcome is not None:
-            self._bar.end(job.line, outcome)
-            self._plan.ended(job.run, outcome)
-        else:
-            self._bar.drop(job.line)
-            self._bar.say(f"{job.run.name}: {gone}; the run starts again")
-            self._plan.give_back(job.run)
+            return self._bar.end(job.run, outcome)
+        self._bar.drop(job.run)
+        self._bar.say(f"{job.run.name}: {gone}; the run starts again")
+        self._plan.give_back(job.run)
 
     def _tell_silence(self) -> None:
         """Names runs that take no step, and tells that there is no worker."""
         now = time.monotonic()
-        for job in self._jobs:
+        for address, job in self._jobs.items():
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
                 self._bar.say(
                     f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
-                    f"{job.address}: it compiles, is busy or hangs"
+                    f"{address}: it compiles, is busy or hangs"
                 )
         if self._jobs:
             self._idle_since = now
@@ -267,12 +255,12 @@ def _outcome(job: Job) -> Made | Refused | None:
         return None
     try:
         outcome = job.future.result(ANSWER)
-    except (Stopped, TimeoutError):  # the worker ends, or has just done so
+    except (making.Stopped, TimeoutError):  # the worker ends, or has just done so
         return None
     except OSError:  # a full disk would stop all others, too
         raise
     except Exception as error:
-        return described(error)
+        return making.described(error)
     if isinstance(outcome, Made) and not _is_seen(job.run.folder):
         return Refused("its files do not appear in the study's folder")
     return outcome
@@ -291,8 +279,9 @@ def _is_seen(folder: Path) -> bool:
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 CERTIFICATES = f"{TLS}CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 ANSWER = 30.0  # seconds for a scheduler to answer
-WORKER = "--nthreads 1 --memory-limit 0 --death-timeout 60 --host 127.0.0.1"
-WORKER += " --dashboard-address 127.0.0.1:0 --local-directory"
+HERE = "127.0.0.1"
+WORKER = f"--nthreads 1 --memory-limit 0 --death-timeout 60 --host {HERE}"
+WORKER += f" --dashboard-address {HERE}:0 --local-directory"
 
 
 class Unreachable(BadRequest):
@@ -323,20 +312,20 @@ def reach(scheduler: str, seconds: float) -> None:
         arguments = Security().get_connection_args("client")
         await (await connect(address, timeout=seconds, **arguments)).close()
 
-    if (address := _address(scheduler)).startswith("tls://"):
-        _check_certificates()
-    # A client that fails to connect delays the interpreter's exit for seconds.
-    with _explained(scheduler):
+    with _reaching(scheduler) as address:
+        if address.startswith("tls://"):
+            _check_certificates()
+        # A client that fails to connect delays the interpreter's exit for seconds.
         asyncio.run(knock(address))
 
 
 @contextmanager
-def _explained(scheduler: str) -> Iterator[None]:
-    """Raises Dask's errors as errors of one line."""
+def _reaching(scheduler: str) -> Iterator[str]:
+    """Yields the address of a scheduler; raises Dask's errors as errors of one line."""
     from distributed.comm.core import FatalCommClosedError
 
     try:
-        yield
+        yield _address(scheduler)
     except FatalCommClosedError as error:  # by TLS alone
         raise BadRequest(
             f"--scheduler {scheduler}: it and this command do not trust each other's "
@@ -396,20 +385,22 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
     from distributed import Client, LocalCluster
 
     if scheduler is not None:
-        with _explained(scheduler):
-            address = _address(scheduler)
+        with _reaching(scheduler) as address:
             client = Client(address, timeout=ANSWER, set_as_default=False)
         with client:
             yield client
         return
-    with ExitStack() as held:
-        pages = "127.0.0.1:0"
-        own: Any = LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=pages)
-        held.enter_context(own)
-        scratch = held.enter_context(TemporaryDirectory())
+    own: Any = LocalCluster(n_workers=0, host=HERE, dashboard_address=f"{HERE}:0")
+    # The workers end before their scratch folder goes, and the scheduler.
+    with (
+        own,
+        TemporaryDirectory() as scratch,
+        ExitStack() as workers,
+        Client(own, set_as_default=False) as client,
+    ):
         for _ in range(jobs):
-            held.enter_context(_worker(own.scheduler_address, scratch))
-        yield held.enter_context(Client(own, set_as_default=False))
+            workers.enter_context(_worker(own.scheduler_address, scratch))
+        yield client
 
 
 @contextmanager

@@ -1,14 +1,15 @@
-"""Makes the runs of a study in this process, and shows their progress."""
+"""The runs of a study: which is made next, how one is made, and their progress."""
 
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
@@ -17,8 +18,7 @@ from experiments.checkpoint import lock
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.one_run import Folder, trained
-from experiments.study.queue import Made, Plan, Refused
-from experiments.study.runs import Loader, command_of, is_done
+from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
 from experiments.training.plan import Programs
@@ -43,6 +43,159 @@ class Stopped(Exception):
     """The user asked to stop; the current run is discarded."""
 
 
+class Made(NamedTuple):
+    """The run is complete; the words are its results."""
+
+    words: str
+
+
+class Refused(NamedTuple):
+    """The run could not be made.
+
+    Attributes:
+        line: the reason, in one line.
+        is_request: whether its flags were refused.
+    """
+
+    line: str
+    is_request: bool = False
+
+
+class Missing(NamedTuple):
+    """A missing run.
+
+    Attributes:
+        number: the index of the run set to report. Its runs and trials differ only in
+            numbers and seeds, and mostly share their programs.
+        runs: the run set that the run belongs to.
+        seed: the seed of the run.
+    """
+
+    number: int
+    runs: RunSet
+    seed: int
+
+    @property
+    def cell(self) -> str:
+        """The name of all seeds, for the user."""
+        runs = self.runs
+        trial = runs.trial if runs.is_trial else ""
+        return " ".join(x for x in (runs.variant.label, runs.point, trial) if x)
+
+    @property
+    def name(self) -> str:
+        """The name of the run, for the user."""
+        return f"{self.cell}, seed {self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        """Its folder."""
+        return self.runs.run(self.seed)
+
+    @property
+    def config(self) -> RunConfig:
+        """Its config."""
+        return self.runs.config_of(self.seed)
+
+
+class Plan:
+    """The missing runs, handed out to jobs, and their outcomes.
+
+    Final runs wait only for the trials of their own variant.
+
+    Args:
+        planned: the run sets to report, with their trials.
+        choose: function that chooses the values of a run set whose trials are done.
+
+    Attributes:
+        total: the number of all runs.
+        done: the number of runs that exist.
+        failures: the runs that failed, and why.
+        found: the run sets to report, with the chosen values; None while trials run.
+        waiting: the missing runs that are known so far and that no job makes.
+    """
+
+    def __init__(
+        self, planned: Sequence[RunSet], choose: Callable[[RunSet], RunSet | None]
+    ):
+        self.planned, self._choose = planned, choose
+        sets = [x for runs in planned for x in (runs, *runs.trials)]
+        self.total, self.done = sum(len(x.seeds) for x in sets), 0
+        self.failures = list[tuple[Missing, Refused]]()
+        self.found: list[RunSet | None] = [None] * len(planned)
+        self.waiting = list[Missing]()
+        self._taken = Counter[int]()  # runs in progress, by number
+        self._trials = Counter[int]()  # trials left, by number
+        # All trials first: the final runs then fill the gaps at the end.
+        for number, runs in enumerate(planned):
+            self._trials[number] = self._add(number, runs.trials, len(self.waiting))
+        for number in range(len(planned)):
+            if not self._trials[number]:
+                self._add_finals(number, len(self.waiting))
+
+    @property
+    def missing(self) -> int:
+        """The number of runs that do not exist yet."""
+        return self.total - self.done
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        return not self.waiting and not self._taken.total()
+
+    def take(self, last: int | None = None) -> Missing | None:
+        """Returns the run that a free job makes next; None while there is none.
+
+        Args:
+            last: the number of the job's last run.
+        """
+        if not self.waiting:
+            return None
+        # Programs are compiled by as few jobs as possible: a job stays with its number,
+        # or begins one that no other job has.
+        run = min(self.waiting, key=lambda x: (x.number != last, self._taken[x.number]))
+        self.waiting.remove(run)
+        self._taken[run.number] += 1
+        return run
+
+    def ended(self, run: Missing, outcome: Made | Refused) -> None:
+        """Counts a run, which was made or failed."""
+        self._taken[run.number] -= 1
+        if isinstance(outcome, Made):
+            self.done += 1
+        else:
+            self.failures.append((run, outcome))
+        self._trials[run.number] -= 1
+        if self._trials[run.number] == 0:  # final runs count on, below it
+            # First of all that wait: their variant has been under way the longest.
+            self._add_finals(run.number, 0)
+
+    def give_back(self, run: Missing) -> None:
+        """Takes back a run that a job has not made."""
+        self._taken[run.number] -= 1
+        self.waiting.insert(0, run)
+
+    def _add_finals(self, number: int, place: int) -> None:
+        """Chooses the values of a run set, and adds its runs."""
+        planned = self.planned[number]
+        runs = self.found[number] = self._choose(planned)
+        if runs is not None:
+            self._add(number, [runs], place)
+            return
+        why = Refused("all of its trials failed, so no values can be chosen", True)
+        self.failures.append((Missing(number, planned, planned.seeds[0]), why))
+
+    def _add(self, number: int, sets: Sequence[RunSet], place: int) -> int:
+        """Adds the missing runs of some run sets; returns how many there are."""
+        missing = [Missing(number, runs, x) for runs in sets for x in runs.missing()]
+        for run in missing:
+            if why := damage(run.folder):
+                terminal.say(f"{why}: the run is repeated")
+        self.done += sum(len(runs.seeds) for runs in sets) - len(missing)
+        self.waiting[place:place] = missing
+        return len(missing)
+
+
 class _Steps:
     """Reports a run's steps now and then; its evaluations are in its files."""
 
@@ -57,16 +210,23 @@ class _Steps:
     def line(self, text: str) -> None: ...
 
 
-class Maker:
+class Maker(Loader):
     """Makes runs one after the other, reusing the programs of the last if possible.
 
-    Args:
-        loader: makes plans, and keeps their data.
+    Attributes:
+        programs: those of the last run; None if the next shares none.
     """
 
-    def __init__(self, loader: Loader):
-        self._loader = loader
-        self._programs: Programs | None = None
+    def __init__(self):
+        super().__init__()
+        self.programs: Programs | None = None
+        self._number = 0
+
+    def turn_to(self, number: int) -> None:
+        """Forgets the programs of all run sets but this, of 30 MB each."""
+        if number != self._number:
+            self._number, self.programs = number, None
+            jax.clear_caches()
 
     def make(
         self,
@@ -90,12 +250,11 @@ class Maker:
         started = time.perf_counter()
         try:
             clear(folder)
-            plan, data = self._loader.plan(config, self._programs)
-            self._programs = plan.programs
+            plan, data = self.plan(config, self.programs)
+            self.programs = plan.programs
             run = make_run(plan, data)
             if why := run.rounds.untrained:
-                start = "the results will be those of the initial model"
-                report(f"{start}: {why}")
+                report(f"the results will be those of the initial model: {why}")
             with unfinished(folder) as place:
                 own = Folder(run, place, started)
                 own.record([*command_of(config), "--seed", str(config.seed)])
@@ -188,50 +347,48 @@ class StudyProgress:
     """Shows the runs done, a line for each one under way, and the time left.
 
     Args:
-        total: number of runs.
-        done: number of runs that exist already.
+        plan: the runs, which are counted here.
         bar: progress bar, disabled if there is no terminal.
+
+    Attributes:
+        plan: the runs.
+        made: the number of runs made.
     """
 
-    def __init__(self, total: int, done: int, bar: Progress):
-        self.total, self.done, self.made = total, done, 0
-        self._bar, self._names = bar, dict[TaskID, str]()
+    def __init__(self, plan: Plan, bar: Progress):
+        self.made, self.plan, self._bar = 0, plan, bar
+        self._lines, self._said = dict[str, TaskID](), set[str]()
         self._started = time.perf_counter()
-        self._said = set[str]()
-        self._task = bar.add_task("runs", total=total, completed=done, left="")
+        self._all = bar.add_task("runs", total=plan.total, completed=plan.done, left="")
 
-    def begin(self, name: str) -> TaskID:
+    def begin(self, run: Missing) -> None:
         """Starts the line of a run, to be ended by `end` or `drop`."""
-        line = self._bar.add_task(f"  {name}", total=1, left="")
-        self._names[line] = name
-        return line
+        self._lines[run.name] = self._bar.add_task(f"  {run.name}", total=1, left="")
 
-    def show(self, line: TaskID, news: News) -> None:
+    def show(self, run: Missing, news: News) -> None:
         """Shows news about a run; a warning is shown once for all seeds."""
         if isinstance(news, str):
-            self.say_once(f"{self._names[line].rpartition(', seed ')[0]}: {news}")
+            self.say_once(f"{run.cell}: {news}")
         else:
             done, steps, loss = news
             text = f"step {done}/{steps}  loss {terminal.figure(loss)}"
-            self._bar.update(line, completed=done / steps, left=text)
+            self._bar.update(self._lines[run.name], completed=done / steps, left=text)
         self._show_all()
 
-    def end(self, line: TaskID, outcome: Made | Refused) -> None:
-        """Ends the line of a run, and shows its results or why it failed."""
-        name = self._names[line]
+    def end(self, run: Missing, outcome: Made | Refused) -> None:
+        """Counts a run, ends its line, and shows its results or why it failed."""
+        self.plan.ended(run, outcome)
+        self.drop(run)
         if isinstance(outcome, Made):
-            self.done, self.made = self.done + 1, self.made + 1
-            self.drop(line)
-            at, left = f"{self.done}/{self.total}", self._left(self.done)
-            self.say(f"run {at} {name}: {outcome.words}  {left}".rstrip())
+            self.made += 1
+            at, left = f"{self.plan.done}/{self.plan.total}", self._left()
+            self.say(f"run {at} {run.name}: {outcome.words}  {left}".rstrip())
         else:
-            self.drop(line)
-            self.say(f"failed: {name}: {outcome.line}")
+            self.say(f"failed: {run.name}: {outcome.line}")
 
-    def drop(self, line: TaskID) -> None:
+    def drop(self, run: Missing) -> None:
         """Removes the line of a run, whether or not it starts again elsewhere."""
-        del self._names[line]
-        self._bar.remove_task(line)
+        self._bar.remove_task(self._lines.pop(run.name))
         self._show_all()
 
     def say(self, text: str) -> None:
@@ -246,16 +403,17 @@ class StudyProgress:
 
     def _show_all(self) -> None:
         """Updates the overall progress from all lines."""
-        parts = [x.completed for x in self._bar.tasks if x.id in self._names]
-        at, text = self.done + sum(parts), f"{self.done}/{self.total} runs"
+        lines = self._lines.values()
+        parts = [x.completed for x in self._bar.tasks if x.id in lines]
+        text = f"{self.plan.done}/{self.plan.total} runs"
         if len(parts) > 1:
             text += f", {len(parts)} running"
-        left = self._left(at)
-        self._bar.update(self._task, completed=at, description=text, left=left)
+        at, left = self.plan.done + sum(parts), self._left(sum(parts))
+        self._bar.update(self._all, completed=at, description=text, left=left)
 
-    def _left(self, at: float) -> str:
-        """Returns the time left in words; `at` is the runs done, with fractions."""
-        made, missing = self.made + at - self.done, self.total - at
+    def _left(self, parts: float = 0.0) -> str:
+        """Returns the time left in words; `parts` is what is done of runs under way."""
+        made, missing = self.made + parts, self.plan.missing - parts
         # The first steps take much longer, because they are compiled.
         if made < 0.2 or missing <= 0:
             return ""
@@ -264,32 +422,26 @@ class StudyProgress:
 
 
 @contextmanager
-def progress(total: int, done: int) -> Iterator[StudyProgress]:
+def progress(plan: Plan) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
     left = "{task.fields[left]}"
     columns = "{task.description}", BarColumn(), TimeElapsedColumn(), left
     with terminal.bar(*columns) as bar:
-        yield StudyProgress(total, done, bar)
+        yield StudyProgress(plan, bar)
 
 
-def here(
-    plan: Plan, loader: Loader, bar: StudyProgress, asked_to_stop: stopping.Stopped
-) -> None:
+def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> None:
     """Makes all runs of a plan in this process, one after the other."""
-    maker, number = Maker(loader), 0
-    while (run := plan.take(number)) is not None:
-        if run.number != number:
-            # Otherwise the programs of all variants stay in memory, 30 MB each.
-            maker, number = Maker(loader), run.number
-            jax.clear_caches()
+    number = 0
+    while (run := bar.plan.take(number)) is not None:
+        number = run.number
+        maker.turn_to(number)
         # Before the first run nothing can be lost: the signal ends the process.
         if bar.made and asked_to_stop():
             raise Stopped
-        line = bar.begin(run.name)
-        show = partial(bar.show, line)
-        outcome = maker.make(run.config, run.folder, show, asked_to_stop)
-        bar.end(line, outcome)
-        plan.ended(run, outcome)
+        bar.begin(run)
+        show = partial(bar.show, run)
+        bar.end(run, maker.make(run.config, run.folder, show, asked_to_stop))
 
 
 @contextmanager

@@ -3,8 +3,9 @@
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from experiments.cli.flags import PROGRAM, words_of
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, combinations, named, replaced
+from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -66,7 +67,7 @@ class RunSet(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return " at ".join(x for x in (self.variant.label, self.point) if x)
+        return at(self.variant.label, self.point)
 
     @property
     def trial(self) -> str:
@@ -224,10 +225,9 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     Raises:
         BadRequest, ValueError: the config of a run is not possible.
     """
-    found = []
+    found, seeds = [], range(study.seeds)
     for number, variant in enumerate(study.variants, 1):
         for point, common in _same_samples(study, study.points[variant.label]):
-            seeds = range(study.seeds)
             made = RunSet(variant, number, point, common, study.folder, seeds)
             # What is impossible is refused before any run is made.
             loader.plan(common)
@@ -322,23 +322,13 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     Raises:
         ValueError: the trials lack this measure.
     """
-    trials = _tried(trial.read() for trial in made.trials)
+    trials = [x for trial in made.trials if (x := trial.read()).summaries]
     if not trials:
         return None if made.trials else made
     by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
-    best = _best(trials, by)
+    best = max(trials, key=partial(_rank, by=by))
     common = replace(best.common, validation=None)
     return made._replace(values=best.values, common=common)
-
-
-def _tried(trials: Iterable[RunSet]) -> list[RunSet]:
-    """Returns the trials with at least one successful run."""
-    return [trial for trial in trials if trial.summaries]
-
-
-def _best(trials: Sequence[RunSet], by: Measure) -> RunSet:
-    """Returns the trial with the best values."""
-    return max(trials, key=lambda x: _rank(x, by))
 
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
@@ -362,19 +352,18 @@ def _mean(trial: RunSet, by: Measure) -> float:
 
 def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
     """Returns the scores of a variant, flag by flag."""
-    found, trials = [], _tried(tuned.trials)
+    trials, rank = [x for x in tuned.trials if x.summaries], partial(_rank, by=by)
     if not trials:
         return []
-    best, resampled = _best(trials, by), _best_of_resamples(trials, by)
+    best, resampled = max(trials, key=rank), _best_of_resamples(trials, by)
     # The same for all flags, and the same resamples for all variants.
     shortfalls = [_mean(x, by) - _mean(best, by) for x in resampled]
+    found = []
     for flag, value in best.values.items():
         # The score of a value is that of its best trial over all other tuned flags.
-        by_value: dict[str, RunSet] = {}
-        for trial in sorted(trials, key=lambda x: _rank(x, by)):
-            by_value[trial.values[flag]] = trial
-        values = sorted(by_value, key=float)
-        tops = [by_value[x] for x in values]
+        tops = {x.values[flag]: x for x in sorted(trials, key=rank)}
+        values = sorted(tops, key=float)
+        scores = [None if tops[x].diverged else _mean(tops[x], by) for x in values]
         # The middle 95 %, and the best value, which no resample may have chosen.
         picked = sorted(float(x.values[flag]) for x in resampled)
         cut = len(picked) * 25 // 1000
@@ -385,7 +374,7 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
                 point=tuned.point,
                 flag=flag.replace("_", "-"),
                 values=[float(x) for x in values],
-                scores=[None if x.diverged else _mean(x, by) for x in tops],
+                scores=scores,
                 chosen=float(value),
                 at_edge=len(values) > 1 and value in (values[0], values[-1]),
                 low=min(likely, default=None),

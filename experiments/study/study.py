@@ -2,10 +2,10 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,22 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, described, explained
 from experiments.cli.factories import TASK
 from experiments.cli.words import cleaned, literal, without
-from experiments.study import analysis, jobs, making, page, worker
+from experiments.study import analysis, jobs, making, page, variants, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
-from experiments.study.making import Stopped, progress
-from experiments.study.queue import Missing, Plan
+from experiments.study.making import Maker, Missing, Plan, Stopped, progress
 from experiments.study.results import Report
-from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
+from experiments.study.runs import RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.contract import check_apply, check_model
 from experiments.training import files, run_folder
 from experiments.training.devices import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
-# The fields of a summary to record, beside the measures on test data.
-FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr"
 # Fields about the code that made a run; runs of earlier versions lack them.
 CODE = "commit", "versions"
-FINAL += CODE
+# The fields of a summary to record, beside the measures on test data.
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *CODE
 
 
 def run(
@@ -49,11 +47,11 @@ def run(
         Unreachable: no scheduler answers.
     """
     try:
-        with opened(config) as (plan, loader):
+        with opened(config) as (plan, maker):
             if config.list:
                 show_commands(config, plan)
                 return stopping.DONE
-            if not make_runs(config, plan, loader, asked_to_stop):
+            if not make_runs(config, plan, maker, asked_to_stop):
                 return None
             runs = ended(plan)
             if plan.failures and (code := _failed(config, plan, runs)):
@@ -69,14 +67,14 @@ def run(
 
 
 @contextmanager
-def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
+def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
     """Locks a study's folder, and yields the plan of its runs.
 
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
     out, held, refusal = config.folder, lock.held(config.folder), None
-    try:
+    with variants.refusing():
         try:
             run_folder.check_writable(out)
         except ValueError as error:  # a finished study needs no room to be reported
@@ -87,30 +85,28 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             identity = _identity(config)
             _check_folder(out, identity)
             _use_devices(config)
-            loader = Loader()
-            runs = run_sets(config, loader)
-            _check_measure(config, runs[0], loader)
+            maker = Maker()
+            runs = run_sets(config, maker)
+            _check_measure(config, runs[0], maker)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
             plan = Plan(runs, partial(chosen, measure_key=config.measure))
-            if refusal is not None and plan.done < plan.total:
+            if refusal is not None and plan.missing:
                 raise refusal
-            yield plan, loader
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
+            yield plan, maker
 
 
 def make_runs(
-    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: stopping.Stopped
+    config: StudyConfig, plan: Plan, maker: Maker, asked_to_stop: stopping.Stopped
 ) -> bool:
     """Makes all runs of a plan; returns whether it finished.
 
     Args:
         config: the config of the study, whose folder is open.
         plan: the missing runs.
-        loader: prepares runs in this process.
+        maker: prepares and makes runs in this process.
         asked_to_stop: function that is called after each dispatch, or all the time. If
             it asks to stop, runs in progress are discarded and completed ones are kept.
 
@@ -120,17 +116,16 @@ def make_runs(
             kept.
         Unreachable: no scheduler answers.
     """
-    missing = plan.total - plan.done
-    with progress(plan.total, plan.done) as bar, making.cleaned(config.folder):
+    with progress(plan) as bar, making.cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are already complete"
         bar.say(there if plan.done else f"{plan.total} runs to make")
         try:
-            if config.is_parallel and missing:
-                jobs.make(config, plan, bar, asked_to_stop)
+            if config.is_parallel and plan.missing:
+                jobs.make(config, bar, asked_to_stop)
             else:
-                making.here(plan, loader, bar, asked_to_stop)
+                making.here(maker, bar, asked_to_stop)
         except Stopped:
-            bar.say(f"stopped after {bar.done} of {plan.total} runs")
+            bar.say(f"stopped after {plan.done} of {plan.total} runs")
             return False
     return True
 
@@ -151,18 +146,15 @@ def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
 
 def show_commands(config: StudyConfig, plan: Plan) -> None:
     """Shows the commands of the missing runs, and how many more will follow."""
-    listed, missing = len(plan.waiting), plan.total - plan.done
+    listed = len(plan.waiting)
     for run in plan.waiting:
         # An interrupted run continues if it has a checkpoint.
         more = ["--out", str(run.folder), "--resume"]
         terminal.show(command(run, config.devices_per_job, more))
     text = f"{listed} of {plan.total} runs are listed"
-    if missing > listed:
-        text += (
-            f"; {missing - listed} more depend on these trials: list again once they "
-            "are done"
-        )
-    terminal.say(text if missing else f"all {plan.total} runs are complete")
+    if more := plan.missing - listed:
+        text += f"; {more} more depend on these trials: list again once they are done"
+    terminal.say(text if plan.missing else f"all {plan.total} runs are complete")
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -176,7 +168,7 @@ def _use_devices(config: StudyConfig) -> None:
     """Sets up the CPU devices that the runs need, before the first run starts jax."""
     if config.devices_per_job is not None:
         return use_devices(config.devices_per_job)
-    runs = chain(*(points.values() for points in config.points.values()))
+    runs = [run for points in config.points.values() for run in points.values()]
     # Jobs, and runs without a mesh, get the same number of devices.
     use_cpu_devices(max(cores(), *(run.mesh_devices() for run in runs)))
     jax.devices()
@@ -192,7 +184,7 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
         f"{count} of {plan.total} runs failed: the same command tries them again. To "
         f"run only the first of them: {alone}"
     )
-    baseline = config.baseline or config.variants[0].label
+    baseline = config.compared_to
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
         return stopping.FAILED
@@ -203,27 +195,27 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     """Returns the report of a study's runs, made by this command line."""
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
-    left = ("jobs", "scheduler")
-    command = shlex.join([*PROGRAM.split(), *without(cleaned(argv), left)])
-    return analysis.report(config, runs, command)
+    words = without(cleaned(argv), ("jobs", "scheduler"))
+    return analysis.report(config, runs, shlex.join([*PROGRAM.split(), *words]))
 
 
 def _report(
     config: StudyConfig, found: Report, runs: Sequence[RunSet], plan: Plan
 ) -> int:
     """Writes the files of a study beside those of its runs, and shows its table."""
-    missing = ""
+    broken = ""
     try:
         write_all(config, found, runs)
     except OSError as error:  # the table is still shown
-        missing = f"error: {described(error)}: the report's files are incomplete; the "
+        broken = f"error: {described(error)}: the report's files are incomplete; the "
     # Decided before the last line is printed: later signals change nothing.
-    is_done = not (plan.failures or missing)
+    is_done = not (plan.failures or broken)
     code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
     text = page.screen(found, config.folder)
-    terminal.show(text.rpartition("\n")[0] if missing else text)
-    if missing:  # the last line would name the report
-        terminal.say(f"{missing}same command writes them")
+    # The last line names the report.
+    terminal.show(text.rpartition("\n")[0] if broken else text)
+    if broken:
+        terminal.say(f"{broken}same command writes them")
     return code
 
 
@@ -238,10 +230,8 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
 def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yields the lines without what the line before says of the code, too."""
     # It is more than half of a line's bytes.
-    before: dict[str, Any] = {}
-    for line in lines:
+    for before, line in pairwise(chain([{}], lines)):
         yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
-        before = line
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -255,18 +245,18 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields the final measures of every run, trials included, for a record."""
     for made in runs:
         for r in (*made.trials, made):
-            own = _name(r) | {name: literal(value) for name, value in r.values.items()}
-            for seed, summary in r.summaries.items():
-                names = [k for k in summary if k in FINAL or k.startswith("test_")]
-                kept = {name: summary[name] for name in names}
+            own = _name(r, r.values)
+            for seed, s in r.summaries.items():
+                kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
-def _name(r: RunSet) -> dict[str, Any]:
-    """Returns the fields that identify a variant at one point in a record."""
+def _name(r: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Returns the fields that identify a variant at one point, and further values."""
     flag, _, value = r.point.partition("=")
-    point = {flag: literal(value)} if flag else {}
-    return {"label": r.variant.label, "algo": r.variant.algo, **point}
+    known = {**({flag: value} if flag else {}), **values}
+    own = {name: literal(value) for name, value in known.items()}
+    return {"label": r.variant.label, "algo": r.variant.algo, **own}
 
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
@@ -276,7 +266,7 @@ def _identity(config: StudyConfig) -> dict[str, Any]:
     return json.loads(json.dumps({"settings": config.identity, "versions": versions}))
 
 
-def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
+def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
     """Raises a ValueError if no run will have the measure or can reach the target.
 
     The first of the runs is traced on shapes.
@@ -284,7 +274,7 @@ def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
     key, target = config.measure, config.target
     if key is None and target is None:
         return
-    plan, data = loader.plan(first.config_of(first.seeds[0]))
+    plan, data = maker.plan(first.config_of(first.seeds[0]))
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])
         values = check_apply(plan.task, params, buffers, data.test)

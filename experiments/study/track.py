@@ -26,10 +26,8 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
-from experiments.study.making import Maker
+from experiments.study.making import Maker, Refused
 from experiments.study.network import modelled_seconds
-from experiments.study.queue import Refused
-from experiments.study.runs import Loader
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.contract import check_model
 from experiments.training import config as training
@@ -197,10 +195,8 @@ def runs(
         BadRequest: a run fails, or the bytes that it sends cannot be counted.
         Stopped: it was asked to stop.
     """
-    loader = Loader()
-    maker = Maker(loader)
-    shipped = center_sends(loader.plan(entry.config)[0])
-    summaries = []
+    maker, rows = Maker(), []
+    shipped = center_sends(maker.plan(entry.config)[0])
     with TemporaryDirectory() as folder:
         for seed in seeds:
             config, out = replace(entry.config, seed=seed), Path(folder, f"seed-{seed}")
@@ -210,8 +206,8 @@ def runs(
             terminal.say(f"seed {seed}: {news.words}")
             made = run_folder.read_run(out)
             assert made is not None  # it was made just now
-            summaries.append(made.summary)
-    return [row_of(entry, summary, shipped) for summary in summaries]
+            rows.append(row_of(entry, made.summary, shipped))
+    return rows
 
 
 def center_sends(plan: Plan) -> Sends:
@@ -261,19 +257,15 @@ def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Figures:
 
 def figures(rows: Sequence[Figures], target: float | None) -> Figures:
     """Returns the figures of runs; one that diverged has an accuracy of 0."""
-    values = [row["test_accuracy"] or 0.0 for row in rows]
-    p = 1.0
+    values, p = [row["test_accuracy"] or 0.0 for row in rows], 1.0
     if len({*values}) > 1:  # equal figures show nothing about chance
         from scipy.stats import ttest_1samp  # takes half a second
 
         found: Any = ttest_1samp(values, target, alternative="greater")
         p = float(found.pvalue)
-    mean, deviation, _ = spread(values)
-    links = rows[0]["seconds"]
+    links, (mean, deviation, _) = rows[0]["seconds"], spread(values)
     return {
-        "test_accuracy": mean,
-        "deviation": deviation,
-        "p": p,
+        **{"test_accuracy": mean, "deviation": deviation, "p": p},
         "bytes_per_worker": fmean(row["bytes_per_worker"] for row in rows),
         "seconds": {x: fmean(row["seconds"][x] for row in rows) for x in links},
     }
@@ -330,10 +322,9 @@ def repeated(log: Log, again: Sequence[Figures]) -> str:
     """Returns how many logged seeds gave the same bits, and which versions differ."""
     both = zip(log["runs"], again, strict=True)
     same = sum(was["params_sha256"] == now["params_sha256"] for was, now in both)
-    there, here = log["versions"], _versions()
-    changed = [x for x in here if there.get(x) != here[x]]
-    said = "; ".join(f"{x} {there.get(x)}, here {here[x]}" for x in changed)
-    how = said or "the same versions"
+    was, here = log["versions"], _versions().items()
+    changed = [f"{k} {was.get(k)}, here {x}" for k, x in here if was.get(k) != x]
+    how = "; ".join(changed) or "the same versions"
     return f"{same} of {len(again)} seeds come out bit-equal ({how})"
 
 

@@ -21,9 +21,7 @@ from experiments.training.versions import versions
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.making import Maker, News
-    from experiments.study.queue import Made, Refused
-    from experiments.study.runs import Loader
+    from experiments.study.making import Made, Maker, News, Refused
 
 
 PACKAGES = "syncalgos", "models", "experiments"
@@ -72,7 +70,7 @@ def check(order: Order) -> None:
         BadRequest: it cannot; one line says why.
         Exception: it lacks a package, the user's own module or the task's data.
     """
-    folder, expected = order["folder"], order["facts"]
+    folder = order["folder"]
     try:
         with Path(folder, lock.NAME).open("r+") as file:
             why = "" if file.read() == order["holder"] else "another folder"
@@ -84,13 +82,13 @@ def check(order: Order) -> None:
         )
     with _set_up(order):
         here = facts(order["factories"], _started)
-        if differing := [x for x in expected if here.get(x) != expected[x]]:
-            name = differing[0]
-            raise BadRequest(
-                f"{name}: {here.get(name)!r} there, {expected[name]!r} here: restart "
-                "it once they agree"
-            )
-        _loader(order["topic"]).plan(RunConfig(**order["first"]))
+        for name, value in order["facts"].items():
+            if here.get(name) != value:
+                raise BadRequest(
+                    f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
+                    "once they agree"
+                )
+        _maker(order["topic"]).plan(RunConfig(**order["first"]))
 
 
 def make_run(
@@ -117,9 +115,10 @@ def make_run(
         worker.log_event(order["topic"], (key, news))
 
     with _set_up(order):
-        make = _maker(order["topic"], number).make
+        maker = _maker(order["topic"])
+        maker.turn_to(number)
         is_unwanted = partial(_is_unwanted, worker, key)
-        return make(RunConfig(**config), Path(folder), report, is_unwanted)
+        return maker.make(RunConfig(**config), Path(folder), report, is_unwanted)
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:
@@ -153,22 +152,14 @@ def _set_up(order: Order) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _loader(topic: str) -> "Loader":
-    """Returns the loader of a command's runs, which keeps their data."""
-    from experiments.study.runs import Loader
-
-    return Loader()
-
-
-@lru_cache(maxsize=1)
-def _maker(topic: str, number: int) -> "Maker":
-    """Returns the maker of a run set, which keeps its program."""
+def _maker(topic: str) -> "Maker":
+    """Returns the maker of a command's runs, which keeps their data and programs."""
     import jax
 
     from experiments.study.making import Maker
 
     jax.clear_caches()
-    return Maker(_loader(topic))
+    return Maker()
 
 
 def of_runs(names: Iterable[str]) -> dict[str, str]:

@@ -24,7 +24,7 @@ from experiments.compare import main
 from experiments.run import main as run_main
 from experiments.study import page
 from experiments.study.jobs import cluster as of_command
-from experiments.study.queue import Made, Plan, Refused
+from experiments.study.making import Made, Plan, Refused
 from experiments.study.runs import RunSet
 from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
