@@ -212,8 +212,8 @@ def compare(
             raise BadRequest("--list makes no runs: use python -m experiments.compare")
         if config.is_parallel and given.__name__ in " ".join(config.factories):
             raise BadRequest("jobs import by name: use 'module:function', no objects")
-        with study.opened(config) as (plan, loader):
-            study.make_runs(config, plan, loader, _never)
+        with study.opened(config) as (plan, maker):
+            study.make_runs(config, plan, maker, _never)
             runs = study.ended(plan)
         if plan.failures:
             raise BadRequest(plan.failures[0][1].line)

@@ -19,9 +19,9 @@ import numpy as np
 
 from experiments.cli import terminal
 from experiments.study import sentences
-from experiments.study.results import ONE_NOMINAL, Report, Row, grouped
+from experiments.study.results import ONE_NOMINAL, Report, Row
 from experiments.study.runs import Tuning
-from experiments.study.sentences import named, number
+from experiments.study.sentences import grouped, named, number
 from experiments.study.statistics import LOSS, Measure, named_measure
 from experiments.training import files
 

@@ -208,48 +208,65 @@ class _Steps:
     def line(self, text: str) -> None: ...
 
 
-def make(
-    loader: Loader,
-    config: RunConfig,
-    folder: Path,
-    report: Callable[[News], None],
-    asked_to_stop: stopping.Stopped,
-) -> Made | Refused:
-    """Makes one run, with the programs of the loader's last run if possible.
+class Maker(Loader):
+    """Makes runs one after the other, reusing the programs of the last if possible.
 
-    Args:
-        loader: makes its plan.
-        config: the config of the run.
-        folder: the folder of its files, which appears once all of them exist.
-        report: function that is called with its news.
-        asked_to_stop: function that is called before each dispatch.
-
-    Raises:
-        Stopped: it was asked to stop.
-        OSError: a file cannot be written.
+    Attributes:
+        programs: those of the last run; None if the next shares none.
     """
-    started = time.perf_counter()
-    try:
-        clear(folder)
-        plan, data = loader.plan(config, loader.programs)
-        loader.programs = plan.programs
-        run = make_run(plan, data)
-        if why := run.rounds.untrained:
-            report(f"the results will be those of the initial model: {why}")
-        with unfinished(folder) as place:
-            own = Folder(run, place, started)
-            own.record([*command_of(config), "--seed", str(config.seed)])
-            shown = _Steps(run.config.steps, report)
-            outcome, summary = trained(own, shown, asked_to_stop)
-            if outcome.stopped:
-                raise Stopped
-            own.close(summary)
-    except (Stopped, OSError):
-        raise
-    # The other runs continue: one failure must not stop hundreds of runs.
-    except Exception as error:
-        return described(error)
-    return Made(_results(summary))
+
+    def __init__(self):
+        super().__init__()
+        self.programs: Programs | None = None
+        self._number = 0
+
+    def turn_to(self, number: int) -> None:
+        """Forgets the programs of all run sets but this, of 30 MB each."""
+        if number != self._number:
+            self._number, self.programs = number, None
+            jax.clear_caches()
+
+    def make(
+        self,
+        config: RunConfig,
+        folder: Path,
+        report: Callable[[News], None],
+        asked_to_stop: stopping.Stopped,
+    ) -> Made | Refused:
+        """Makes one run.
+
+        Args:
+            config: the config of the run.
+            folder: the folder of its files, which appears once all of them exist.
+            report: function that is called with its news.
+            asked_to_stop: function that is called before each dispatch.
+
+        Raises:
+            Stopped: it was asked to stop.
+            OSError: a file cannot be written.
+        """
+        started = time.perf_counter()
+        try:
+            clear(folder)
+            plan, data = self.plan(config, self.programs)
+            self.programs = plan.programs
+            run = make_run(plan, data)
+            if why := run.rounds.untrained:
+                report(f"the results will be those of the initial model: {why}")
+            with unfinished(folder) as place:
+                own = Folder(run, place, started)
+                own.record([*command_of(config), "--seed", str(config.seed)])
+                shown = _Steps(run.config.steps, report)
+                outcome, summary = trained(own, shown, asked_to_stop)
+                if outcome.stopped:
+                    raise Stopped
+                own.close(summary)
+        except (Stopped, OSError):
+            raise
+        # The other runs continue: one failure must not stop hundreds of runs.
+        except Exception as error:
+            return described(error)
+        return Made(_results(summary))
 
 
 def described(error: Exception) -> Refused:
@@ -411,18 +428,18 @@ def progress(plan: Plan) -> Iterator[StudyProgress]:
         yield StudyProgress(plan, bar)
 
 
-def here(loader: Loader, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> None:
+def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     number = 0
     while (run := bar.plan.take(number)) is not None:
         number = run.number
-        loader.turn_to(number)
+        maker.turn_to(number)
         # Before the first run nothing can be lost: the signal ends the process.
         if bar.made and asked_to_stop():
             raise Stopped
         bar.begin(run)
         show = partial(bar.show, run)
-        bar.end(run, make(loader, run.config, run.folder, show, asked_to_stop))
+        bar.end(run, maker.make(run.config, run.folder, show, asked_to_stop))
 
 
 @contextmanager

@@ -8,9 +8,6 @@ from experiments.study.runs import Tuning
 from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
 from experiments.study.variants import at
 
-X = TypeVar("X")
-K = TypeVar("K")
-
 # The terms of a comparison whose learning rates were not tuned.
 ONE_NOMINAL, BY_HAND = "at one nominal rate", "at rates given by hand"
 BY_DEFAULT = "at the default rates"
@@ -223,6 +220,11 @@ class Report(NamedTuple):
     environment: Mapping[str, str] = {}
     command: str = ""
     paper: Mapping[str, str] | None = None
+
+    @property
+    def top(self) -> Row | None:
+        """The row with the best mean; None if all runs diverged."""
+        return leader(self.rows, self.measure)
 
 
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:

@@ -2,9 +2,9 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.cli import terminal
 from experiments.cli.terminal import MISSING, duration, size, three_digits
@@ -13,7 +13,9 @@ from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Report, Row
 from experiments.study.runs import RunSet, Tuning
 from experiments.study.statistics import MIN_SEEDS, Difference, Measure, Spread
-from experiments.study.variants import at
+
+X = TypeVar("X")
+K = TypeVar("K")
 
 PHRASES = tomllib.loads(Path(__file__).with_name("phrases.toml").read_text("utf-8"))
 FINDINGS = PHRASES["standing"]
@@ -21,6 +23,14 @@ SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
 MOST_NAMED = 8  # labels in a sentence; the table has all
 LONGEST = 40  # characters of two names that fit in one line
+
+
+def grouped(each: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
+    """Returns things by their keys, in the order of the first of each."""
+    found: dict[K, list[X]] = {}
+    for x in each:
+        found.setdefault(key(x), []).append(x)
+    return found
 
 
 def say(phrase: str, **values: Any) -> str:
@@ -411,7 +421,7 @@ def cost_of(
 def numbers(report: Report) -> list[tuple[str, str]]:
     """Returns up to three numbers beside the line: value and meaning."""
     rows, by, points = report.rows, report.measure, report.points
-    top, is_swept = results.leader(rows, by), len(points) > 1
+    top, is_swept = report.top, len(points) > 1
     if top is None or top.measure is None:
         return []
     fine = [row for row in rows if row.measure]
@@ -426,7 +436,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         found.append(span)
     # If the baseline is best, the next best row shows the gap.
     elif pairs := [row for row in fine if row.comparison.difference]:
-        best = top if top in pairs else results.leader(pairs, by) or top
+        best = results.leader(pairs, by) or top
         said, who = best.comparison, f"{best.label} against {report.baseline}"
         about = f"{who}: {said.verdict} {said.basis}"
         found.append((said.amount or "none seen", about))
@@ -456,9 +466,7 @@ def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
     """
     known = [x for x in scores if x.point and any(y is not None for y in x.scores)]
     line, sentences = "", []
-    for (label, flag), own in results.grouped(
-        known, lambda x: (x.label, x.flag)
-    ).items():
+    for (label, flag), own in grouped(known, lambda x: (x.label, x.flag)).items():
         if len(own) > 1:
             values = ", ".join(f"{_best(x)} at {x.point}" for x in own)
             sentences.append(f"Best {flag} of {label}: {values}.")
@@ -546,21 +554,19 @@ def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
             name = f"{r.name} {r.trial}" if r.is_trial else r.name
             are = "is" if count == 1 else "are"
             yield say("missing", name=name, count=count, seeds=len(r.seeds), are=are)
-    there = {r.name for r in runs}
-    planned = [at(x.label, point) for x in config.variants for point in x.points]
-    if names := [name for name in planned if name not in there]:
-        yield say("no_runs", names=", ".join(names))
+    there = {(r.variant.label, r.point) for r in runs}
+    planned = [(x.label, point) for x in config.variants for point in x.points]
+    if gone := [" at ".join(filter(None, x)) for x in planned if x not in there]:
+        yield say("no_runs", names=", ".join(gone))
 
 
 def _on_tuning(
     config: StudyConfig, runs: Sequence[RunSet], scores: Sequence[Tuning]
 ) -> Iterator[str]:
     """Yields warnings about edges and trials."""
-    edges = results.grouped(
-        (x for x in scores if x.at_edge), lambda x: (x.flag, x.chosen)
-    )
+    edges = grouped((x for x in scores if x.at_edge), lambda x: (x.flag, x.chosen))
     for (flag, chosen), own in edges.items():
-        name = ", ".join(at(x.label, x.point) for x in own)
+        name = ", ".join(" at ".join(filter(None, x[:2])) for x in own)
         yield say("edge", name=name, flag=flag, chosen=chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
@@ -580,7 +586,7 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
     """Yields warnings about steps after the last sync and about uncertain bytes."""
     # The center dates from the last sync: later local steps are not in it.
     whole = (r for r in runs if not r.any["diverged"])
-    ends = results.grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
+    ends = grouped(whole, lambda r: (r.any["steps"], r.any["center_step"]))
     for (steps, center), own in ends.items():
         if late := steps - center:
             key, name = "late_steps" if center else "no_sync", _names(own)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import chain, pairwise
@@ -19,9 +19,9 @@ from experiments.cli.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, variants, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
-from experiments.study.making import Missing, Plan, Stopped, progress
+from experiments.study.making import Maker, Missing, Plan, Stopped, progress
 from experiments.study.results import Report
-from experiments.study.runs import Loader, RunSet, chosen, command_of, run_sets
+from experiments.study.runs import RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import files, run_folder
@@ -47,11 +47,11 @@ def run(
         Unreachable: no scheduler answers.
     """
     try:
-        with opened(config) as (plan, loader):
+        with opened(config) as (plan, maker):
             if config.list:
                 show_commands(config, plan)
                 return stopping.DONE
-            if not make_runs(config, plan, loader, asked_to_stop):
+            if not make_runs(config, plan, maker, asked_to_stop):
                 return None
             runs = ended(plan)
             if plan.failures and (code := _failed(config, plan, runs)):
@@ -67,7 +67,7 @@ def run(
 
 
 @contextmanager
-def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
+def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
     """Locks a study's folder, and yields the plan of its runs.
 
     Raises:
@@ -85,9 +85,9 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             identity = _identity(config)
             _check_folder(out, identity)
             _use_devices(config)
-            loader = Loader()
-            runs = run_sets(config, loader)
-            _check_measure(config, runs[0], loader)
+            maker = Maker()
+            runs = run_sets(config, maker)
+            _check_measure(config, runs[0], maker)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
@@ -95,18 +95,18 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Loader]]:
             plan = Plan(runs, partial(chosen, measure_key=config.measure))
             if refusal is not None and plan.missing:
                 raise refusal
-            yield plan, loader
+            yield plan, maker
 
 
 def make_runs(
-    config: StudyConfig, plan: Plan, loader: Loader, asked_to_stop: stopping.Stopped
+    config: StudyConfig, plan: Plan, maker: Maker, asked_to_stop: stopping.Stopped
 ) -> bool:
     """Makes all runs of a plan; returns whether it finished.
 
     Args:
         config: the config of the study, whose folder is open.
         plan: the missing runs.
-        loader: prepares runs in this process.
+        maker: prepares and makes runs in this process.
         asked_to_stop: function that is called after each dispatch, or all the time. If
             it asks to stop, runs in progress are discarded and completed ones are kept.
 
@@ -123,7 +123,7 @@ def make_runs(
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)
             else:
-                making.here(loader, bar, asked_to_stop)
+                making.here(maker, bar, asked_to_stop)
         except Stopped:
             bar.say(f"stopped after {plan.done} of {plan.total} runs")
             return False
@@ -246,17 +246,18 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
     """Yields the final measures of every run, trials included, for a record."""
     for made in runs:
         for r in (*made.trials, made):
-            own = _name(r) | {name: literal(value) for name, value in r.values.items()}
+            own = _name(r, r.values)
             for seed, s in r.summaries.items():
                 kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
-def _name(r: RunSet) -> dict[str, Any]:
-    """Returns the fields that identify a variant at one point in a record."""
+def _name(r: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Returns the fields that identify a variant at one point, and further values."""
     flag, _, value = r.point.partition("=")
-    point = {flag: literal(value)} if flag else {}
-    return {"label": r.variant.label, "algo": r.variant.algo, **point}
+    known = {**({flag: value} if flag else {}), **values}
+    own = {name: literal(value) for name, value in known.items()}
+    return {"label": r.variant.label, "algo": r.variant.algo, **own}
 
 
 def _identity(config: StudyConfig) -> dict[str, Any]:
@@ -266,7 +267,7 @@ def _identity(config: StudyConfig) -> dict[str, Any]:
     return json.loads(json.dumps({"settings": config.identity, "versions": versions}))
 
 
-def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
+def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
     """Raises a ValueError if no run will have the measure or can reach the target.
 
     The first of the runs is traced on shapes.
@@ -274,7 +275,7 @@ def _check_measure(config: StudyConfig, first: RunSet, loader: Loader) -> None:
     key, target = config.measure, config.target
     if key is None and target is None:
         return
-    plan, data = loader.plan(first.config_of(first.seeds[0]))
+    plan, data = maker.plan(first.config_of(first.seeds[0]))
     with explained(TASK.flag, plan.config.task):
         params, buffers = check_model(plan.task, first.seeds[0])
         values = check_apply(plan.task, params, buffers, data.test)

@@ -26,9 +26,8 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
-from experiments.study.making import Refused, make
+from experiments.study.making import Maker, Refused
 from experiments.study.network import modelled_seconds
-from experiments.study.runs import Loader
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.task import check_model
 from experiments.training import config as training
@@ -196,8 +195,8 @@ def runs(
         BadRequest: a run fails, or the bytes that it sends cannot be counted.
         Stopped: it was asked to stop.
     """
-    loader, rows = Loader(), []
-    shipped = center_sends(loader.plan(entry.config)[0])
+    maker, rows = Maker(), []
+    shipped = center_sends(maker.plan(entry.config)[0])
     with TemporaryDirectory() as folder:
         for seed in seeds:
             config, out = replace(entry.config, seed=seed), Path(folder, f"seed-{seed}")

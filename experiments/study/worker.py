@@ -21,8 +21,7 @@ from experiments.training.machine import versions
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.making import Made, News, Refused
-    from experiments.study.runs import Loader
+    from experiments.study.making import Made, Maker, News, Refused
 
 
 PACKAGES = "syncalgos", "models", "experiments"
@@ -89,7 +88,7 @@ def check(order: Order) -> None:
                     f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
                     "once they agree"
                 )
-        _loader(order["topic"]).plan(RunConfig(**order["first"]))
+        _maker(order["topic"]).plan(RunConfig(**order["first"]))
 
 
 def make_run(
@@ -118,10 +117,10 @@ def make_run(
         worker.log_event(order["topic"], (key, news))
 
     with _set_up(order):
-        loader = _loader(order["topic"])
-        loader.turn_to(number)
+        maker = _maker(order["topic"])
+        maker.turn_to(number)
         is_unwanted = partial(_is_unwanted, worker, key)
-        return make(loader, RunConfig(**config), Path(folder), report, is_unwanted)
+        return maker.make(RunConfig(**config), Path(folder), report, is_unwanted)
 
 
 def _is_unwanted(worker: "Worker", key: Any) -> bool:
@@ -155,14 +154,14 @@ def _set_up(order: Order) -> Iterator[None]:
 
 
 @lru_cache(maxsize=1)
-def _loader(topic: str) -> "Loader":
-    """Returns the loader of a command's runs, which keeps their data and programs."""
+def _maker(topic: str) -> "Maker":
+    """Returns the maker of a command's runs, which keeps their data and programs."""
     import jax
 
     from experiments.study.runs import Loader
 
     jax.clear_caches()
-    return Loader()
+    return Maker()
 
 
 def of_runs(names: Iterable[str]) -> dict[str, str]:

@@ -8,8 +8,7 @@ from tiers import tiers
 
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM
-from experiments.study.making import Made, make
-from experiments.study.runs import Loader
+from experiments.study.making import Made, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 
@@ -21,7 +20,7 @@ class Runs:
     """Runs one after the other, as a study makes them."""
 
     def __init__(self, folder):
-        self.loader, self.folder = Loader(), folder
+        self.maker, self.folder = Maker(), folder
 
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
@@ -33,8 +32,8 @@ class Runs:
     @property
     def programs(self):
         """The programs of the last run."""
-        assert self.loader.programs is not None
-        return self.loader.programs
+        assert self.maker.programs is not None
+        return self.maker.programs
 
     @property
     def ends(self):

@@ -162,8 +162,7 @@ def answered(*rows, by=ACCURACY):
 
 
 def report(rows, by=ACCURACY, terms="", baseline="", times=1.0):
-    points = rankings(rows, by)
-    return Report(by, baseline, rows, points=points, terms=terms, times=times)
+    return Report(by, baseline, rows, rankings(rows, by), terms, times)
 
 
 def line(*rows, by=ACCURACY, terms=""):
@@ -335,10 +334,8 @@ SWEEP = [row("sync_sgd", UNSEEN), *(row("bmuf", BEST, point=f"n={x}") for x in (
 def test_a_sweep_has_a_line_an_answer_and_numbers_of_its_own():
     assert line(*SWEEP) == "bmuf has the best mean test accuracy at every value of n"
     torn = [*SWEEP[:2], row("bmuf", WORSE, 3, point="n=4")]
-    assert (
-        line(*torn)
-        == "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of n"
-    )
+    expected = "Best mean test accuracy: bmuf at 1, sync_sgd at 1 of 2 values of n"
+    assert line(*torn) == expected
     said = answer(report(torn)).splitlines()
     assert [x.partition(" has")[0] for x in said] == ["n=2: bmuf", "n=4: sync_sgd"]
     assert told(*torn)[1] == [
