@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from experiments.checkpoint import lock
@@ -20,6 +21,7 @@ from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import files, run_folder
 from experiments.training.config import RunConfig
+from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
 
 PAUSE = 0.1  # seconds between two reports of a step

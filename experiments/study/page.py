@@ -14,7 +14,6 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments.cli.terminal import duration, rate
-from experiments.cli.words import literal
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row
@@ -165,8 +164,13 @@ def csv(report: Report) -> str:
 def no_formula(x: Any) -> Any:
     """Returns a cell that no spreadsheet takes for a formula: ' before such text."""
     # A label such as =1+1 would be evaluated when the file is opened.
-    begins = isinstance(x, str) and x.lstrip().startswith(tuple("=+-@"))
-    return f"'{x}" if begins and isinstance(literal(x), str) else x
+    if not isinstance(x, str) or not x.lstrip().startswith(tuple("=+-@")):
+        return x
+    try:
+        float(x)
+    except ValueError:
+        return f"'{x}"
+    return x
 
 
 def csv_row(report: Report, row: Row) -> dict[str, Any]:

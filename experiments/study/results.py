@@ -1,7 +1,7 @@
 """The records of a report: every field is a number or a sentence to show."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from experiments.study.network import Network
 from experiments.study.runs import Tuning
@@ -233,11 +233,3 @@ def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     best = max((mean for mean, _ in means), default=0.0)
     least = best - ROUNDING * abs(best)
     return next((row for mean, row in means if mean >= least), None)
-
-
-def grouped(each: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
-    """Returns things by their keys, in the order of the first of each."""
-    found: dict[K, list[X]] = {}
-    for x in each:
-        found.setdefault(key(x), []).append(x)
-    return found

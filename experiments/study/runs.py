@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from experiments.cli import factories
@@ -189,21 +188,10 @@ def _content(run: Path) -> tuple[run_folder.Made | None, str]:
 
 
 class Loader:
-    """Makes the plans of runs, and keeps what they share: data and programs.
-
-    Attributes:
-        programs: those of the last run that was made; None if the next shares none.
-    """
+    """Makes the plans of runs, and loads the data that they share only once."""
 
     def __init__(self):
-        self.programs: Programs | None = None
-        self._number, self._data = 0, dict[Any, Data]()
-
-    def turn_to(self, number: int) -> None:
-        """Forgets the programs of all run sets but this, of 30 MB each."""
-        if number != self._number:
-            self._number, self.programs = number, None
-            jax.clear_caches()
+        self._data: dict[Any, Data] = {}
 
     def plan(
         self, config: RunConfig, programs: Programs | None = None

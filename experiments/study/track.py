@@ -200,7 +200,7 @@ def runs(
     with TemporaryDirectory() as folder:
         for seed in seeds:
             config, out = replace(entry.config, seed=seed), Path(folder, f"seed-{seed}")
-            news = make(loader, config, out, lambda news: None, stopped)
+            news = maker.make(config, out, lambda news: None, stopped)
             if isinstance(news, Refused):
                 raise BadRequest(news.line)
             terminal.say(f"seed {seed}: {news.words}")

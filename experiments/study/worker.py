@@ -108,8 +108,6 @@ def make_run(
     """
     from distributed import get_worker
 
-    from experiments.study.making import make
-
     worker = get_worker()
     key = worker.get_current_task()
 
@@ -158,7 +156,7 @@ def _maker(topic: str) -> "Maker":
     """Returns the maker of a command's runs, which keeps their data and programs."""
     import jax
 
-    from experiments.study.runs import Loader
+    from experiments.study.making import Maker
 
     jax.clear_caches()
     return Maker()

@@ -16,15 +16,10 @@ class Route:
 
     A name is followed where it, or what was made of it, is an argument of a function of
     the project. A function is entered once; a second call still counts as a visit.
-
-    Args:
-        read_files: the files of the project.
-        end: a file where the route ends: it is visited, and not followed.
     """
 
-    def __init__(self, read_files: dict[str, File], end: str = ""):
+    def __init__(self, read_files: dict[str, File]):
         self.stops: list[str] = []
-        self._end = end
         self._names = {
             path: {name: (target, there) for name, target, there in imports(file.tree)}
             for path, file in read_files.items()
@@ -65,8 +60,6 @@ class Route:
         """Follows names through a function; returns whether it returns one of them."""
         if not self.stops or self.stops[-1] != path:
             self.stops.append(path)
-        if path == self._end:
-            return False
         key = path, function.name
         if key not in self._seen:
             self._seen[key] = False

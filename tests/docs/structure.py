@@ -156,9 +156,8 @@ def measured() -> dict[str, dict[str, int]]:
     }
     harness = files("experiments")
     routes = {}
-    # A study's route ends where the route of a run begins.
-    for name, end in {"run": "", "compare": "experiments/training/prepare.py"}.items():
-        route = Route(harness, end)
+    for name in ("run", "compare"):
+        route = Route(harness)
         route.follow(f"experiments/{name}.py", "main", "argv")
         routes |= {f"{name}_stops": len(route.stops), f"{name}_returns": route.returns}
     modules = {"experiments": len(private_imports(harness))}

@@ -25,7 +25,7 @@ class Runs:
     def make(self, words):
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
         out = self.folder / words.replace(" ", "") / f"seed-{config.seed}"
-        made = make(self.loader, config, out, lambda news: None, lambda: 0)
+        made = self.maker.make(config, out, lambda news: None, lambda: 0)
         assert isinstance(made, Made), made
         return json.loads((out / "summary.json").read_text())
 

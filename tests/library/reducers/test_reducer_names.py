@@ -106,11 +106,10 @@ def test_a_strategy_binds_a_reducer_to_its_axis(name):
         strategy = outer_step(outer, reducers.late(REDUCERS[name]), axis=axis)
 
         def worker(x):
-            params = {"matrix": x}
-            state = strategy.init(jax.tree.map(jnp.zeros_like, params))
-            for step in range(2):  # what `late` delays arrives
-                replica, state = strategy.sync(syncalgos.Replica(params), state, step)
-            return replica.params["matrix"]
+            replica = syncalgos.Replica({"matrix": x})
+            state = strategy.init(jax.tree.map(jnp.zeros_like, replica.params))
+            _, state = strategy.sync(replica, state, 0)  # `late` delays its result
+            return strategy.sync(replica, state, 1)[0].params["matrix"]
 
         return worker
 
@@ -165,7 +164,7 @@ def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
     np.testing.assert_array_equal(out, np.full((2, 2), 0.5))
     assert own.over("other") is own
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.takes_feedback = True
+        setattr(made, "takes_feedback", True)  # noqa: B010
 
 
 @pytest.mark.parametrize(
