@@ -333,7 +333,6 @@ def make_trainer(
         method: the method of these numbers, if it is already made.
     """
     method_of = _remembering(lambda given: make(config.at(given)), numbers, method)
-    train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
     # Sharded rows are not replicas: the engine hides them from the strategy.
     tables = None
@@ -344,6 +343,7 @@ def make_trainer(
         mesh=None if config.mesh is None else dict(config.mesh),
         shardings=_shardings(config, task),
     )
+    train_loss, eval_loss = losses(task)
     return DataParallel(
         train_loss,
         lambda numbers: method_of(numbers).optimizer,
