@@ -474,7 +474,6 @@ def make_trainer(
         devices: the devices; None means the config's.
     """
     method_of = _remembering(lambda given: make(config.at(given)), numbers, method)
-    train_loss, eval_loss = losses(task)
     given = config.devices if devices is None else devices
     # Sharded rows are not replicas: the engine hides them from the strategy.
     tables = None
@@ -488,6 +487,7 @@ def make_trainer(
         if mesh is None or rule is None
         else lambda path, shape: rule(path, shape, mesh),
     )
+    train_loss, eval_loss = losses(task)
     return DataParallel(
         train_loss,
         lambda numbers: method_of(numbers).optimizer,
