@@ -122,12 +122,10 @@ def inner(equation: Any) -> list[Any]:
 def hides(equation: Any) -> bool:
     """Whether an equation may run what no jaxpr in it shows: functions, kernels."""
     name = equation.primitive.name
-    if name in _OPAQUE:
-        return True
     if name in RUNS or name.startswith(_ARITHMETIC):
-        return False
+        return name in _OPAQUE
     calls = [x for x in _parts(equation) if callable(x) and not isinstance(x, type)]
-    return bool(inner(equation) or calls)
+    return name in _OPAQUE or bool(inner(equation) or calls)
 
 
 def within(equation: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

@@ -230,9 +230,8 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         result, center = jax.tree.map(lambda row: row[slot], state.syncs)
         local = replica.params
         if arrival == "add":
-            wide = widen(local)
-            total = jax.tree.map(lambda x, d: x + (1 - alpha) * d, wide, result)
-            params = narrow(total, local)
+            moved = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), result)
+            params = narrow(moved, local)
         else:
             # Leaves that the strategy does not change keep their local steps.
             changed = changes_params(sender, replica, state.strategy, step)
@@ -256,10 +255,8 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
 
     def sync(replica, state, step):
         # In this order, so that a sync sees the params after the arrival.
-        replica, state = when(Strategy(sync=receive), arrives).sync(
-            replica, state, step
-        )
-        return when(Strategy(sync=send), is_sent).sync(replica, state, step)
+        arrived = when(Strategy(sync=receive), arrives).sync(replica, state, step)
+        return when(Strategy(sync=send), is_sent).sync(*arrived, step)
 
     late = introspection.Combination(
         sync if syncs else keep_replica,

@@ -289,8 +289,7 @@ class Compiled:
             return
         one = traces.of_one_worker(own, inputs)
         counts = [len(jax.tree.leaves(x)) for x in one]
-        with self._layout.inside():
-            jaxpr = traces.loss(self._worker, self._layout, one)
+        jaxpr = traces.loss(self._worker, self._layout, one)
         # Each worker has its own key and batch; replicas may be equal.
         is_own = np.repeat([True, False, True, False], counts).tolist()
         lone_branches.followed(jaxpr, is_own)
@@ -318,8 +317,7 @@ class Compiled:
             program = lowered.compile(_FAST if selection.on_cpu(layout) else None)
             found = jax.tree.map(layout.one_copy, program(own, inputs).common)
         one = traces.of_one_worker(own, inputs)
-        with layout.inside():
-            held = equations(traces.loss(self._worker, layout, one))
+        held = equations(traces.loss(self._worker, layout, one))
         kinds = {x.aval.dtype for e, _ in held for x in e.outvars}
         floats = [jnp.finfo(x) for x in kinds if jnp.issubdtype(x, np.floating)]
         rounding = max(float(x.eps) for x in floats)
@@ -356,18 +354,18 @@ class Compiled:
         inputs: Inputs,
     ) -> Any:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
-        chosen = selection.Chosen(selection.VECTORIZED)
+        form, group = selection.VECTORIZED, None
         if program.takes_steps and backends.is_compiled():
             facts = selection.Facts(self._worker, self._layout, own, inputs, replicated)
             with self._layout.inside():
-                chosen = selection.choose(self._lane_form, facts)
-            self.form, self._group = chosen
-        if chosen.form == selection.VECTORIZED:
+                form, group = selection.choose(self._lane_form, facts)
+            self.form, self._group = form, group
+        if form == selection.VECTORIZED:
             run = partial(backends.vectorized, partial(program.function, self._worker))
-        elif chosen.form == selection.SEQUENTIAL:
+        elif form == selection.SEQUENTIAL:
             run = partial(execution.sequential, self._worker)
         else:
-            run = partial(execution.merged, self._worker, group=chosen.group)
+            run = partial(execution.merged, self._worker, group=group)
         on_device = partial(run, self._layout.lanes, replicated)
         mapped = backends.over_devices(self._layout, on_device, program.donates)
         if not self._layout.axes:

@@ -33,7 +33,7 @@ from syncalgos.host_arrays import taken
 from syncalgos.ledger.counting import Communication
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding
-from syncalgos.removed import explained, missing
+from syncalgos.removed import LANE_FORMS, explained, missing
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
 
@@ -151,7 +151,8 @@ class DataParallel:
         self._shardings = shardings.Asked(placement.shardings, self.layout)
         self.workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
-        lane_form = selection.checked(placement.lane_form)
+        if (form := placement.lane_form) is not None:
+            checks.one_of("lane_form", form, selection.FORMS, LANE_FORMS)
         self._worker = worker.Worker(
             *losses,
             inner,
@@ -163,7 +164,7 @@ class DataParallel:
             made,
             hyperparams,
         )
-        self._compiled = Compiled(self._worker, self.layout, lane_form)
+        self._compiled = Compiled(self._worker, self.layout, form)
         self._counters: dict[Any, Callable[..., Communication]] = {}
         self._steps = StepCount()
         self._form: tuple[Any, ...] = ()  # the structure of states of this trainer

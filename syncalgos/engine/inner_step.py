@@ -121,11 +121,9 @@ def sending(replica: Replica, layout: Layout) -> Iterator[Replica]:
         layout: the place of each worker.
     """
     one, sharding = of_one(replica), of_state(replica.params, layout)
-    if sharding is None:
-        yield one
-        return
-    with known(sharding._replace(are_shards=True)):
-        yield sharding.shard_of(one)
+    shards = sharding and sharding._replace(are_shards=True)
+    with known(shards):
+        yield shards.shard_of(one) if shards else one
 
 
 def with_optimizer(

@@ -135,9 +135,8 @@ def _iterated(
         thin = {i: own for i, (own, q) in of_all if not isinstance(q, tuple)}
         layers = {i: own.split(leaves[i]) for i, own in thin.items()}
 
-        def each(function, *values):
-            rows = {i: [x[i] for x in values] for i in thin}
-            return {i: thin[i].each(function)(*row) for i, row in rows.items()}
+        def each(f, *values):
+            return {i: x.each(f)(*(v[i] for v in values)) for i, x in thin.items()}
 
         def mean(values):
             kinds = [thin.get(i, stacking.Pieces(0)) for i in values]

@@ -297,7 +297,7 @@ OF_BATCHES = [
     (ran({"x": X[ROWS[:, :10]]}), r"divide over 4 workers: .* step, pass x\["),
     (ran(TEN), r"divide over 4 workers: .* step, pass x\["),
     (ran(accumulate=4), "6 examples of each of 4 workers .* multiple of 16, .* or 32$"),
-    (evaluated(ELEVEN, counting("hits")), r"shape \(2,\) depends on the .* size: drop"),
+    (evaluated(ELEVEN, counting("hits")), r"shape \(3,\) depends on the .* size: drop"),
     (evaluated(ELEVEN, counting(WEIGHT)), f"of 11 .* into 4 parts, and {WEIGHT}"),
     (stepped(TEN), r"10 does not divide .* such as 8 or 12; .* steps, call run$"),
     (stepped(X[0].tolist()), r"^batch\[0\] is float: convert lists to"),

@@ -130,7 +130,7 @@ def test_what_a_primitive_makes_common_is_so_behind_it(name):
 
 
 def by_passes(turns):
-    """What two values are after a loop that hands the second on to the first."""
+    """Meets by two values of a loop that hands the second on to the first."""
     return lambda x, y: meeting_if(turns(lambda c: (c[1], x), (y, y))[0])
 
 

@@ -160,12 +160,9 @@ def _has_phases(worker: Worker, layout: Layout, model: Model) -> bool:
         return apply_reduce(worker.strategy, replica.params, replica, own.sync, step)
 
     jaxpr = layout.traced(reduced, model, jnp.int32(0))[0].jaxpr
-    for equation, _ in equations(jaxpr):
-        arms = inner(equation)
-        sends = [any(axes(x) for x, _ in equations(arm)) for arm in arms]
-        if equation.primitive.name == "cond" and any(sends) and not all(sends):
-            return True
-    return False
+    branches = [inner(x) for x, _ in equations(jaxpr) if x.primitive.name == "cond"]
+    sends = [[any(axes(x) for x, _ in equations(arm)) for arm in y] for y in branches]
+    return any(any(arms) and not all(arms) for arms in sends)
 
 
 def replicated_leaves(
@@ -210,7 +207,7 @@ def replicated_leaves(
     first = len(jax.tree.leaves(replica._replace(buffers=())))
     own_buffers = range(first, first + len(jax.tree.leaves(replica.buffers)))
     same = [now and i not in own_buffers for i, now in enumerate(same)]
-    for _ in range(len(same) + 1):  # each pass except the last removes a leaf
+    while True:  # each pass except the last removes a leaf
         pairs = [*zip(shapes, same, strict=True)]
         held = [x if once else _in(layout, x) for x, once in pairs]
         axes = [None if once else 0 for once in same]
@@ -220,7 +217,6 @@ def replicated_leaves(
         if after == same:
             return same, steps
         same = after
-    raise RuntimeError("leaves that are identical in all lanes were not found")
 
 
 def _in(layout: Layout, x: Any) -> jax.ShapeDtypeStruct:

@@ -5,15 +5,14 @@ and from traces. Whether a loss that is said to be a mean is one is checked with
 (`Compiled`), by `check_mean`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.inner_step import asks
 from syncalgos.engine.lanes import groups, traces
@@ -26,7 +25,6 @@ from syncalgos.engine.program import Inputs, Own
 from syncalgos.engine.state import of_one
 from syncalgos.engine.worker import Found, Worker
 from syncalgos.jaxprs import equations, reads
-from syncalgos.removed import LANE_FORMS
 from syncalgos.strategy import PyTree, apply_reduce, seeing
 
 FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
@@ -38,31 +36,8 @@ CACHED = 4e6  # bytes
 SMALL = 1e5
 
 
-def checked(asked: str | None) -> str | None:
-    """Returns the form that was asked for; None stays None.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
-    if asked is None:
-        return None
-    return checks.one_of("lane_form", asked, FORMS, LANE_FORMS)
-
-
 class Unfit(ValueError):
     """The error for a form that this loss or this strategy cannot take."""
-
-
-class Chosen(NamedTuple):
-    """The form in which a device runs its lanes.
-
-    Attributes:
-        form: one of FORMS.
-        group: the number of lanes that a merged gradient takes at a time; None is all.
-    """
-
-    form: str
-    group: int | None = None
 
 
 @dataclass
@@ -192,46 +167,39 @@ def _turns_pay(x: Facts) -> bool:
     return computed > SMALL and computed * lanes > CACHED and not x.convolves
 
 
-class Form(NamedTuple):
-    """A form that not all losses and strategies can take.
-
-    Attributes:
-        pays: whether the form is the fastest for what can take it.
-        against: yields (whether it is so, why this refuses the form). Nothing is traced
-            after the first that is so.
-    """
-
-    pays: Callable[[Facts], bool]
-    against: Callable[[Facts], Iterator[tuple[Any, str]]]
-
-
-# No strategy fits both: merged needs the mean of the gradients, sequential needs
-# gradients that are not reduced.
+# Forms that not all losses and strategies can take: whether one is the fastest for
+# those that can, and what refuses it. Nothing is traced after the first refusal. No
+# strategy fits both: merged needs the mean of the gradients, sequential needs gradients
+# that are not reduced.
 _TABLE = {
-    MERGED: Form(_merging_pays, _against_merged),
-    SEQUENTIAL: Form(_turns_pay, _against_sequential),
+    MERGED: (_merging_pays, _against_merged),
+    SEQUENTIAL: (_turns_pay, _against_sequential),
 }
 
 
-def choose(asked: str | None, facts: Facts) -> Chosen:
+def choose(asked: str | None, facts: Facts) -> tuple[str, int | None]:
     """Selects the form of the lanes' local steps.
 
     Args:
         asked: one of FORMS; None takes the fastest known form.
         facts: facts about these steps.
 
+    Returns:
+        One of FORMS, and the number of lanes that a merged gradient takes at a time;
+        None is all.
+
     Raises:
         Unfit: this loss or this strategy cannot take the form; the message says why.
     """
-    for name, form in _TABLE.items():
-        if asked != name and (asked or not form.pays(facts)):
+    for name, (pays, against) in _TABLE.items():
+        if asked != name and (asked or not pays(facts)):
             continue
-        why = next((why for is_so, why in form.against(facts) if is_so), None)
+        why = next((why for is_so, why in against(facts) if is_so), None)
         if asked and why:
             raise Unfit(f"lane_form cannot be {asked!r}: {why}")
         if not why:
-            return Chosen(name, facts.group() if name == MERGED else None)
-    return Chosen(VECTORIZED)
+            return name, facts.group() if name == MERGED else None
+    return VECTORIZED, None
 
 
 def check_mean(

@@ -46,7 +46,8 @@ def loss(worker: Worker, layout: Layout, one: One) -> Any:
     def program(x: One) -> jax.Array:
         return worker.metrics(x.replica, x.batch, x.key, x.data, 0)["loss"]
 
-    return layout.traced(program, one)[0].jaxpr
+    with layout.inside():
+        return layout.traced(program, one)[0].jaxpr
 
 
 def losses(worker: Worker, layout: Layout, one: One) -> tuple[Any, Any]:

@@ -224,7 +224,9 @@ def _batch_axes(given: Sequence[str] | None, axes: Axes) -> tuple[str, ...]:
 def _widest(request: Request) -> tuple[Device, ...]:
     """Takes the most devices that divide the workers, or as many as the lanes need."""
     workers, backend, lanes, _, axes, _ = request
-    known, each = _by_process(), _size(axes)
+    # All devices, in one list for each process.
+    by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
+    known, each = [[*devices] for _, devices in by_process], _size(axes)
     if backend == "vmap" and len(known) > 1:
         raise ValueError(
             f"backend 'vmap' runs on one device, but there are {len(known)} processes: "
@@ -254,12 +256,6 @@ def _widest(request: Request) -> tuple[Device, ...]:
             f"there are {sum(map(len, known))}: use {fewer}"
         )
     return tuple(d for devices in known for d in devices[: fits[0] // step * each])
-
-
-def _by_process() -> list[list[Device]]:
-    """Returns all devices, in one list for each process."""
-    by_process = groupby(sorted(jax.devices(), key=_process_of), _process_of)
-    return [[*devices] for _, devices in by_process]
 
 
 def _chosen(devices: Any) -> tuple[Device, ...]:
