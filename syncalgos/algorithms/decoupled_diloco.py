@@ -40,8 +40,8 @@ def decoupled_diloco(
     present params θ of the workers that have answered:
 
         g ← Σ c (x - θ) / Σ c
-        radial: n ← Σ c |x - θ| / Σ c;   d ← Σ c (x - θ) / |x - θ| / Σ c
-            g ← n d / |d|, leaf by leaf
+        n ← Σ c |x - θ| / Σ c;   d ← Σ c (x - θ) / |x - θ| / Σ c   if radial
+        g ← n d / |d|, leaf by leaf                                if radial
         m ← μ m + g;   x ← x - η (g + μ m);   all θ ← x
 
     where c counts a worker's local steps since the fragment's last merge, x starts at
