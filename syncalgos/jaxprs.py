@@ -105,13 +105,9 @@ def axes(equation: Any, mapped: Container[str] = ()) -> list[str]:
     # are the axes of an array.
     if equation.primitive.name in SILENT:
         return []
-    return [
-        x
-        for key, value in equation.params.items()
-        for x in jax.tree.leaves(value)
-        if isinstance(x, str)
-        and (key.startswith("ax") or (x in mapped and key != "name"))
-    ]
+    values = [(k, x) for k, v in equation.params.items() for x in jax.tree.leaves(v)]
+    texts = [(k, x) for k, x in values if isinstance(x, str)]
+    return [x for k, x in texts if k.startswith("ax") or (x in mapped and k != "name")]
 
 
 def inner(equation: Any) -> list[Any]:

@@ -89,9 +89,5 @@ MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def named(opt_state: Any, names: Container[str]) -> list[str]:
     """Returns those of these class names that occur in an optimizer's state."""
-
-    def is_one(node: Any) -> bool:
-        return type(node).__name__ in names
-
-    nodes = jax.tree.leaves(opt_state, is_leaf=is_one)
-    return [type(node).__name__ for node in filter(is_one, nodes)]
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: type(x).__name__ in names)
+    return [name for x in nodes if (name := type(x).__name__) in names]
