@@ -96,6 +96,8 @@ def participating(
     center that is the mean of replicas and, in `DataParallel`, the center's buffers and
     the metrics.
 
+    What a worker contributes keeps its dtype: in float16 it overflows beyond 65,504.
+
     Args:
         strategy: a strategy that combines replicas or gradients by a mean. In a
             `chain`, each member is weighted on its own.
