@@ -125,7 +125,7 @@ COMBINED = {
     ),
     "clipped": lambda x: sa.reduce_with(reducers.clipped(x)),
     "error_feedback": (
-        lambda x: sa.reduce_with(reducers.error_feedback(reducers.top_k(0.3), x))
+        lambda x: sa.reduce_with(reducers.error_feedback(reducers.top_k(0.3), decay=x))
     ),
 }
 
