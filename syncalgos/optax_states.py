@@ -3,10 +3,11 @@
 A test looks for each name, and each field, in the installed optax.
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 _OTHERS = "needs the loss at other params, which a local step does not compute"
 _SEARCH = f"a line search {_OTHERS}"
@@ -91,3 +92,54 @@ def named(opt_state: Any, names: Container[str]) -> list[str]:
     """Returns those of these class names that occur in an optimizer's state."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: type(x).__name__ in names)
     return [name for x in nodes if (name := type(x).__name__) in names]
+
+
+def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any:
+    """Changes the first or the second moments of an optimizer.
+
+    Args:
+        order: 1 or 2, for the first or the second moments.
+        change: moments, shaped like params -> new ones of the same shapes.
+        opt_state: the state of any optax optimizer.
+
+    Returns:
+        opt_state with these moments changed; unchanged if it holds no arrays of floats.
+
+    Raises:
+        ValueError: opt_state holds arrays of floats, but no state from MOMENTS.
+    """
+    found = []
+
+    def node(state):
+        if not _is_known(state):
+            return state
+        found.append(state)
+        fields = MOMENTS[type(state).__name__][order - 1]
+        return state._replace(**{f: change(getattr(state, f)) for f in fields})
+
+    changed = jax.tree.map(node, opt_state, is_leaf=_is_known)
+    if not found and any(map(_is_array_of_floats, jax.tree.leaves(opt_state))):
+        names = ", ".join(sorted(_names(opt_state)))
+        raise ValueError(
+            f"the optimizer's state ({names}) has no moments that can be averaged: use "
+            "adam, sgd with momentum, or another optimizer of optax"
+        )
+    return changed
+
+
+def _is_known(state: Any) -> bool:
+    """Whether a node of opt_state is one of optax's states with moments."""
+    return type(state).__name__ in MOMENTS and hasattr(state, "_replace")
+
+
+def _is_array_of_floats(x: Any) -> bool:
+    """Whether a leaf is an array of floats, unlike counts and hyperparameters."""
+    return jnp.ndim(x) > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def _names(state: Any) -> set[str]:
+    """The names of the classes of states in a chain that hold arrays of floats."""
+    if type(state) is tuple:
+        return set().union(*map(_names, state))
+    holds = any(map(_is_array_of_floats, jax.tree.leaves(state)))
+    return {type(state).__name__} if holds else set()

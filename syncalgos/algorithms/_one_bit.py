@@ -1,7 +1,7 @@
 """The moments of 1-bit Adam and 0/1 Adam, and a mean that is sent as signs."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ import optax
 
 from syncalgos import checks
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators.moments import largest_step
 from syncalgos.dtypes import root, zeros
 from syncalgos.reducers import hops, signs, stacking
 from syncalgos.reducers.reducer import over_leaves
@@ -48,6 +47,22 @@ class Adam(NamedTuple):
         steps = jax.tree.map(step, first, second)
         most = largest_step(self.b1, self.b2)
         return optax.tree.clip(steps, -most, most)
+
+
+def largest_step(b1: Any, b2: Any) -> Any:
+    """The upper bound of |m| / √v for Adam's moments; infinity if there is none.
+
+    Args:
+        b1: the decay of m, at least 0 and below 1.
+        b2: the decay of v.
+    """
+    # By the Cauchy-Schwarz inequality. Without a bound, 1-bit Adam on digits diverged
+    # within 13 steps.
+    bounded = b1**2 < b2
+    if not checks.is_traced(bounded):
+        return (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if bounded else jnp.inf
+    square = (1 - b2) * (1 - b1**2 / jnp.where(bounded, b2, 1))
+    return jnp.where(bounded, (1 - b1) / jnp.where(bounded, square, 1) ** 0.5, jnp.inf)
 
 
 def checked(where: str, b1: float, b2: float, eps: float) -> Adam:

@@ -1,11 +1,17 @@
 """Asynchronous DiLoCo: workers of different speeds that do not wait for each other."""
 
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.anchors import outer_rates
-from syncalgos.combinators import asynchrony, servers
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.dtypes import if_finite, narrow, weak, widen, zeros
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
 
 
 def async_diloco(
@@ -75,14 +81,12 @@ def async_diloco(
     Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
     algorithm 3, and DyLU (dynamic_steps).
     """
-    clock_of = asynchrony.even_clocks("async_diloco", period, slowest, dynamic_steps)
+    clock_of = even_clocks("async_diloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("async_diloco", outer_lr, outer_momentum)
     early = checks.real("async_diloco: early_momentum", early_momentum, least=0)
     if buffer is not None:
         buffer = checks.whole("async_diloco: buffer", buffer, least=1)
 
-    # Delayed Nesterov as in the paper and HALoS's code; the published toy weighs
-    # updates by staleness, and lacks the immediate Δ / B.
     def push(server, update, _):
         count = collectives.size(axis) if buffer is None else buffer
         if not checks.is_traced(early) and early * count > 1:
@@ -90,8 +94,58 @@ def async_diloco(
                 f"async_diloco: early_momentum must be at most 1 / {count}, for a "
                 f"buffer of {count} updates, got {early:g}"
             )
-        return servers.delayed_nesterov(server, update, lr, momentum, count, early)
+        return Nesterov(lr, momentum, count, early).step(server, update)
 
-    return asynchrony.asynchronous(
-        "async_diloco", servers.new_server, push, clock_of, optimizer, axis
-    )
+    return asynchronous("async_diloco", begun, push, clock_of, optimizer, axis)
+
+
+class Server(NamedTuple):
+    """The server of an algorithm with delayed Nesterov steps.
+
+    Attributes:
+        params: the model x.
+        velocity: the momentum m.
+        total: D, the sum of the updates since the momentum last changed.
+        arrived: the number of these updates, an int32 scalar.
+    """
+
+    params: PyTree
+    velocity: PyTree
+    total: PyTree
+    arrived: jax.Array
+
+
+def begun(params: PyTree) -> Server:
+    """The server before any update, at least float32."""
+    zero = zeros(params)
+    return Server(widen(params), zero, zero, jnp.int32(0))
+
+
+class Nesterov(NamedTuple):
+    """Delayed Nesterov steps: η, β, B and c in the formulas of `async_diloco`.
+
+    As in the paper and in HALoS's code: the published toy weighs updates by staleness,
+    and lacks the immediate Δ / B.
+    """
+
+    lr: float
+    momentum: float
+    buffer: int | jax.Array
+    early: float = 0.0
+
+    def step(self, server: Server, update: PyTree) -> Server:
+        """The server after an update Δ, which is dropped unless it is finite."""
+        buffer, early = self.buffer, self.early
+        is_last = (server.arrived + 1) % buffer == 0
+        share = jnp.where(is_last, 1 - early * buffer + early, early)
+        by = buffer if isinstance(buffer, int) else weak("buffer", buffer)
+
+        def leaf(x, m, d, u):
+            d = d + u
+            m = jnp.where(is_last, self.momentum * m + d / by, m)
+            x = x - self.lr * (share * self.momentum * m + u / by)
+            return x, m, jnp.where(is_last, 0, d)
+
+        x, m, d = over_leaves(leaf, 3, *server[:3], update)
+        new = Server(x, m, d, (server.arrived + 1) % buffer)
+        return if_finite(update, narrow(new, server), server)

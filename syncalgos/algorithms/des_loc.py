@@ -2,9 +2,9 @@
 
 from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
+from syncalgos.optax_states import map_moments
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
 
 

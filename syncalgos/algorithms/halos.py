@@ -1,15 +1,48 @@
 """HALoS: Async DiLoCo in regions, with regional servers and one global server."""
 
-from functools import partial
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
+from syncalgos.algorithms.async_diloco import Nesterov, Server, begun
 from syncalgos.anchors import outer_rates
-from syncalgos.combinators import asynchrony, servers
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.dtypes import if_finite, narrow, select, widen
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+
+
+class Region(NamedTuple):
+    """A region: its own server z, and its model s at its last exchange.
+
+    `arrived` is the number of updates since that exchange, an int32 scalar.
+    """
+
+    server: Server
+    merged: PyTree
+    arrived: jax.Array
+
+
+class Levels(NamedTuple):
+    """The global server, and the regions."""
+
+    top: Server
+    regions: tuple[Region, ...]
+
+    @property
+    def params(self) -> PyTree:
+        """The global model x."""
+        return self.top.params
+
+    def of(self, region: jax.Array) -> Region:
+        """A region by its index."""
+        chosen = self.regions[0]
+        for number, each in enumerate(self.regions):
+            chosen = select(region == number, each, chosen)
+        return chosen
 
 
 def halos(
@@ -83,7 +116,7 @@ def halos(
     Source: Kim et al., "HALoS: hierarchical asynchronous local SGD over slow networks
     for geo-distributed large language model training", ICML 2025, algorithm 1.
     """
-    clock_of = asynchrony.even_clocks("halos", period, slowest)
+    clock_of = even_clocks("halos", period, slowest)
     regions = checks.whole("halos: regions", regions, least=1)
     near = outer_rates("halos", outer_lr, outer_momentum)
     global_lr = checks.real("halos: global_lr", global_lr, above=0)
@@ -95,18 +128,31 @@ def halos(
     def region_of(worker):
         return worker * regions // collectives.size(axis)
 
-    def push(server, update, worker):
+    def serve(params):
+        region = Region(begun(params), widen(params), jnp.int32(0))
+        return Levels(begun(params), (region,) * regions)
+
+    def push(levels, update, worker):
         workers = collectives.size(axis)
         sizes = np.bincount(region_of(np.arange(workers)), minlength=regions)
         alike, region = len({*sizes}) == 1, region_of(worker)
         members = int(sizes[0]) if alike else jnp.array(sizes, jnp.int32)[region]
-        rates = (*near, members), (*far, int(np.sum(sizes > 0)))
-        return servers.two_levels(server, update, region, *rates, alpha, updates)
+        own = levels.of(region)
+        server = Nesterov(*near, members).step(own.server, update)
+        exchanges = own.arrived + 1 == updates
+        move = jax.tree.map(jnp.subtract, own.merged, server.params)
+        top = Nesterov(*far, int(np.sum(sizes > 0))).step(levels.top, move)
+        top = select(exchanges, top, levels.top)
+        mixed = jax.tree.map(
+            lambda z, x: z + alpha * (x - z), server.params, top.params
+        )
+        server = server._replace(params=select(exchanges, mixed, server.params))
+        merged = select(exchanges, mixed, own.merged)
+        new = Region(server, merged, jnp.where(exchanges, 0, own.arrived + 1))
+        each = [select(region == i, new, x) for i, x in enumerate(levels.regions)]
+        return if_finite(update, narrow(Levels(top, (*each,)), levels), levels)
 
-    def model_of(server, worker):
-        return server.of(region_of(worker)).server.params
+    def model_of(levels, worker):
+        return levels.of(region_of(worker)).server.params
 
-    serve = partial(servers.new_levels, regions=regions)
-    return asynchrony.asynchronous(
-        "halos", serve, push, clock_of, optimizer, axis, model_of
-    )
+    return asynchronous("halos", serve, push, clock_of, optimizer, axis, model_of)

@@ -1,12 +1,29 @@
 """HeLoCo: workers never wait; late updates are turned towards the momentum."""
 
+from typing import NamedTuple
+
 import jax
+import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.anchors import outer_rates
-from syncalgos.combinators import asynchrony, servers
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.dtypes import if_finite, narrow, norm, widen, zeros
+from syncalgos.reducers.reducer import over_leaves
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+
+TINY = 1e-8
+"""ε, the norm below which a leaf has no direction."""
+
+SHRINK_CAP, DOUBT = 0.5, 3.0  # b and κ, table 3
+
+
+class Server(NamedTuple):
+    """The server: the model x, and the momentum m, a mean of updates."""
+
+    params: PyTree
+    velocity: PyTree
 
 
 def heloco(
@@ -77,7 +94,7 @@ def heloco(
     Source: Asif et al., "HeLoCo: efficient asynchronous low-communication training
     under data and device heterogeneity", 2026, algorithm 2; details as in its code.
     """
-    clock_of = asynchrony.even_clocks("heloco", period, slowest, dynamic_steps)
+    clock_of = even_clocks("heloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("heloco", outer_lr, outer_momentum)
     if arrival_weight is not None:
         arrival_weight = checks.real("heloco: arrival_weight", arrival_weight, above=0)
@@ -85,17 +102,38 @@ def heloco(
     shrink = checks.real("heloco: shrink", shrink, least=0)
     turn = checks.real("heloco: turn", turn, least=0)
 
+    def serve(params):
+        return Server(widen(params), zeros(params))
+
     def push(server, update, _):
         root = collectives.size(axis) ** -0.5
         weight = root if arrival_weight is None else arrival_weight
-        update = servers.turned(update, server.velocity, aligned, shrink, turn)
-        update = jax.tree.map(lambda x: weight * x, update)
-        return servers.averaging_nesterov(server, update, lr, momentum)
+        update = jax.tree.map(
+            lambda x, m: weight * turned(x, m), update, server.velocity
+        )
 
+        def leaf(x, m, u):
+            m = momentum * m + (1 - momentum) * u
+            return x - lr * (u + momentum * m), m
+
+        new = Server(*over_leaves(leaf, 2, *server, update))
+        return if_finite(update, narrow(new, server), server)
+
+    def turned(x, m):
+        size, along = norm(x), norm(m)
+        u, v = x / jnp.maximum(size, TINY), m / jnp.maximum(along, TINY)
+        cosine = jnp.sum(u * v)
+        trust = size / (size + DOUBT * along + TINY)
+        share = jnp.minimum(-shrink * cosine * trust, SHRINK_CAP)
+        shrunk = x - share * cosine * size * v
+        share = jnp.minimum(turn * (1 - cosine) * trust, 1)
+        mixed = (1 - share) * u + share * v
+        rotated = size * mixed / jnp.maximum(norm(mixed), TINY)
+        kept = (cosine >= aligned) | (size < TINY) | (along < TINY)
+        return jnp.where(kept, x, jnp.where(cosine < 0, shrunk, rotated))
+
+    # A look-ahead: the worker starts from where the momentum alone would lead.
     def model_of(server, _):
         return jax.tree.map(lambda x, m: x - lr * momentum * m, *server)
 
-    # A look-ahead: the worker starts from where the momentum alone would lead.
-    return asynchrony.asynchronous(
-        "heloco", servers.new_averaging, push, clock_of, optimizer, axis, model_of
-    )
+    return asynchronous("heloco", serve, push, clock_of, optimizer, axis, model_of)

@@ -1,18 +1,34 @@
 """PALSGD: DiLoCo with some local steps back towards the anchor."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
+from syncalgos.algorithms._asynchrony import require_inner
 from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.local_steps import changed_steps
+from syncalgos.combinators.introspection import Combination, inner_center
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
+
+
+class PalsgdState(NamedTuple):
+    """State of `palsgd`.
+
+    Attributes:
+        strategy: the state of `outer_step`.
+        before: params, at least float32 and not rounded to their own dtype, and
+            opt_state before the local step.
+    """
+
+    strategy: PyTree
+    before: tuple[PyTree, PyTree]
 
 
 def palsgd(
@@ -83,20 +99,52 @@ def palsgd(
     if optimizer is not None:
         check_optimizer("palsgd: optimizer", optimizer)
 
-    def change(before, after, center, step):
-        pulls = jax.random.uniform(common_key(seed, step), (), jnp.float32) < chance
-        share = rate(step) * proximal / chance
+    def held(params, opt_state):
+        return widen(params), () if optimizer is None else opt_state
 
-        def leaf(x, new, c):
-            u = widen(new) - widen(x.astype(new.dtype))  # from where it began
-            return jnp.where(pulls, x - share * (x - c), x + u / (1 - chance))
+    def around(synced: Strategy) -> Strategy:
+        def init(params):
+            opt_state = () if optimizer is None else optimizer.init(params)
+            return PalsgdState(synced.init(params), held(params, opt_state))
 
-        params = jax.tree.map(leaf, before.params, after.params, center)
-        return after._replace(
-            params=narrow(params, before.params),
-            opt_state=select(pulls, before.opt_state, after.opt_state),
+        def note(grads, replica, state, step):
+            kept, _ = state.before
+            before = params, opt_state = held(replica.params, replica.opt_state)
+            require_inner("palsgd", state.before, before)
+            # What rounding took from the replica stays, unless others changed it.
+            same = jax.tree.map(jnp.equal, narrow(kept, replica.params), replica.params)
+            params = jax.tree.map(jnp.where, same, kept, params)
+            return grads, state._replace(before=(params, opt_state))
+
+        def sync(replica, state, step):
+            drawn = jax.random.uniform(common_key(seed, step), (), jnp.float32)
+            pulls, share = drawn < chance, rate(step) * proximal / chance
+            params, opt_state = state.before
+            anchor = synced.center(params, state.strategy)
+
+            def leaf(x, new, c):
+                u = widen(new) - widen(x.astype(new.dtype))  # from where it began
+                return jnp.where(pulls, x - share * (x - c), x + u / (1 - chance))
+
+            new = jax.tree.map(leaf, params, replica.params, anchor)
+            moved = replica._replace(params=narrow(new, params))
+            if optimizer is not None:
+                moved = moved._replace(
+                    opt_state=select(pulls, opt_state, replica.opt_state)
+                )
+            new, own = synced.sync(moved, state.strategy, step)
+            rounded = new._replace(params=narrow(new.params, replica.params))
+            return rounded, PalsgdState(own, (new.params, opt_state))
+
+        return synced._replace(
+            init=init,
+            reduce=OwnGrads(note),
+            sync=Combination(
+                sync, (synced,), lambda other: around(other(synced)), kind="clocked"
+            ),
+            center=inner_center(synced),
+            acts=None,
+            learning_rate=learning_rate,
         )
 
-    synced = every(outer_step(outer, axis=axis), period)
-    made = changed_steps("palsgd", synced, change, optimizer)
-    return made._replace(learning_rate=learning_rate)
+    return around(every(outer_step(outer, axis=axis), period))

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any, Literal
 
 from syncalgos import checks
+from syncalgos.algorithms import _fragments as cuts
 from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators import fragments as cuts
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.delayed import delayed
 from syncalgos.combinators.masked import masked

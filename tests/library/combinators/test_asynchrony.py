@@ -10,7 +10,8 @@ from tiers import tiers
 from trees import assert_equal
 
 import syncalgos as sa
-from syncalgos.combinators import asynchrony, servers
+from syncalgos.algorithms import _asynchrony as asynchrony
+from syncalgos.algorithms.async_diloco import Nesterov, begun
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -36,19 +37,18 @@ PRINTED = [
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
 def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server = servers.new_server(np.array(start))
+    server, rule = begun(np.array(start)), Nesterov(0.5, 0.9, 2, early)
     written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
     for update, after in zip(updates, expected, strict=True):
-        server = servers.delayed_nesterov(server, np.array(update), 0.5, 0.9, 2, early)
+        server = rule.step(server, np.array(update))
         np.testing.assert_allclose(server.params, after, rtol=1e-12)
         np.testing.assert_allclose(written.push(np.array(update)), after, rtol=1e-12)
 
 
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
-    before = servers.delayed_nesterov(
-        servers.new_server(np.ones(2)), np.ones(2), 0.5, 0.9, 2, 0.0
-    )
-    after = servers.delayed_nesterov(before, np.array([1.0, np.nan]), 0.5, 0.9, 2, 0.0)
+    rule = Nesterov(0.5, 0.9, 2)
+    before = rule.step(begun(np.ones(2)), np.ones(2))
+    after = rule.step(before, np.array([1.0, np.nan]))
     assert_equal(after, before)
 
 

@@ -7,7 +7,7 @@ from reducing import shapes_of
 
 from models import gpt
 from syncalgos import communication, masked, model_averaging, streaming_diloco
-from syncalgos.combinators import fragments
+from syncalgos.algorithms import _fragments as fragments
 
 GPT2 = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
 

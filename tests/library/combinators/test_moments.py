@@ -14,8 +14,8 @@ import pytest
 from optax import contrib
 
 from syncalgos import optax_states
-from syncalgos.combinators.moments import map_moments
 from syncalgos.combinators.primitives import restart
+from syncalgos.optax_states import map_moments
 
 
 class Encoder(NamedTuple):

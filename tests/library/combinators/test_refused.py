@@ -9,7 +9,7 @@ from optax import contrib
 from problems.quadratics import START, train, unflatten
 
 import syncalgos as sa
-from syncalgos.combinators import moments
+from syncalgos import optax_states
 
 AVERAGED = sa.model_averaging(4)
 DECIDED = sa.dynamic_averaging(1)
@@ -44,7 +44,7 @@ def synced(strategy):
 
 def moments_of(optimizer):
     """Looks for the second moments of an optimizer."""
-    moments.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
+    optax_states.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
 
 
 CALLS = [
