@@ -368,7 +368,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         delay = delay_of_sends(run.config, run.task, method.algorithm)
         moved = {**sends.to_json(sends.sends(sent)), "delay": delay}
     decided = None
-    if introspection.has(method.strategy, "decided"):
+    if introspection.kinds(method.strategy, introspection.Decided):
         decided = len({step for step, _ in progress.decided})
     devices = run.config.worker_devices
     return {

@@ -1,6 +1,7 @@
 """Simulated workers around a server, which do not wait for each other."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Combination
+from syncalgos.combinators.introspection import Combination, Landing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking import shards
@@ -162,7 +163,7 @@ def asynchronous(
         where,
         Strategy(
             lambda params: (serve(params), widen(params)),
-            sync=Combination(act, lands=lands),
+            sync=Combination(act, kind=Landing(lands)),
             center=lambda params, state: narrow(state.server.params, params),
             axis=axis,
         ),
@@ -201,7 +202,7 @@ def at_own_speeds(
         where,
         strategy._replace(
             init=lambda params: (strategy.init(params), ()),
-            sync=Combination(act, lands=lambda s: introspection.lands(strategy, s)),
+            sync=Combination(act, kind=Landing(partial(introspection.lands, strategy))),
             center=introspection.inner_center(strategy),
             acts=None,
         ),
@@ -243,7 +244,7 @@ def _resting(where, strategy, clock_of, optimizer):
         return strategy.sync(replica._replace(params=params), state, step)
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
-    resting = Combination(sync, lands=strategy.sync.lands, kind="steady")
+    resting = Combination(sync, kind=strategy.sync.kind._replace(steady=True))
     return strategy._replace(init=init, reduce=OwnGrads(note), sync=resting)
 
 

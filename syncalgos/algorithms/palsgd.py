@@ -9,7 +9,7 @@ import optax
 from syncalgos import checks
 from syncalgos.algorithms._asynchrony import require_inner
 from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.introspection import Combination, inner_center
+from syncalgos.combinators.introspection import Clocked, Combination, inner_center
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, select, widen
@@ -140,7 +140,7 @@ def palsgd(
             init=init,
             reduce=OwnGrads(note),
             sync=Combination(
-                sync, (synced,), lambda other: around(other(synced)), kind="clocked"
+                sync, (synced,), lambda other: around(other(synced)), Clocked()
             ),
             center=inner_center(synced),
             acts=None,

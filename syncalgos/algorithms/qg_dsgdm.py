@@ -99,7 +99,8 @@ def qg_dsgdm(
         return replica._replace(params=params), state._replace(momentum=momentum)
 
     # Under a period the rate and the graph would need two clocks.
-    turns = introspection.Counted() if changes(graph) else None
-    sync = introspection.Combination(sync, turns=turns)
+    if changes(graph):
+        kind = introspection.Turning(introspection.Counted())
+        sync = introspection.Combination(sync, kind=kind)
     made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
     return made._replace(learning_rate=learning_rate)

@@ -12,6 +12,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
+from syncalgos.combinators.schedule import AT_EACH_STEP
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy, factory
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -84,7 +85,7 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
             "decided: strategy must sync replicas and not reduce gradients: combine it "
             "with other strategies by chain"
         )
-    if introspection.has(strategy, "clocked", "ema") or _follows(strategy):
+    if introspection.kinds(strategy, *AT_EACH_STEP) or _follows(strategy):
         raise ValueError(
             "decided: strategy must not act at every step, as delayed, paced, ema and "
             "phases of a strategy with its own center do: put decided inside them"
@@ -109,7 +110,9 @@ def _reduces(strategy: Strategy) -> bool:
 def _follows(strategy: Strategy) -> bool:
     """Whether a phase inside makes its state anew at each step outside of it."""
     return any(
-        introspection.combination(x).kind == "phase" and introspection.has_center(x)
+        isinstance(kind := introspection.kind_of(x), introspection.Gated)
+        and kind.phase
+        and introspection.has_center(x)
         for x in introspection.parts(strategy)
     )
 
@@ -143,16 +146,14 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         return replica, state._replace(decision=decision)
 
     # A whole without members, as the vote reads the state of the strategy inside.
-    whole = introspection.Combination(
-        sync,
-        lands=partial(introspection.lands, strategy),
-        kind="decided",
-        behind=lambda extra: _decided(strategy, vote, chain(then, extra)),
+    kind = introspection.Decided(
+        partial(introspection.lands, strategy),
+        lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=whole,
+        sync=introspection.Combination(sync, kind=kind),
         center=introspection.inner_center(strategy),
         acts=None,
         sees_loss=strategy.sees_loss or then.sees_loss,

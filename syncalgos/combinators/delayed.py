@@ -117,7 +117,7 @@ def delayed(
         mixes = checks.is_traced(alpha) or alpha
         return introspection.innermost(mixed, strategy) if mixes else strategy
     gates, member = introspection.under_gates(strategy)
-    if introspection.combination(member).delay:
+    if isinstance(introspection.kind_of(member), introspection.Delayed):
         raise ValueError("delayed: strategy is delayed already: add up the delays")
     if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
@@ -262,9 +262,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         sync if syncs else keep_replica,
         (strategy,),
         lambda change: delayed(change(strategy), delay, alpha=alpha, arrival=arrival),
-        arrives if syncs else None,
-        kind="clocked",
-        delay=delay,
+        introspection.Delayed(delay, arrives if syncs else None),
     )
     acts = introspection.at_any(introspection.acting_steps(strategy), arrives)
     return strategy._replace(

@@ -6,7 +6,12 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.combinators import introspection, participation
-from syncalgos.combinators.introspection import Combination, axis_of, inner_reduce
+from syncalgos.combinators.introspection import (
+    Clocked,
+    Combination,
+    axis_of,
+    inner_reduce,
+)
 from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import PyTree, Strategy, check_strategy, factory
 
@@ -102,7 +107,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
             sync,
             (strategy,),
             lambda change: ema(change(strategy), decay),
-            kind="ema",
+            Clocked(averages=True),
         ),
         center=center,
         acts=None,

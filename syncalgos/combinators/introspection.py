@@ -8,7 +8,7 @@ this module recognises defaults and declared forms.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -44,38 +44,90 @@ class Rounds(NamedTuple):
     during: Steps | None = None
 
 
-Kind = Literal["plain", "phase", "clocked", "ema", "steady", "decided"]
-"""The work of a combinator at steps at which its member does nothing.
+class Gated(NamedTuple):
+    """`when`: the member is called at these steps alone.
 
-plain: none. phase: `until` and `after`; outside of its phase the member does not exist.
-clocked: it works at every local step, as a delay does, so that `when` must be applied
-inside it. ema: so does a moving average, which changes the center alone. steady: it
-acts at every local step, and `when` is refused. decided: the workers' data tell when
-the member acts.
-"""
+    A phase is that of `until` and `after`: outside of it the member does not exist.
+    """
+
+    steps: Steps
+    phase: bool = False
+
+
+class Delayed(NamedTuple):
+    """`delayed`: it works at every local step, so `when` must be applied inside it.
+
+    Attributes:
+        delay: local steps from sending to landing.
+        lands: the steps at which params land; None: no params are sent.
+    """
+
+    delay: int
+    lands: Steps | None
+
+
+class Clocked(NamedTuple):
+    """A combinator that works at every local step, as a delay does.
+
+    Attributes:
+        rounds: the workers' weights, if some of them never make a local step.
+        averages: whether it changes the center alone, as `ema` does.
+    """
+
+    rounds: tuple[Rounds, ...] = ()
+    averages: bool = False
+
+
+class Landing(NamedTuple):
+    """A whole whose syncs are at other steps than those at which it acts.
+
+    If it is steady, it must act at every local step, and `when` is refused.
+    """
+
+    lands: Steps
+    steady: bool = False
+
+
+class Decided(NamedTuple):
+    """A whole that acts when the workers' data ask for it.
+
+    Attributes:
+        lands: the steps at which it may act.
+        behind: extra -> the same strategy, with `extra` applied after it whenever it
+            acts.
+    """
+
+    lands: Steps
+    behind: Callable[[Strategy], Strategy]
+
+
+class Weighted(NamedTuple):
+    """A whole whose workers are weighted; see `participating`."""
+
+    rounds: tuple[Rounds, ...]
+
+
+class Turning(NamedTuple):
+    """A whole that takes turns, such as the links of a graph that changes.
+
+    Attributes:
+        turns: number -> the same strategy that takes its turns by number(step), and not
+            by the local step.
+    """
+
+    turns: Callable[[Callable[[Any], Any]], Strategy]
 
 
 class Combination(NamedTuple):
-    """A sync that a combinator made, and what it was made of.
+    """A sync that tells what it was made of.
 
     Attributes:
         call: (replica, state, step) -> (replica, state), the sync itself.
         members: the strategies inside; () for a whole, which combinators must not take
             apart.
         rebuild: f -> the same combinator around f(member), for each of its members.
-        lands: step -> whether the replica receives a result at this step; None:
-            whenever a member's lands, or without members whenever the sync acts.
-        condition: step -> whether `when` or a phase calls its member; None for other
-            combinators.
-        kind: what the combinator itself does at other steps.
-        delay: local steps from sending to landing.
-        behind: extra -> the same strategy, with `extra` applied after it whenever the
-            data decide to act; None if the step alone decides.
-        rounds: the schedules of the workers' weights, which are multiplied; (): all
-            workers weigh the same.
-        turns: number -> the same strategy that takes its turns, such as the links of a
-            graph that changes, by number(step) and not by the local step; None: it has
-            no turns.
+        kind: what tells when it acts, one of the classes above; None: its members or,
+            for a whole, `Strategy.acts`.
     """
 
     # This object is the sync itself, not a field beside it: `_replace(sync=…)` then
@@ -83,13 +135,7 @@ class Combination(NamedTuple):
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[[Change], Strategy] | None = None
-    lands: Steps | None = None
-    condition: Steps | None = None
-    kind: Kind = "plain"
-    delay: int = 0
-    behind: Callable[[Strategy], Strategy] | None = None
-    rounds: tuple[Rounds, ...] = ()
-    turns: Callable[[Callable[[Any], Any]], Strategy] | None = None
+    kind: Any = None
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -103,6 +149,11 @@ def combination(strategy: Strategy) -> Combination:
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
+def kind_of(strategy: Strategy) -> Any:
+    """The kind of a strategy; see `Combination`."""
+    return combination(strategy).kind
+
+
 def parts(strategy: Strategy) -> Iterator[Strategy]:
     """Yields a strategy, and all strategies inside it."""
     yield strategy
@@ -110,9 +161,9 @@ def parts(strategy: Strategy) -> Iterator[Strategy]:
         yield from parts(member)
 
 
-def inside(strategy: Strategy) -> Iterator[Combination]:
-    """The structure of a strategy, and those of all strategies inside it."""
-    return map(combination, parts(strategy))
+def kinds(strategy: Strategy, *of: type) -> list[Any]:
+    """The kinds of these classes in a strategy and in all strategies inside it."""
+    return [x for x in map(kind_of, parts(strategy)) if isinstance(x, of)]
 
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:
@@ -131,9 +182,9 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates = []
-    while (made := combination(strategy)).condition and made.kind == "plain":
-        gates.append(made.condition)
-        [strategy] = made.members
+    while isinstance(kind := kind_of(strategy), Gated) and not kind.phase:
+        gates.append(kind.steps)
+        [strategy] = combination(strategy).members
     return gates, strategy
 
 
@@ -198,40 +249,35 @@ def lands(strategy: Strategy, step: Any) -> Any:
     strategies the steps at which they act.
     """
     made = combination(strategy)
-    if made.lands is not None:
-        return made.lands(step)
+    if (own := getattr(made.kind, "lands", None)) is not None:
+        return own(step)
     if not made.members:
         return acts(strategy, step)
     each = [lands(member, step) for member in made.members]
     landed = functools.reduce(jnp.logical_or, each)
-    if made.condition is None:
-        return landed
-    return jnp.logical_and(made.condition(step), landed)
+    if isinstance(made.kind, Gated):
+        return jnp.logical_and(made.kind.steps(step), landed)
+    return landed
 
 
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy ever changes replicas, and not only gradients."""
-    wholes = [x for x in inside(strategy) if not x.members]
-    return any(x.call is not keep_replica for x in wholes)
+    made = map(combination, parts(strategy))
+    return any(not x.members and x.call is not keep_replica for x in made)
 
 
 def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
     """The weights of workers in a strategy, once for each schedule and phase."""
     made = combination(strategy)
     inside = [each for member in made.members for each in rounds(member)]
-    if (condition := made.condition) is not None:  # the members do not know it
+    if isinstance(gate := made.kind, Gated):  # the members do not know it
         inside = [
-            x._replace(lands=x.lands and at_both(condition, x.lands)) for x in inside
+            x._replace(lands=x.lands and at_both(gate.steps, x.lands)) for x in inside
         ]
-        if made.kind == "phase":
-            inside = [x._replace(during=at_both(condition, x.during)) for x in inside]
-    each = [*made.rounds, *inside]
+        if gate.phase:
+            inside = [x._replace(during=at_both(gate.steps, x.during)) for x in inside]
+    each = [*getattr(made.kind, "rounds", ()), *inside]
     return tuple({(x.schedule, x.during): x for x in each}.values())
-
-
-def has(strategy: Strategy, *kinds: Kind) -> bool:
-    """Whether a strategy is, or has inside, a combinator of one of these kinds."""
-    return any(x.kind in kinds for x in inside(strategy))
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:
@@ -242,7 +288,7 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     """
     # Delays and partial participation look up the steps that send before any data is
     # known.
-    if has(strategy, "decided"):
+    if kinds(strategy, Decided):
         raise ValueError(
             f"{where}: the steps at which this strategy syncs must be fixed, but here "
             "the workers' data decide on them (see `decided`)"
@@ -255,7 +301,7 @@ def check_no_turns(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: it is such a strategy.
     """
-    if any(x.turns for x in inside(strategy)):
+    if kinds(strategy, Turning):
         raise ValueError(f"{where}: {_TURNS}")
 
 
@@ -285,11 +331,11 @@ def in_turns(graph: Any, strategy: Strategy) -> Strategy:
 
         return strategy._replace(reduce=reduce_like(reduce, strategy), sync=sync)
 
-    return strategy._replace(sync=Combination(strategy.sync, turns=turns))
+    return strategy._replace(sync=Combination(strategy.sync, kind=Turning(turns)))
 
 
 class Counted(NamedTuple):
-    """A function that refuses to count turns once more; see Combination.turns.
+    """A function that refuses to count turns once more; see Turning.
 
     Attributes:
         period: the period whose syncs are counted; None: the strategy counts itself.
@@ -311,7 +357,7 @@ def check_not_steady(where: str, strategy: Strategy) -> None:
     Raises:
         ValueError: it is such a strategy.
     """
-    if has(strategy, "steady"):
+    if any(x.steady for x in kinds(strategy, Landing)):
         raise ValueError(
             f"{where}: this strategy acts at every local step, as async_diloco does to "
             "hold slower workers back: set the strategy's own period instead"

@@ -190,12 +190,13 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     # A whole, as its state is one: combinators must not take it apart.
     landing = partial(introspection.lands, strategy)
     gated = introspection.combination(when(Strategy(sync=sync), landing)).call
+    each = introspection.Rounds(schedule, landing if syncs else None)
     return strategy._replace(
         init=init,
         reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             gated if syncs else keep_replica,
-            rounds=(introspection.Rounds(schedule, landing if syncs else None),),
+            kind=introspection.Weighted((each,)),
         ),
         center=introspection.inner_center(strategy),
         acts=landing if syncs else introspection.never,
@@ -209,7 +210,7 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
         ValueError: the syncs arrive after several delays.
     """
     rounds = [x for x in introspection.rounds(strategy) if x.lands is not None]
-    delays = {x.delay for x in introspection.inside(strategy)} - {0}
+    delays = {x.delay for x in introspection.kinds(strategy, introspection.Delayed)}
     if not rounds:
         return extra
     if len(delays) > 1:
@@ -410,9 +411,11 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         raise ValueError(f"paced: local_steps must be a list of numbers, got {got}")
     label = "paced: each of local_steps"
     quotas = [checks.whole(label, quota, least=0) for quota in local_steps]
-    if introspection.combination(strategy).kind == "ema":  # its mean leaves rests out
+    clocked = introspection.kinds(strategy, introspection.Clocked)
+    averaged = [x for x in clocked if x.averages]
+    if introspection.kind_of(strategy) in averaged:  # its mean leaves rests out
         return introspection.rebuilt(strategy, lambda each: paced(each, quotas))
-    if introspection.has(strategy, "ema"):
+    if averaged:
         raise ValueError("paced: a member is an ema: put ema around the whole strategy")
     axis = introspection.axis_of(strategy)
 
@@ -426,6 +429,8 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
 
     def moves_at_all(step, workers):
         return jnp.array(quotas) > 0
+
+    rests = (introspection.Rounds(moves_at_all, None),) if 0 in quotas else ()
 
     # At the start of a step: strategies chained behind this one have acted by then.
     def reduce(grads, replica, state, step):
@@ -446,8 +451,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
             sync,
             (strategy,),
             lambda change: paced(change(strategy), quotas),
-            kind="clocked",
-            rounds=(introspection.Rounds(moves_at_all, None),) if 0 in quotas else (),
+            introspection.Clocked(rests),
         ),
         center=introspection.inner_center(strategy),
         acts=None,

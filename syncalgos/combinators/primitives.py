@@ -208,12 +208,11 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # If the data decide, only the code inside the branch knows of a sync.
-    if not introspection.has(strategy, "decided"):
+    if not introspection.kinds(strategy, introspection.Decided):
         extra = as_weighted(extra, strategy)
         return chain(strategy, when(extra, partial(introspection.lands, strategy)))
-    behind = introspection.combination(strategy).behind
-    if behind is not None:
-        return behind(extra)
+    if isinstance(kind := introspection.kind_of(strategy), introspection.Decided):
+        return kind.behind(extra)
 
     def change(member):
         return _behind(member, extra) if introspection.ever_syncs(member) else member

@@ -35,6 +35,10 @@ LONGEST = 2**30
 """The length of a round without an end, in local steps."""
 
 
+AT_EACH_STEP = introspection.Delayed, introspection.Clocked
+"""Kinds of combinators that work at every local step."""
+
+
 @factory
 def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """Applies a strategy only at steps where `active(step)`; else nothing is sent.
@@ -69,22 +73,23 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
-    if introspection.has(strategy, "clocked", "ema"):
+    if introspection.kinds(strategy, *AT_EACH_STEP):
         # With the condition around it, a delayed result would wait for the next period.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
     if isinstance(active, Period):
         _check_meeting(strategy, active)
     strategy = introspection.innermost(functools.partial(_in_turn, active), strategy)
-    return _gated(strategy, active, lambda f: _when(f(strategy), active), "plain")
+    gate = introspection.Gated(active)
+    return _gated(strategy, gate, lambda f: _when(f(strategy), active))
 
 
 def _gated(
     strategy: Strategy,
-    active: introspection.Steps,
+    gate: introspection.Gated,
     rebuild: Callable[[introspection.Change], Strategy],
-    kind: introspection.Kind,
 ) -> Strategy:
-    """Calls a strategy only at steps where `active(step)`."""
+    """Calls a strategy only at the steps of a gate."""
+    active = gate.steps
 
     def reduce(grads, replica, state, step):
         return lax.cond(
@@ -105,8 +110,7 @@ def _gated(
         sync if introspection.ever_acts(strategy) else keep_replica,
         (strategy,),
         rebuild,
-        condition=active,
-        kind=kind,
+        gate,
     )
     return strategy._replace(
         reduce=introspection.reduce_like(reduce, strategy),
@@ -119,24 +123,25 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     """Lets a whole take its turns each time that it acts under a condition."""
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
-    turns = introspection.combination(strategy).turns
-    if turns is None or isinstance(active, WithLast | Between):
+    kind = introspection.kind_of(strategy)
+    followed = not isinstance(active, WithLast | Between)
+    if not (isinstance(kind, introspection.Turning) and followed):
         return strategy
     if isinstance(active, Period):
         counted = introspection.Counted(active.period)
-        if turns == counted:
+        if kind.turns == counted:
             return strategy  # a combinator puts its period around each member
-        turned = turns(lambda step: step // active.period)
-        made = introspection.combination(turned)._replace(turns=counted)
-        return turned._replace(sync=made)
+        turned = kind.turns(lambda step: step // active.period)
+        kind = introspection.Turning(counted)
+        return turned._replace(sync=introspection.Combination(turned.sync, kind=kind))
     introspection.check_no_turns("when", strategy)
     return strategy
 
 
 def _check_meeting(strategy: Strategy, active: "Period") -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
-    for made in introspection.inside(strategy):
-        inner = made.condition
+    for gate in introspection.kinds(strategy, introspection.Gated):
+        inner = gate.steps
         if isinstance(inner, WithLast) and not active(inner.last):
             inner = inner.steps
         if isinstance(inner, Period) and (active.offset - inner.offset) % math.gcd(
@@ -252,8 +257,8 @@ def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     """Makes a whole: its members would lack reduce, which shares their state."""
-    landing = functools.partial(introspection.lands, gated)
-    sync = introspection.Combination(gated.sync, lands=landing)
+    landing = introspection.Landing(functools.partial(introspection.lands, gated))
+    sync = introspection.Combination(gated.sync, kind=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
@@ -355,7 +360,7 @@ def _phase(
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
-    gated = _gated(strategy, active, rebuild, "phase")
+    gated = _gated(strategy, introspection.Gated(active, phase=True), rebuild)
     follows = introspection.has_center(strategy)
 
     def following(replica, state, step):
@@ -379,15 +384,15 @@ def _phase(
 
 def _check_arrived(strategy: Strategy, s: int) -> None:
     """Refuses a phase that ends while params are under way."""
-    for made in introspection.inside(strategy):
-        if not made.delay or made.lands is None:
+    for delay, lands in introspection.kinds(strategy, introspection.Delayed):
+        if lands is None:
             continue
         with while_tracing():
-            late = jax.vmap(made.lands)(s + jnp.arange(made.delay))
+            late = jax.vmap(lands)(s + jnp.arange(delay))
         if not checks.is_traced(late) and np.any(late):
             raise ValueError(
-                f"until: the params that a delay of {made.delay} sends before local "
-                f"step {s} would arrive after it: end the phase {made.delay} steps "
+                f"until: the params that a delay of {delay} sends before local step "
+                f"{s} would arrive after it: end the phase {delay} steps "
                 "after a sync"
             )
 
@@ -442,15 +447,15 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
 def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
-    if made.delay:
+    if isinstance(made.kind, introspection.Delayed):
         raise ValueError("at_end: strategy is delayed: its last sync would not arrive")
 
     def change(member):
         return _with_last(member, last)
 
-    if isinstance(made.condition, Period | Schedule):
-        [member] = made.members
-        return _when(change(member), WithLast(made.condition, last))
+    match made.kind:
+        case introspection.Gated(Period() | Schedule() as steps):
+            return _when(change(*made.members), WithLast(steps, last))
     return introspection.rebuilt(strategy, change) if made.members else strategy
 
 

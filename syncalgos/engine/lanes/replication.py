@@ -106,8 +106,9 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
     """
     strategy, optimizer = worker.strategy, worker.optimizer
     draws = holds_keys(jax.eval_shape(optimizer.init, model.params))
-    parts = introspection.reduces(strategy) and [*introspection.inside(strategy)][1:]
-    if layout.workers == 1 or not (draws or parts or worker.sharded is not None):
+    members = introspection.combination(strategy).members
+    parted = introspection.reduces(strategy) and members
+    if layout.workers == 1 or not (draws or parted or worker.sharded is not None):
         return worker
     lone = layout._replace(
         devices=layout.devices[: layout.devices_each], lanes=layout.workers
