@@ -10,8 +10,8 @@ from syncalgos.calls import written
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_SECOND = {"every": "period", "when": "active", "until": "s", "after": "s"}
-_SECOND |= {"at_end": "steps", "decided": "vote"}
+_SECOND = {"every": "period", "when": "active", "until": "steps"}
+_SECOND |= {"after": "steps", "at_end": "steps", "decided": "vote"}
 _WITH_AXIS = "masked", "ema", "decided", "paced", "participating"
 _PLACED = "devices", "lanes", "lane_form", "mesh", "shardings", "batch_axes"
 
@@ -19,6 +19,7 @@ _PLACED = "devices", "lanes", "lane_form", "mesh", "shardings", "batch_axes"
 # decorated by `explained`), or of a call whose first argument is now the strategy.
 INSTEAD = {
     "mean": "use syncalgos.reducers.mean",
+    **dict.fromkeys(("until.s", "after.s"), "use steps"),
     **dict.fromkeys(
         ("dgc.warmup", "post_local_sgd.switch", "one_bit_adam.switch"),
         "use dense_steps",

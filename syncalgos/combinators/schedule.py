@@ -263,25 +263,25 @@ def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
 
 
 @factory
-def until(strategy: Strategy, s: int) -> Strategy:
-    """Applies a strategy at steps 0 … s-1.
+def until(strategy: Strategy, steps: int) -> Strategy:
+    """Applies a strategy at steps 0 … `steps` - 1.
 
-    A strategy may have its own center. From step s on its state is then `init` of the
-    current params, as in `after` before s, so that the center does not become stale
-    while other strategies train. If replicas differ, so do the workers' centers;
-    `DataParallel` averages them. Gradients that `delayed` has under way at step s are
-    dropped.
+    A strategy may have its own center. Its state is then `init` of the current params
+    once the phase is over, as in `after` before it begins, so that the center does not
+    become stale while other strategies train. If replicas differ, so do the workers'
+    centers; `DataParallel` averages them. Gradients that `delayed` has under way at the
+    end are dropped.
 
     Args:
         strategy: the strategy to apply.
-        s: the number of local steps, at least 0.
+        steps: the number of local steps, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
 
     Raises:
-        ValueError: the argument is not a Strategy, s is not a whole number of at least
-            0, or `delayed` params would arrive after step s.
+        ValueError: the argument is not a Strategy, steps is not a whole number of at
+            least 0, or `delayed` params would arrive after them.
 
     Example:
         >>> import numpy as np
@@ -292,32 +292,34 @@ def until(strategy: Strategy, s: int) -> Strategy:
         array([1, 2, 3, 4, 8])
     """
     check_strategy("until", strategy)
-    s = checks.whole("until: s", s, least=0)
-    _check_arrived(strategy, s)
+    steps = checks.whole("until: steps", steps, least=0)
+    _check_arrived(strategy, steps)
     return _phase(
-        lambda step: step < s, strategy, lambda change: until(change(strategy), s)
+        lambda step: step < steps,
+        strategy,
+        lambda change: until(change(strategy), steps),
     )
 
 
 @factory
-def after(strategy: Strategy, s: int) -> Strategy:
-    """Applies a strategy at steps s, s+1, …, with anchors from step s.
+def after(strategy: Strategy, steps: int) -> Strategy:
+    """Applies a strategy at steps `steps`, `steps` + 1, …, with new anchors.
 
-    At step s, `init` makes a new state from the current params. If the strategy has its
-    own center, its state also follows the params before s, so that the center is the
-    current model. The replicas should agree at step s, as they do after a sync at s-1;
-    otherwise each worker's anchor starts from its own replica. Put `every` inside:
-    `after(every(…, period), s)`.
+    At the first of them, `init` makes a new state from the current params. If the
+    strategy has its own center, its state also follows the params before, so that the
+    center is the current model. The replicas should agree at the start, as they do
+    right after a sync; otherwise each worker's anchor starts from its own replica. Put
+    `every` inside: `after(every(…, period), steps)`.
 
     Args:
         strategy: the strategy to apply.
-        s: the number of local steps before it starts, at least 0.
+        steps: the number of local steps before it starts, at least 0.
 
     Returns:
         A Strategy. State: the strategy's.
 
     Raises:
-        ValueError: the argument is not a Strategy, or s is not a whole number of at
+        ValueError: the argument is not a Strategy, or steps is not a whole number of at
             least 0.
 
     Example:
@@ -329,9 +331,11 @@ def after(strategy: Strategy, s: int) -> Strategy:
         array([ 8, 12, 16])
     """
     check_strategy("after", strategy)
-    s = checks.whole("after: s", s, least=0)
+    steps = checks.whole("after: steps", steps, least=0)
     phase = _phase(
-        lambda step: step >= s, strategy, lambda change: after(change(strategy), s)
+        lambda step: step >= steps,
+        strategy,
+        lambda change: after(change(strategy), steps),
     )
 
     def reduce(grads, replica, state, step):
@@ -339,7 +343,7 @@ def after(strategy: Strategy, s: int) -> Strategy:
         # start with twenty times its velocity. The state is made here, not in the sync
         # before: a member chained after this one may have moved the params since.
         state = lax.cond(
-            step == s, lambda: _fresh(strategy, replica, state), lambda: state
+            step == steps, lambda: _fresh(strategy, replica, state), lambda: state
         )
         return phase.reduce(grads, replica, state, step)
 
@@ -382,17 +386,17 @@ def _phase(
     return gated._replace(sync=sync, acts=acts)
 
 
-def _check_arrived(strategy: Strategy, s: int) -> None:
+def _check_arrived(strategy: Strategy, end: int) -> None:
     """Refuses a phase that ends while params are under way."""
     for delay, lands in introspection.kinds(strategy, introspection.Delayed):
         if lands is None:
             continue
         with while_tracing():
-            late = jax.vmap(lands)(s + jnp.arange(delay))
+            late = jax.vmap(lands)(end + jnp.arange(delay))
         if not checks.is_traced(late) and np.any(late):
             raise ValueError(
                 f"until: the params that a delay of {delay} sends before local step "
-                f"{s} would arrive after it: end the phase {delay} steps "
+                f"{end} would arrive after it: end the phase {delay} steps "
                 "after a sync"
             )
 

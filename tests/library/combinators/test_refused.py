@@ -77,7 +77,7 @@ CALLS = [
     (lambda: sa.every(AVERAGED, 5, offset=5), "offset must be below the period of 5"),
     (lambda: sa.every(AVERAGED, 5, offset=-1), "every: offset must be .* at least 0"),
     (lambda: sa.every(AVERAGED, lambda s: 5, offset=1), "offset must be 0 with"),
-    (lambda: sa.after(AVERAGED, "x"), "after: s must be .* at least 0, got 'x'"),
+    (lambda: sa.after(AVERAGED, "x"), "after: steps must be .* at least 0, got 'x'"),
     # Clocks inside clocks.
     (
         lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
