@@ -25,7 +25,7 @@ import optax
 
 import syncalgos
 from benchmarks.measure import in_turn, ratios, report, spread, table_of
-from benchmarks.work import LR, WORK, placement
+from benchmarks.work import LR, WORK, trainer_of
 from experiments.cli.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
@@ -87,13 +87,7 @@ class Training:
 
     def __init__(self, strategy: syncalgos.Strategy, workers: int, model: str = "mlp"):
         self.work = WORK[model]()
-        self.trainer = syncalgos.DataParallel(
-            self.work.loss,
-            optax.sgd(LR),
-            strategy,
-            workers=workers,
-            placement=placement(strategy),
-        )
+        self.trainer = trainer_of(self.work.loss, strategy, workers=workers)
         self.begin()
         self.data = self.trainer.place(self.work.data)
         self._rng = np.random.default_rng(0)

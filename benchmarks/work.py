@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from models import gpt, lenet, lstm, mlp
-from syncalgos import Placement, Strategy
+from syncalgos import DataParallel, Placement, Strategy
 from syncalgos.combinators import introspection
 
 PyTree = Any
@@ -40,10 +40,13 @@ class Work(NamedTuple):
         return len(jax.tree.leaves(self.data)[0])
 
 
-def placement(strategy: Strategy) -> Placement:
-    """Says that the losses here are means, to strategies that average gradients."""
-    merges = introspection.takes_mean(strategy)
-    return Placement(lane_form="merged" if merges else None)
+def trainer_of(
+    loss: Callable[[PyTree, PyTree], jax.Array], strategy: Strategy, **options: Any
+) -> DataParallel:
+    """Makes a trainer by plain SGD, which knows that the losses here are means."""
+    form = "merged" if introspection.takes_mean(strategy) else None
+    options = {"placement": Placement(lane_form=form)} | options
+    return DataParallel(loss, optax.sgd(LR), strategy, **options)
 
 
 def _of_logits(apply: Callable) -> Callable:

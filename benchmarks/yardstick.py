@@ -26,13 +26,12 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax import lax
 
 import syncalgos
 from benchmarks import measure
 from benchmarks.engine import by_hand, matmuls
-from benchmarks.work import LR, WORK, Work, placement
+from benchmarks.work import WORK, Work, trainer_of
 
 
 def plain_functions() -> syncalgos.Strategy:
@@ -80,14 +79,7 @@ WARMUPS = 2  # a loop by hand compiles twice: for NumPy state, then for its own
 
 def by_engine(work: Work, algorithm: str, workers: int) -> tuple[Callable, Any]:
     """Returns go(step, data, rows) -> losses, and the trainer."""
-    strategy = ALGORITHMS[algorithm]()
-    trainer = syncalgos.DataParallel(
-        work.loss,
-        optax.sgd(LR),
-        strategy,
-        workers=workers,
-        placement=placement(strategy),
-    )
+    trainer = trainer_of(work.loss, ALGORITHMS[algorithm](), workers=workers)
     state = trainer.init(work.params)
 
     def go(step, data, rows):

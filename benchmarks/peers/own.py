@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 
 import syncalgos
 from benchmarks.peers import work
-from benchmarks.work import mlp_loss, placement
+from benchmarks.work import mlp_loss, trainer_of
 from models import mlp
 
 DISPATCH = 64  # steps
@@ -35,12 +34,8 @@ def train(task: work.Task, own: slice = slice(None), **options: Any) -> float:
         options: arguments of `DataParallel`.
     """
     strategy = STRATEGIES[task.algorithm]()
-    trainer = syncalgos.DataParallel(
-        mlp_loss,
-        optax.sgd(work.LR),
-        strategy,
-        **{"workers": task.workers, "placement": placement(strategy), **options},
-    )
+    options = {"workers": task.workers} | options
+    trainer = trainer_of(mlp_loss, strategy, **options)
     state = trainer.init(mlp.init(jax.random.key(0), work.SIZES))
     x, y = work.examples()
     data = trainer.place({"x": x, "y": y.astype(np.int32)})
