@@ -366,16 +366,3 @@ def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     downloads.find(pinned(server, "/whole"), tmp_path)
     assert held(tmp_path) == {"set/data.bin"}
-
-
-def test_a_download_in_a_thread_leaves_the_signals_alone(server, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    found = []
-    file = pinned(server, "/whole")
-    thread = threading.Thread(
-        target=lambda: found.append(downloads.find(file, tmp_path))
-    )
-    thread.start()
-    thread.join()
-    assert found == [tmp_path / "set" / "data.bin"]
-    assert signal.getsignal(signal.SIGINT) is before

@@ -10,15 +10,7 @@ import pytest
 from scipy import optimize, stats
 from studies import change
 
-from experiments.study import (
-    analysis,
-    config,
-    figures,
-    page,
-    presets,
-    runs,
-    sentences,
-)
+from experiments.study import analysis, config, figures, page, presets, runs, sentences
 from experiments.study.config import StudyConfig
 from experiments.study.network import parse
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
@@ -555,17 +547,6 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
     assert ends == [(0.1, 0.1, 0.2), (0.1, 0.2, 0.2)]
     lead, law = laws(report.tuning)
     assert (report.lead, report.headline) == (lead, *law)
-
-
-def test_no_law_is_named_where_all_trials_diverged(make_study):
-    study = make_study(*LAW, "--tune-seeds=1", seeds=1)
-    tried(study, {"bmuf": {"0.1": [None], "0.2": [None]}})
-    runs = final(study, ({"lr": "0.1"}, {"lr": "0.1"}))
-    for r in runs:
-        r.summaries[0]["diverged"] = True
-    report = analysis.report(study, runs, "")
-    assert laws(report.tuning) == ("", [])
-    assert report.lead and report.headline
 
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
