@@ -11,13 +11,13 @@ import sys
 import uuid
 
 import pytest
-from commands import ROOT, TIMEOUT, beneath, execute, printed_by
+from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, printed_by
 from dask_cluster import certificates, cluster
 from faults import Command, tagged, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lasting import OURS
-from studies import COMPARE, but_for_times, runs_done, table
+from studies import but_for_times, runs_done, table
 from test_study_analysis import write
 from tiers import tiers
 
