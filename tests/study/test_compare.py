@@ -59,18 +59,6 @@ def copy(small, tmp_path):
     return shutil.copytree(small.out, tmp_path / "copy")
 
 
-@pytest.fixture
-def here(capsys, monkeypatch):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(ROOT)
-
-    def run(command, out):
-        code = main([*shlex.split(command), "--out", str(out)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
     assert {path.name for path in short.iterdir()} == FILES | {"runs", "figures"}
     [run] = runs_done(short)

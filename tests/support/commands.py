@@ -232,13 +232,13 @@ def take_part(work):
         os._exit(1)
 
 
-def ran(words, cwd=ROOT, timeout=TIMEOUT, **environ):
-    """A program that has ended, with its output as text."""
+def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
+    """A program that has ended, with its output as text; it was told some input."""
     return subprocess.run(
         words,
         cwd=cwd,
         env=environment(**environ),
-        stdin=subprocess.DEVNULL,
+        input=told,
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,

@@ -60,6 +60,15 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
     return Run(code, shown.getvalue(), err.getvalue(), out)
 
 
+def refused(command, out):
+    """The one line of a run that is refused, and leaves nothing."""
+    ended = run(command, out)
+    assert (ended.code, ended.stdout) == (2, "") and not out.exists()
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
 def signal_at(look, number=signal.SIGTERM):
     """Sends this process a signal before a dispatch."""
 
