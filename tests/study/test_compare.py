@@ -8,7 +8,7 @@ import shlex
 import shutil
 
 import pytest
-from commands import ROOT, execute, in_background
+from commands import ROOT, in_background
 from faults import remount, small_disk
 from studies import (
     LENGTHS,
@@ -83,18 +83,6 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
         left = re.search(r"about ([\d.]+) (ms|s|min|h) left$", line)
         digits = left and left[1].replace(".", "").rstrip("0")
         assert len(digits or "") <= 2 and (left or i == 4)
-
-
-@pytest.mark.slow
-def test_the_command_that_is_stated_makes_the_same_params(small, tmp_path):
-    command = table(small.out)["NBM"]["command"]
-    page = html.unescape((small.out / "report.html").read_text("utf-8"))
-    assert f"<pre>{command}</pre>" in page
-    words = command.removeprefix("python -m experiments.run ")
-    alone = execute(f"{words} --seed 1", tmp_path / "alone")
-    (run,) = small.out.glob("runs/02-NBM/runs/seed-1")
-    summary = json.loads((run / "summary.json").read_text())
-    assert alone.summary["params_sha256"] == summary["params_sha256"]
 
 
 @pytest.mark.slow
