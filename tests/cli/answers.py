@@ -122,17 +122,17 @@ def answered(asked, cwd=ROOT, **environ):
     return json.loads(ended.stdout)
 
 
-def assert_told(answer, named, is_tried=True):
+def assert_told(answer, named, is_tried=False):
     """Asserts that a request was refused in a line, which names this.
 
     Args:
         answer: of `answered`.
         named: what the line must hold.
-        is_tried: whether jax may have written a line for each trace before it: an
-            optimizer is tried out on shapes alone.
+        is_tried: whether a model was drawn before it, of which jax writes lines too.
     """
     code, out, err, _ = answer
     assert (code, out) == (2, "")
+    # An optimizer is tried out on shapes alone.
     lines = [x for x in err.splitlines() if not x.startswith("Finished tracing")]
     [line] = lines[-1:] if is_tried else lines
     assert line.startswith("error: ")

@@ -105,7 +105,7 @@ def test_a_folder_that_is_not_the_runs_is_refused_and_kept(tmp_path):
     asked = [f"run {words}" for words in named]
     answers = answered(asked, tmp_path, PYTHONPATH=ROOT, JAX_LOG_COMPILES="1")
     for answer, words in zip(answers, named.values(), strict=True):
-        assert_told(answer, words, is_tried=False)
+        assert_told(answer, words)
     assert {x for x in tmp_path.rglob("*") if x.is_file()} == {*kept}
     assert all(path.read_text() == "earlier" for path in kept)
 
