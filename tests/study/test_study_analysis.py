@@ -3,7 +3,8 @@
 import math
 import re
 from dataclasses import replace
-from itertools import count, product, zip_longest
+from itertools import count, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,18 +113,19 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
     run_folder.finish(run, summary, lines)
 
 
-def made(study, finals, values=(), own=None, **given):
+def made(study, finals, values: Any = None, own=None, **given):
     """Runs whose accuracies end as `finals` says: seeds of (label, point).
 
     Args:
         study: the study.
         finals: the ends.
-        values: those that were chosen, point by point; none were tuned.
+        values: those that were chosen, point by point; None: nothing was tuned.
         own: what is written of single runs, by their algorithm and seed.
         given: what is written of all.
     """
-    found = []
-    for point, best in zip_longest(points(study), values, fillvalue={}):
+    found, all_points = [], points(study)
+    values = values or [{}] * len(all_points)
+    for point, best in zip(all_points, values, strict=True):
         algo, runs = point.variant.algo, point._replace(values=best)
         ends = finals[point.variant.label, point.point]
         for seed, end in zip(point.seeds, ends, strict=True):
