@@ -234,8 +234,7 @@ def test_an_algorithm_that_is_refused_does_not_end_the_others(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flag", "name"),
-    [("--json", "notes.txt"), ("--page", "README.md")],
+    ("flag", "name"), [("--json", "notes.txt"), ("--page", "README.md")]
 )
 def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     path = tmp_path / name

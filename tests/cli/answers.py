@@ -1,10 +1,9 @@
 """Commands that a process answers one after the other, and modules of a user's own."""
 
 import json
-import subprocess
 import sys
 
-from commands import ROOT, TIMEOUT, environment
+from commands import ROOT, ran
 
 ANSWER = """
 import contextlib, importlib, io, json, shlex, sys
@@ -117,14 +116,24 @@ def answered(asked, cwd=ROOT, **environ):
         The exit code, stdout and stderr of each, and the slow modules, jax among them,
         that were imported by then.
     """
-    ended = subprocess.run(
-        [sys.executable, "-c", ANSWER],
-        cwd=cwd,
-        env=environment(**environ),
-        input=json.dumps([*asked]),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    program = [sys.executable, "-c", ANSWER]
+    ended = ran(program, cwd, told=json.dumps([*asked]), **environ)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
+
+
+def assert_told(answer, named, is_tried=False):
+    """Asserts that a request was refused in a line, which names this.
+
+    Args:
+        answer: of `answered`.
+        named: what the line must hold.
+        is_tried: whether a model was drawn before it, of which jax writes lines too.
+    """
+    code, out, err, _ = answer
+    assert (code, out) == (2, "")
+    # An optimizer is tried out on shapes alone.
+    lines = [x for x in err.splitlines() if not x.startswith("Finished tracing")]
+    [line] = lines[-1:] if is_tried else lines
+    assert line.startswith("error: ")
+    assert [text for text in named if text not in line] == []

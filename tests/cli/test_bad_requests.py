@@ -8,7 +8,7 @@ import inspect
 import os
 
 import pytest
-from answers import MODULES, answered, write_modules
+from answers import MODULES, answered, assert_told, write_modules
 from commands import ROOT
 
 from experiments.aiming.config import SETTINGS as OF_AIM
@@ -116,7 +116,6 @@ EARLY |= {
     "run --task embeddings --algo bmuf --reduce row_sparse": ["bmuf", "--reduce"],
     # Numbers, and what does not fit together.
     "run --workers 0": ["--workers", "at least 1", "got 0"],
-    "run --lr inf": ["--lr", "finite", "got inf"],
     "run --devices 0,x": ["--devices", "'0,x'"],
     "run --workers 128 --batch-size 64": ["batch of 64", "128 workers"],
     "run --batch-size 100": ["batch of 100", "8 workers", "96 or 104"],
@@ -336,17 +335,6 @@ def early(tmp_path_factory):
 def later(tmp_path_factory):
     # jax then writes a line for each compilation, where one line may be.
     return refused(LATER, tmp_path_factory.mktemp("later"), JAX_LOG_COMPILES="1")
-
-
-def assert_told(answer, named, is_tried=False):
-    code, out, err, _ = answer
-    assert (code, out) == (2, "")
-    # An optimizer is tried out on shapes alone, of which jax writes a line too.
-    lines = [x for x in err.splitlines() if not x.startswith("Finished tracing")]
-    [line] = lines[-1:] if is_tried else lines
-    assert line.startswith("error: ")
-    for text in named:
-        assert text in line
 
 
 @pytest.mark.parametrize(("command", "named"), EARLY.items(), ids=EARLY)

@@ -2,11 +2,9 @@
 
 import functools
 import os
-import pty
 import re
 import shlex
 import signal
-import subprocess
 import sys
 
 import lasting
@@ -21,8 +19,8 @@ from commands import (
     SUMMARY,
     TIMEOUT,
     Run,
-    environment,
     execute,
+    on_a_terminal,
     ran,
 )
 
@@ -130,47 +128,23 @@ def test_divergence_is_zero_right_after_a_sync_alone(run):
 
 @pytest.mark.slow
 def test_terminal_shows_a_bar_until_ctrl_c(tmp_path):
-    terminal, end = pty.openpty()
-    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000"
-    process = subprocess.Popen(
-        [*PROGRAM, *lengths.split(), "--out", str(tmp_path / "out")],
-        cwd=ROOT,
-        env=environment(TERM="xterm", COLUMNS=100),
-        stdin=end,
-        stdout=end,
-        stderr=end,
-        start_new_session=True,
-    )
-    os.close(end)
-    shown = b""
+    lengths, shown = "--steps 1000000 --dispatch-steps 16 --eval-every 1000000", b""
 
     def read_until(pattern):
         nonlocal shown
         while not re.search(pattern, shown.decode(errors="ignore")):
             # A bar that goes on and on is one long line, and long to search.
-            shown = shown[-4096:] + os.read(terminal, 4096)  # fails at its end
+            shown = shown[-4096:] + os.read(screen, 4096)  # fails at its end
 
-    try:
+    with on_a_terminal(lengths, tmp_path / "out") as (process, screen):
         read_until("training.*[━╸]+.* [1-9][0-9]*/1000000")
         process.send_signal(signal.SIGINT)
         read_until("stopping after this dispatch")
         read_until("test accuracy")
         read_until("stopped after step")
         assert process.wait(TIMEOUT) == 130
-    finally:
-        process.kill()
-        process.wait()
-        os.close(terminal)
+    os.close(screen)
     assert 0 < Run(130, "", "", tmp_path / "out").summary["steps"] < 1_000_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "command", ["--steps 32 --eval-every 8", f"{BASE} --dispatch-steps 5"]
-)
-def test_any_split_into_dispatches_gives_the_same_params(run, command):
-    split, whole = run(command).summary, run(BASE).summary
-    assert split["params_sha256"] == whole["params_sha256"]
 
 
 @pytest.mark.slow

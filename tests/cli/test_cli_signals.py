@@ -1,6 +1,7 @@
 """Signals to a running command, as real processes."""
 
 import os
+import re
 import signal
 import time
 
@@ -66,6 +67,11 @@ def test_signals_while_a_command_leaves_change_no_exit_code(end, tmp_path):
             process.send_signal(number)
         pester(process, number, tmp_path, last)
     assert process.returncode == code
+    said = (tmp_path / STDERR).read_text("utf-8")
+    assert "Traceback" not in said
+    if found := re.search(r"stopped after (\d) of 3 runs", said):  # none is half made
+        assert len([*tmp_path.rglob("seed-*")]) == int(found[1])
+        assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_an_ignored_hangup_stays_ignored():

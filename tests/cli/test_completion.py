@@ -2,12 +2,11 @@
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from commands import ROOT, TIMEOUT, environment
+from commands import ran
 
 pytest.importorskip("argcomplete")
 BIN = Path(sys.executable).parent
@@ -39,15 +38,9 @@ LINES = {
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="there is no bash")
 def test_tab_completes_flags_and_files():
-    ended = subprocess.run(
-        ["bash", "-c", PRESS],
-        cwd=ROOT,
-        env=environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}"),
-        input="".join(f"python -m experiments.{line}\n" for line in LINES),
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    lines = "".join(f"python -m experiments.{line}\n" for line in LINES)
+    path = f"{BIN}{os.pathsep}{os.environ['PATH']}"
+    ended = ran(["bash", "-c", PRESS], told=lines, PATH=path)
     assert ended.returncode == 0, ended.stderr
     found = [line.split() for line in ended.stdout.splitlines()]
     assert dict(zip(LINES, found, strict=True)) == LINES

@@ -111,23 +111,11 @@ BAD_FOR_DATA = {
 }
 
 
-def refused(capfd, words, out):
-    """The one line that a refused request leaves on stderr; nothing is made."""
-    assert run.main([*words, "--out", str(out)]) == 2
-    shown = capfd.readouterr()
-    assert shown.out == ""
-    assert not out.exists()
-    [line] = shown.err.splitlines()
-    assert line.startswith("error: ")
-    return line
-
-
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize(("asked", "named"), BAD_FOR_DATA.items(), ids=BAD_FOR_DATA)
-def test_request_that_does_not_fit_the_data_is_refused(asked, named, capfd, tmp_path):
+def test_request_that_does_not_fit_the_data_is_refused(asked, named, tmp_path):
     folder = staged(asked.split()[1])
-    words = [*asked.split(), "--data-dir", str(folder)]
-    line = refused(capfd, words, tmp_path / "out")
+    line = lasting.refused(f"{asked} --data-dir {folder}", tmp_path / "out")
     for each in named:
         assert each in line
 

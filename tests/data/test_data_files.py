@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from commands import ROOT
+from formats import put
 
 from experiments.data import downloads
 
@@ -183,9 +184,7 @@ def test_what_is_served_is_converted_before_it_is_verified(server, tmp_path):
 def test_an_altered_file_is_named_with_both_checksums_and_kept(
     content, server, tmp_path
 ):
-    path = tmp_path / "set" / "data.bin"
-    path.parent.mkdir()
-    path.write_bytes(content)
+    path = tmp_path / put(tmp_path, "set/data.bin", content).path
     message = refused(pinned(server, "/whole"), tmp_path)
     for part in (str(path), SHA256, hashlib.sha256(content).hexdigest(), "Remove it"):
         assert part in message
@@ -195,9 +194,7 @@ def test_an_altered_file_is_named_with_both_checksums_and_kept(
 
 
 def test_a_data_folder_that_is_complete_is_only_read(server, tmp_path):
-    path = tmp_path / "set" / "data.bin"
-    path.parent.mkdir()
-    path.write_bytes(CONTENT)
+    path = tmp_path / put(tmp_path, "set/data.bin", CONTENT).path
     before = [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)]
     assert downloads.find(pinned(server, "/whole"), tmp_path) == path
     assert [p.stat().st_mtime_ns for p in (path, path.parent, tmp_path)] == before
@@ -366,16 +363,3 @@ def test_a_folder_without_locks_is_filled(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", flock)
     downloads.find(pinned(server, "/whole"), tmp_path)
     assert held(tmp_path) == {"set/data.bin"}
-
-
-def test_a_download_in_a_thread_leaves_the_signals_alone(server, tmp_path):
-    before = signal.getsignal(signal.SIGINT)
-    found = []
-    file = pinned(server, "/whole")
-    thread = threading.Thread(
-        target=lambda: found.append(downloads.find(file, tmp_path))
-    )
-    thread.start()
-    thread.join()
-    assert found == [tmp_path / "set" / "data.bin"]
-    assert signal.getsignal(signal.SIGINT) is before

@@ -90,15 +90,9 @@ def csv(content, **flags):
     )
 
 
-def npz(x, y, **others):
-    def read(folder):
-        np.savez(folder / "data.npz", x=x, y=y, **others)
-        table(str(folder / "data.npz"))
+def npz(x, y=None, **others):
+    arrays = {"x": x, **({} if y is None else {"y": y}), **others}
 
-    return read
-
-
-def lacking(**arrays):
     def read(folder):
         np.savez(folder / "data.npz", **arrays)
         table(str(folder / "data.npz"))
@@ -211,7 +205,7 @@ REFUSED = [
     ),
     (csv("a,kind\n1,x\n2,y\n", column="c"), "'c': | data.CSV has a, kind"),
     (csv("", hidden=0), "--hidden must be a whole number of at least 1"),
-    (lacking(x=ROWS), "data.npz has no y (it has: x)"),
+    (npz(ROWS), "data.npz has no y (it has: x)"),
     (npz(ROWS, np.eye(2)[Y]), "data.npz: y must have shape (100,), a class for each"),
     (npz(ROWS, np.repeat(Y, 2)), "y must have shape (100,), a class for each row of x"),
     (npz(ROWS, Y, x_test=ROWS), "has no y_test (it has: x, y, x_test)"),

@@ -10,6 +10,8 @@ import time
 import numpy as np
 import pytest
 from commands import execute, in_background
+from lasting import OURS
+from tiny_tasks import BATCH, EXAMPLES
 
 from experiments import run
 from experiments.cli.errors import BadRequest
@@ -17,54 +19,6 @@ from experiments.data import feeding, sampling
 from experiments.training.loop import dispatches
 
 SECONDS = 30  # after which a thread that should have ended counts as hanging
-
-MODULE = '''
-import os
-
-import jax.numpy as jnp
-import numpy as np
-from experiments.tasks.task import Data, Task
-
-
-class Points:
-    """Points on a line, made one by one; the number `bad` cannot be read."""
-
-    def __init__(self, bad=None):
-        self.bad = bad
-
-    def __len__(self):
-        return 64
-
-    def __getitem__(self, number):
-        if number == self.bad and "ON_FIRE" in os.environ:
-            raise OSError("the disk is on fire")
-        x = np.float32(number / 64)
-        return {"x": x[None], "y": 3 * x - 1}
-
-
-def line(kind: str = "source", bad: int = -1) -> Task:
-    """A line through points."""
-
-    def apply(params, buffers, batch, key, train):
-        error = batch["x"][:, 0] * params["w"] + params["b"] - batch["y"]
-        return {"loss": error**2}, buffers
-
-    def load():
-        points = Points(bad)
-        whole = [Points()[number] for number in range(64)]
-        arrays = {name: np.stack([p[name] for p in whole]) for name in ("x", "y")}
-        return Data(points if kind == "source" else arrays, arrays)
-
-    return Task(
-        init=lambda key: ({"w": jnp.zeros(()), "b": jnp.zeros(())}, ()),
-        apply=apply,
-        load=load,
-        batch_size=8,
-        steps=24,
-        lr={"": 0.1, "sgd": 0.1},
-        dispatch_steps=5,
-    )
-'''
 
 
 class Squares:
@@ -200,17 +154,9 @@ def test_an_odd_example_is_named(change, code, told):
     assert len(held_out["x"]) == 2
 
 
-@pytest.fixture(scope="module")
-def module(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("modules")
-    (folder / "points.py").write_text(MODULE)
-    return folder
-
-
 @pytest.fixture
-def summary_of(tmp_path, module, monkeypatch):
+def summary_of(tmp_path):
     """Returns run(flags) -> summary, by the command line inside this process."""
-    monkeypatch.syspath_prepend(module)
 
     def summary_of(words):
         out = tmp_path / str(len(list(tmp_path.iterdir())))
@@ -223,9 +169,8 @@ def summary_of(tmp_path, module, monkeypatch):
 
 @pytest.mark.slow
 def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
-    words = "--task points:line --steps 24"
+    words = "--task tiny_tasks:read --dispatch-steps 5 --steps 24"
     expected = summary_of(f"{words} --kind arrays --eval-every 12")
-    assert expected["test_loss"] < 0.5
     found = [summary_of(f"{words} --kind source")]
     monkeypatch.setattr(feeding, "MOST_ON_DEVICE", 0)
     found.append(summary_of(f"{words} --kind arrays --eval-every 4 --dispatch-steps 3"))
@@ -235,27 +180,26 @@ def test_host_device_and_a_source_feed_the_same_bits(summary_of, monkeypatch):
 
 
 @pytest.mark.slow
-def test_run_whose_source_raises_keeps_what_was_trained(module, tmp_path):
-    bad = int(sampling.rows(0, 5, 1, 8, 64)[0, 0])
-    assert bad not in sampling.rows(0, 0, 5, 8, 64)
-    words = f"--task points:line --bad {bad} --dispatch-steps 1 --workers 2 --steps 8"
-    environ = {"PYTHONPATH": module}
+def test_run_whose_source_raises_keeps_what_was_trained(tmp_path):
+    bad = int(sampling.rows(0, 3, 1, BATCH, EXAMPLES)[0, 0])
+    assert bad not in sampling.rows(0, 0, 3, BATCH, EXAMPLES)
+    words = f"--task tiny_tasks:read --bad {bad} --workers 2 --steps 8"
+    environ = {"PYTHONPATH": OURS}
     ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1")
     assert ended.code == 75, ended.stderr
     told = ended.stderr.splitlines()[-1]
     assert told.startswith(f"error: training example {bad}: OSError: the disk is on f")
-    assert told.endswith("--resume continues after step 5")
+    assert told.endswith("--resume continues after step 3")
     ended = execute(f"{words} --resume", tmp_path / "out", **environ)
     assert ended.code == 0, ended.stderr
-    assert "resuming from the checkpoint of step 5" in ended.stderr
+    assert "resuming from the checkpoint of step 3" in ended.stderr
 
 
 @pytest.mark.long
-def test_ctrl_c_stops_a_host_fed_run_with_complete_files(module, tmp_path):
-    words = "--task points:line --workers 2 --steps 1000000 --dispatch-steps 16"
+def test_ctrl_c_stops_a_host_fed_run_with_complete_files(tmp_path):
+    words = "--task tiny_tasks:read --workers 2 --steps 1000000 --dispatch-steps 16"
     words += " --eval-every 16"
-    environ = {"PYTHONPATH": module}
-    with in_background(words, tmp_path / "out", **environ) as (process, wait):
+    with in_background(words, tmp_path / "out", PYTHONPATH=OURS) as (process, wait):
         wait("step      16/1000000")
         process.send_signal(signal.SIGINT)
         assert process.wait(SECONDS) == 130

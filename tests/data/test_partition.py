@@ -13,12 +13,7 @@ KINDS = ["label", "speaker", "dirichlet:0.3", "dirichlet:1e8"]
 
 
 def shards(kind, workers=8, seed=0, groups=GROUPS):
-    return dealt(kind, groups, len(groups["label"]), workers, seed)
-
-
-def dealt(*arguments):
-    """The shards, of which there are some."""
-    parts = sampling.shards(*arguments)
+    parts = sampling.shards(kind, groups, len(groups["label"]), workers, seed)
     assert parts is not None
     return parts
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiny_tasks
 from commands import imported_by
+from lasting import refused
 
-from experiments import run
 from experiments.cli.errors import explained
 from experiments.cli.factories import OWN
 from experiments.cli.stopping import Terminated
@@ -144,24 +144,9 @@ def leave() -> Task:
 NUMBER = 3
 
 
-@pytest.fixture
-def refused(capfd, tmp_path):
-    """Runs flags that are refused; returns the line on stderr."""
-
-    def told(*words):
-        out = tmp_path / "out"
-        assert run.main([*words, "--out", str(out)]) == 2
-        shown = capfd.readouterr()
-        assert shown.out == "" and not out.exists()
-        [line] = shown.err.splitlines()
-        return line
-
-    return told
-
-
 @pytest.mark.parametrize("case", WRONG)
-def test_a_task_that_is_not_one_is_refused_by_what_is_wrong(case, refused):
-    line = refused("--task", f"{__name__}:make", "--case", case)
+def test_a_task_that_is_not_one_is_refused_by_what_is_wrong(case, tmp_path):
+    line = refused(f"--task {__name__}:make --case '{case}'", tmp_path / "out")
     for text in WRONG[case][1]:
         assert text in line
     is_theirs = "TypeError" in WRONG[case][1]  # of ours no kind is told
@@ -169,14 +154,14 @@ def test_a_task_that_is_not_one_is_refused_by_what_is_wrong(case, refused):
 
 
 @pytest.mark.parametrize("flag", ["--task", "--algo"])
-def test_a_factory_that_ends_the_process_is_refused(flag, refused):
-    line = refused(flag, f"{__name__}:leave")
+def test_a_factory_that_ends_the_process_is_refused(flag, tmp_path):
+    line = refused(f"{flag} {__name__}:leave", tmp_path / "out")
     assert f"{flag} {__name__}:leave: SystemExit: 7 (test_task_contract.py:" in line
 
 
 @pytest.mark.parametrize("flag", ["--task", "--algo"])
-def test_what_is_no_factory_is_told_by_its_value(flag, refused):
-    line = refused(flag, f"{__name__}:NUMBER")
+def test_what_is_no_factory_is_told_by_its_value(flag, tmp_path):
+    line = refused(f"{flag} {__name__}:NUMBER", tmp_path / "out")
     assert "'NUMBER' must be a function" in line and line.endswith("got 3")
 
 
@@ -193,8 +178,8 @@ def test_sigterm_in_a_users_code_is_no_mistake_of_theirs():
         ("--batch-size 64", ["--batch-size 64 is larger", "40 examples"]),
     ],
 )
-def test_a_batch_nobody_asked_for_is_not_blamed(words, told, refused):
-    line = refused("--task", "tiny_tasks:drawing", *words.split())
+def test_a_batch_nobody_asked_for_is_not_blamed(words, told, tmp_path):
+    line = refused(f"--task tiny_tasks:drawing {words}", tmp_path / "out")
     for text in told:
         assert text in line
 

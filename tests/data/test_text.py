@@ -259,22 +259,25 @@ def test_a_tokenizer_of_ones_own_keeps_all_of_the_text_and_adds_nothing(
     np.testing.assert_array_equal(row.values, plain.values)
 
 
-def test_bits_per_byte_are_left_out_where_tokens_stand_for_no_bytes(songs, tmp_path):
-    vocabulary = {"One": 0, "two": 1, "?": 70_000}
+def by_words(folder, vocabulary):
+    """A file of a tokenizer whose tokens are words, and stand for no bytes."""
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "?"))
     words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     words.add_special_tokens([END])
-    path = tmp_path / "words.json"
-    words.save(str(path))
-    task = text(
-        str(songs / "b.txt"), tmp_path, tokenizer=str(path), context=8, width=4, heads=1
-    )
+    words.save(path := str(folder / "words.json"))
+    return path
+
+
+def test_bits_per_byte_are_left_out_where_tokens_stand_for_no_bytes(songs, tmp_path):
+    path = by_words(tmp_path, {"One": 0, "two": 1, "?": 70_000})
+    given = partial(text, data_dir=tmp_path, tokenizer=path, context=8)
+    task = given(str(songs / "b.txt"), width=4, heads=1)
     data = task.load()
     assert not task.mean_figures and data.test.keys() == {"window"}
     assert data.test["window"].dtype == np.uint32  # a number is above 2^16
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
     assert params["tokens"].shape == (70_001, 4)
-    other = text(str(songs / "a.txt"), tmp_path, tokenizer=str(path), context=8)
+    other = given(str(songs / "a.txt"))
     assert data.sha256 and data.sha256 != other.load().sha256  # a run may go on with it
 
 
@@ -342,12 +345,8 @@ def test_a_kept_file_that_was_cut_is_named(songs, tmp_path, suffix):
 @pytest.mark.parametrize("at", [0, -5], ids=["train", "test"])
 def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, at):
     """Its tokens stand for no bytes: there is no table to miss them in."""
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"x": 0, "?": 1}, "?"))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    words.add_special_tokens([END])
-    path = tmp_path / "words.json"
-    words.save(str(path))
-    task = text(str(songs / "a.txt"), tmp_path, tokenizer=str(path), context=8)
+    path = by_words(tmp_path, {"x": 0, "?": 1})
+    task = text(str(songs / "a.txt"), tmp_path, tokenizer=path, context=8)
     task.load()
     (kept,) = (tmp_path / "text").glob("*.tokens")
     row = np.memmap(kept, np.uint16)

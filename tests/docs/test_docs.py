@@ -10,7 +10,7 @@ import optax
 import pytest
 from commands import ROOT, ran
 from owed import make
-from pages import combinators, table
+from pages import combinators, files, table
 from tiers import tiers
 
 import syncalgos
@@ -154,11 +154,6 @@ def test_table_of_combinators_says_what_they_refuse_and_why(name):
     assert taken == [x or "yes" for x in combinators.cells(name)], "make table"
 
 
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_every_algorithm_has_a_recurrence(name):
-    assert (ROOT / "tests" / "recurrences" / f"{name}.py").exists()
-
-
 def test_defaults_that_the_docs_show_are_those_of_the_flags():
     """A row for each flag: name, default, paper, published code, --preset paper."""
     page = (ROOT / "docs" / "defaults.md").read_text()
@@ -183,8 +178,8 @@ def in_words(value):
 
 def test_no_file_of_algorithms_is_unregistered():
     """--help lists the files, so as not to import jax: they must be the registry."""
-    files = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
-    assert {file.stem for file in files} == set(syncalgos.ALGORITHMS)
+    found = (ROOT / "syncalgos" / "algorithms").glob("[!_]*.py")
+    assert {file.stem for file in found} == set(syncalgos.ALGORITHMS)
 
 
 def names_in_rows(page):
@@ -212,7 +207,11 @@ def test_table_of_tasks_names_all_of_them():
     assert set(TASKS) <= names_in_rows(ROOT / "docs" / "models-and-tasks.md")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+LINKED = [*ROOT.glob("*.md"), ROOT / "examples" / "README.md"]
+LINKED += [ROOT / page for page in files.sources()]
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda x: str(x.relative_to(ROOT)))
 def test_links_lead_somewhere(page):
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
         assert link.startswith("https://") or (page.parent / link).exists(), link

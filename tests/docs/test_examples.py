@@ -197,8 +197,3 @@ def test_table_and_tests_name_every_program():
     others = {"one_worker.py", "resume.py", "two_processes.py"}
     others |= {"grid.py", "learn_outer_rate.py"}
     assert {*TRAINED} | others == {*PROGRAMS}
-
-
-def test_links_of_the_table_lead_somewhere():
-    for link in re.findall(r"\]\(([^)#]+)\)", (FOLDER / "README.md").read_text()):
-        assert (FOLDER / link).exists(), link

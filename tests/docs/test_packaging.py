@@ -11,7 +11,7 @@ from email import message_from_bytes
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from commands import ROOT, ran
 
 import syncalgos
 
@@ -77,13 +77,7 @@ def test_links_of_the_shown_readme_need_no_checkout(wheel):
 
 
 def test_package_says_what_it_holds_and_where_its_command_line_is():
-    done = subprocess.run(
-        [sys.executable, "-m", "syncalgos"],
-        cwd=ROOT,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-    )
+    done = ran([sys.executable, "-m", "syncalgos"])
     assert (done.returncode, done.stderr) == (0, "")
     first, *lines = done.stdout.splitlines()
     assert first == f"syncalgos {syncalgos.__version__}"

@@ -103,6 +103,22 @@ def test_worker_trains_on_its_contiguous_slice_on_devices_in_any_order():
     np.testing.assert_array_equal(seen, batches[1].reshape(2, 3, 4))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["pmap", "shard_map"])
+def test_replicas_live_on_the_chosen_devices_in_their_order(backend):
+    chosen = [2, 0]
+    trainer = make_trainer(workers=6, backend=backend, devices=chosen)
+    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    leaves = jax.tree.leaves((state.replica, state.sync))
+    assert len(leaves) == 8  # params, momentum, BMUF's center and velocity
+    for leaf in leaves:
+        shards = {x.index[0].start or 0: x.device.id for x in leaf.addressable_shards}
+        assert [shards[row] for row in sorted(shards)] == chosen
+    assert {x.id for x in state.step.devices()} == {*chosen}
+    center = trainer.center(state).params
+    assert {d.id for x in center.values() for d in x.devices()} == {chosen[0]}
+
+
 def test_center_is_one_plain_model_that_can_start_a_run():
     trainer = plain_trainer()
     state, _ = trainer.run(trainer.init(make_params()), BATCHES)
@@ -190,15 +206,6 @@ def test_params_that_hold_one_array_twice_are_trained_apart():
     center = trainer.center(state).params
     assert not np.allclose(center["u"], center["v"])
     np.testing.assert_array_equal(shared, np.full((6, 1), 0.1, np.float32))  # kept
-
-
-def test_buffers_of_the_old_state_are_donated():
-    trainer = plain_trainer()
-    state = trainer.init(make_params())
-    new, _ = trainer.run(state, BATCHES)
-    old = jax.tree.leaves((state.replica, state.sync))
-    assert all(x.is_deleted() for x in old)
-    assert not any(x.is_deleted() for x in jax.tree.leaves(new))
 
 
 def test_numpy_numbers_as_parameters_widen_nothing():

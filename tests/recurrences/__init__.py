@@ -11,6 +11,7 @@ the recurrence alone: in what the library departs from the paper, or another num
 workers. Without such arguments a recurrence is the paper's.
 """
 
+from math import ceil
 from typing import Any
 
 import jax
@@ -71,6 +72,12 @@ def by_leaf(function, *vectors):
     leaves = zip(*(unflatten(vector).values() for vector in vectors), strict=True)
     parts = [function(number, *leaf) for number, leaf in enumerate(leaves)]
     return np.concatenate([np.ravel(part) for part in parts])
+
+
+def parts_of(leaf, workers):
+    """The parts of a leaf that one worker each averages; the last ones are short."""
+    x, part = leaf.ravel(), ceil(leaf.size / workers)
+    return [x[j * part : (j + 1) * part] for j in range(workers)]
 
 
 def draw_key(seed, *numbers):

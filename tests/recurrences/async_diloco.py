@@ -42,6 +42,34 @@ class Server:
         return self.theta
 
 
+def arrivals(workers, period, slowest, dynamic_steps=False, momentum=None):
+    """Yields (step, θ, the workers that end a round in it); others rest meanwhile.
+
+    Args:
+        workers: the number of workers.
+        period: the local steps of a round.
+        slowest: the speed of the last worker.
+        dynamic_steps: whether slower ones take fewer.
+        momentum: where the workers' own is held, which then rests as they do.
+    """
+    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
+    speeds = [1024 - lost * i // others for i in range(workers)]
+    periods = [period * s // 1024 if dynamic_steps else period for s in speeds]
+    held, rest = [START] * workers, [np.zeros_like(START)] * workers
+    for step, theta in local_steps(workers, momentum=momentum):
+        ended = []
+        for i, speed in enumerate(speeds):
+            before, now = step * speed // 1024, (step + 1) * speed // 1024
+            if now == before:
+                theta[i] = held[i]
+                if momentum is not None:
+                    momentum[i] = rest[i]
+            elif now % periods[i] == 0:
+                ended.append(i)
+        yield step, theta, ended
+        held, rest = list(theta), list(momentum or rest)
+
+
 def recurrence(
     workers,
     period,
@@ -53,23 +81,10 @@ def recurrence(
     early_momentum=0.0,
     momentum=None,
 ):
-    """`momentum` is where the workers' own is held, which then rests as they do."""
-    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
-    speeds = [1024 - lost * i // others for i in range(workers)]
-    periods = [period * s // 1024 if dynamic_steps else period for s in speeds]
     server = Server(START, outer_lr, outer_momentum, buffer or workers, early_momentum)
-    start, held = [START] * workers, [START] * workers
-    rest = [np.zeros_like(START)] * workers
-    for step, theta in local_steps(workers, momentum=momentum):
-        for i in range(workers):
-            before, now = (step + k for k in (0, 1))
-            before, now = before * speeds[i] // 1024, now * speeds[i] // 1024
-            if now == before:
-                theta[i] = held[i]
-                if momentum is not None:
-                    momentum[i] = rest[i]
-            elif now % periods[i] == 0:
-                theta[i] = start[i] = server.push(start[i] - theta[i])
-        held = list(theta)
-        rest = list(momentum or rest)
+    start = [START] * workers
+    rounds = arrivals(workers, period, slowest, dynamic_steps, momentum)
+    for _, theta, ended in rounds:
+        for i in ended:
+            theta[i] = start[i] = server.push(start[i] - theta[i])
         yield server.theta, theta

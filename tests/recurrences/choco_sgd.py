@@ -3,12 +3,9 @@
 Here peers know where all start; in the paper they know nothing, or 0, at first.
 """
 
-from math import ceil
-
-import numpy as np
-
-from recurrences import START, by_leaf, local_steps, mean
+from recurrences import START, local_steps, mean
 from recurrences.graphs import EDGES, WEIGHTS, mixed
+from recurrences.topk_sgd import top_k
 
 SETTINGS = [
     (settings, {"first_known": START})
@@ -24,18 +21,6 @@ SETTINGS = [
 ]
 
 
-def largest(vector, density):
-    """The vector with all but the largest entries of each leaf at zero."""
-
-    def leaf(number, x):
-        flat, kept = np.ravel(x), np.zeros(x.size)
-        chosen = np.argsort(-np.abs(flat), kind="stable")[: ceil(density * x.size)]
-        kept[chosen] = flat[chosen]
-        return kept
-
-    return by_leaf(leaf, vector)
-
-
 def recurrence(
     workers, density=0.1, consensus=None, topology="ring", first_known=0.0 * START
 ):
@@ -43,7 +28,7 @@ def recurrence(
     known = [first_known] * workers
     for _, theta in local_steps(workers):
         for i in range(workers):
-            known[i] = known[i] + largest(theta[i] - known[i], density)
+            known[i] = known[i] + top_k(theta[i] - known[i], density)
         around = mixed(known, topology)
         for i in range(workers):
             theta[i] = theta[i] + consensus * (around[i] - known[i])

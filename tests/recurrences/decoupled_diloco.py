@@ -6,9 +6,9 @@ step; the syncer waits for `quorum` answers, then `grace` steps for others.
 """
 
 import numpy as np
-from problems import SHAPES
 
 from recurrences import PERIOD, START, by_leaf, local_steps
+from recurrences.streaming_diloco import fragment_of_entries
 
 SETTINGS = [
     {"period": 2, "fragments": 2, "slowest": 0.2, "quorum": 2, "grace": 2},
@@ -22,22 +22,6 @@ SETTINGS = [
         "stacked": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
     },
 ]
-
-
-def fragment_of_entries(fragments, stacked):
-    """The number of each entry's fragment: the largest leaf to the least fragment."""
-    leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
-    load = np.zeros(fragments)
-    whole = sorted(leaves, key=lambda name: -leaves[name].size)
-    if stacked:  # kernel's rows are layers, and go in turn
-        whole.remove("kernel")
-        for number, layer in enumerate(leaves["kernel"]):
-            layer[:] = number % fragments
-            load[number % fragments] += layer.size
-    for name in whole:
-        leaves[name][...] = np.argmin(load)
-        load[np.argmin(load)] += leaves[name].size
-    return np.concatenate([leaf.ravel() for leaf in leaves.values()])
 
 
 def mean_of_directions(moves, weights):
@@ -95,7 +79,8 @@ def recurrence(
 ):
     lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
     speeds = [1024 - lost * i // others for i in range(workers)]
-    number, apart = fragment_of_entries(fragments, stacked), period // fragments
+    number = fragment_of_entries(fragments, "layers", stacked)
+    apart = period // fragments
     parts = [
         Fragment(number == f, (f + 1) * apart - 1, period, workers)
         for f in range(fragments)

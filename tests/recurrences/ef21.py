@@ -1,11 +1,9 @@
 """Fatkhullin 2023, algorithm 1, EF21-SGDM, from momenta and estimates of 0."""
 
-from math import ceil
-
 import numpy as np
 
-from recurrences import START, by_leaf, local_steps, mean
-from recurrences.topk_sgd import largest
+from recurrences import START, local_steps, mean
+from recurrences.topk_sgd import top_k
 
 SETTINGS = [
     {"density": 0.3, "local_momentum": 0.6},
@@ -20,15 +18,10 @@ def recurrence(workers, density=0.05, local_momentum=0.9):
     v = np.zeros((workers, START.size))  # each worker's momentum
     g = np.zeros((workers, START.size))  # what the server knows of it
 
-    def top_k(number, x):
-        chosen, c = largest(x, ceil(density * x.size)), np.zeros(x.size)
-        c[chosen] = x.ravel()[chosen]
-        return c
-
     def combine(grads, theta, step):
         for i in range(workers):
             v[i] = (1 - eta) * v[i] + eta * grads[i]
-            g[i] = g[i] + by_leaf(top_k, v[i] - g[i])
+            g[i] = g[i] + top_k(v[i] - g[i], density)
         return [mean(g)] * workers
 
     for _, theta in local_steps(workers, combine=combine):

@@ -5,8 +5,8 @@ Nothing takes time on its way, so that a worker whose update completes an exchan
 starts from the model after it.
 """
 
-from recurrences import PERIOD, START, local_steps
-from recurrences.async_diloco import Server
+from recurrences import PERIOD, START
+from recurrences.async_diloco import Server, arrivals
 
 SETTINGS = [
     {
@@ -37,27 +37,20 @@ def recurrence(
     updates=4,
     slowest=0.5,
 ):
-    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
-    speeds = [1024 - lost * i // others for i in range(workers)]
     of = [i * regions // workers for i in range(workers)]
     local = outer_lr, outer_momentum
     near = [Server(START, *local, max(of.count(r), 1), 0) for r in range(regions)]
     merged, arrived = [START] * regions, [0] * regions
     far = Server(START, global_lr, global_momentum, len({*of}), 0)
-    start, held = [START] * workers, [START] * workers
-    for step, theta in local_steps(workers):
-        for i in range(workers):
-            before, now = step * speeds[i] // 1024, (step + 1) * speeds[i] // 1024
-            if now == before:
-                theta[i] = held[i]
-            elif now % period == 0:
-                r = of[i]
-                near[r].push(start[i] - theta[i])
-                arrived[r] += 1
-                if arrived[r] % updates == 0:
-                    far.push(merged[r] - near[r].theta)
-                    near[r].theta = (1 - alpha) * near[r].theta + alpha * far.theta
-                    merged[r] = near[r].theta
-                theta[i] = start[i] = near[r].theta
-        held = list(theta)
+    start = [START] * workers
+    for _, theta, ended in arrivals(workers, period, slowest):
+        for i in ended:
+            r = of[i]
+            near[r].push(start[i] - theta[i])
+            arrived[r] += 1
+            if arrived[r] % updates == 0:
+                far.push(merged[r] - near[r].theta)
+                near[r].theta = (1 - alpha) * near[r].theta + alpha * far.theta
+                merged[r] = near[r].theta
+            theta[i] = start[i] = near[r].theta
         yield far.theta, theta

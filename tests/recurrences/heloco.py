@@ -6,7 +6,8 @@ the algorithm does to a block of the model is done to each leaf.
 
 import numpy as np
 
-from recurrences import PERIOD, START, by_leaf, local_steps
+from recurrences import PERIOD, START, by_leaf
+from recurrences.async_diloco import arrivals
 
 SETTINGS = [
     {
@@ -55,23 +56,15 @@ def recurrence(
     slowest=0.5,
     dynamic_steps=False,
 ):
-    lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
-    speeds = [1024 - lost * i // others for i in range(workers)]
-    periods = [period * s // 1024 if dynamic_steps else period for s in speeds]
     weight = workers**-0.5 if arrival_weight is None else arrival_weight
     numbers = aligned, shrink, turn
     server, m = START, np.zeros_like(START)
-    start, held = [START] * workers, [START] * workers
-    for step, theta in local_steps(workers):
-        for i in range(workers):
-            before, now = step * speeds[i] // 1024, (step + 1) * speeds[i] // 1024
-            if now == before:
-                theta[i] = held[i]
-            elif now % periods[i] == 0:
-                delta = start[i] - theta[i]
-                turned = by_leaf(lambda _, d, v: corrected(d, v, *numbers), delta, m)
-                m = outer_momentum * m + (1 - outer_momentum) * weight * turned
-                server = server - outer_lr * (weight * turned + outer_momentum * m)
-                theta[i] = start[i] = server - outer_lr * outer_momentum * m
-        held = list(theta)
+    start = [START] * workers
+    for _, theta, ended in arrivals(workers, period, slowest, dynamic_steps):
+        for i in ended:
+            delta = start[i] - theta[i]
+            turned = by_leaf(lambda _, d, v: corrected(d, v, *numbers), delta, m)
+            m = outer_momentum * m + (1 - outer_momentum) * weight * turned
+            server = server - outer_lr * (weight * turned + outer_momentum * m)
+            theta[i] = start[i] = server - outer_lr * outer_momentum * m
         yield server, theta

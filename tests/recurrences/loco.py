@@ -1,27 +1,23 @@
 """Xie 2025: low-bit gradients with averaged errors fed back, on both hops."""
 
-from math import ceil
-
 import numpy as np
 
-from recurrences import SIZES, START, by_leaf, local_steps, mean
+from recurrences import START, by_leaf, local_steps, mean, parts_of
 from recurrences.quantized_sgd import quantized
 
 SETTINGS = [{"bits": 2, "beta": 0.7, "reset_period": 5}, {}, {"bits": 8, "beta": 0.0}]
 
 
 def recurrence(workers, bits=4, beta=0.8, reset_period=1024):
-    parts = [ceil(size / workers) for size in SIZES]
     e, server = np.zeros((workers, START.size)), np.zeros_like(START)
 
     def coded(x):
         """Q(x), by the parts of each leaf."""
 
         def of_leaf(number, leaf):
-            part, flat = parts[number], leaf.ravel()
-            cut = [flat[j * part : (j + 1) * part] for j in range(workers)]
             # To nearest: as at random, but where the draw is a half.
-            return np.concatenate([quantized(c, bits, np.full(part, 0.5)) for c in cut])
+            half, cut = np.full(leaf.size, 0.5), parts_of(leaf, workers)
+            return np.concatenate([quantized(c, bits, half) for c in cut])
 
         return by_leaf(of_leaf, x)
 

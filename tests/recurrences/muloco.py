@@ -13,6 +13,7 @@ from recurrences import (
     leaf_draws,
     local_steps,
     mean,
+    parts_of,
 )
 from recurrences.quantized_sgd import quantized
 
@@ -23,12 +24,6 @@ SETTINGS = [
     {"period": 3, "reduce": "int4", "seed": 3},
 ]
 BITS = 4
-
-
-def by_parts(leaf, part):
-    """Cuts a leaf into the parts that one worker each averages."""
-    x = leaf.ravel()
-    return [x[i : i + part] for i in range(0, x.size, part)]
 
 
 def recurrence(
@@ -44,11 +39,11 @@ def recurrence(
 
         def own(worker, number, leaf):
             u = draws[worker][number].reshape(-1, parts[number])
-            pieces = enumerate(by_parts(leaf, parts[number]))
+            pieces = enumerate(parts_of(leaf, workers))
             return np.concatenate([quantized(x, BITS, u[j]) for j, x in pieces])
 
         def again(number, leaf):
-            pieces = enumerate(by_parts(leaf, parts[number]))
+            pieces = enumerate(parts_of(leaf, workers))
             u = [draws[j][number].reshape(-1, parts[number]) for j in range(workers)]
             return np.concatenate(
                 [quantized(x, BITS, u[j][workers]) for j, x in pieces]

@@ -1,10 +1,8 @@
 """Tang 2021, algorithm 1, at a scale of the mean magnitude of each part of a leaf."""
 
-from math import ceil
-
 import numpy as np
 
-from recurrences import SIZES, START, by_leaf, local_steps, mean
+from recurrences import START, by_leaf, local_steps, mean, parts_of
 
 # Once v is frozen this problem needs shorter steps than 1 / √v: a large ε, or a bound.
 SETTINGS = [
@@ -28,9 +26,7 @@ def compressed(x, workers):
     """C(x), by the workers' parts of each leaf."""
 
     def of_leaf(number, leaf):
-        part, flat = ceil(SIZES[number] / workers), leaf.ravel()
-        cut = [flat[j * part : (j + 1) * part] for j in range(workers)]
-        return np.concatenate([scaled_sign(c) for c in cut])
+        return np.concatenate([scaled_sign(c) for c in parts_of(leaf, workers)])
 
     return by_leaf(of_leaf, x)
 

@@ -3,12 +3,10 @@
 Messages of a fixed length are not theirs: at density 1 all that changes is sent.
 """
 
-from math import ceil
-
 import numpy as np
 
-from recurrences import PERIOD, START, by_leaf, local_steps, mean
-from recurrences.topk_sgd import largest
+from recurrences import PERIOD, START, local_steps, mean
+from recurrences.topk_sgd import top_k
 
 # At a slow outer rate more of the moves stay below what bfloat16 shows.
 SETTINGS = [
@@ -27,12 +25,6 @@ def bfloat16(x):
 
 
 def recurrence(workers, period, density, outer_lr=0.7, outer_momentum=0.9):
-    def kept(number, x):
-        flat, d = x.ravel(), np.zeros(x.size)
-        places = largest(flat, ceil(density * flat.size))
-        d[places] = flat[places]
-        return d
-
     anchor, velocity = START, np.zeros_like(START)
     residual = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers):
@@ -42,7 +34,7 @@ def recurrence(workers, period, density, outer_lr=0.7, outer_momentum=0.9):
                 s = residual[i] + anchor - theta[i]
                 gate = bfloat16(anchor) != bfloat16(anchor - s)
                 d = np.where(gate, s, 0)
-                sent.append(d if density == 1 else by_leaf(kept, d))
+                sent.append(d if density == 1 else top_k(d, density))
                 residual[i] = s - sent[i]
             pseudo_gradient = mean(sent)
             velocity = outer_momentum * velocity + pseudo_gradient

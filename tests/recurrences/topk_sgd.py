@@ -15,17 +15,23 @@ def largest(x, count):
     return np.argsort(-np.abs(x), axis=None, kind="stable")[:count]
 
 
-def recurrence(workers, density=0.01, feedback=True):
-    residual = [np.zeros_like(START)] * workers
+def top_k(vector, density):
+    """The vector with all but the largest entries of each leaf at zero."""
 
-    def top_k(number, x):
+    def of_leaf(number, x):
         chosen, d = largest(x, ceil(density * x.size)), np.zeros(x.size)
         d[chosen] = x.ravel()[chosen]
         return d
 
+    return by_leaf(of_leaf, vector)
+
+
+def recurrence(workers, density=0.01, feedback=True):
+    residual = [np.zeros_like(START)] * workers
+
     def combine(grads, theta, step):
         x = [grads[i] + residual[i] for i in range(workers)]
-        d = [by_leaf(top_k, x[i]) for i in range(workers)]
+        d = [top_k(own, density) for own in x]
         if feedback:
             residual[:] = [x[i] - d[i] for i in range(workers)]
         return [mean(d)] * workers

@@ -1,7 +1,11 @@
-"""Small pictures in the reports that are made in this process."""
+"""Studies that are made in this process, whose reports have small pictures."""
+
+import shlex
 
 import pytest
+from commands import ROOT
 
+from experiments.compare import main
 from experiments.study import page
 
 
@@ -11,3 +15,16 @@ def small_pictures():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(page, "DPI", 20)
         yield
+
+
+@pytest.fixture
+def here(tmp_path, capsys, monkeypatch):
+    """Makes a study in this process: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(ROOT)
+
+    def run(words, out=tmp_path / "study"):
+        capsys.readouterr()  # of runs between the studies
+        code = main([*shlex.split(words), "--out", str(out)])
+        return code, *capsys.readouterr()
+
+    return run

@@ -3,13 +3,11 @@
 import csv
 import json
 import os
-import sys
 
-from commands import CACHE, TIMEOUT, execute, load
+from commands import CACHE, COMPARE, TIMEOUT, execute, load
 
 from experiments.training import run_folder
 
-COMPARE = [sys.executable, "-m", "experiments.compare"]
 LONGER = 5 * TIMEOUT  # a study is several runs
 LENGTHS = "--steps 32 --eval-every 16 --step-time 0.001"
 SMALL = f"--algos 'sync_sgd, NBM=bmuf --nesterov' --period 8 --seeds 2 {LENGTHS}"

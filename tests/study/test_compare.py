@@ -6,10 +6,9 @@ import re
 import resource
 import shlex
 import shutil
-import signal
 
 import pytest
-from commands import ROOT, TIMEOUT, beneath, execute, in_background, until
+from commands import ROOT, in_background
 from faults import remount, small_disk
 from studies import (
     LENGTHS,
@@ -60,34 +59,12 @@ def copy(small, tmp_path):
     return shutil.copytree(small.out, tmp_path / "copy")
 
 
-@pytest.fixture
-def here(capsys, monkeypatch):
-    """Runs a command line in this process: (exit code, stdout, stderr)."""
-    monkeypatch.chdir(ROOT)
-
-    def run(command, out):
-        code = main([*shlex.split(command), "--out", str(out)])
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
     assert {path.name for path in short.iterdir()} == FILES | {"runs", "figures"}
     [run] = runs_done(short)
     names = {"config.json", "metrics.jsonl", "summary.json"}
     assert {path.name for path in run.iterdir()} == names
     assert [path.name for path in run.parent.glob(".*")] == []
-
-
-@pytest.mark.long
-def test_what_the_runs_have_in_common_is_drawn(small):
-    names = {path.stem for path in (small.out / "figures").iterdir()}
-    for by in ("steps", "bytes", "time-10gbe", "time-dsl"):
-        assert {f"test-loss-by-{by}", f"test-accuracy-by-{by}"} <= names
-    assert {"train-loss-by-steps", "drift-by-steps"} <= names
-    # At both evaluations the replicas have just agreed: there is nothing to see.
-    assert "divergence-by-steps" not in names
 
 
 @pytest.mark.slow
@@ -106,18 +83,6 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
         left = re.search(r"about ([\d.]+) (ms|s|min|h) left$", line)
         digits = left and left[1].replace(".", "").rstrip("0")
         assert len(digits or "") <= 2 and (left or i == 4)
-
-
-@pytest.mark.slow
-def test_the_command_that_is_stated_makes_the_same_params(small, tmp_path):
-    command = table(small.out)["NBM"]["command"]
-    page = html.unescape((small.out / "report.html").read_text("utf-8"))
-    assert f"<pre>{command}</pre>" in page
-    words = command.removeprefix("python -m experiments.run ")
-    alone = execute(f"{words} --seed 1", tmp_path / "alone")
-    (run,) = small.out.glob("runs/02-NBM/runs/seed-1")
-    summary = json.loads((run / "summary.json").read_text())
-    assert alone.summary["params_sha256"] == summary["params_sha256"]
 
 
 @pytest.mark.slow
@@ -141,26 +106,6 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     assert but_for_times(out) == but_for_times(small.out)
     assert list(out.rglob(".seed-*")) == []
     assert [path for path in out.rglob("*") if path.name.endswith(".tmp")] == []
-
-
-@pytest.mark.slow
-def test_a_signal_stops_a_study_and_no_run_is_half_made(tmp_path):
-    lengths = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
-    out = tmp_path / "study"
-
-    def has_begun():
-        return any(path.stat().st_size for path in beneath(out, "metrics.jsonl"))
-
-    command = f"--algos sync_sgd {lengths}"
-    with in_background(command, out, "experiments.compare") as (process, _):
-        until(has_begun, "a run has begun")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(TIMEOUT) == 75
-    stderr = (tmp_path / "err-background").read_text("utf-8")
-    assert "stopped after 0 of 5 runs" in stderr
-    assert "Traceback" not in stderr
-    assert list(out.rglob("seed-*")) == []
-    assert not (out / "report.html").exists()
 
 
 @pytest.mark.slow

@@ -11,17 +11,16 @@ import sys
 import uuid
 
 import pytest
-from commands import ROOT, TIMEOUT, beneath, execute, printed_by
+from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, printed_by
 from dask_cluster import certificates, cluster
 from faults import Command, tagged, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lasting import OURS
-from studies import COMPARE, but_for_times, runs_done, table
+from studies import but_for_times, runs_done, table
 from test_study_analysis import write
 from tiers import tiers
 
-from experiments.compare import main
 from experiments.run import main as run_main
 from experiments.study.jobs import cluster as of_command
 from experiments.study.making import Made, Plan, Refused
@@ -186,18 +185,6 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
 
 
 # Command lines, in this process.
-
-
-@pytest.fixture
-def here(tmp_path, capsys):
-    """Makes a study here: (exit code, stdout, stderr)."""
-
-    def run(words, out=tmp_path / "study"):
-        capsys.readouterr()  # of runs between the studies
-        code = main([*shlex.split(words), "--out", str(out)])
-        return code, *capsys.readouterr()
-
-    return run
 
 
 def test_without_dask_a_study_is_serial_and_jobs_say_what_to_install(here, monkeypatch):

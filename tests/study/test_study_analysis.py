@@ -4,21 +4,14 @@ import math
 import re
 from dataclasses import replace
 from itertools import count, product
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy import optimize, stats
 from studies import change
 
-from experiments.study import (
-    analysis,
-    config,
-    figures,
-    page,
-    presets,
-    runs,
-    sentences,
-)
+from experiments.study import analysis, config, figures, page, presets, runs, sentences
 from experiments.study.config import StudyConfig
 from experiments.study.network import parse
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
@@ -120,15 +113,25 @@ def write(run, algo, accuracies, config=None, lines=None, **given):
     run_folder.finish(run, summary, lines)
 
 
-def made(study, finals, **given):
-    """Runs whose accuracies end as `finals` says: seeds of (label, point)."""
-    found = []
-    for point in points(study):
+def made(study, finals, values: Any = None, own=None, **given):
+    """Runs whose accuracies end as `finals` says: seeds of (label, point).
+
+    Args:
+        study: the study.
+        finals: the ends.
+        values: those that were chosen, point by point; None: nothing was tuned.
+        own: what is written of single runs, by their algorithm and seed.
+        given: what is written of all.
+    """
+    found, all_points = [], points(study)
+    values = values or [{}] * len(all_points)
+    for point, best in zip(all_points, values, strict=True):
+        algo, runs = point.variant.algo, point._replace(values=best)
         ends = finals[point.variant.label, point.point]
         for seed, end in zip(point.seeds, ends, strict=True):
-            curve = (end - 0.4, end - 0.1, end)
-            write(point.run(seed), point.variant.algo, curve, **given)
-        found.append(point.read())
+            more = given | (own or {}).get((algo, seed), {})
+            write(runs.run(seed), algo, (end - 0.4, end - 0.1, end), **more)
+        found.append(runs.read())
     return found
 
 
@@ -315,13 +318,10 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
     assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx(0.1)
 
 
-def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(make_study):
-    study = make_study(seeds=1)
+def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(plain):
     lines = [line(step, 0.5, bytes_per_worker=None) for step in AT]
-    sync, bmuf = points(study)
-    write(bmuf.run(0), "bmuf", (), lines=lines, syncs=None, sends=None)
-    write(sync.run(0), "sync_sgd", (0.3, 0.4, 0.5))
-    found = analysis.report(study, [sync.read(), bmuf.read()], "")
+    own = {("bmuf", 0): {"lines": lines, "syncs": None, "sends": None}}
+    found = plain([0.5], [0.5], own=own)
     assert found.curves[1].bytes_per_worker is None and found.curves[1].seconds == {}
     row = found.rows[1]
     assert (row.bytes_per_worker, row.syncs, row.seconds) == (None, None, {})
@@ -374,19 +374,12 @@ def test_each_point_is_compared_to_the_baseline_at_that_point(
 
 
 @pytest.fixture
-def diverging(make_study):
+def diverging(plain):
     """Makes the report of runs of which bmuf's of one seed diverged, with its lines."""
 
     def make(lines, seeds, lost=1):
-        study, found = make_study(seeds=seeds), []
-        for point in points(study):
-            for seed in point.seeds:
-                if (point.variant.algo, seed) == ("bmuf", lost):
-                    write(point.run(seed), "bmuf", (), lines=lines, diverged=True)
-                else:
-                    write(point.run(seed), point.variant.algo, (0.4, 0.7, 0.8))
-            found.append(point.read())
-        return analysis.report(study, found, "")
+        own = {("bmuf", lost): {"lines": lines, "diverged": True}}
+        return plain([0.8] * seeds, [0.8] * seeds, own=own)
 
     return make
 
@@ -432,9 +425,9 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
 # What was tuned.
 
 
-def tried(study, scores):
+def tried(points, scores):
     """Writes the runs that tune: by the algorithm and the values, each seed's end."""
-    for point in points(study):
+    for point in points:
         for each in point.trials:
             results = scores[point.variant.label][",".join(each.values.values())]
             for seed, end in zip(each.seeds, results, strict=True):
@@ -445,19 +438,15 @@ def tried(study, scores):
 
 def final(study, values):
     """Runs with the values that were chosen, point by point."""
-    found = []
-    for point, best in zip(points(study), values, strict=True):
-        runs = point._replace(values=best)
-        write(runs.run(0), runs.variant.algo, (0.4, 0.7, 0.8))
-        found.append(runs.read())
-    return found
+    ends = {(x.variant.label, x.point): [0.8] for x in points(study)}
+    return made(study, ends, values)
 
 
 def test_the_best_mean_on_validation_data_is_chosen_and_none_that_diverged(make_study):
     study = make_study("--tune=lr=0.3,0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (0.5, 0.6), "0.2": (0.2, 0.7), "0.3": (0.99, None)}
     edge = {"0.1": (0.5, 0.6), "0.2": (0.6, 0.7), "0.3": (0.7, 0.8)}
-    tried(study, {"sync_sgd": scores, "bmuf": edge})
+    tried(points(study), {"sync_sgd": scores, "bmuf": edge})
     sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in points(study))
     assert sync.values == bmuf.values == [0.1, 0.2, 0.3]
     assert sync.scores == [pytest.approx(0.55), pytest.approx(0.45), None]
@@ -474,7 +463,7 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=5", seeds=1)
     # Sums of as many right answers may differ in the last place of float32.
     ends = {"0.1": [0.5] * 5, "0.2": [0.49999997] * 5, "0.3": [0.5] * 5}
-    tried(study, dict.fromkeys(BYTES, ends))
+    tried(points(study), dict.fromkeys(BYTES, ends))
     point = points(study)[0]
     for run in (each.run(s) for each in point.trials for s in range(1000, 1005)):
         change(run, test_loss=0.1 if "lr=0.2" in str(run) else 0.2)
@@ -488,7 +477,7 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
 def test_where_all_diverged_the_fewest_are_chosen(make_study):
     study = make_study("--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
     scores = {"0.1": (None, None), "0.2": (0.1, None)}
-    tried(study, {"sync_sgd": scores, "bmuf": scores})
+    tried(points(study), {"sync_sgd": scores, "bmuf": scores})
     assert chosen_values(points(study)[0], None) == {"lr": "0.2"}
 
 
@@ -498,12 +487,12 @@ def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
     # 0.2 is the best where its one good seed is drawn twice or more: in 1 - (5/6)^6 -
     # (5/6)^5 = 26 % of resamples.
     torn = {"0.1": [0.5] * 6, "0.2": [0.4] * 5 + [0.95], "0.3": [0.1] * 6}
-    tried(study, {"sync_sgd": clear, "bmuf": torn})
+    tried(points(study), {"sync_sgd": clear, "bmuf": torn})
     sync, bmuf = (runs.tuning_of(p.read(), ACCURACY)[0] for p in points(study))
     assert (sync.low, sync.chosen, sync.high) == (0.2, 0.2, 0.2)
     assert (bmuf.low, bmuf.chosen, bmuf.high) == (0.1, 0.1, 0.2)
     few = make_study("--tune=lr=0.1,0.2", "--tune-seeds=4", seeds=1)
-    tried(few, {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES})
+    tried(points(few), {x: {"0.1": [0.5] * 4, "0.2": [0.6] * 4} for x in BYTES})
     assert runs.tuning_of(points(few)[0].read(), ACCURACY)[0].low is None
 
 
@@ -512,16 +501,11 @@ def test_an_interval_may_hold_the_noise_of_tuning(make_study):
     clear = {"0.1": [0.5] * 6, "0.2": [0.9] * 6}
     # As above; by all six seeds 0.2 is 0.5 / 6 worse.
     torn = {"0.1": [0.5] * 6, "0.2": [0.2] * 5 + [1.5]}
-    tried(study, {"sync_sgd": clear, "bmuf": torn})
-    ends = 0.9, 0.91, 0.92, 0.93, 0.94
-    gains = [0.01, 0.02, 0.03, 0.04, 0.05]
-    for point in points(study):
-        runs = point._replace(values=chosen_values(point, None))
-        for seed, (end, gain) in enumerate(zip(ends, gains, strict=True)):
-            last = end if runs.variant.algo == "sync_sgd" else end - gain
-            write(runs.run(seed), runs.variant.algo, (0.1, 0.1, last))
-    runs = [x._replace(values=chosen_values(x, None)).read() for x in points(study)]
-    found = analysis.report(study, runs, "")
+    tried(points(study), {"sync_sgd": clear, "bmuf": torn})
+    ends, gains = np.arange(0.90, 0.945, 0.01), np.arange(0.01, 0.055, 0.01)
+    finals = {("sync_sgd", ""): ends.tolist(), ("bmuf", ""): (ends - gains).tolist()}
+    values = [chosen_values(x, None) for x in points(study)]
+    found = analysis.report(study, made(study, finals, values), "")
 
     share, worse = 1 - (5 / 6) ** 6 - (5 / 6) ** 5, -0.5 / 6
     error = np.std(gains, ddof=1) / math.sqrt(5)
@@ -545,27 +529,13 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
     study = make_study(*LAW, "--tune-seeds=5", seeds=1)
     torn = [0.4] * 4 + [0.95]  # the best where the last seed is drawn once: 0.51 > 0.5
     for point, better in zip(points(study), ("0.1", "0.2"), strict=True):
-        for each in point.trials:
-            results = torn if each.values["lr"] == better else [0.5] * 5
-            for seed, end in zip(each.seeds, results, strict=True):
-                write(each.run(seed), "bmuf", (0.1, 0.1, end))
+        tried([point], {"bmuf": {"0.1": [0.5] * 5, "0.2": [0.5] * 5, better: torn}})
     found = final(study, ({"lr": "0.1"}, {"lr": "0.2"}))
     report = analysis.report(study, found, "")
     ends = [(x.low, x.chosen, x.high) for x in report.tuning]
     assert ends == [(0.1, 0.1, 0.2), (0.1, 0.2, 0.2)]
     lead, law = laws(report.tuning)
     assert (report.lead, report.headline) == (lead, *law)
-
-
-def test_no_law_is_named_where_all_trials_diverged(make_study):
-    study = make_study(*LAW, "--tune-seeds=1", seeds=1)
-    tried(study, {"bmuf": {"0.1": [None], "0.2": [None]}})
-    runs = final(study, ({"lr": "0.1"}, {"lr": "0.1"}))
-    for r in runs:
-        r.summaries[0]["diverged"] = True
-    report = analysis.report(study, runs, "")
-    assert laws(report.tuning) == ("", [])
-    assert report.lead and report.headline
 
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
@@ -576,7 +546,7 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
         **{"0.1,4": [0.8], "0.2,4": [0.9], "0.3,4": [0.4]},
     }
     peak = dict(zip(fine, [[x] for x in (0.1, 0.2, 0.9, 0.3, 0.2, 0.1)], strict=True))
-    tried(study, {"sync_sgd": peak, "bmuf": grid})
+    tried(points(study), {"sync_sgd": peak, "bmuf": grid})
     found = final(study, ({"lr": "0.18"}, {"lr": "0.2", "period": "4"}))
     report = analysis.report(study, found, "")
     lr, grid_lr, period = report.tuning
@@ -600,7 +570,7 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
     make_study, values, said
 ):
     study = make_study(f"--tune=period={','.join(values)}", seeds=1)
-    tried(study, {"bmuf": {x: [0.1 * float(x)] for x in values}})
+    tried(points(study), {"bmuf": {x: [0.1 * float(x)] for x in values}})
     report = analysis.report(study, final(study, ({}, {"period": "4"})), "")
     assert said == {"untuned", "budgets", "tuned"} & {*told(report)}
     assert [row.tuned for row in report.rows] == [{}, {"period": 4.0}]
@@ -699,7 +669,7 @@ def test_where_effective_rates_differ_the_report_says_on_what_terms(
     study = make_study(*argv)
     if study.tune:
         lr = {"0.1": [0.5], "0.2": [0.4]}
-        tried(study, {"sync_sgd": lr, "bmuf": lr})
+        tried(points(study), {"sync_sgd": lr, "bmuf": lr})
     found = rated(study, rates)
     assert found.terms == terms
     assert ("unfair" in told(found)) == bool(terms)

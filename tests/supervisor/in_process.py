@@ -102,11 +102,8 @@ def algorithms(backend, workers):
     assert 2 * PERIOD == STEPS
     params, batches = conformance.problem(jnp.result_type(float))
 
-    def loss(params, batch):
-        return conformance.loss(params, {"seen": 0.0}, batch, None)[0]
-
     trainer = DataParallel(
-        syncalgos.stateless(side_by_side.loss_of_all(loss)),
+        syncalgos.stateless(side_by_side.loss_of_all(conformance.loss)),
         side_by_side.optimizers({name: owed(name).optimizer for name in KINDS}),
         side_by_side.strategies({name: make(name) for name in KINDS}),
         workers=workers,

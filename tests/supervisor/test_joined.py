@@ -91,14 +91,26 @@ def test_signal_while_it_waits_for_others_ends_it_at_once(number, code, thread, 
 # Runs
 
 
+@pytest.fixture
+def both(start):
+    """Two commands that train together."""
+    at = free_address()
+    both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
+    in_training(both[0], 1000)
+    return both
+
+
+def halt(command):
+    """Stops a command, for which others wait from now on."""
+    command.kill(signal.SIGSTOP)
+    until(lambda: is_halted(command.pid), "it is stopped")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "number, code, asked", [(signal.SIGTERM, 75, 1), (signal.SIGINT, 130, 0)], ids=str
 )
-def test_signal_to_any_saves_everywhere(number, code, asked, start):
-    at = free_address()
-    both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
-    in_training(both[0], 1000)
+def test_signal_to_any_saves_everywhere(number, code, asked, both):
     both[asked].kill(number)
     first, second = (command.ended() for command in both)
     assert (first.code, second.code) == (code, code), first.stderr
@@ -110,12 +122,8 @@ def test_signal_to_any_saves_everywhere(number, code, asked, start):
 
 
 @pytest.mark.long
-def test_second_signal_ends_a_process_that_waits_for_another(start):
-    at = free_address()
-    both = [start(by_hand(at, i, RUN)) for i in (0, 1)]
-    in_training(both[0], 1000)
-    both[1].kill(signal.SIGSTOP)
-    until(lambda: is_halted(both[1].pid), "it is stopped")
+def test_second_signal_ends_a_process_that_waits_for_another(both):
+    halt(both[1])
     time.sleep(1)  # process 0 waits for it
     both[0].kill(signal.SIGINT)
     time.sleep(1)  # two at the same moment are one to a process
@@ -127,12 +135,9 @@ def test_second_signal_ends_a_process_that_waits_for_another(start):
 
 
 @pytest.mark.long
-def test_process_that_stays_stopped_is_lost(start):
-    at = free_address()
-    first, second = (start(by_hand(at, i, RUN)) for i in (0, 1))
-    in_training(first, 1000)
-    second.kill(signal.SIGSTOP)
-    until(lambda: is_halted(second.pid), "it is stopped")
+def test_process_that_stays_stopped_is_lost(both):
+    first, second = both
+    halt(second)
     ended = first.ended(60)
     assert ended.code == ABORTED
     assert "JAX distributed service detected fatal errors" in ended.stderr

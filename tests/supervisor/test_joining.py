@@ -222,15 +222,6 @@ def test_variables_that_make_no_sense_are_refused(variables, words, monkeypatch)
         requested(parse(AUTO))
 
 
-def test_slurm_says_who_a_process_is(monkeypatch):
-    for name, value in slurm(1).items():
-        monkeypatch.setenv(name, str(value))
-    found = requested(parse(AUTO))
-    assert (found.processes, found.process) == (2, 1)
-    assert str(found.coordinator).startswith("127.0.0.1:")
-
-
-# Bound to one core, XLA would round otherwise than on two.
 # Bound to one core, XLA would round otherwise than on two.
 MPIRUN = "mpirun --bind-to none --allow-run-as-root --oversubscribe -n 2"
 

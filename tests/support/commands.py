@@ -2,6 +2,7 @@
 
 import json
 import os
+import pty
 import re
 import shlex
 import signal
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = [sys.executable, "-m", "experiments.run"]
+COMPARE = [sys.executable, "-m", "experiments.compare"]
 CACHE = "JAX_ENABLE_COMPILATION_CACHE"
 PROGRAMS = ROOT / ".pytest_cache" / "d" / "programs"
 SHARED = {  # what all processes of the tests compile, they keep for each other
@@ -230,13 +232,13 @@ def take_part(work):
         os._exit(1)
 
 
-def ran(words, cwd=ROOT, timeout=TIMEOUT, **environ):
-    """A program that has ended, with its output as text."""
+def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
+    """A program that has ended, with its output as text; it was told some input."""
     return subprocess.run(
         words,
         cwd=cwd,
         env=environment(**environ),
-        stdin=subprocess.DEVNULL,
+        input=told,
         capture_output=True,
         encoding="utf-8",
         timeout=timeout,
@@ -283,3 +285,24 @@ def in_background(command, out, module="experiments.run", **environ):
     finally:
         started.process.kill()
         started.process.wait()
+
+
+@contextmanager
+def on_a_terminal(command, out, **environ):
+    """Yields a run on a terminal, and the end at which its screen is read."""
+    screen, end = pty.openpty()
+    process = subprocess.Popen(
+        [*PROGRAM, *shlex.split(command), "--out", str(out)],
+        cwd=ROOT,
+        env=environment(TERM="xterm", COLUMNS=100, **environ),
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        start_new_session=True,
+    )
+    os.close(end)
+    try:
+        yield process, screen
+    finally:
+        process.kill()
+        process.wait()

@@ -18,11 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from commands import TIMEOUT, environment
+from commands import COMPARE, TIMEOUT, environment
 from commands import Command as Started
 from faults import TAG, Command, tagged, until
 from lasting import OURS
-from studies import COMPARE
 
 DASK = [sys.executable, "-m", "dask"]
 

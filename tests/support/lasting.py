@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
+import pytest
 from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.resume import FOLDER
@@ -57,6 +58,15 @@ def run(command, out, at_look: Callable[[int], None] | None = None, group=ALONE)
     with redirect_stdout(io.StringIO()) as shown, redirect_stderr(io.StringIO()) as err:
         code = guarded(program)
     return Run(code, shown.getvalue(), err.getvalue(), out)
+
+
+def refused(command, out):
+    """The one line of a run that is refused, and leaves nothing."""
+    ended = run(command, out)
+    assert (ended.code, ended.stdout) == (2, "") and not out.exists()
+    [line] = ended.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
 def signal_at(look, number=signal.SIGTERM):
@@ -109,6 +119,19 @@ def assert_same_end(actual, expected):
         for name in left:
             assert_same_bits(left[name], right[name], name)
     assert actual.summary["params_sha256"] == expected.summary["params_sha256"]
+
+
+COMPARED = ("step", "train_loss", "test_loss", "test_accuracy", "divergence")
+
+
+def assert_near(actual, expected, *more):
+    """Two runs have ended alike, but for rounding: sums are added in another order."""
+    assert (actual.code, expected.code) == (0, 0), actual.stderr + expected.stderr
+    for line, other in zip(actual.lines, expected.lines, strict=True):
+        for name in (*COMPARED, *more):
+            # Of float32 after 11 steps of adam.
+            near = pytest.approx(other[name], abs=1e-4)
+            assert line[name] == near, (line["step"], name)
 
 
 def assert_same_bits(x, y, name):

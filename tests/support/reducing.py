@@ -198,8 +198,7 @@ def descend(strategy, optimizer, starts, gradient, inputs):
     lanes = jax.vmap(worker, in_axes=(0, 1), out_axes=1, axis_name="lanes")
     lead = jax.tree.map(lambda x: x[None], (starts, inputs))
     return jax.tree.map(
-        lambda x: np.asarray(x[0]),
-        jax.jit(jax.vmap(lanes, axis_name="devices"))(*lead),
+        lambda x: np.asarray(x[0]), jax.jit(jax.vmap(lanes, axis_name="devices"))(*lead)
     )
 
 

@@ -145,18 +145,34 @@ def endless() -> Task:
 
 
 class Failing(Source):
-    """Examples one of which process 1 cannot read."""
+    """Examples one of which cannot be read where a function is true."""
 
-    def __init__(self, examples, bad):
-        self.examples, self.bad = examples, bad
+    def __init__(self, examples, bad, fails):
+        self.examples, self.bad, self.fails = examples, bad, fails
 
     def __len__(self):
         return EXAMPLES
 
     def __getitem__(self, number, /):
-        if number == self.bad and jax.process_index() == 1:
+        if number == self.bad and self.fails():
             raise OSError("the disk is on fire")
         return {name: x[number] for name, x in self.examples.items()}
+
+
+def read(kind: str = "source", bad: int = -1) -> Task:
+    """A task whose examples are read one by one, unless they are arrays.
+
+    Args:
+        kind: source or arrays.
+        bad: an example that cannot be read where ON_FIRE is set.
+    """
+
+    def load():
+        data = _load()
+        source = Failing(data.train, bad, lambda: "ON_FIRE" in os.environ)
+        return data._replace(train=source) if kind == "source" else data
+
+    return drawing()._replace(load=load)
 
 
 def failing(when: str = "load") -> Task:
@@ -166,14 +182,18 @@ def failing(when: str = "load") -> Task:
         when: make, load, init or read.
     """
 
+    def is_here():
+        return jax.process_index() == 1
+
     def check(now):
-        if when == now and jax.process_index() == 1:
+        if when == now and is_here():
             raise RuntimeError(f"no {now} here")
 
     def load():
         check("load")
         data = _load()
-        return data._replace(train=Failing(data.train, 7)) if when == "read" else data
+        source = Failing(data.train, 7, is_here)
+        return data._replace(train=source) if when == "read" else data
 
     task = drawing()
 

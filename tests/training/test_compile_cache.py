@@ -49,8 +49,9 @@ def linux_only():
 
 
 @pytest.fixture
-def unnamed(monkeypatch):
+def unnamed(monkeypatch, tmp_path):
     """This process as one in which nobody has said anything of a cache yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(FOLDER.upper(), raising=False)
     monkeypatch.delenv(SHORTEST.upper(), raising=False)
     settings = ENABLED, FOLDER, LARGEST, SHORTEST
@@ -73,7 +74,6 @@ def test_second_process_finds_every_program(tmp_path):
 
 def test_entry_that_a_kill_has_cut_short_is_removed(unnamed, tmp_path):
     """jax's last word on an entry is its time; without it, jax would never write it."""
-    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = tmp_path / "syncalgos" / "jax"
     folder.mkdir(parents=True)
     for name in ("torn-cache", "whole-cache", "whole-atime"):
@@ -83,7 +83,6 @@ def test_entry_that_a_kill_has_cut_short_is_removed(unnamed, tmp_path):
 
 
 def test_default_folder_is_the_users_cache(unnamed, tmp_path):
-    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
     machine.use_cache()
     assert getattr(jax.config, FOLDER) == str(tmp_path / "syncalgos" / "jax")
     assert getattr(jax.config, SHORTEST) == 0
@@ -109,7 +108,6 @@ def test_folder_that_is_set_already_wins(unnamed, tmp_path):
 
 
 def test_cache_that_is_switched_off_stays_off(unnamed, tmp_path):
-    unnamed.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update(ENABLED, False)
     machine.use_cache()
     assert getattr(jax.config, FOLDER) is None

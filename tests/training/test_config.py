@@ -101,18 +101,21 @@ def test_a_field_is_a_flag(name):
     assert (name in agreed) == (SETTINGS[name].scope != "process")
 
 
-def test_every_field_is_in_config_json_in_its_order(run, tmp_path):
+@pytest.fixture
+def written(run, tmp_path):
+    """The content of the run's config.json, once it is there."""
     Folder(run, tmp_path, 0.0).record(["command"])
-    written = json.loads((tmp_path / "config.json").read_text())
+    return json.loads((tmp_path / "config.json").read_text())
+
+
+def test_every_field_is_in_config_json_in_its_order(written):
     assert [*written["settings"]] == [*SETTINGS]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_field_is_compared_on_resume_unless_each_start_may_have_another(
-    name, run, tmp_path
+    name, run, written, tmp_path
 ):
-    Folder(run, tmp_path, 0.0).record(["command"])
-    written = json.loads((tmp_path / "config.json").read_text())
     written["settings"][name] = "another"
     files.write_json(tmp_path / "config.json", written)
     if SETTINGS[name].scope != "run" or name == "steps":
@@ -133,9 +136,7 @@ def test_a_run_whose_numbers_depend_on_its_length_stays_so_long(run, tmp_path):
         check_config(tmp_path, dataclasses.replace(shorter.config, steps=12))
 
 
-def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
-    Folder(run, tmp_path, 0.0).record(["command"])
-    written = json.loads((tmp_path / "config.json").read_text())
+def test_a_run_older_than_a_flag_had_its_default(run, written, tmp_path):
     newer = [x for x in SETTINGS if getattr(run.config, x) == SETTINGS[x].default]
     assert {"seed", "accumulate"} < {*newer}
     settings = {x: v for x, v in written["settings"].items() if x not in newer}
@@ -144,9 +145,9 @@ def test_a_run_older_than_a_flag_had_its_default(run, tmp_path):
     check_config(tmp_path, run.config)
 
 
-def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(run, tmp_path):
-    Folder(run, tmp_path, 0.0).record(["command"])
-    written = json.loads((tmp_path / "config.json").read_text())
+def test_a_run_of_an_earlier_version_goes_on_unless_its_numbers_differ(
+    run, written, tmp_path
+):
     del written["sha256"]  # 0.3 wrote none
     gone = {"scheduler": "tcp://host:8786", "sync_memory": "pinned_host", "ema": None}
     gone |= {"feed": "device", "lanes": 4, "keep_checkpoints": 3, "sync_at_end": False}

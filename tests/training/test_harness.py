@@ -1,7 +1,6 @@
 """The harness's parts: batches, schedules, evaluation, effective learning rates."""
 
 import argparse
-import inspect
 import os
 
 import jax
@@ -289,12 +288,6 @@ def test_effective_lr_is_nan_where_movement_never_gets_steady():
     faster_and_faster = every(outer_step(optax.sgd(0.1, momentum=1.0)), 4)
     found = rate_of(faster_and_faster, 4)
     assert found is not None and np.isnan(found)
-
-
-def test_help_texts_come_from_the_docstring():
-    texts = factories.argument_texts(inspect.getdoc(syncalgos.bmuf) or "")
-    assert list(texts) == ["period", "block_momentum", "block_lr", "nesterov", "axis"]
-    assert texts["block_lr"] == "ζ, the factor on a block's mean update, above 0."
 
 
 def test_parameters_that_no_word_can_set_are_no_flags():

@@ -55,10 +55,7 @@ def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "words"),
-    [
-        (command_line.main, f"{TINY} --steps 4 --resume"),
-        (compare.main, STUDY),
-    ],
+    [(command_line.main, f"{TINY} --steps 4 --resume"), (compare.main, STUDY)],
 )
 def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, capsys):
     out = tmp_path / "out"

@@ -1,14 +1,12 @@
 """Output that cannot be shown does not stop a run; what is shown is text."""
 
 import os
-import pty
 import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 
 import pytest
-from commands import PROGRAM, ROOT, TIMEOUT, Run, environment
+from commands import COMPARE, PROGRAM, ROOT, TIMEOUT, Run, environment, on_a_terminal
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import OURS, lines_of, run
@@ -20,7 +18,6 @@ from experiments.cli.errors import BadRequest, guarded
 from experiments.cli.stopping import printable
 
 TINY = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
-COMPARE = [sys.executable, "-m", "experiments.compare"]
 STUDY = "--task tiny_tasks:drawing --workers 2 --steps 11 --algos bmuf --seeds 2"
 
 
@@ -45,16 +42,12 @@ def full():
         yield file.fileno()
 
 
-def environ():
-    return environment(PYTHONPATH=OURS, TERM="xterm")
-
-
 def started(words, out, program=PROGRAM, shell="exec", **streams):
     """A command that has ended; its stderr or stdout may be broken."""
     ended = subprocess.run(
         ["sh", "-c", f'{shell} "$@"', "sh", *program, *words.split(), "--out", out],
         cwd=ROOT,
-        env=environ(),
+        env=environment(PYTHONPATH=OURS, TERM="xterm"),
         **{"stdin": subprocess.DEVNULL, "stdout": -1, "stderr": -1, **streams},
         encoding="utf-8",
         timeout=TIMEOUT,
@@ -95,22 +88,12 @@ def test_broken_output_stops_no_run(broken, streams, processes, whole, tmp_path)
 
 @pytest.mark.slow
 def test_terminal_that_is_closed_while_it_shows_a_bar_stops_no_run(whole, tmp_path):
-    window, end = pty.openpty()
-    process = subprocess.Popen(
-        [*PROGRAM, *TINY.split(), "--out", tmp_path / "out"],
-        cwd=ROOT,
-        env=environ(),
-        stdin=subprocess.DEVNULL,
-        stdout=end,
-        stderr=end,
-        start_new_session=True,
-    )
-    os.close(end)
-    shown = b""
-    while b"training" not in shown:
-        shown += os.read(window, 4096)  # fails when the process has ended
-    os.close(window)
-    assert_complete(Run(process.wait(TIMEOUT), "", "", tmp_path / "out"), whole)
+    out, shown = tmp_path / "out", b""
+    with on_a_terminal(TINY, out, PYTHONPATH=OURS) as (process, screen):
+        while b"training" not in shown:
+            shown += os.read(screen, 4096)  # fails when the process has ended
+        os.close(screen)
+        assert_complete(Run(process.wait(TIMEOUT), "", "", out), whole)
 
 
 @pytest.mark.parametrize("processes", tiers([1, 2], slow=[1]))

@@ -10,13 +10,7 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from problems.quadratics import (
-    LR,
-    ROUNDING,
-    SIZE,
-    assert_same,
-    train,
-)
+from problems.quadratics import LR, ROUNDING, SIZE, assert_same, train
 
 import syncalgos as sa
 
