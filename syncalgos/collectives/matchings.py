@@ -45,21 +45,20 @@ def _links(weights: np.ndarray) -> list[Link]:
     everyone = np.arange(workers)
     left = weights.copy()
     np.fill_diagonal(left, 0)
+    found = []
+
+    def take(sources):
+        found.append(Link(sources, left[everyone, sources]))
+        left[everyone, sources] = 0  # a pair that only completes a permutation: 0
+
     # Shifts first: over several lanes on several devices, other permutations gather
     # from all workers. Each shift reduces the degree of every worker by one.
-    permutations = []
     for by in range(1, workers):
         sources = (everyone - by) % workers
         if (left[everyone, sources] > 0).all():
-            permutations.append(sources)
-            left[everyone, sources] = 0
-    permutations += _colored(left > 0)
-    left = weights.copy()
-    np.fill_diagonal(left, 0)
-    found = []
-    for sources in permutations:
-        found.append(Link(sources, left[everyone, sources]))
-        left[everyone, sources] = 0  # a pair that only completes a permutation: 0
+            take(sources)
+    for sources in _colored(left > 0):
+        take(sources)
     return found
 
 

@@ -117,11 +117,18 @@ class Cut(NamedTuple):
 
     @property
     def _is_mapped(self) -> bool:
-        """Whether the mesh axes exist; while a program is only traced, they may not."""
-        return _are_mapped(self.axes)
+        """Whether the compiler partitions over the mesh axes.
+
+        While a program is only traced, there may be no mesh with these axes.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        return bool(types) and all(types.get(x) == AxisType.Auto for x in self.axes)
 
     def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
-        return _on_devices(function, self.axes, given, made)
+        # Each device sees only its own shard, so XLA gathers nothing.
+        along: Any = {"axis_names": {*self.axes}, "check_vma": False}
+        return jax.shard_map(function, in_specs=given, out_specs=made, **along)
 
 
 class Leaf(NamedTuple):
@@ -258,24 +265,3 @@ def spread(batch: PyTree) -> PyTree:
 def _has_mesh() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
 
-
-def _are_mapped(axes: Sequence[str]) -> bool:
-    """Whether there is a mesh with these axes, over which the compiler partitions."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return False
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return all(types.get(name) == AxisType.Auto for name in axes)
-
-
-def _on_devices(
-    function: Callable, axes: Sequence[str], given: Any, made: Any
-) -> Callable:
-    # Each device sees only its own shard, so XLA gathers nothing.
-    return jax.shard_map(
-        function,
-        in_specs=given,
-        out_specs=made,
-        axis_names={*axes},
-        check_vma=False,
-    )
