@@ -10,7 +10,7 @@ from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import Reducer, leafwise
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked, shards
 
 
 def components(
@@ -30,28 +30,17 @@ def components(
     matrix = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else jnp.atleast_1d(x)
     sides = [side(n, longest) for n in matrix.shape]
     counts = [-(-n // s) for n, s in zip(matrix.shape, sides, strict=True)]
-    split = [n for pair in zip(counts, sides, strict=True) for n in pair]
-    whole = [n * s for n, s in zip(counts, sides, strict=True)]
-    padding = [(0, n - own) for n, own in zip(whole, matrix.shape, strict=True)]
-    chunks_first = [*range(0, len(split), 2), *range(1, len(split), 2)]
-    across = [split[i] for i in chunks_first]
+    padding = [(0, -n % s) for n, s in zip(matrix.shape, sides, strict=True)]
     axes = range(1, len(sides) + 1)
-
-    cut = (
-        jnp.pad(matrix, padding)
-        .reshape(split)
-        .transpose(chunks_first)
-        .reshape(-1, *sides)
-    )
+    cut = shards.parted(jnp.pad(matrix, padding), counts)
     for axis in axes:
         cut = _along(axis, _basis(sides[axis - 1]), cut)
 
     def back(flat: jax.Array) -> jax.Array:
-        joined = flat.reshape(-1, *sides)
+        parts = flat.reshape(-1, *sides)
         for axis in axes:
-            joined = _along(axis, _basis(sides[axis - 1]).T, joined)
-        home = [int(i) for i in np.argsort(chunks_first)]
-        padded = joined.reshape(across).transpose(home).reshape(whole)
+            parts = _along(axis, _basis(sides[axis - 1]).T, parts)
+        padded = shards.joined(parts, counts)
         return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
     return cut.reshape(len(cut), -1), back

@@ -68,20 +68,13 @@ class Cut(NamedTuple):
         """Lists the shards of an array: (shards, *shape of one)."""
         if self._is_mapped:
             return self._on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
-        pairs = zip(x.shape, self.sizes, strict=True)
-        x = x.reshape([n for size, parts in pairs for n in (parts, size // parts)])
-        x = x.transpose(self._parts_first)
-        return x.reshape(self.shards, *x.shape[len(self.sizes) :])
+        return parted(x, self.sizes)
 
     def join(self, shards: jax.Array) -> jax.Array:
         """Joins the shards of `split`."""
         if self._is_mapped:
             return self._on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
-        shape = shards.shape[1:]
-        whole = [n * parts for n, parts in zip(shape, self.sizes, strict=True)]
-        order = self._parts_first
-        home = sorted(range(len(order)), key=order.__getitem__)
-        return shards.reshape(*self.sizes, *shape).transpose(home).reshape(whole)
+        return joined(shards, self.sizes)
 
     def placed(self, shards: jax.Array) -> jax.Array:
         """Makes the compiler keep each shard of an array on its own device."""
@@ -111,11 +104,6 @@ class Cut(NamedTuple):
         return self._on_devices(gather, self.spec, PartitionSpec(None, *self.spec))(x)
 
     @property
-    def _parts_first(self) -> list[int]:
-        dimensions = len(self.sizes)
-        return [*range(0, 2 * dimensions, 2), *range(1, 2 * dimensions, 2)]
-
-    @property
     def _is_mapped(self) -> bool:
         """Whether the compiler partitions over the mesh axes.
 
@@ -129,6 +117,29 @@ class Cut(NamedTuple):
         # Each device sees only its own shard, so XLA gathers nothing.
         along: Any = {"axis_names": {*self.axes}, "check_vma": False}
         return jax.shard_map(function, in_specs=given, out_specs=made, **along)
+
+
+def parted(x: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """Cuts an array into equal parts: (parts, *shape of one).
+
+    Args:
+        x: the array.
+        counts: for each dimension, the number of parts, which divides its size.
+    """
+    pairs = zip(x.shape, counts, strict=True)
+    x = x.reshape([n for size, count in pairs for n in (count, size // count)])
+    dimensions = len(counts)
+    first = [*range(0, 2 * dimensions, 2), *range(1, 2 * dimensions, 2)]
+    x = x.transpose(first)
+    return x.reshape(math.prod(counts), *x.shape[dimensions:])
+
+
+def joined(parts: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """Joins the parts of `parted`."""
+    shape = parts.shape[1:]
+    whole = [n * count for n, count in zip(shape, counts, strict=True)]
+    home = [i + len(counts) * k for i in range(len(counts)) for k in (0, 1)]
+    return parts.reshape(*counts, *shape).transpose(home).reshape(whole)
 
 
 class Leaf(NamedTuple):
@@ -264,4 +275,3 @@ def spread(batch: PyTree) -> PyTree:
 
 def _has_mesh() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
-
