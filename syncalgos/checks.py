@@ -147,20 +147,16 @@ def real(
         from syncalgos.dtypes import weak
 
         return weak(label, value)
-    bounds = {"at least": least, "above": above, "below": below}
-    rule = " and ".join(f"{k} {v:g}" for k, v in bounds.items() if v is not None)
+    lower = ("at least", least, operator.ge), ("above", above, operator.gt)
+    bounds = [x for x in (*lower, ("below", below, operator.lt)) if x[1] is not None]
+    rule = " and ".join(f"{word} {bound:g}" for word, bound, _ in bounds)
     rule = rule if below is not None else f"a finite number {rule}".strip()
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    inside = (
-        math.isfinite(number)
-        and (least is None or number >= least)
-        and (above is None or number > above)
-        and (below is None or number < below)
-    )
-    if not inside:
+    holds = (within(number, bound) for _, bound, within in bounds)
+    if not (math.isfinite(number) and all(holds)):
         raise ValueError(f"{label} must be {rule}, got {shown(value)}")
     return number
 
