@@ -134,7 +134,12 @@ def check(
                 f"{label}: {given.tolist()} may be edges or weights of two workers: "
                 "give floats for weights, or edges once, such as [(0, 1)]"
             )
-        return _edges(label, given)
+        for i, j in given.tolist():
+            if i == j or min(i, j) < 0:
+                raise ValueError(
+                    f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
+                )
+        return given
     weights = given.astype(np.float64)
     weights = weights[None] if weights.ndim == 2 else weights
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or not weights.size:
@@ -144,14 +149,12 @@ def check(
         )
     if fixed and len(weights) > 1:
         raise ValueError(f"{label} must not change, got {len(weights)} matrices")
-    _stochastic(label, weights, columns)
+    _check_weights(label, weights, columns, symmetric)
     if keeps and (bad := np.argwhere(weights.diagonal(0, 1, 2) == 0)).size:
         worker = bad[0, 1]
         raise ValueError(
             f"{label}: a worker must keep a share: weight [{worker}, {worker}] is 0"
         )
-    if symmetric:
-        _both_ways(label, weights)
     return weights
 
 
@@ -167,43 +170,24 @@ def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
     )
 
 
-def _edges(label: str, edges: np.ndarray) -> np.ndarray:
-    for i, j in edges.tolist():
-        if i == j or min(i, j) < 0:
-            raise ValueError(
-                f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
-            )
-    return edges
-
-
-def _stochastic(label: str, weights: np.ndarray, columns: bool) -> None:
-    """Refuses weights below 0, and columns or rows that do not add up to 1."""
-
-    def place(of_matrix: Any) -> str:
-        step, *rest = of_matrix
-        at = f" of matrix {step}" if len(weights) > 1 else ""
-        return f"[{', '.join(map(str, rest))}]{at}"
-
-    bad = np.argwhere(~(weights >= 0))
-    if len(bad):
-        value = weights[tuple(bad[0])]
-        raise ValueError(
-            f"{label}: weight {place(bad[0])} must be at least 0, got {value:g}"
-        )
-    sums = {"column": weights.sum(1)} if columns else {}
-    sums |= {} if columns else {"row": weights.sum(2), "column": weights.sum(1)}
-    for what, total in sums.items():
-        bad = np.argwhere(~(np.abs(total - 1) <= OFF))
-        if len(bad):
-            value = total[tuple(bad[0])]
-            raise ValueError(
-                f"{label}: {what} {place(bad[0])} adds up to {value:g}, not 1"
-            )
-
-
-def _both_ways(label: str, weights: np.ndarray) -> None:
+def _check_weights(
+    label: str, weights: np.ndarray, columns: bool, symmetric: bool
+) -> None:
+    """Refuses weights below 0, of a wrong sum, or that differ in the two directions."""
+    sums = [("column", weights.sum(1))]
+    sums = sums if columns else [("row", weights.sum(2)), *sums]
+    rules = [("weight", weights, weights >= 0, "must be at least 0, got {:g}")]
+    for what, total in sums:
+        is_one = np.abs(total - 1) <= OFF
+        rules.append((what, total, is_one, "adds up to {:g}, not 1"))
+    for what, values, holds, why in rules:
+        if len(bad := np.argwhere(~holds)):
+            step, *place = bad[0].tolist()
+            at = f" of matrix {step}" if len(weights) > 1 else ""
+            why = why.format(values[tuple(bad[0])])
+            raise ValueError(f"{label}: {what} {place}{at} {why}")
     bad = np.argwhere(np.abs(weights - weights.swapaxes(1, 2)) > OFF)
-    if len(bad):
+    if symmetric and len(bad):
         step, i, j = bad[0].tolist()
         there, back = weights[step, i, j], weights[step, j, i]
         raise ValueError(
@@ -282,20 +266,16 @@ def _among(edges: np.ndarray, workers: int) -> np.ndarray:
     return joined & ~np.eye(workers, dtype=bool)
 
 
-def _erdos_renyi(workers: int, seed: int) -> np.ndarray:
+def _erdos_renyi(workers: int, seed: int, attempt: int = 0) -> np.ndarray:
     """Neighbours by chance, 2 ln N / N each, drawn until all workers are connected."""
     chance = min(1.0, 2 * math.log(workers) / workers)
-    attempt = 0
-    while True:
-        rng = np.random.default_rng([seed, attempt])
-        above = np.triu(rng.random((workers, workers)) < chance, 1)
-        joined = above | above.T
-        reached = joined | np.eye(workers, dtype=bool)
-        for _ in powers(workers):
-            reached = reached @ reached
-        if reached.all():
-            return joined
-        attempt += 1
+    rng = np.random.default_rng([seed, attempt])
+    above = np.triu(rng.random((workers, workers)) < chance, 1)
+    joined = above | above.T
+    reached = joined | np.eye(workers, dtype=bool)
+    for _ in powers(workers):
+        reached = reached @ reached
+    return joined if reached.all() else _erdos_renyi(workers, seed, attempt + 1)
 
 
 def _metropolis(joined: np.ndarray) -> np.ndarray:

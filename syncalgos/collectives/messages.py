@@ -37,14 +37,9 @@ def crosses(names: Sequence[str]) -> bool:
     """
     several = any(lax.axis_size(name) > 1 for name in names)
     gloo = platform() == "cpu" and jax.process_count() > 1
-    return several and gloo and not _meshed()
-
-
-def _meshed() -> bool:
-    """Whether each worker is several devices that hold its arrays in shards."""
     mesh = jax.sharding.get_abstract_mesh()
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    return any(mesh.shape[name] > 1 for name in free)
+    within = {*mesh.axis_names} - {*mesh.manual_axes}
+    return several and gloo and all(mesh.shape[name] == 1 for name in within)
 
 
 def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
@@ -115,11 +110,11 @@ def moved(
     Returns:
         The leaves that arrived.
     """
-    whole = [crosses(names) and _has_bytes(x) for x in leaves]
-    found = [x if joined else send(x) for x, joined in zip(leaves, whole, strict=True)]
-    if not any(whole):
+    lead, joins = min(rows, 1), crosses(names)
+    mine = [i for i, x in enumerate(leaves) if joins and _has_bytes(x)]
+    found = [x if i in mine else send(x) for i, x in enumerate(leaves)]
+    if not mine:
         return found
-    lead, mine = min(rows, 1), [i for i, joined in enumerate(whole) if joined]
     flat = [_to_bytes(leaves[i], lead) for i in mine]
     arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]

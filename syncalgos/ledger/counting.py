@@ -220,14 +220,12 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     """Returns the decisions of each step, (steps, decisions) booleans."""
-    if taken is None:
-        if decisions:
-            raise ValueError(
-                "the traffic of this strategy depends on more than the step: pass a "
-                "run's decisions, metrics['decided'], as `taken`"
-            )
-        return np.zeros((steps, 0), bool)
-    taken = np.asarray(taken, bool)
+    if taken is None and decisions:
+        raise ValueError(
+            "the traffic of this strategy depends on more than the step: pass a run's "
+            "decisions, metrics['decided'], as `taken`"
+        )
+    taken = np.zeros((steps, 0), bool) if taken is None else np.asarray(taken, bool)
     if taken.shape != (steps, decisions):
         raise ValueError(
             f"taken: {steps} steps need {(steps, decisions)} booleans, got shape "
