@@ -31,15 +31,11 @@ def components(
     sides = [side(n, longest) for n in matrix.shape]
     counts = [-(-n // s) for n, s in zip(matrix.shape, sides, strict=True)]
     padding = [(0, -n % s) for n, s in zip(matrix.shape, sides, strict=True)]
-    axes = range(1, len(sides) + 1)
-    cut = shards.parted(jnp.pad(matrix, padding), counts)
-    for axis in axes:
-        cut = _along(axis, _basis(sides[axis - 1]), cut)
+    bases = [_basis(n) for n in sides]
+    cut = _turned(shards.parted(jnp.pad(matrix, padding), counts), bases)
 
     def back(flat: jax.Array) -> jax.Array:
-        parts = flat.reshape(-1, *sides)
-        for axis in axes:
-            parts = _along(axis, _basis(sides[axis - 1]).T, parts)
+        parts = _turned(flat.reshape(-1, *sides), [basis.T for basis in bases])
         padded = shards.joined(parts, counts)
         return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
@@ -107,17 +103,16 @@ def _basis(size: int) -> np.ndarray:
     return cosines
 
 
-def _along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """Multiplies an axis of each chunk by a matrix; the axis stays in its place.
+def _turned(x: jax.Array, matrices: list[np.ndarray]) -> jax.Array:
+    """Multiplies each axis of a chunk by a matrix; the axes stay in their places.
 
     Args:
-        axis: 1 or 2, of x.
-        matrix: (side, side), of the cosines or its transpose.
         x: (chunks, side) or (chunks, side, side).
+        matrices: (side, side) for each axis, of the cosines or its transpose.
     """
-    factor = jnp.asarray(matrix, x.dtype)
-    if axis == x.ndim - 1:
-        return jnp.matmul(x, factor.T, precision="highest")
+    *first, last = (jnp.asarray(matrix, x.dtype) for matrix in matrices)
     # One product for each chunk: a single product for all would transpose them twice.
-    each = jnp.broadcast_to(factor, (len(x), *factor.shape))
-    return jnp.matmul(each, x, precision="highest")
+    for factor in first:
+        each = jnp.broadcast_to(factor, (len(x), *factor.shape))
+        x = jnp.matmul(each, x, precision="highest")
+    return jnp.matmul(x, last.T, precision="highest")

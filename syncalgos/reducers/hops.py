@@ -181,7 +181,8 @@ def index_dtype(size: int) -> Any:
 
 def pack_12(indices: jax.Array) -> jax.Array:
     """Packs numbers below 4096, (n,), two into three bytes: (⌈3n / 2⌉,) uint8."""
-    thirds = (indices.astype(jnp.int32)[:, None] >> jnp.array([0, 4, 8])) & 15
+    shifts = jnp.array([[0, 4, 8]], jnp.int32)
+    thirds = (indices.astype(jnp.int32)[:, None] >> shifts) & 15
     return pack(thirds.reshape(-1), 4)
 
 

@@ -88,15 +88,14 @@ def orthonormal_steps(
         other leaves are averaged.
     """
 
-    def rank(layer):
-        sides = math.prod(layer[:-1]), *layer[-1:]
-        return share_of(rank_fraction, min(sides)) if len(layer) > 1 else 0
+    def rank(rows: int, columns: int) -> int:
+        return share_of(rank_fraction, min(rows, columns))
 
     return _iterated(rank, _unit_product, seed, stacked, axis)
 
 
 def _iterated(
-    rank: Callable[[tuple[int, ...]], int],
+    rank: Callable[[int, int], int],
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     seed: int,
     stacked: Stacked,
@@ -105,7 +104,7 @@ def _iterated(
     """A reducer by one power iteration a step.
 
     Args:
-        rank: the shape of a layer -> the rank at which it is sent; 0 if it is averaged.
+        rank: the sides of a layer -> the rank at which it is sent; 0 if averaged.
         product: (P̂, Q, layer) -> the combined layer.
         seed: seeds the first Q.
         stacked: which leaves hold several layers.
@@ -115,7 +114,8 @@ def _iterated(
     def init(params):
         def first(number, x, pieces):
             leading, layer = pieces.leading(x.shape)
-            r = rank(layer) if is_sent(x) else 0
+            is_matrix = is_sent(x) and len(layer) > 1
+            r = rank(math.prod(layer[:-1]), layer[-1]) if is_matrix else 0
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
@@ -207,10 +207,7 @@ def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(new != 0), new, q)
 
 
-def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:
-    """The rank at which a layer is sent; 0 if it is sent whole."""
-    if len(layer) < 2:
-        return 0
-    rows, columns = math.prod(layer[:-1]), layer[-1]
+def _rank(rank: int, min_rate: float, rows: int, columns: int) -> int:
+    """The rank at which a matrix is sent; 0 if it is sent whole."""
     r = min(rank, rows, columns)
     return r if rows * columns > min_rate * r * (rows + columns) else 0

@@ -41,7 +41,7 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
     for i, (path, x) in enumerate(jax.tree.leaves_with_path(tree)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         label, axes = f"stacked of {name!r}", jnp.ndim(x)
-        count = stacked(name, jnp.shape(x)) if given is None else given[i]
+        count: Any = stacked(name, jnp.shape(x)) if given is None else given[i]
         found.append(checks.whole(label, count, least=0))
         if count > axes:
             raise ValueError(f"{label} must be at most {axes}, its axes, got {count}")

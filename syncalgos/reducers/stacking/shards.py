@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -66,45 +67,35 @@ class Cut(NamedTuple):
 
     def split(self, x: jax.Array) -> jax.Array:
         """Lists the shards of an array: (shards, *shape of one)."""
-        if self._is_mapped:
-            return self._on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
+        if self.is_mapped:
+            return self.on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
         return parted(x, self.sizes)
 
     def join(self, shards: jax.Array) -> jax.Array:
         """Joins the shards of `split`."""
-        if self._is_mapped:
-            return self._on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
+        if self.is_mapped:
+            return self.on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
         return joined(shards, self.sizes)
 
     def placed(self, shards: jax.Array) -> jax.Array:
         """Makes the compiler keep each shard of an array on its own device."""
-        if not self._is_mapped:
+        if not self.is_mapped:
             return shards
         return lax.with_sharding_constraint(shards, self.of_shards)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Maps a function over shards: its arguments and results lead with them."""
-        if not self._is_mapped:
+        if not self.is_mapped:
             return jax.vmap(function)
 
         def on_device(*shards):
             one = function(*jax.tree.map(lambda x: x[0], shards))
             return jax.tree.map(lambda x: x[None], one)
 
-        return self._on_devices(on_device, self.of_shards, self.of_shards)
-
-    def gathered(self, x: jax.Array, axis: Axis) -> jax.Array:
-        """Gathers every worker's array of this cut: (workers, ...)."""
-
-        def gather(x):
-            return collectives.gather(x, axis)
-
-        if not self._is_mapped:
-            return gather(x)
-        return self._on_devices(gather, self.spec, PartitionSpec(None, *self.spec))(x)
+        return self.on_devices(on_device, self.of_shards, self.of_shards)
 
     @property
-    def _is_mapped(self) -> bool:
+    def is_mapped(self) -> bool:
         """Whether the compiler partitions over the mesh axes.
 
         While a program is only traced, there may be no mesh with these axes.
@@ -113,8 +104,9 @@ class Cut(NamedTuple):
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         return bool(types) and all(types.get(x) == AxisType.Auto for x in self.axes)
 
-    def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
-        # Each device sees only its own shard, so XLA gathers nothing.
+    def on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
+        """Maps a function over a worker's devices, each of which sees its own shard."""
+        # So XLA gathers nothing.
         along: Any = {"axis_names": {*self.axes}, "check_vma": False}
         return jax.shard_map(function, in_specs=given, out_specs=made, **along)
 
@@ -126,20 +118,18 @@ def parted(x: jax.Array, counts: Sequence[int]) -> jax.Array:
         x: the array.
         counts: for each dimension, the number of parts, which divides its size.
     """
-    pairs = zip(x.shape, counts, strict=True)
+    pairs, dimensions = zip(x.shape, counts, strict=True), len(counts)
     x = x.reshape([n for size, count in pairs for n in (count, size // count)])
-    dimensions = len(counts)
-    first = [*range(0, 2 * dimensions, 2), *range(1, 2 * dimensions, 2)]
-    x = x.transpose(first)
+    x = jnp.moveaxis(x, range(0, 2 * dimensions, 2), range(dimensions))
     return x.reshape(math.prod(counts), *x.shape[dimensions:])
 
 
 def joined(parts: jax.Array, counts: Sequence[int]) -> jax.Array:
     """Joins the parts of `parted`."""
-    shape = parts.shape[1:]
-    whole = [n * count for n, count in zip(shape, counts, strict=True)]
-    home = [i + len(counts) * k for i in range(len(counts)) for k in (0, 1)]
-    return parts.reshape(*counts, *shape).transpose(home).reshape(whole)
+    shape, dimensions = parts.shape[1:], len(counts)
+    x = parts.reshape(*counts, *shape)
+    x = jnp.moveaxis(x, range(dimensions), range(0, 2 * dimensions, 2))
+    return x.reshape([n * count for n, count in zip(shape, counts, strict=True)])
 
 
 class Leaf(NamedTuple):
@@ -240,11 +230,14 @@ def whole_shapes(tree: PyTree) -> PyTree:
 
 def gathered(tree: PyTree, axis: Axis) -> PyTree:
     """Gathers every worker's leaves, as `collectives.gather`, shard by shard."""
+    gather = partial(collectives.gather, axis=axis)
 
     # XLA would first gather a leaf within the worker, and send all of it from each of
     # the worker's devices.
     def leaf(x, cut):
-        return collectives.gather(x, axis) if cut is None else cut.gathered(x, axis)
+        if cut is None or not cut.is_mapped:
+            return gather(x)
+        return cut.on_devices(gather, cut.spec, PartitionSpec(None, *cut.spec))(x)
 
     leaves, form = jax.tree.flatten(tree)
     return form.unflatten(map(leaf, leaves, cuts(tree)))
