@@ -79,7 +79,8 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     sizes = np.sort(np.abs(np.linalg.eigvals(among)))
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
     degree = max(heard.sum(1).max(), heard.sum(2).max())
-    degree = 2 if _doubled(given, workers) else degree
+    # Both neighbours of a worker on a ring of two are the other one.
+    degree = 2 if named(given, "ring") and workers == 2 else degree
     gap = 1 - float(sizes[-2]) if workers > 1 else 1.0
     return Graph(weights[0] if len(weights) == 1 else weights, gap, int(degree))
 
@@ -221,7 +222,7 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
                 f"{workers} is {workers - 1}"
             )
         return _metropolis(_among(given, workers))[None]
-    if _doubled(given, workers):
+    if given == "ring" and workers == 2:
         return np.array([[[1, 2], [2, 1]]]) / 3
     if given == "exponential":
         return np.stack([_hearing([by], workers) for by in powers(workers) or [0]])
@@ -246,11 +247,6 @@ def changes(given: str | np.ndarray) -> bool:
     """Whether a graph, as `check` returned it, has other links at other steps."""
     several = not isinstance(given, str) and given.ndim == 3 and len(given) > 1
     return several or named(given, "exponential")
-
-
-def _doubled(given: str | np.ndarray, workers: int) -> bool:
-    """Whether both neighbours on a ring are the same worker."""
-    return named(given, "ring") and workers == 2
 
 
 def _hearing(shifts: list[int], workers: int) -> np.ndarray:

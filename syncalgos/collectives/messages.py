@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos.collectives.axes import platform
+from syncalgos.collectives.axes import platform, several
 
 BUCKET = 2**23
 """The most bytes that one all-reduce joins; longer arrays go alone, without a copy.
@@ -35,11 +35,10 @@ def crosses(names: Sequence[str]) -> bool:
     It is False for workers that are meshes, which send their arrays one by one: to join
     arrays, a worker would have to move their shards between its devices.
     """
-    several = any(lax.axis_size(name) > 1 for name in names)
-    gloo = platform() == "cpu" and jax.process_count() > 1
+    gloo = bool(several(names)) and platform() == "cpu" and jax.process_count() > 1
     mesh = jax.sharding.get_abstract_mesh()
     within = {*mesh.axis_names} - {*mesh.manual_axes}
-    return several and gloo and all(mesh.shape[name] == 1 for name in within)
+    return gloo and all(mesh.shape[name] == 1 for name in within)
 
 
 def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
