@@ -24,6 +24,7 @@ Topology = Literal[*ONE_WAY, *SYMMETRIC] | Any
 Symmetric = Literal[*SYMMETRIC] | Any
 """A graph with a symmetric matrix of weights."""
 
+_HOLDS = {"at least": operator.ge, "above": operator.gt, "below": operator.lt}
 MOST_LISTED = 12  # names to list although a close one is suggested
 
 
@@ -147,20 +148,16 @@ def real(
         from syncalgos.dtypes import weak
 
         return weak(label, value)
-    bounds = {"at least": least, "above": above, "below": below}
-    rule = " and ".join(f"{k} {v:g}" for k, v in bounds.items() if v is not None)
+    given = {"at least": least, "above": above, "below": below}
+    bounds = {word: bound for word, bound in given.items() if bound is not None}
+    rule = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
     rule = rule if below is not None else f"a finite number {rule}".strip()
     try:
         number = math.nan if isinstance(value, bool | str) else float(value)
     except (TypeError, ValueError):
         number = math.nan
-    inside = (
-        math.isfinite(number)
-        and (least is None or number >= least)
-        and (above is None or number > above)
-        and (below is None or number < below)
-    )
-    if not inside:
+    holds = (_HOLDS[word](number, bound) for word, bound in bounds.items())
+    if not (math.isfinite(number) and all(holds)):
         raise ValueError(f"{label} must be {rule}, got {shown(value)}")
     return number
 

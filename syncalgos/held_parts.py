@@ -40,13 +40,7 @@ class HeldPart:
             ]
             if any(start >= stop for start, stop in common):
                 continue
-            into, out = (
-                tuple(
-                    slice(start - first, stop - first)
-                    for (start, stop), (first, _) in zip(common, own, strict=True)
-                )
-                for own in (bounds, where)
-            )
+            into, out = _slices(common, bounds), _slices(common, where)
             found[into] = piece[out]
             missing -= found[into].size  # pieces do not overlap
         if missing:
@@ -59,6 +53,12 @@ class HeldPart:
         # Pieces do not overlap.
         whole = sum(x.size for x in self.pieces.values()) == math.prod(self.shape)
         return self.read(tuple((0, size) for size in self.shape)) if whole else self
+
+
+def _slices(part: Iterable[tuple[int, int]], whole: Bounds) -> tuple[slice, ...]:
+    """Returns where a part lies in an array that begins at the bounds of a whole."""
+    pairs = zip(part, whole, strict=True)
+    return tuple(slice(a - first, b - first) for (a, b), (first, _) in pairs)
 
 
 def bounds_of(index: Iterable[slice], shape: Iterable[int]) -> Bounds:

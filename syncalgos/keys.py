@@ -97,11 +97,8 @@ def uniform(key: jax.Array, count: int) -> jax.Array:
     # words: 1.2 million numbers take 3.5 ms. All rounds in one pass take 1.0 ms.
     usual = jax.random.key_impl(key) == "threefry2x32" and count < 2**32
     usual = usual and jax.config.jax_threefry_partitionable  # pyright: ignore
-    if (
-        not usual
-        or jnp.zeros(()).dtype != jnp.float32
-        or collectives.platform() != "cpu"
-    ):
+    usual = usual and jnp.zeros(()).dtype == jnp.float32
+    if not usual or collectives.platform() != "cpu":
         return jax.random.uniform(key, (count,))
     mantissas = (_threefry(key, count) >> 9) | jnp.uint32(0x3F800000)
     return lax.bitcast_convert_type(mantissas, jnp.float32) - 1

@@ -1,6 +1,7 @@
 """The outer loop of a strategy for a single worker, as an optax optimizer."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -207,16 +208,12 @@ def _without_arrays(params: PyTree) -> PyTree:
 def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
     """Returns the function's result with a single worker along the axis."""
     for name in (axis,) if isinstance(axis, str) else axis:
-        function = _along(name, function)
+        function = partial(_along, name, function)
     return function()
 
 
-def _along(name: str, function: Callable[[], PyTree]) -> Callable[[], PyTree]:
-    """Returns the function with an axis of size 1 mapped around it."""
-
-    def mapped() -> PyTree:
-        # Closed-over values are not batched, so that a sync's lax.cond stays one.
-        found = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
-        return jax.tree.map(lambda x: x[0], found)
-
-    return mapped
+def _along(name: str, function: Callable[[], PyTree]) -> PyTree:
+    """Returns the function's result with an axis of size 1 mapped around it."""
+    # Closed-over values are not batched, so that a sync's lax.cond stays one.
+    found = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
+    return jax.tree.map(lambda x: x[0], found)

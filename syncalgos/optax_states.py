@@ -61,6 +61,7 @@ AROUND = {
 }
 """States that continue, but for the field with an optimizer's state."""
 
+_MU_AND_NU = "Adam Belief Novograd RStdDev RStdDevWithCount"
 # First and second moments, by their fields. A field's name alone is not enough: SM3's
 # mu is what others call nu, and params may have a mu.
 MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -68,11 +69,7 @@ MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "EmaState": (("ema",), ()),
     "MuonState": (("mu",), ()),
     "ScaleByLionState": (("mu",), ()),
-    "ScaleByAdamState": (("mu",), ("nu",)),
-    "ScaleByBeliefState": (("mu",), ("nu",)),
-    "ScaleByNovogradState": (("mu",), ("nu",)),
-    "ScaleByRStdDevState": (("mu",), ("nu",)),
-    "ScaleByRStdDevWithCountState": (("mu",), ("nu",)),
+    **{f"ScaleBy{x}State": (("mu",), ("nu",)) for x in _MU_AND_NU.split()},
     "ScaleByAmsgradState": (("mu",), ("nu", "nu_max")),
     "ScaleByAdanState": (("m", "v"), ("n",)),
     "ScaleByAdemamixState": (("m1", "m2"), ("nu",)),

@@ -1,6 +1,7 @@
 """Strategies for loops that stack their replicas along an axis of a mesh."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -89,25 +90,15 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
                 "axis_types=(jax.sharding.AxisType.Auto,) * n)"
             )
 
-    def made(own, _):
-        return strong(strategy.init(own))
-
-    def reduced(own, step):
-        grads, replica, state = own
-        return apply_reduce(strategy, grads, replica, state, step)
-
-    def synced(own, step):
-        replica, state = own
-        return apply_sync(strategy, replica, state, step)
-
     def common(own, _):
         # As in the engine: workers' centers differ in a phase that is not active.
         return collectives.agreed(strategy.center(*own), axis)
 
-    each_made, each_reduced, each_synced = (
-        _mapped(axis, mesh, one) for one in (made, reduced, synced)
-    )
-    of_all = _mapped(axis, mesh, common, is_common=True)
+    mapped = partial(_mapped, axis, mesh)
+    each_made = mapped(lambda own, _: strong(strategy.init(own)))
+    each_reduced = mapped(lambda own, step: apply_reduce(strategy, *own, step=step))
+    each_synced = mapped(lambda own, step: apply_sync(strategy, *own, step=step))
+    of_all = mapped(common, is_common=True)
 
     def init(params: PyTree) -> PyTree:
         shapes = jax.eval_shape(each_made, params, 0)

@@ -6,8 +6,7 @@ worker's view and communicates only through collectives over named axes.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -362,9 +361,7 @@ def apply_reduce(
     Raises:
         ValueError: the result has another form; the first differing leaf is named.
     """
-    with _seeing(strategy):
-        pair = strategy.reduce(grads, replica, state, step)
-    return _checked("reduce", "grads", grads, state, pair)
+    return _applied(strategy, "reduce", "grads", grads, replica, state, step)
 
 
 def apply_sync(
@@ -384,28 +381,21 @@ def apply_sync(
     Raises:
         ValueError: the result has another form; the first differing leaf is named.
     """
-    with _seeing(strategy):
-        pair = strategy.sync(replica, state, step)
-    return _checked("sync", "replica", replica, state, pair)
+    return _applied(strategy, "sync", "replica", replica, state, step)
 
 
-@contextmanager
-def _seeing(strategy: Strategy) -> Iterator[None]:
-    """Adds a note to an error of a strategy that may lack `sees_loss`."""
+def _applied(
+    strategy: Strategy, changer: str, what: str, first: Any, *rest: Any
+) -> tuple[Any, PyTree]:
+    """Returns the pair from reduce or sync, whose parts must keep their form."""
     try:
-        yield
+        pair = getattr(strategy, changer)(first, *rest)
     except TypeError as error:
         if not strategy.sees_loss and "tuple" in str(error):
             error.add_note("replica.loss is () unless the Strategy has sees_loss=True")
         raise
-
-
-def _checked(
-    changer: str, what: str, first: Any, state: PyTree, pair: Any
-) -> tuple[Any, PyTree]:
-    """Returns the pair from reduce or sync, whose parts must keep their form."""
     # A list of two is a pytree as well, but would fail far from here.
-    is_pair = type(pair) is tuple and len(pair) == 2
+    is_pair, state = type(pair) is tuple and len(pair) == 2, rest[-2]
     if not is_pair or (what == "replica" and not isinstance(pair[0], type(first))):
         kinds = [type(x).__name__ for x in pair] if type(pair) is tuple else []
         got = f"({', '.join(kinds)})" if kinds else type(pair).__name__

@@ -3,7 +3,7 @@
 An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -85,7 +85,7 @@ def names_of(axis: Axis) -> tuple[str, ...]:
     return names
 
 
-def several(names: tuple[str, ...]) -> tuple[str, ...]:
+def several(names: Iterable[str]) -> tuple[str, ...]:
     """Returns the names of axes with more than one worker."""
     # XLA keeps an all-reduce over a single worker, and copies the arrays for it.
     return tuple(name for name in names if lax.axis_size(name) > 1)

@@ -79,7 +79,8 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     sizes = np.sort(np.abs(np.linalg.eigvals(among)))
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
     degree = max(heard.sum(1).max(), heard.sum(2).max())
-    degree = 2 if _doubled(given, workers) else degree
+    # Both neighbours of a worker on a ring of two are the other one.
+    degree = 2 if named(given, "ring") and workers == 2 else degree
     gap = 1 - float(sizes[-2]) if workers > 1 else 1.0
     return Graph(weights[0] if len(weights) == 1 else weights, gap, int(degree))
 
@@ -134,7 +135,12 @@ def check(
                 f"{label}: {given.tolist()} may be edges or weights of two workers: "
                 "give floats for weights, or edges once, such as [(0, 1)]"
             )
-        return _edges(label, given)
+        for i, j in given.tolist():
+            if i == j or min(i, j) < 0:
+                raise ValueError(
+                    f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
+                )
+        return given
     weights = given.astype(np.float64)
     weights = weights[None] if weights.ndim == 2 else weights
     if weights.ndim != 3 or weights.shape[1] != weights.shape[2] or not weights.size:
@@ -144,14 +150,12 @@ def check(
         )
     if fixed and len(weights) > 1:
         raise ValueError(f"{label} must not change, got {len(weights)} matrices")
-    _stochastic(label, weights, columns)
+    _check_weights(label, weights, columns, symmetric)
     if keeps and (bad := np.argwhere(weights.diagonal(0, 1, 2) == 0)).size:
         worker = bad[0, 1]
         raise ValueError(
             f"{label}: a worker must keep a share: weight [{worker}, {worker}] is 0"
         )
-    if symmetric:
-        _both_ways(label, weights)
     return weights
 
 
@@ -167,43 +171,24 @@ def _period(label: str, weights_at: Callable[[int], Any]) -> list[np.ndarray]:
     )
 
 
-def _edges(label: str, edges: np.ndarray) -> np.ndarray:
-    for i, j in edges.tolist():
-        if i == j or min(i, j) < 0:
-            raise ValueError(
-                f"{label}: an edge joins two workers, numbered from 0, got {(i, j)}"
-            )
-    return edges
-
-
-def _stochastic(label: str, weights: np.ndarray, columns: bool) -> None:
-    """Refuses weights below 0, and columns or rows that do not add up to 1."""
-
-    def place(of_matrix: Any) -> str:
-        step, *rest = of_matrix
-        at = f" of matrix {step}" if len(weights) > 1 else ""
-        return f"[{', '.join(map(str, rest))}]{at}"
-
-    bad = np.argwhere(~(weights >= 0))
-    if len(bad):
-        value = weights[tuple(bad[0])]
-        raise ValueError(
-            f"{label}: weight {place(bad[0])} must be at least 0, got {value:g}"
-        )
-    sums = {"column": weights.sum(1)} if columns else {}
-    sums |= {} if columns else {"row": weights.sum(2), "column": weights.sum(1)}
-    for what, total in sums.items():
-        bad = np.argwhere(~(np.abs(total - 1) <= OFF))
-        if len(bad):
-            value = total[tuple(bad[0])]
-            raise ValueError(
-                f"{label}: {what} {place(bad[0])} adds up to {value:g}, not 1"
-            )
-
-
-def _both_ways(label: str, weights: np.ndarray) -> None:
+def _check_weights(
+    label: str, weights: np.ndarray, columns: bool, symmetric: bool
+) -> None:
+    """Refuses weights below 0, of a wrong sum, or that differ in the two directions."""
+    sums = [("column", weights.sum(1))]
+    sums = sums if columns else [("row", weights.sum(2)), *sums]
+    rules = [("weight", weights, weights >= 0, "must be at least 0, got {:g}")]
+    for what, total in sums:
+        is_one = np.abs(total - 1) <= OFF
+        rules.append((what, total, is_one, "adds up to {:g}, not 1"))
+    for what, values, holds, why in rules:
+        if len(bad := np.argwhere(~holds)):
+            step, *place = bad[0].tolist()
+            at = f" of matrix {step}" if len(weights) > 1 else ""
+            why = why.format(values[tuple(bad[0])])
+            raise ValueError(f"{label}: {what} {place}{at} {why}")
     bad = np.argwhere(np.abs(weights - weights.swapaxes(1, 2)) > OFF)
-    if len(bad):
+    if symmetric and len(bad):
         step, i, j = bad[0].tolist()
         there, back = weights[step, i, j], weights[step, j, i]
         raise ValueError(
@@ -237,7 +222,7 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
                 f"{workers} is {workers - 1}"
             )
         return _metropolis(_among(given, workers))[None]
-    if _doubled(given, workers):
+    if given == "ring" and workers == 2:
         return np.array([[[1, 2], [2, 1]]]) / 3
     if given == "exponential":
         return np.stack([_hearing([by], workers) for by in powers(workers) or [0]])
@@ -264,11 +249,6 @@ def changes(given: str | np.ndarray) -> bool:
     return several or named(given, "exponential")
 
 
-def _doubled(given: str | np.ndarray, workers: int) -> bool:
-    """Whether both neighbours on a ring are the same worker."""
-    return named(given, "ring") and workers == 2
-
-
 def _hearing(shifts: list[int], workers: int) -> np.ndarray:
     """The weights if each worker hears those ahead by `shifts`, all weighing alike."""
     one = np.eye(workers)
@@ -282,20 +262,16 @@ def _among(edges: np.ndarray, workers: int) -> np.ndarray:
     return joined & ~np.eye(workers, dtype=bool)
 
 
-def _erdos_renyi(workers: int, seed: int) -> np.ndarray:
+def _erdos_renyi(workers: int, seed: int, attempt: int = 0) -> np.ndarray:
     """Neighbours by chance, 2 ln N / N each, drawn until all workers are connected."""
     chance = min(1.0, 2 * math.log(workers) / workers)
-    attempt = 0
-    while True:
-        rng = np.random.default_rng([seed, attempt])
-        above = np.triu(rng.random((workers, workers)) < chance, 1)
-        joined = above | above.T
-        reached = joined | np.eye(workers, dtype=bool)
-        for _ in powers(workers):
-            reached = reached @ reached
-        if reached.all():
-            return joined
-        attempt += 1
+    rng = np.random.default_rng([seed, attempt])
+    above = np.triu(rng.random((workers, workers)) < chance, 1)
+    joined = above | above.T
+    reached = joined | np.eye(workers, dtype=bool)
+    for _ in powers(workers):
+        reached = reached @ reached
+    return joined if reached.all() else _erdos_renyi(workers, seed, attempt + 1)
 
 
 def _metropolis(joined: np.ndarray) -> np.ndarray:

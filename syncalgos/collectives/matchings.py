@@ -43,23 +43,21 @@ def _links(weights: np.ndarray) -> list[Link]:
     """Splits the weights of other workers into links, as many as the largest degree."""
     workers = len(weights)
     everyone = np.arange(workers)
-    left = weights.copy()
-    np.fill_diagonal(left, 0)
+    left = np.where(np.eye(workers), 0, weights)
+    found = []
+
+    def take(sources):
+        found.append(Link(sources, left[everyone, sources]))
+        left[everyone, sources] = 0  # a pair that only completes a permutation: 0
+
     # Shifts first: over several lanes on several devices, other permutations gather
     # from all workers. Each shift reduces the degree of every worker by one.
-    permutations = []
     for by in range(1, workers):
         sources = (everyone - by) % workers
         if (left[everyone, sources] > 0).all():
-            permutations.append(sources)
-            left[everyone, sources] = 0
-    permutations += _colored(left > 0)
-    left = weights.copy()
-    np.fill_diagonal(left, 0)
-    found = []
-    for sources in permutations:
-        found.append(Link(sources, left[everyone, sources]))
-        left[everyone, sources] = 0  # a pair that only completes a permutation: 0
+            take(sources)
+    for sources in _colored(left > 0):
+        take(sources)
     return found
 
 
@@ -97,15 +95,15 @@ def _swap(
     hears: np.ndarray, told: np.ndarray, source: int, one: int, other: int
 ) -> None:
     """Exchanges two colors on the path from a source, where `other` is free."""
-    path, color = [], one
-    while (hearer := told[source, color]) >= 0:
-        path.append((hearer, source, one))
+    path = []  # with the new colors
+    while (hearer := told[source, one]) >= 0:
+        path.append((hearer, source, other))
         if (following := hears[hearer, other]) < 0:
             break
         source = following
-        path.append((hearer, source, other))
+        path.append((hearer, source, one))
     for hearer, source, color in path:
-        hears[hearer, color] = told[source, color] = -1
+        before = one + other - color
+        hears[hearer, before] = told[source, before] = -1
     for hearer, source, color in path:
-        color = other if color == one else one
         hears[hearer, color], told[source, color] = source, hearer

@@ -17,7 +17,7 @@ from syncalgos.collectives.axes import (
 )
 from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
-from syncalgos.collectives.shares import are_weighted, no_mean, weighted
+from syncalgos.collectives.shares import no_mean, takes_part, weighted
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 SUMMED = 2**18
@@ -52,12 +52,10 @@ def weighted_mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         A tree of the same shapes and dtypes. Without weights it is that of `mean`.
     """
 
+    if takes_part() is True:
+        return mean(tree, axis)
     # In float32: the product of a float16 and a worker's share may overflow.
-    def leaves(xs):
-        shares = weighted(widen(xs))
-        return narrow(mean(shares, axis), xs)
-
-    return on_floats(leaves, tree) if are_weighted() else mean(tree, axis)
+    return on_floats(lambda xs: narrow(mean(weighted(widen(xs)), axis), xs), tree)
 
 
 def _total(
@@ -142,37 +140,28 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     looped = _worth_a_loop([*map(jnp.asarray, jax.tree.leaves(tree))], lane)
 
     def over_devices(x: jax.Array, like: jax.Array) -> jax.Array:
-        if members == lanes:
-            return x / lanes
         each, devices = members // lanes, workers // lanes
-        numbers = [list(range(i, i + each)) for i in range(0, devices, each)]
-        grouped = numbers if len(numbers) > 1 else None
+        grouped = [list(range(i, i + each)) for i in range(0, devices, each)]
         if like.dtype != x.dtype:  # as in `_total`
             part = narrow(x / members, like)
             return lax.psum(part, outer, axis_index_groups=grouped)
         return lax.psum(x / lanes, outer, axis_index_groups=grouped) / each
 
     def leaf(x: jax.Array) -> jax.Array:
-        try:
-            return along_axes(x)
-        except NotImplementedError:  # vmap has no groups along an outer axis
-            return gathered(x)
-
-    def gathered(x: jax.Array) -> jax.Array:
-        every = widen(gather(x, axis)).reshape(groups, members, *x.shape)
-        return every.mean(1)[mine]
-
-    def along_axes(x: jax.Array) -> jax.Array:
         # A group is consecutive workers, not the lanes of a device: otherwise the
         # numbers would depend on the layout.
         if members % lanes == 0:  # a group is some whole devices
             total = _sum_over_lanes(lane, [x])[0] if looped else _lane_sum(x, lane)
-            return over_devices(total, x)
-        if lanes % members == 0:  # a device is some whole groups
+            try:
+                return total / lanes if members == lanes else over_devices(total, x)
+            except NotImplementedError:  # vmap has no groups along an outer axis
+                pass
+        elif lanes % members == 0:  # a device is some whole groups
             of_lanes = widen(lax.all_gather(x, lane))
             of_groups = of_lanes.reshape(lanes // members, members, *x.shape)
             return of_groups.mean(1)[lax.axis_index(lane) // members]
-        return gathered(x)
+        every = widen(gather(x, axis)).reshape(groups, members, *x.shape)
+        return every.mean(1)[mine]
 
     return on_floats(lambda xs: narrow([leaf(x) for x in xs], xs), tree)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos.collectives.axes import platform
+from syncalgos.collectives.axes import platform, several
 
 BUCKET = 2**23
 """The most bytes that one all-reduce joins; longer arrays go alone, without a copy.
@@ -35,16 +35,10 @@ def crosses(names: Sequence[str]) -> bool:
     It is False for workers that are meshes, which send their arrays one by one: to join
     arrays, a worker would have to move their shards between its devices.
     """
-    several = any(lax.axis_size(name) > 1 for name in names)
-    gloo = platform() == "cpu" and jax.process_count() > 1
-    return several and gloo and not _meshed()
-
-
-def _meshed() -> bool:
-    """Whether each worker is several devices that hold its arrays in shards."""
+    gloo = bool(several(names)) and platform() == "cpu" and jax.process_count() > 1
     mesh = jax.sharding.get_abstract_mesh()
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    return any(mesh.shape[name] > 1 for name in free)
+    within = {*mesh.axis_names} - {*mesh.manual_axes}
+    return gloo and all(mesh.shape[name] == 1 for name in within)
 
 
 def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Array]:
@@ -115,11 +109,11 @@ def moved(
     Returns:
         The leaves that arrived.
     """
-    whole = [crosses(names) and _has_bytes(x) for x in leaves]
-    found = [x if joined else send(x) for x, joined in zip(leaves, whole, strict=True)]
-    if not any(whole):
+    lead, joins = min(rows, 1), crosses(names)
+    mine = [i for i, x in enumerate(leaves) if joins and _has_bytes(x)]
+    found = [x if i in mine else send(x) for i, x in enumerate(leaves)]
+    if not mine:
         return found
-    lead, mine = min(rows, 1), [i for i, joined in enumerate(whole) if joined]
     flat = [_to_bytes(leaves[i], lead) for i in mine]
     arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]

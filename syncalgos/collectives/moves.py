@@ -64,10 +64,8 @@ def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
     no_mean("an exchange between single workers")
     # With axes of one worker XLA for TPUs would all-reduce gradients within workers.
     by, names = by % size(axis), several(names_of(axis))
-    leaves, form = jax.tree.flatten(tree)
-    return (
-        form.unflatten(_shift([*map(jnp.asarray, leaves)], by, names)) if by else tree
-    )
+    leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
+    return form.unflatten(_shift(leaves, by, names)) if by else tree
 
 
 def _shift(leaves: list[jax.Array], by: int, names: tuple[str, ...]) -> list[jax.Array]:
@@ -120,17 +118,15 @@ def exchange(
         mine = jnp.asarray(sources)[chosen, index(axis)]
         return jax.tree.map(lambda x: gather(x, axis)[mine], tree)
 
-    def permute(pairs: list[tuple[int, int]]) -> PyTree:
-        leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
-        return form.unflatten(_permuted(leaves, names[0], pairs))
-
     if not names:
         return tree
-    permutations = [
-        functools.partial(permute, [(source, i) for i, source in enumerate(row)])
-        for row in sources
-    ]
-    return lax.switch(chosen, permutations)
+
+    def permute(row: Sequence[int]) -> PyTree:
+        leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, tree))
+        pairs = [(source, i) for i, source in enumerate(row)]
+        return form.unflatten(_permuted(leaves, names[0], pairs))
+
+    return lax.switch(chosen, [functools.partial(permute, row) for row in sources])
 
 
 def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:

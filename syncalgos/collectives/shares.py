@@ -31,11 +31,6 @@ def takes_part() -> jax.Array | bool:
     return True if share is None else share > 0
 
 
-def are_weighted() -> bool:
-    """Whether workers are weighted here."""
-    return _OWN.get() is not None
-
-
 def weighted(tree: PyTree) -> PyTree:
     """Multiplies floats by the worker's share, so that their mean is the weighted one.
 

@@ -198,11 +198,9 @@ def _at_step(
 ) -> PyTree:
     """Applies a function to the links of a step and a tree."""
     ways = [partial(along, chosen) for chosen in links(topology, axis)]
-    return (
-        ways[0](tree)
-        if len(ways) == 1
-        else jax.lax.switch(step % len(ways), ways, tree)
-    )
+    if len(ways) == 1:
+        return ways[0](tree)
+    return jax.lax.switch(step % len(ways), ways, tree)
 
 
 def _matching(workers: int, seed: int, number: int) -> tuple[int, ...]:

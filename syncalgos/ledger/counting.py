@@ -179,11 +179,23 @@ def counter(
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
     walk = _trace(make, hyperparams, replica, workers)
-    count = _counted_by_step(walk, steps)
+    # One vmapped program evaluates the branches of all steps, from the step and the
+    # decisions alone; then one step of each kind, with the same branches, is counted.
+    numbers = np.arange(steps, dtype=np.int32)
+
+    def branches_at(step, taken, hyperparams):
+        decisions = [jnp.where(acts, step, -1) for acts in taken]
+        walk.take(step, hyperparams, decisions)
+        return jnp.stack([jnp.int32(0), *walk.choices])
+
+    of_all = jax.jit(jax.vmap(branches_at, (0, 0, None)))
 
     def counted(taken: ArrayLike | None, hyperparams: PyTree) -> Communication:
         decisions = _checked(taken, steps, len(walk.places))
-        return _tally(*count(decisions, jax.tree.leaves(hyperparams)))
+        branches = of_all(numbers, decisions, jax.tree.leaves(hyperparams))
+        kinds, kind_of_step = np.unique(branches, axis=0, return_inverse=True)
+        sent = [add_up(walk.notes, kind[1:]) for kind in kinds]
+        return _tally(sent, kind_of_step.reshape(-1))
 
     return counted
 
@@ -208,14 +220,12 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
     """Returns the decisions of each step, (steps, decisions) booleans."""
-    if taken is None:
-        if decisions:
-            raise ValueError(
-                "the traffic of this strategy depends on more than the step: pass a "
-                "run's decisions, metrics['decided'], as `taken`"
-            )
-        return np.zeros((steps, 0), bool)
-    taken = np.asarray(taken, bool)
+    if taken is None and decisions:
+        raise ValueError(
+            "the traffic of this strategy depends on more than the step: pass a run's "
+            "decisions, metrics['decided'], as `taken`"
+        )
+    taken = np.zeros((steps, 0), bool) if taken is None else np.asarray(taken, bool)
     if taken.shape != (steps, decisions):
         raise ValueError(
             f"taken: {steps} steps need {(steps, decisions)} booleans, got shape "
@@ -268,33 +278,6 @@ def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of an array, without a weak type."""
     kind = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
     return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
-
-
-def _counted_by_step(
-    walk: Walk, steps: int
-) -> Callable[[np.ndarray, list], tuple[list[Counter], np.ndarray]]:
-    """Makes (decisions, hyperparams) -> (traffic by kind of step, kind of each step).
-
-    Steps that take the same branches are of one kind.
-    """
-    # One vmapped program evaluates the branches of all steps, from the step and the
-    # decisions alone; then one step of each kind is counted.
-    numbers = np.arange(steps, dtype=np.int32)
-
-    def branches_at(step, taken, hyperparams):
-        decisions = [jnp.where(acts, step, -1) for acts in taken]
-        walk.take(step, hyperparams, decisions)
-        return jnp.stack([jnp.int32(0), *walk.choices])
-
-    of_all = jax.jit(jax.vmap(branches_at, (0, 0, None)))
-
-    def count(taken, hyperparams):
-        branches = np.asarray(of_all(numbers, taken, hyperparams))
-        kinds, kind_of_step = np.unique(branches, axis=0, return_inverse=True)
-        sent = [add_up(walk.notes, kind[1:]) for kind in kinds]
-        return sent, kind_of_step.reshape(-1)
-
-    return count
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:

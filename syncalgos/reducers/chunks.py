@@ -71,11 +71,17 @@ def chunked_top_k(
         # Ties go to the first: alike on every backend, as lax.top_k is stable.
         _, chosen = jax.lax.top_k(jnp.abs(chunks), most)  # (chunks, most)
         values = jnp.take_along_axis(chunks, chosen, axis=1).reshape(-1)
-        code = _pack_indices(chosen.reshape(-1), length), encode(bits, values)
+        flat, short = chosen.reshape(-1), hops.index_dtype(length)
+        # A chunk of 4,096 entries needs 12 bits an index; the shortest dtype has 16.
+        in_12 = length <= 2**12
+        packed = hops.pack_12(flat) if in_12 else flat.astype(short)
+        code = packed, encode(bits, values)
 
         def read(code):
-            indices = _unpack_indices(code[0], length, count * most)
-            return indices.reshape(chosen.shape), decode(bits, code[1], chosen.shape)
+            packed, values = code
+            indices = hops.unpack_12(packed, count * most) if in_12 else packed
+            indices = indices.astype(jnp.int32).reshape(chosen.shape)
+            return indices, decode(bits, values, chosen.shape)
 
         # Added and not set: two workers may have sent the same entry.
         def spread(indices, values):
@@ -89,19 +95,6 @@ def chunked_top_k(
         return combined, spread(*read(code))
 
     return leafwise(combine, stacked)
-
-
-def _pack_indices(indices: jax.Array, length: int) -> jax.Array:
-    # A chunk of 4,096 entries needs 12 bits an index; the shortest dtype has 16.
-    if length <= 2**12:
-        return hops.pack_12(indices)
-    return indices.astype(hops.index_dtype(length))
-
-
-def _unpack_indices(packed: jax.Array, length: int, count: int) -> jax.Array:
-    if length <= 2**12:
-        return hops.unpack_12(packed, count)
-    return packed.astype(jnp.int32)
 
 
 def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
@@ -126,8 +119,7 @@ def decode(
     bits: int | None, code: tuple[jax.Array, ...], shape: tuple[int, ...]
 ) -> jax.Array:
     """Reads the values from a code of `encode`."""
-    if len(code) == 1:
+    if bits is None or len(code) == 1:
         return code[0].reshape(shape)
-    assert bits is not None
     packed, table = code
     return table[hops.unpack(packed, bits)[: math.prod(shape)]].reshape(shape)

@@ -10,7 +10,7 @@ from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import Reducer, leafwise
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Stacked, shards
 
 
 def components(
@@ -30,28 +30,13 @@ def components(
     matrix = x.reshape(-1, x.shape[-1]) if x.ndim > 2 else jnp.atleast_1d(x)
     sides = [side(n, longest) for n in matrix.shape]
     counts = [-(-n // s) for n, s in zip(matrix.shape, sides, strict=True)]
-    split = [n for pair in zip(counts, sides, strict=True) for n in pair]
-    whole = [n * s for n, s in zip(counts, sides, strict=True)]
-    padding = [(0, n - own) for n, own in zip(whole, matrix.shape, strict=True)]
-    chunks_first = [*range(0, len(split), 2), *range(1, len(split), 2)]
-    across = [split[i] for i in chunks_first]
-    axes = range(1, len(sides) + 1)
-
-    cut = (
-        jnp.pad(matrix, padding)
-        .reshape(split)
-        .transpose(chunks_first)
-        .reshape(-1, *sides)
-    )
-    for axis in axes:
-        cut = _along(axis, _basis(sides[axis - 1]), cut)
+    padding = [(0, -n % s) for n, s in zip(matrix.shape, sides, strict=True)]
+    bases = [_basis(n) for n in sides]
+    cut = _turned(shards.parted(jnp.pad(matrix, padding), counts), bases)
 
     def back(flat: jax.Array) -> jax.Array:
-        joined = flat.reshape(-1, *sides)
-        for axis in axes:
-            joined = _along(axis, _basis(sides[axis - 1]).T, joined)
-        home = [int(i) for i in np.argsort(chunks_first)]
-        padded = joined.reshape(across).transpose(home).reshape(whole)
+        parts = _turned(flat.reshape(-1, *sides), [basis.T for basis in bases])
+        padded = shards.joined(parts, counts)
         return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
     return cut.reshape(len(cut), -1), back
@@ -118,17 +103,16 @@ def _basis(size: int) -> np.ndarray:
     return cosines
 
 
-def _along(axis: int, matrix: np.ndarray, x: jax.Array) -> jax.Array:
-    """Multiplies an axis of each chunk by a matrix; the axis stays in its place.
+def _turned(x: jax.Array, matrices: list[np.ndarray]) -> jax.Array:
+    """Multiplies each axis of a chunk by a matrix; the axes stay in their places.
 
     Args:
-        axis: 1 or 2, of x.
-        matrix: (side, side), of the cosines or its transpose.
         x: (chunks, side) or (chunks, side, side).
+        matrices: (side, side) for each axis, of the cosines or its transpose.
     """
-    factor = jnp.asarray(matrix, x.dtype)
-    if axis == x.ndim - 1:
-        return jnp.matmul(x, factor.T, precision="highest")
+    *first, last = (jnp.asarray(matrix, x.dtype) for matrix in matrices)
     # One product for each chunk: a single product for all would transpose them twice.
-    each = jnp.broadcast_to(factor, (len(x), *factor.shape))
-    return jnp.matmul(each, x, precision="highest")
+    for factor in first:
+        each = jnp.broadcast_to(factor, (len(x), *factor.shape))
+        x = jnp.matmul(each, x, precision="highest")
+    return jnp.matmul(x, last.T, precision="highest")

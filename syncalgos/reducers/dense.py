@@ -9,7 +9,7 @@ import numpy as np
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos.dtypes import if_finite, narrow, on_floats, widen, zeros
 from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
@@ -45,14 +45,12 @@ def mean(accumulate: Any = None, *, axis: Axis = WORKERS) -> Reducer:
         accumulate = check_float("mean: accumulate", accumulate)
 
     def combine(updates, state, step):
-        def wide(x):
-            is_float = jnp.issubdtype(x.dtype, jnp.inexact)
-            return x.astype(accumulate) if accumulate and is_float else x
-
         own = jax.tree.map(jnp.asarray, updates)
+        if accumulate is None:
+            return collectives.mean(own, axis), updates, state
         # All leaves in one call: how lanes are best summed depends on all of them.
-        means = collectives.mean(jax.tree.map(wide, own), axis)
-        return narrow(means, own) if accumulate else means, updates, state
+        wide = on_floats(lambda xs: [x.astype(accumulate) for x in xs], own)
+        return narrow(collectives.mean(wide, axis), own), updates, state
 
     return Reducer(combine, mean_over=axis if accumulate is None else None)
 

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
@@ -66,7 +65,7 @@ def error_feedback(
         takes = collectives.takes_part()
         if takes is not True:  # one that skips a round sends nothing
             owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
-        combined, sent, inner = _combine(made, owed, state.reducer, step)
+        combined, sent, inner = made.combine(owed, state.reducer, step)
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
@@ -156,7 +155,7 @@ def ef21(
 
         momentum = jax.tree.map(average, state.momentum, widen(updates))
         unknown = jax.tree.map(jnp.subtract, momentum, state.known)
-        change, sent, inner = _combine(made, unknown, state.reducer, step)
+        change, sent, inner = made.combine(unknown, state.reducer, step)
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
@@ -172,27 +171,28 @@ def ef21(
     return Reducer(combine, init, takes_feedback=False)
 
 
-def _fed(
-    where: str, reducer: AnyReducer, axis: Axis, seed: int
-) -> optax.GradientTransformationExtraArgs:
-    """Returns the reducer; raises a ValueError for one that takes no feedback."""
+def _resolved(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
+    """Returns the reducer; another transformation counts as having sent its result."""
     made = resolve(where, reducer, axis, seed)
-    if not getattr(made, "takes_feedback", True):
+    if isinstance(made, Reducer):
+        return made
+
+    def combine(updates, state, step):
+        combined, state = made.update(updates, state, None, step=step)
+        return combined, combined, state
+
+    return Reducer(combine, made.init)
+
+
+def _fed(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
+    """Returns the reducer; raises a ValueError for one that takes no feedback."""
+    made = _resolved(where, reducer, axis, seed)
+    if not made.takes_feedback:
         raise ValueError(
             f"{where}: reducer cannot have feedback: median, trimmed and clipped lose "
             "nothing to send later, and low_bit and ef21 have their own feedback"
         )
     return made
-
-
-def _combine(
-    made: optax.GradientTransformationExtraArgs, updates: PyTree, state: PyTree, step
-) -> tuple[PyTree, PyTree, PyTree]:
-    """Returns (combined, sent, state); `sent` is the result if it is not a Reducer."""
-    if isinstance(made, Reducer):
-        return made.combine(updates, state, step)
-    combined, state = made.update(updates, state, None, step=step)
-    return combined, combined, state
 
 
 class LateState(NamedTuple):
@@ -225,13 +225,13 @@ def late(
     Raises:
         ValueError: an unknown reducer.
     """
-    made = resolve("late", reducer, axis, seed)
+    made = _resolved("late", reducer, axis, seed)
 
     def init(params):
         return LateState(jax.tree.map(jnp.zeros_like, params), made.init(params))
 
     def combine(updates, state, step):
-        combined, _, inner = _combine(made, updates, state.reducer, step)
+        combined, _, inner = made.combine(updates, state.reducer, step)
         return state.under_way, state.under_way, LateState(combined, inner)
 
     return Reducer(combine, init)

@@ -181,16 +181,12 @@ def index_dtype(size: int) -> Any:
 
 def pack_12(indices: jax.Array) -> jax.Array:
     """Packs numbers below 4096, (n,), two into three bytes: (⌈3n / 2⌉,) uint8."""
-    count = len(indices)
-    pairs = jnp.pad(indices.astype(jnp.int32), (0, count % 2)).reshape(-1, 2)
-    first, second = pairs[:, 0], pairs[:, 1]
-    parts = [first & 255, (first >> 8) | ((second & 15) << 4), second >> 4]
-    return jnp.stack(parts, 1).astype(jnp.uint8).reshape(-1)[: -(-3 * count // 2)]
+    shifts = jnp.array([[0, 4, 8]], jnp.int32)
+    thirds = (indices.astype(jnp.int32)[:, None] >> shifts) & 15
+    return pack(thirds.reshape(-1), 4)
 
 
 def unpack_12(packed: jax.Array, count: int) -> jax.Array:
     """Unpacks the bytes of `pack_12` into `count` numbers, int32."""
-    threes = jnp.pad(packed, (0, -len(packed) % 3)).reshape(-1, 3).astype(jnp.int32)
-    low, middle, high = threes[:, 0], threes[:, 1], threes[:, 2]
-    pairs = jnp.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], 1)
-    return pairs.reshape(-1)[:count]
+    thirds = unpack(packed, 4)[: 3 * count].reshape(count, 3).astype(jnp.int32)
+    return thirds[:, 0] | thirds[:, 1] << 4 | thirds[:, 2] << 8

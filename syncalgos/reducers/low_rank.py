@@ -88,15 +88,14 @@ def orthonormal_steps(
         other leaves are averaged.
     """
 
-    def rank(layer):
-        sides = math.prod(layer[:-1]), *layer[-1:]
-        return share_of(rank_fraction, min(sides)) if len(layer) > 1 else 0
+    def rank(rows: int, columns: int) -> int:
+        return share_of(rank_fraction, min(rows, columns))
 
     return _iterated(rank, _unit_product, seed, stacked, axis)
 
 
 def _iterated(
-    rank: Callable[[tuple[int, ...]], int],
+    rank: Callable[[int, int], int],
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     seed: int,
     stacked: Stacked,
@@ -105,7 +104,7 @@ def _iterated(
     """A reducer by one power iteration a step.
 
     Args:
-        rank: the shape of a layer -> the rank at which it is sent; 0 if it is averaged.
+        rank: the sides of a layer -> the rank at which it is sent; 0 if averaged.
         product: (P̂, Q, layer) -> the combined layer.
         seed: seeds the first Q.
         stacked: which leaves hold several layers.
@@ -115,51 +114,45 @@ def _iterated(
     def init(params):
         def first(number, x, pieces):
             leading, layer = pieces.leading(x.shape)
-            r = rank(layer) if is_sent(x) else 0
+            is_matrix = is_sent(x) and len(layer) > 1
+            r = rank(math.prod(layer[:-1]), layer[-1]) if is_matrix else 0
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
             dtype = widen(jnp.zeros((), x.dtype)).dtype
             return jax.random.normal(key, (*leading, layer[-1], r), dtype)
 
-        of_all = stacking.pieces(stacked, params)
-        leaves = zip(map(jnp.asarray, jax.tree.leaves(params)), of_all, strict=True)
-        return [first(i, x, pieces) for i, (x, pieces) in enumerate(leaves)]
+        leaves = [*map(jnp.asarray, jax.tree.leaves(params))]
+        owns = stacking.pieces(stacked, params)
+        return [*map(first, range(len(leaves)), leaves, owns)]
 
     # P and Q in one step, as in the paper; the authors' package takes half an iteration
     # a step, and sends half as much. All leaves' P are sent together, then everything
     # else. Values are found by the numbers of their leaves.
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
-        of_all = enumerate(zip(stacking.pieces(stacked, updates), state, strict=True))
-        thin = {i: own for i, (own, q) in of_all if not isinstance(q, tuple)}
-        layers = {i: own.split(leaves[i]) for i, own in thin.items()}
+        dense = {i: x for i, x in enumerate(leaves) if isinstance(state[i], tuple)}
+        owns = stacking.pieces(stacked, updates)
+        owns = [stacking.Pieces(0) if i in dense else x for i, x in enumerate(owns)]
+        layers = {i: owns[i].split(x) for i, x in enumerate(leaves) if i not in dense}
 
         def each(f, *values):
-            return {i: x.each(f)(*(v[i] for v in values)) for i, x in thin.items()}
+            return {i: owns[i].each(f)(*(v[i] for v in values)) for i in layers}
 
-        def mean(values):
-            kinds = [thin.get(i, stacking.Pieces(0)) for i in values]
-            means = stacking.means(kinds, [*values.values()], axis)
-            return dict(zip(values, means, strict=True))
+        def joined(found):
+            return form.unflatten([x.join(found[i]) for i, x in enumerate(owns)])
 
-        def joined(found, rest):
-            places = range(len(leaves))
-            return [thin[i].join(found[i]) if i in thin else rest[i] for i in places]
-
-        ps = each(_orthonormal, mean(each(_times, layers, state)))
+        ps = each(_orthonormal, stacking.means(owns, each(_times, layers, state), axis))
         # The worker's own share, from which feedback is computed. With the mean's
         # share, as in the authors' first code, the residual would add up the workers'
         # differences.
         shares = each(_share, layers, ps)
-        dense = {i: x for i, x in enumerate(leaves) if i not in thin}
-        means = mean({**shares, **dense})
-        combined = joined(each(product, ps, means, layers), means)
-        sent = joined(each(_product, ps, shares, layers), leaves)
+        means = stacking.means(owns, {**shares, **dense}, axis)
+        combined = joined({**means, **each(product, ps, means, layers)})
+        sent = joined({**dense, **each(_product, ps, shares, layers)})
         kept = each(_kept, means, state)
         new = [kept.get(i, q) for i, q in enumerate(state)]
-        state = if_finite(combined, new, state)
-        return form.unflatten(combined), form.unflatten(sent), state
+        return combined, sent, if_finite(combined, new, state)
 
     return Reducer(combine, init)
 
@@ -214,10 +207,7 @@ def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(new != 0), new, q)
 
 
-def _rank(rank: int, min_rate: float, layer: tuple[int, ...]) -> int:
-    """The rank at which a layer is sent; 0 if it is sent whole."""
-    if len(layer) < 2:
-        return 0
-    rows, columns = math.prod(layer[:-1]), layer[-1]
+def _rank(rank: int, min_rate: float, rows: int, columns: int) -> int:
+    """The rank at which a matrix is sent; 0 if it is sent whole."""
     r = min(rank, rows, columns)
     return r if rows * columns > min_rate * r * (rows + columns) else 0

@@ -53,27 +53,27 @@ def top_k(
     density = checks.density("top_k", density)
     stacked = stacking.check("top_k: stacked", stacked)
     seed = checks.seed(seed)
-    encode, decode = (lambda values, draws: values), (lambda code, count: code)
+    code = hops.Code(lambda values, _: values, lambda sent, _: sent)
     if bits is not None:
         dense.check_bits("top_k", bits)
-        encode, decode = partial(dense.encode, bits), partial(dense.decode, bits)
-
-    def count(x):
-        return share_of(density, x.size)
+        code = hops.Code(partial(dense.encode, bits), partial(dense.decode, bits))
 
     def combine(x, draws: Any = None):
         values, chosen = largest(x, density)
-        code = encode(values if bits is None else widen(values), draws)
-        codes, indices = collectives.gather((code, chosen), axis)
+        sent = code.encode(values if bits is None else widen(values), draws)
+        codes, indices = collectives.gather((sent, chosen), axis)
         zeros = jnp.zeros(x.size, wide_dtype(x.dtype))
 
-        def read(code):
-            return widen(decode(code, count(x)))
+        def read(sent):
+            return widen(code.decode(sent, len(values)))
 
         # (workers, chosen) each
         total = zeros.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
         mean = (total / len(indices)).reshape(x.shape)
-        return mean, placed(read(code), chosen, x)
+        return mean, placed(read(sent), chosen, x)
+
+    def count(x):
+        return share_of(density, x.size)
 
     draws = Draws(count, partial(own_key, seed, axis=axis))
     return leafwise(combine, stacked, draws if bits else None)

@@ -5,6 +5,7 @@ several devices: each device compresses its own shards.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -35,21 +36,16 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
         ValueError: a tree of another form, no whole number, or more axes than a leaf
             has.
     """
-    leaves = jax.tree.leaves_with_path(tree)
-    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
-    shapes = [jnp.shape(x) for _, x in leaves]
-    if callable(stacked):
-        found: list[Any] = [stacked(*x) for x in zip(names, shapes, strict=True)]
-    else:
-        found = checks.labels("stacked", stacked, tree)
-    labels = [f"stacked of {name!r}" for name in names]
-    result = [checks.whole(*each, least=0) for each in zip(labels, found, strict=True)]
-    for label, shape, count in zip(labels, shapes, result, strict=True):
-        if count > len(shape):
-            raise ValueError(
-                f"{label} must be at most {len(shape)}, its axes, got {count}"
-            )
-    return result
+    given = None if callable(stacked) else checks.labels("stacked", stacked, tree)
+    found = []
+    for i, (path, x) in enumerate(jax.tree.leaves_with_path(tree)):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        label, axes = f"stacked of {name!r}", jnp.ndim(x)
+        count: Any = stacked(name, jnp.shape(x)) if given is None else given[i]
+        found.append(checks.whole(label, count, least=0))
+        if count > axes:
+            raise ValueError(f"{label} must be at most {axes}, its axes, got {count}")
+    return found
 
 
 class Pieces(NamedTuple):
@@ -105,20 +101,18 @@ def pieces_like(stacked: Stacked, tree: PyTree) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(tree), pieces(stacked, tree))
 
 
-def means(owns: list[Pieces], lists: list[jax.Array], axis: Axis) -> list[jax.Array]:
+def means(
+    owns: list[Pieces], lists: dict[int, jax.Array], axis: Axis
+) -> dict[int, jax.Array]:
     """Returns the means over the workers of arrays that lead with pieces.
 
     Args:
-        owns: the pieces of each array. Whole leaves are sent together; each shard is
+        owns: the pieces of each leaf. Whole leaves are sent together; each shard is
             sent by the device that holds it.
-        lists: the arrays.
+        lists: arrays by the numbers of their leaves, in the order in which to send.
         axis: the mapped axis or axes over which the workers lie.
     """
-
-    def mean(x):
-        return collectives.mean(x, axis)
-
-    whole = [i for i, own in enumerate(owns) if own.cut is None]
+    mean = partial(collectives.mean, axis=axis)
+    whole = [i for i in lists if owns[i].cut is None]
     found = dict(zip(whole, mean([lists[i] for i in whole]), strict=True))
-    pairs = enumerate(zip(owns, lists, strict=True))
-    return [found[i] if i in found else own.each(mean)(x) for i, (own, x) in pairs]
+    return {i: found[i] if i in found else owns[i].each(mean)(lists[i]) for i in lists}

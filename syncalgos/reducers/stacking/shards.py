@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -66,62 +67,69 @@ class Cut(NamedTuple):
 
     def split(self, x: jax.Array) -> jax.Array:
         """Lists the shards of an array: (shards, *shape of one)."""
-        if self._is_mapped:
-            return self._on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
-        pairs = zip(x.shape, self.sizes, strict=True)
-        x = x.reshape([n for size, parts in pairs for n in (parts, size // parts)])
-        x = x.transpose(self._parts_first)
-        return x.reshape(self.shards, *x.shape[len(self.sizes) :])
+        if self.is_mapped:
+            return self.on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
+        return parted(x, self.sizes)
 
     def join(self, shards: jax.Array) -> jax.Array:
         """Joins the shards of `split`."""
-        if self._is_mapped:
-            return self._on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
-        shape = shards.shape[1:]
-        whole = [n * parts for n, parts in zip(shape, self.sizes, strict=True)]
-        order = self._parts_first
-        home = sorted(range(len(order)), key=order.__getitem__)
-        return shards.reshape(*self.sizes, *shape).transpose(home).reshape(whole)
+        if self.is_mapped:
+            return self.on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
+        return joined(shards, self.sizes)
 
     def placed(self, shards: jax.Array) -> jax.Array:
         """Makes the compiler keep each shard of an array on its own device."""
-        if not self._is_mapped:
+        if not self.is_mapped:
             return shards
         return lax.with_sharding_constraint(shards, self.of_shards)
 
     def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Maps a function over shards: its arguments and results lead with them."""
-        if not self._is_mapped:
+        if not self.is_mapped:
             return jax.vmap(function)
 
         def on_device(*shards):
             one = function(*jax.tree.map(lambda x: x[0], shards))
             return jax.tree.map(lambda x: x[None], one)
 
-        return self._on_devices(on_device, self.of_shards, self.of_shards)
-
-    def gathered(self, x: jax.Array, axis: Axis) -> jax.Array:
-        """Gathers every worker's array of this cut: (workers, ...)."""
-
-        def gather(x):
-            return collectives.gather(x, axis)
-
-        if not self._is_mapped:
-            return gather(x)
-        return self._on_devices(gather, self.spec, PartitionSpec(None, *self.spec))(x)
+        return self.on_devices(on_device, self.of_shards, self.of_shards)
 
     @property
-    def _parts_first(self) -> list[int]:
-        dimensions = len(self.sizes)
-        return [*range(0, 2 * dimensions, 2), *range(1, 2 * dimensions, 2)]
+    def is_mapped(self) -> bool:
+        """Whether the compiler partitions over the mesh axes.
 
-    @property
-    def _is_mapped(self) -> bool:
-        """Whether the mesh axes exist; while a program is only traced, they may not."""
-        return _are_mapped(self.axes)
+        While a program is only traced, there may be no mesh with these axes.
+        """
+        mesh = jax.sharding.get_abstract_mesh()
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        return bool(types) and all(types.get(x) == AxisType.Auto for x in self.axes)
 
-    def _on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
-        return _on_devices(function, self.axes, given, made)
+    def on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
+        """Maps a function over a worker's devices, each of which sees its own shard."""
+        # So XLA gathers nothing.
+        along: Any = {"axis_names": {*self.axes}, "check_vma": False}
+        return jax.shard_map(function, in_specs=given, out_specs=made, **along)
+
+
+def parted(x: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """Cuts an array into equal parts: (parts, *shape of one).
+
+    Args:
+        x: the array.
+        counts: for each dimension, the number of parts, which divides its size.
+    """
+    pairs, dimensions = zip(x.shape, counts, strict=True), len(counts)
+    x = x.reshape([n for size, count in pairs for n in (count, size // count)])
+    x = jnp.moveaxis(x, range(0, 2 * dimensions, 2), range(dimensions))
+    return x.reshape(math.prod(counts), *x.shape[dimensions:])
+
+
+def joined(parts: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """Joins the parts of `parted`."""
+    shape, dimensions = parts.shape[1:], len(counts)
+    x = parts.reshape(*counts, *shape)
+    x = jnp.moveaxis(x, range(dimensions), range(0, 2 * dimensions, 2))
+    return x.reshape([n * count for n, count in zip(shape, counts, strict=True)])
 
 
 class Leaf(NamedTuple):
@@ -222,11 +230,14 @@ def whole_shapes(tree: PyTree) -> PyTree:
 
 def gathered(tree: PyTree, axis: Axis) -> PyTree:
     """Gathers every worker's leaves, as `collectives.gather`, shard by shard."""
+    gather = partial(collectives.gather, axis=axis)
 
     # XLA would first gather a leaf within the worker, and send all of it from each of
     # the worker's devices.
     def leaf(x, cut):
-        return collectives.gather(x, axis) if cut is None else cut.gathered(x, axis)
+        if cut is None or not cut.is_mapped:
+            return gather(x)
+        return cut.on_devices(gather, cut.spec, PartitionSpec(None, *cut.spec))(x)
 
     leaves, form = jax.tree.flatten(tree)
     return form.unflatten(map(leaf, leaves, cuts(tree)))
@@ -257,25 +268,3 @@ def spread(batch: PyTree) -> PyTree:
 
 def _has_mesh() -> bool:
     return not jax.sharding.get_abstract_mesh().empty
-
-
-def _are_mapped(axes: Sequence[str]) -> bool:
-    """Whether there is a mesh with these axes, over which the compiler partitions."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return False
-    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    return all(types.get(name) == AxisType.Auto for name in axes)
-
-
-def _on_devices(
-    function: Callable, axes: Sequence[str], given: Any, made: Any
-) -> Callable:
-    # Each device sees only its own shard, so XLA gathers nothing.
-    return jax.shard_map(
-        function,
-        in_specs=given,
-        out_specs=made,
-        axis_names={*axes},
-        check_vma=False,
-    )
