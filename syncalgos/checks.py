@@ -273,24 +273,46 @@ def one_of(
     return name
 
 
+ByLeaf = Callable[[str, tuple[int, ...]], Any] | Callable[[Any], Any]
+"""A function of a leaf's path, such as "blocks/up/w", and its shape; or one of params,
+which returns a tree."""
+
+
+def is_function(value: Any) -> bool:
+    """Whether a value is a function, and not a tree whose class can be called."""
+    import jax
+
+    return callable(value) and jax.tree_util.all_leaves([value])
+
+
 def labels(what: str, tree: Any, params: Any) -> list[Any]:
     """Returns a label for each leaf of params.
 
     Args:
         what: the argument's name, for the message.
         tree: a tree of labels like params, in which one label may stand for a whole
-            subtree; or a function, params -> such a tree.
+            subtree; or a function, (a leaf's path, its shape) -> label, or params ->
+            such a tree.
         params: the model.
 
     Returns:
         The labels, in the order of the leaves of params.
 
     Raises:
-        ValueError: the tree has another structure.
+        ValueError: the tree has another structure, or the function takes other
+            arguments.
     """
     import jax
+    import numpy as np
 
-    tree = tree(params) if callable(tree) else tree
+    if is_function(tree) and misfit(tree, ["params"]):
+        called_with(what, tree, ["path", "shape"])
+        found = []
+        for path, x in jax.tree.leaves_with_path(params):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found.append(tree(name, np.shape(x)))
+        return found
+    tree = tree(params) if is_function(tree) else tree
     try:
         return jax.tree.leaves(jax.tree.broadcast(tree, params))
     except ValueError as error:

@@ -1,7 +1,6 @@
 """Fragments of a model, which are sent one after the other."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,9 +14,9 @@ from syncalgos.reducers.stacking import Stacked, shards
 
 CUTS = ("leaves", "bytes", "layers")
 
-Cut = str | Callable[[PyTree], PyTree]
-"""One of CUTS, or a function, params -> the number of each leaf's fragment, from 0: a
-tree like params, in which one number may stand for a whole subtree."""
+Cut = str | checks.ByLeaf
+"""One of CUTS, or a function that gives the number of each leaf's fragment, from 0:
+(the leaf's path, its shape) -> number, or params -> a tree of numbers."""
 
 Owners = list[np.ndarray]
 """For each leaf the fragments of its rows along the first axis, or its one fragment."""
@@ -107,9 +106,7 @@ def _in_order(fragments: int, count: int) -> Owners:
     return [np.array([f]) for f, part in enumerate(parts) for _ in part]
 
 
-def _by_function(
-    cut: Callable[[PyTree], PyTree], fragments: int, params: PyTree
-) -> Owners:
+def _by_function(cut: checks.ByLeaf, fragments: int, params: PyTree) -> Owners:
     """The fragments that a user's function gives."""
     numbers = checks.labels("cut", cut, params)
     for number in numbers:

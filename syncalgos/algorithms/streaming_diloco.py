@@ -51,8 +51,8 @@ def streaming_diloco(
         seed: seeds the random rounding to int8, int4 or int2.
         cut: the parts: leaves, as many consecutive leaves each; bytes, as many bytes
             each, cut between rows; layers, every F-th stacked layer, as in the paper,
-            other leaves in the smallest part; in Python also params -> each leaf's
-            fragment, from 0. None means leaves.
+            other leaves in the smallest part; in Python also a function of a leaf's
+            path and shape, or of params, to numbers of parts. None means leaves.
         stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 

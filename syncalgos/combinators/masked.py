@@ -1,6 +1,6 @@
 """Strategies for a part of the params."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
 
 @factory
-def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Strategy:
+def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
     """Applies a strategy to a part of the params and their gradients.
 
     The other leaves are neither sent nor changed. They may be personal layers, tables
@@ -26,6 +26,7 @@ def masked(strategy: Strategy, mask: PyTree | Callable[[PyTree], PyTree]) -> Str
     Args:
         strategy: the strategy to apply.
         mask: a tree like params, in which one value may stand for a whole subtree; or
+            a function, (a leaf's path, such as "blocks/up/w", its shape) -> value, or
             params -> such a tree. True selects a leaf; a slice selects rows along its
             first axis, such as some layers of a stack.
 

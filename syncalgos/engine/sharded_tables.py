@@ -21,7 +21,7 @@ from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
 
-Mask = PyTree | Callable[[PyTree], PyTree]
+Mask = PyTree | checks.ByLeaf
 
 
 def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:

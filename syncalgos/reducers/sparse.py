@@ -1,6 +1,6 @@
 """Reducers that send chosen entries or rows, with indices where choices differ."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -132,7 +132,7 @@ def random_k(density: float = 0.01, *, seed: int = 0, axis: Axis = WORKERS) -> R
 def row_sparse(
     rows: int | Mapping[str, int],
     *,
-    tables: PyTree | Callable[[PyTree], PyTree],
+    tables: PyTree | checks.ByLeaf,
     axis: Axis = WORKERS,
 ) -> Reducer:
     """The mean of gradients of tables in which each worker touches a few rows.
@@ -141,9 +141,9 @@ def row_sparse(
         rows: the most rows that a worker touches in one table, examples times lookups;
             or such a number by the tables' names. If a worker touches more, the result
             is NaN.
-        tables: which leaves are tables: a tree like params, or params -> tree, of
-            booleans or names. Tables of one name are read at the same rows, such as an
-            embedding and its per-row scale, and send their row numbers once.
+        tables: which leaves are tables: a tree like params of booleans or names, or a
+            function as in `masked`. Tables of one name are read at the same rows, such
+            as an embedding and its per-row scale, and send their row numbers once.
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
 

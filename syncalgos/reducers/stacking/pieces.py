@@ -15,7 +15,7 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.reducers.stacking import shards
 
-Stacked = PyTree | Callable[[str, tuple[int, ...]], int]
+Stacked = PyTree | checks.ByLeaf
 """The number of leading axes of each leaf that count layers: a tree of whole numbers
 like params, in which one number may stand for a whole subtree; or a function of a
 leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alone."""
@@ -23,7 +23,7 @@ leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alon
 
 def check(label: str, stacked: Stacked) -> Stacked:
     """Returns `stacked`, or raises a ValueError that begins with a label."""
-    if not callable(stacked):
+    if not checks.is_function(stacked):
         for count in jax.tree.leaves(stacked):
             checks.whole(label, count, least=0)
     return stacked
@@ -36,12 +36,10 @@ def counts(stacked: Stacked, tree: PyTree) -> list[int]:
         ValueError: a tree of another form, no whole number, or more axes than a leaf
             has.
     """
-    given = None if callable(stacked) else checks.labels("stacked", stacked, tree)
-    found = []
-    for i, (path, x) in enumerate(jax.tree.leaves_with_path(tree)):
+    found, given = [], checks.labels("stacked", stacked, tree)
+    for count, (path, x) in zip(given, jax.tree.leaves_with_path(tree), strict=True):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
         label, axes = f"stacked of {name!r}", jnp.ndim(x)
-        count: Any = stacked(name, jnp.shape(x)) if given is None else given[i]
         found.append(checks.whole(label, count, least=0))
         if count > axes:
             raise ValueError(f"{label} must be at most {axes}, its axes, got {count}")

@@ -73,7 +73,7 @@ def test_norms_that_differ_by_rounding_are_alike():
 
 def test_a_mask_may_leave_nothing_to_screen():
     """A model with fewer leaves than fragments has an empty one."""
-    strategy = sa.masked(sa.edit(1), lambda params: {"x": False})
+    strategy = sa.masked(sa.edit(1), lambda path, shape: False)
     sent = sa.communication(strategy, {"x": jnp.zeros(2)}, workers=3, steps=2)
     assert sent.bytes_per_worker == 0
 

@@ -1,5 +1,7 @@
 """Strategies for a part of the params, and the centers of parts in a chain."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,10 +16,8 @@ from syncalgos import chain, masked
 PARTS = {
     "tree": {"body": {"bias": True, "kernel": True}, "head": {"scale": False}},
     "prefix": {"body": True, "head": False},
-    "callable": lambda params: {"body": True, "head": False},
-    "path": lambda params: jax.tree.map_with_path(
-        lambda path, x: path[0].key == "body", params
-    ),
+    "path": lambda path, shape: path.startswith("body/"),
+    "params": lambda params: PARTS["prefix"],
 }
 IN_BODY, IN_HEAD = PARTS["prefix"], {"body": False, "head": True}
 KERNEL = {"body": {"bias": False, "kernel": True}, "head": False}
@@ -31,6 +31,22 @@ def test_masks_of_all_forms_choose_the_same_leaves(mask):
     np.testing.assert_array_equal(flatten(anchor), np.flatnonzero(BODY))
 
 
+class Called(NamedTuple):
+    """A model that can be called, as modules can: its masks can be, too."""
+
+    body: Any
+    head: Any
+
+    def __call__(self, x):
+        raise AssertionError("called")
+
+
+def test_a_mask_of_a_class_that_can_be_called_is_a_tree():
+    part = masked(sa.outer_step(optax.sgd(1.0)), Called(True, False))
+    [anchor] = jax.tree.leaves(part.init(Called(jnp.ones(2), jnp.ones(3))).anchor)
+    assert anchor.shape == (2,)
+
+
 def own(value):
     """A strategy with a center of this value."""
 
@@ -40,8 +56,8 @@ def own(value):
     return sa.Strategy(center=center)
 
 
-def kernels(params):
-    return jax.tree.map_with_path(lambda path, x: path[-1].key == "kernel", params)
+def kernels(path, shape):
+    return path.endswith("/kernel")
 
 
 # The last member that knows a center for a leaf gives it, else it is the mean, 1. The

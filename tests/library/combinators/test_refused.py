@@ -181,9 +181,9 @@ CALLS = [
     *(
         (lambda cut=cut: made(sa.streaming_diloco(cut=cut)), words)
         for cut, words in [
-            (lambda params: 4, "a fragment must be below fragments = 4, got 4"),
-            (lambda params: True, "cut: a fragment must be a whole number .* got True"),
-            (lambda params: {"body": 0}, "cut must be a tree like params"),
+            (lambda path, shape: 4, "a fragment must be below fragments = 4, got 4"),
+            (lambda path, shape: True, "cut: a fragment must be a whole .* got True"),
+            (lambda: 0, r"cut is called with \(path, shape\), but takes \(\)"),
         ]
     ),
     # Decisions, what follows a sync, and moving averages.

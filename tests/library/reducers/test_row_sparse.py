@@ -39,7 +39,7 @@ def test_tables_of_one_name_are_read_at_the_rows_that_either_touches():
     updates["scale"][0, 1, 2] = 3
     updates["other"][0, 1, 7] = 4
     names = {"other": "users", "scale": "words", "table": "words"}
-    combined, _, _ = run(row_sparse(2, tables=lambda tree: names), updates)
+    combined, _, _ = run(row_sparse(2, tables=lambda path, shape: names[path]), updates)
     assert_close(combined, means(updates))
 
 
