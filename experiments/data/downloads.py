@@ -2,10 +2,7 @@
 
 import hashlib
 import os
-import re
-import secrets
 import signal
-import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,14 +13,14 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 from platformdirs import user_cache_path
-from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
 
+from experiments.cli import terminal
 from experiments.cli.stopping import Terminated, handling, say
+from experiments.files import made, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
-PART = ".syncalgos.part"  # and drawn digits, in the names of partial files
 
 Convert = Callable[[Path], bytes]
 
@@ -117,8 +114,7 @@ def sha256(path: Path) -> str:
 
 def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves no file."""
-    folders = (path.parent, *path.parent.absolute().parents)
-    missing, problems = [x for x in folders if not x.exists()], []
+    problems = []
     try:
         with _making(path):
             for url in file.urls:
@@ -129,10 +125,6 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
-    finally:
-        with suppress(OSError):  # from the innermost outward, until one is not empty
-            for folder in missing:
-                folder.rmdir()
     it = "it" if convert is None else "it, or the file from that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
@@ -167,47 +159,14 @@ def make_once(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that gets its name once it is complete on the disk.
-
-    Parts of this file that dead processes left are removed.
-    """
-    # A new file by a name that nobody can foretell, or an error: in a shared folder, a
-    # link in its place would lead to a file of someone else.
-    part = path.with_name(f".{path.name}{PART}.{secrets.token_hex(4)}")
-    with part.open("x+b") as file:
-        try:
-            _remove_older(part)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def _remove_older(part: Path) -> None:
-    """Removes the user's own parts of the same file; 0.3 did not draw their names."""
-    name = re.compile(re.escape(part.stem) + r"(\.[0-9a-f]{8})?")
-    user = part.stat().st_uid
-    with suppress(OSError):  # a folder may be closed to readers
-        for other in part.parent.iterdir():
-            if name.fullmatch(other.name) and other != part:
-                found = other.lstat()  # a link is none of ours
-                if stat.S_ISREG(found.st_mode) and found.st_uid == user:
-                    other.unlink()
-
-
-@contextmanager
 def _making(path: Path) -> Iterator[None]:
     """Makes a file's folder, and keeps other processes from making the file.
 
     A signal ends this at once.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     held = path.with_name(f".{path.name}.lock")
     lock = FileLock(held)
-    with handling(_stop, left=(None, signal.SIG_IGN)):
+    with made(path.parent), handling(_stop, left=(None, signal.SIG_IGN)):
         with suppress(OSError):  # not all file systems have locks
             lock.acquire()
         try:
@@ -269,11 +228,8 @@ def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
 @contextmanager
 def bar(total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields a function that advances a bar of bytes, which only a terminal shows."""
-    console = Console(stderr=True)
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
-    is_hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as made:
-        yield partial(made.advance, made.add_task("", total=total))
+    with terminal.bar(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as shown:
+        yield partial(shown.advance, shown.add_task("", total=total))
 
 
 def _reason(error: Exception) -> str:

@@ -19,7 +19,8 @@ from rich.console import Console
 
 from experiments.cli.stopping import say
 from experiments.data import downloads
-from experiments.data.downloads import bar, make_once, reading, replacing, sha256
+from experiments.data.downloads import bar, make_once, reading, sha256
+from experiments.files import replacing
 from syncalgos import checks
 
 if TYPE_CHECKING:

@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
+from experiments import files
 from experiments.cli import certificates, stopping
 from experiments.cli.errors import BadRequest, in_one_line, named, place
 from experiments.processes import network
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.machine import versions
 from experiments.training.process_group import ProcessGroup

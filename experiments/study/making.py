@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
+from experiments import files
 from experiments.checkpoint import lock
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
