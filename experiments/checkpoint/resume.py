@@ -466,7 +466,7 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     # A run started before a flag existed used the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
-    common |= algorithm.defaults | factories.defaults(TASK, config.task)
+    common |= algorithm.defaults | factories.describe(TASK, config.task).defaults
     before = files.plain(common) | before
     # A flag that is gone had no effect unless it was set.
     before = {k: x for k, x in before.items() if k in now or x not in (None, False)}

@@ -21,10 +21,9 @@ from syncalgos import checks
 OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
 EMPTY = inspect.Parameter.empty
-# The names of types in factories' sources that need no import.
-TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
-TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
-TYPES |= {"checks": checks}
+# The names in the sources of factories that need no import.
+NAMES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
+NAMES |= {"Literal": typing.Literal, "Callable": Callable, "checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
 # The flags of run and of compare, which would be read in place of a factory's own.
@@ -37,8 +36,25 @@ RESERVED = """
     schedule scheduler seed seeds step_time steps sweep sync_until target task track
     tune tune_seeds validation version warmup_steps weight_decay worker_batch workers
 """
-# A default that cannot be written as a word: no flag can set the parameter.
-UNKNOWN = object()
+
+
+class _Unknown:
+    """The value of an expression that needs an import."""
+
+    def __call__(self, *_: Any, **__: Any) -> "_Unknown":
+        return self
+
+    __getattr__ = __getitem__ = __or__ = __ror__ = __call__
+
+
+class _Names(dict[str, Any]):
+    """Names of a source, of which the missing ones are unknown."""
+
+    def __missing__(self, name: str) -> _Unknown:
+        return UNKNOWN
+
+
+UNKNOWN = _Unknown()
 
 # The registered names are those of the files, so that none is imported.
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
@@ -160,17 +176,19 @@ class Factory(NamedTuple):
         meanings = {SPELLED[x]: texts[x] for x in SPELLED.keys() & texts} | texts
         taken = parser._option_string_actions
         for name, parameter in self.flags.items():
-            flag = name.replace("_", "-")
+            flag, default = name.replace("_", "-"), parameter.default
             if f"--{flag}" in taken or f"--no-{flag}" in taken:
                 raise self._named_as_flag(name)
             text = meanings.get(name, "").replace("%", "%%")
-            given: dict[str, Any] = {"required": True, "help": text}
-            if (default := parameter.default) is not EMPTY:
-                shown = f"{text} (default: {str(default).lower()})".strip()
-                text = text if default == "" else shown
-                given = {"default": default, "help": text}
-            given |= flag_kind(parameter)
-            group.add_argument(f"--{flag}", **given)
+            if default not in (EMPTY, ""):
+                text = f"{text} (default: {str(default).lower()})".strip()
+            group.add_argument(
+                f"--{flag}",
+                help=text,
+                required=default is EMPTY,
+                default=None if default is EMPTY else default,
+                **flag_kind(parameter),
+            )
 
 
 def describe(kind: Kind, name: str) -> Factory:
@@ -185,26 +203,17 @@ def describe(kind: Kind, name: str) -> Factory:
     """
     if ":" in name or name == OWN:
         return of_function(kind, name, named(kind, name))
-    # A default or an annotation is evaluated only if it needs no import. A test
-    # compares the result with the functions' own signatures.
-    module = ast.parse(kind.files[_known(kind, name)].read_text("utf-8"))
-    functions = (x for x in module.body if isinstance(x, ast.FunctionDef))
-    function = next(x for x in functions if x.name == name)
-    form = function.args
-    lacking = [None] * (len(form.args) - len(form.defaults))
-    defaults = [*lacking, *form.defaults, *form.kw_defaults]
-    parameters = [
-        inspect.Parameter(
-            argument.arg,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=EMPTY if default is None else _evaluated(default, UNKNOWN),
-            annotation=_evaluated(argument.annotation, EMPTY),
-        )
-        for argument, default in zip(
-            [*form.args, *form.kwonlyargs], defaults, strict=True
-        )
-    ]
-    return _factory(kind, name, parameters, ast.get_docstring(function) or "")
+    # Its head alone is run, and what needs an import is unknown. A test compares the
+    # result with the functions' own signatures.
+    path = kind.files[_known(kind, name)]
+    functions = ast.parse(path.read_bytes()).body
+    [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
+    head.body, names = head.body[:1], _Names(NAMES)  # of the body, the docstring
+    exec(
+        compile(ast.Module([head], []), str(path), "exec"), {"__builtins__": {}}, names
+    )
+    parameters = inspect.signature(names[name]).parameters.values()
+    return _factory(kind, name, [*parameters], inspect.getdoc(names[name]) or "")
 
 
 def _factory(
@@ -220,17 +229,6 @@ def spellings(names: Collection[str]) -> dict[str, str]:
     """Returns the flag of each parameter whose flag has another name."""
     own = {k: x for k, x in SPELLED.items() if k in names}
     return {k: x for k, x in own.items() if x not in names}
-
-
-def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
-    """Returns the value of an expression, or `otherwise` if it needs an import."""
-    if node is None:
-        return otherwise
-    # The sources are those of this checkout, and only the names in TYPES exist.
-    try:
-        return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
-    except NameError:
-        return otherwise
 
 
 def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
@@ -298,20 +296,19 @@ def call(
 
 def _known(kind: Kind, name: str) -> str:
     """Returns the name if it is registered, or raises a BadRequest."""
+    one = f"--{kind.flag} takes one {kind.noun}, got {name!r}"
     if "," in name:
-        several = kind.several and f"{kind.several}{name}"
-        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
+        raise BadRequest(one + (kind.several and f"{kind.several}{name}"))
     if name.split()[:1] != [name]:
-        own = "leave out the quotation marks around the name and its flags"
-        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}: {own}")
+        marks = "leave out the quotation marks around the name and its flags"
+        raise BadRequest(f"{one}: {marks}")
     if name not in kind.files and (path := Path(f"{name}.py")).is_file():
         raise BadRequest(
             f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
         )
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
-        own = f"use --task table --file {name}"
-        raise BadRequest(f"--task {name} is a file: {own}")
+        raise BadRequest(f"--task {name} is a file: use --task table --file {name}")
     try:
         return checks.one_of(kind.noun, name, kind.files)
     except ValueError as error:
@@ -354,11 +351,6 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     return names[attribute]
 
 
-def defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Returns the defaults of a factory's flags."""
-    return describe(kind, name).defaults
-
-
 def passed_arguments(
     kind: Kind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -374,7 +366,7 @@ def passed_arguments(
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     """Returns the arguments of `add_argument` for a parameter's type."""
     hint = parameter.annotation
-    hint = type(parameter.default) if hint is parameter.empty else hint
+    hint = type(parameter.default) if hint in (EMPTY, UNKNOWN) else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     may_be_none = types.NoneType in options

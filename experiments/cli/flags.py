@@ -168,12 +168,7 @@ def made(
     Raises:
         BadRequest: a value is out of its range, or two values contradict each other.
     """
-    settings = settings_of(config)
-    fields = {
-        name: tuple(values[name]) if each.is_repeated else values[name]
-        for name, each in settings.items()
-        if name in values
-    }
+    fields = {name: values[name] for name in settings_of(config) if name in values}
     try:
         return config(**fields, **own)
     except ValueError as error:

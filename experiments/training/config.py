@@ -3,7 +3,6 @@
 `SETTINGS` has the descriptions of the fields by name, in their order:
 
     SETTINGS["lr"].check(0.1)       # raises a ValueError if out of range
-    SETTINGS["seed"].study          # the flag of a study that replaces it, or ""
     parse(["--algo", "bmuf"]).lr    # None: the task decides
 
 Nothing here imports jax, so that --help and errors come at once.
@@ -25,8 +24,7 @@ from experiments.training import trackers
 from syncalgos import checks
 
 TASKS = "the task's"
-FILES = Group("files", "start", "nothing: the same command continues a study")
-PROCESSES = Group("processes", "start", "nothing: each run of a study has one process")
+FILES, PROCESSES = Group("files", "start"), Group("processes", "start")
 OWN = "or your own as package.module:factory"
 BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
@@ -49,14 +47,10 @@ class RunConfig:
     """
 
     algo: str = flag(
-        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}",
-        "bmuf",
-        study="--algos",
+        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}", "bmuf"
     )
     task: str = flag(
-        f"the model and its data: {', '.join(TASK.files)}, {OWN}",
-        "digits",
-        study="--task of the study, outside of --algos",
+        f"the model and its data: {', '.join(TASK.files)}, {OWN}", "digits"
     )
 
     steps: int | None = flag(
@@ -100,10 +94,7 @@ class RunConfig:
         "microbatches into which each worker's batch is split", 1, least=1
     )
     seed: int = flag(
-        "seed for initialization, batch order and all random draws",
-        0,
-        least=0,
-        study="--seeds",
+        "seed for initialization, batch order and all random draws", 0, least=0
     )
     init_from: Path | None = flag(
         "start from this model, a .safetensors file written by --export",
@@ -151,7 +142,6 @@ class RunConfig:
         "measure how far workers move in a round, and how similar their directions "
         "are (keeps a copy of the params)",
         False,
-        study="nothing: it is always on",
     )
 
     data_dir: Path | None = flag(
@@ -169,7 +159,6 @@ class RunConfig:
         "evaluate on this share of the training data instead of the test data",
         above=0,
         below=1,
-        study="nothing: --tune holds out a tenth",
     )
 
     out: Path | None = flag(
@@ -177,24 +166,16 @@ class RunConfig:
         otherwise="a new one in runs/",
         group=FILES,
         scope="process",
-        study="--out of the study, outside of --algos",
     )
-    overwrite: bool = flag(
-        "replace the run's files in --out",
-        False,
-        study="another --out, or remove the study's folder",
-    )
+    overwrite: bool = flag("replace the run's files in --out", False)
     export: Path | None = flag(
-        "write the trained model to this .safetensors file",
-        scope="process",
-        study="experiments.run --export, with the report's command",
+        "write the trained model to this .safetensors file", scope="process"
     )
     track: tuple[str, ...] = flag(
         f"log the run to {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
         scope="process",
-        study="experiments.run --track, with the report's command",
     )
     checkpoint_every: int | None = flag(
         "local steps between checkpoints in --out", least=1
@@ -204,7 +185,6 @@ class RunConfig:
         "loss, if there is no accuracy), and its checkpoint is kept as well",
         "last",
         scope="process",
-        study="experiments.run --keep with the report's command",
     )
     resume: bool = flag(
         "continue from the newest checkpoint in --out, if there is one", False
@@ -267,8 +247,7 @@ class RunConfig:
             object.__setattr__(self, "arguments", own.by_flag(self.arguments))
         for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
             if (mapping := getattr(self, name)) is not None:
-                own = {key: plain(x) for key, x in mapping.items()}
-                object.__setattr__(self, name, MappingProxyType(own))
+                object.__setattr__(self, name, MappingProxyType(plain(mapping)))
         self._check_placement()
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy

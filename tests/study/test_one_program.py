@@ -65,7 +65,8 @@ KINDS = "bmuf", "qsr"
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)
     words = f"--algo {name}"
-    words += " --period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
+    flags = factories.describe(ALGORITHM, name).flags
+    words += " --period 4" if "period" in flags else ""
     runs.make(f"{words} --lr 0.05 --momentum 0.9")
     first, ends, before = runs.programs, runs.ends, runs.compiled
     changed = f"{words} --lr 0.03 --momentum 0.8"
