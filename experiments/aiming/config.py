@@ -211,16 +211,15 @@ def _check_file(name: str, path: Path | None, beginning: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's own flags."""
-    made = flags.Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} --target TARGET [--algos A,B,…] [--task NAME] [flags]",
-        allow_abbrev=False,
-        description="Compile a run for machines that you do not have: whether it fits, "
-        "what is sent over which network, and its modelled time. Nothing is trained.",
-        epilog="Other flags of experiments.run are accepted, too: see "
+    made = flags.command_parser(
+        PROGRAM,
+        "--target TARGET [--algos A,B,…] [--task NAME] [flags]",
+        "Compile a run for machines that you do not have: whether it fits, what is "
+        "sent over which network, and its modelled time. Nothing is trained.",
+        "Other flags of experiments.run are accepted, too: see "
         f"{flags.PROGRAM} --help-all",
+        has_help_all=False,
     )
-    flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())
     return made
 

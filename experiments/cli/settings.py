@@ -23,11 +23,9 @@ Scope = Literal["run", "start", "process"]
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},
     **{tuple[int, ...]: indices, Mapping[str, int]: axes},
+    **{tuple[str, ...]: str, tuple[Path, ...]: Path},
 }
-REPEATED: dict[Any, Callable[[str], Any]] = {
-    tuple[str, ...]: str,
-    tuple[Path, ...]: Path,
-}
+REPEATED = tuple[str, ...], tuple[Path, ...]
 METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
 
 
@@ -143,7 +141,7 @@ def settings_of(config: type) -> dict[str, Setting]:
             choices=typing.get_args(kind) if is_literal else setting.choices,
             scope=setting.scope or group.scope,
             parameter=each.name,
-            read=str if is_literal else {**READERS, **REPEATED}[kind],
+            read=str if is_literal else READERS[kind],
             is_repeated=kind in REPEATED,
         )
     return found

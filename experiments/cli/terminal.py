@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -30,29 +30,17 @@ DURATIONS = (
 )
 
 
-class Report(Protocol):
-    """The display of a run's progress."""
+class Report:
+    """The display of a run's progress; this one shows nothing."""
 
     def step(self, done: int, loss: float) -> None:
         """Shows how many local steps are done, and the loss of the last one."""
-        ...
 
     def line(self, text: str) -> None:
         """Shows a line of text."""
-        ...
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def step(self, done: int, loss: float) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
-
-
-class _Bar:
+class _Bar(Report):
     """A bar under the lines; if stderr is no terminal, only the lines."""
 
     def __init__(self, progress: Progress, steps: int):

@@ -140,11 +140,10 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
     """Returns a command line with these values by flag; a list repeats its flag."""
     words = []
     for flag, value in values.items():
-        name = flag.replace("_", "-")
-        switches = {"true": f"--{name}", "false": f"--no-{name}"}
+        name = flag_of(flag)
+        switches = {"true": [name], "false": [flag_of(f"no_{flag}")]}
         for text in map(_text, value if isinstance(value, list) else [value]):
-            switch = switches.get(text.lower())
-            words += [f"--{name}", text] if switch is None else [switch]
+            words += switches.get(text.lower(), [name, text])
     return words
 
 

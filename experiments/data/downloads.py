@@ -182,8 +182,6 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
 
     Returns the reason if the source failed, or the file differs from its pin; else "".
     """
-    from requests import RequestException
-
     served = path.with_name(url.rpartition("/")[2])
     is_here = convert is not None and served.exists()
     host = served if is_here else urlsplit(url).hostname
@@ -205,23 +203,25 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
             if (found := sha256(Path(part.name))) != file.sha256:
                 what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
                 raise ValueError(f"{what} {found}")
-    except (RequestException, ValueError) as error:
-        why = _reason(error)
-        say(f"{host}: {why}")
-        return why
+    except ValueError as error:
+        say(f"{host}: {error}")
+        return str(error)
     return ""
 
 
 def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
-    """Downloads at most `most` bytes."""
+    """Downloads at most `most` bytes; a ValueError says why it failed."""
     import requests
 
-    with requests.get(url, stream=True, timeout=TIMEOUT) as response, bar(total) as add:
-        response.raise_for_status()
-        for chunk in response.iter_content(1 << 16):
-            add(out.write(chunk))
-            if out.tell() > most:
-                raise ValueError(f"it sends more than {most} bytes")
+    try:
+        with requests.get(url, stream=True, timeout=TIMEOUT) as sent, bar(total) as add:
+            sent.raise_for_status()
+            for chunk in sent.iter_content(1 << 16):
+                add(out.write(chunk))
+                if out.tell() > most:
+                    raise ValueError(f"it sends more than {most} bytes")
+    except requests.RequestException as error:
+        raise ValueError(_reason(error)) from error
     out.flush()
 
 
@@ -232,13 +232,11 @@ def bar(total: int | None) -> Iterator[Callable[[int], None]]:
         yield partial(shown.advance, shown.add_task("", total=total))
 
 
-def _reason(error: Exception) -> str:
-    """Explains a failed download in a few words."""
-    from requests import RequestException, exceptions
+def _reason(error: Any) -> str:
+    """Explains an error of requests in a few words."""
+    from requests import exceptions
 
-    if not isinstance(error, RequestException):
-        return str(error)
-    # The error texts of requests are a paragraph long.
+    # Their texts are a paragraph long.
     if error.response is not None:
         return f"HTTP {error.response.status_code}"
     # In this order: timeouts, proxy and TLS errors are also connection errors.

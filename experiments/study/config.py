@@ -276,16 +276,13 @@ def parse(argv: Sequence[str]) -> StudyConfig:
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
     """Returns the parser of a study's own flags, or of the given ones."""
-    made = flags.Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
-        allow_abbrev=False,
-        description="Compare algorithms on the same batches, over several seeds.",
-        epilog="Other flags of experiments.run are accepted, too, and apply to every "
+    made = flags.command_parser(
+        PROGRAM,
+        "[--algos A,B,…] [--task NAME] [flags]",
+        "Compare algorithms on the same batches, over several seeds.",
+        "Other flags of experiments.run are accepted, too, and apply to every "
         f"algorithm that has them: see {flags.PROGRAM} --help-all",
     )
-    flags.add_help_all(made)
-    flags.add_version(made)
     flags.add_settings(made, settings.values())
     return made
 
