@@ -13,7 +13,7 @@ from experiments.aiming.targets import Target
 from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
-from experiments.cli.settings import Group, checked, flag, settings_of
+from experiments.cli.settings import Group, checked, count, flag, settings_of
 from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, variants
 from experiments.study.network import Network
@@ -79,10 +79,8 @@ class AimConfig:
         (),
         group=Group("what is compiled"),
     )
-    slices: int = flag(
-        "number of TPU slices of this shape, joined by the data-centre network",
-        1,
-        least=1,
+    slices: int = count(
+        "number of TPU slices of this shape, joined by the data-centre network", 1
     )
     algos: str = flag(
         "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",

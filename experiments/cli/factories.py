@@ -57,6 +57,7 @@ class _Names(dict[str, Any]):
 UNKNOWN = _Unknown()
 
 # The registered names are those of the files, so that none is imported.
+_TASKS = Path(tasks.__file__).parent
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
@@ -93,10 +94,7 @@ TASK = Kind(
     "task",
     "experiments.tasks",
     frozenset({"axis", "seed", "data_dir", "workers"}),
-    {
-        x: Path(tasks.__file__).with_name(f"{file}.py")
-        for x, file in tasks.TASKS.items()
-    },
+    {x: _TASKS / f"{file}.py" for x, file in tasks.TASKS.items()},
 )
 
 
@@ -137,8 +135,7 @@ class Factory(NamedTuple):
     @property
     def defaults(self) -> dict[str, Any]:
         """The defaults of its flags."""
-        found = {name: p.default for name, p in self.flags.items()}
-        return {name: x for name, x in found.items() if x is not EMPTY}
+        return {k: p.default for k, p in self.flags.items() if p.default is not EMPTY}
 
     def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns arguments by their flags, where they are given by parameter."""
@@ -355,12 +352,8 @@ def passed_arguments(
     kind: Kind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the offered values that the factory has parameters for."""
-    wanted = inspect.signature(factory).parameters
-    return {
-        name: value
-        for name, value in offered.items()
-        if name in kind.passed and name in wanted
-    }
+    wanted = kind.passed & inspect.signature(factory).parameters.keys()
+    return {name: value for name, value in offered.items() if name in wanted}
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:

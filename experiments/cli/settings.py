@@ -10,6 +10,7 @@ import os
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -124,6 +125,10 @@ def flag(*arguments: Any, **keywords: Any) -> Any:
     """Makes a field of a config, from the arguments of `Setting`."""
     setting = Setting(*arguments, **keywords)
     return dataclasses.field(default=setting.default, metadata={"setting": setting})
+
+
+count = partial(flag, least=1)
+"""Makes a field of a config for a number of at least 1."""
 
 
 def settings_of(config: type) -> dict[str, Setting]:

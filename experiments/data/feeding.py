@@ -21,9 +21,11 @@ class Source(Protocol):
 
     def __len__(self) -> int:
         """The number of examples."""
+        ...
 
     def __getitem__(self, number: int, /) -> Mapping[str, np.ndarray]:
         """One example, without a leading axis."""
+        ...
 
 
 class Data(NamedTuple):

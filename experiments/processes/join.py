@@ -18,10 +18,10 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from experiments import files
-from experiments.cli import certificates, stopping
+from experiments.cli import stopping
 from experiments.cli.errors import BadRequest, in_one_line, named, place
 from experiments.cli.words import flag_of
-from experiments.processes import network
+from experiments.processes import certificates, network
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.machine import versions
@@ -47,8 +47,8 @@ _GONE = re.compile(
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
-Train = Callable[[RunConfig, ProcessGroup], int]
-"""Makes a run as one of several processes, and returns its exit code."""
+Train = Callable[..., int]
+"""Makes the run of a config in a `group` of processes, and returns its exit code."""
 
 
 class Unconnected(Exception):
@@ -136,7 +136,8 @@ class Member:
         group = self._group._replace(
             hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
-        code = train(replace(config, out=config.out or Path(hellos[0].out)), group)
+        out = config.out or Path(hellos[0].out)
+        code = train(replace(config, out=out), group=group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()

@@ -30,9 +30,10 @@ import jax
 
 from experiments import files
 from experiments.checkpoint import lock
-from experiments.cli import certificates, stopping
+from experiments.cli import stopping
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.stopping import UNCONNECTED
+from experiments.processes import certificates
 from experiments.study import making, worker
 from experiments.study.config import StudyConfig
 from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from experiments.cli import factories, flags
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.settings import Group, Setting, checked, flag, plain, settings_of
+from experiments.cli.settings import Group, checked, count, flag, plain, settings_of
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks
@@ -53,15 +53,14 @@ class RunConfig:
         f"the model and its data: {', '.join(TASK.files)}, {OWN}", "digits"
     )
 
-    steps: int | None = flag(
+    steps: int | None = count(
         "local steps of each worker",
         otherwise=TASKS,
         group=Group("training"),
-        least=1,
         below=MOST_STEPS,
     )
-    batch_size: int | None = flag(
-        "global batch size, divided among the workers", otherwise=TASKS, least=1
+    batch_size: int | None = count(
+        "global batch size, divided among the workers", otherwise=TASKS
     )
     lr: float | None = flag(
         "learning rate of the inner optimizer", otherwise=TASKS, above=0
@@ -90,9 +89,7 @@ class RunConfig:
     warmup_steps: int | None = flag(
         "local steps of learning-rate warmup", otherwise=TASKS, least=0
     )
-    accumulate: int = flag(
-        "microbatches into which each worker's batch is split", 1, least=1
-    )
+    accumulate: int = count("microbatches into which each worker's batch is split", 1)
     seed: int = flag(
         "seed for initialization, batch order and all random draws", 0, least=0
     )
@@ -100,14 +97,11 @@ class RunConfig:
         "start from this model, a .safetensors file written by --export",
         otherwise="a new one",
     )
-    eval_every: int | None = flag(
-        "local steps between evaluations",
-        otherwise="a tenth of the run",
-        least=1,
-        scope="start",
+    eval_every: int | None = count(
+        "local steps between evaluations", otherwise="a tenth of the run", scope="start"
     )
-    dispatch_steps: int | None = flag(
-        "local steps per compiled call", otherwise=TASKS, least=1, scope="start"
+    dispatch_steps: int | None = count(
+        "local steps per compiled call", otherwise=TASKS, scope="start"
     )
 
     preset: str | None = flag(
@@ -116,7 +110,7 @@ class RunConfig:
         choices=(flags.PAPER,),
         scope="start",
     )
-    workers: int = flag("number of workers; they share the devices", 8, least=1)
+    workers: int = count("number of workers; they share the devices", 8)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
         "how workers are mapped to devices; auto uses pmap, or shard_map with several "
         "processes or --mesh; vmap uses one device",
@@ -177,9 +171,7 @@ class RunConfig:
         otherwise="none",
         scope="process",
     )
-    checkpoint_every: int | None = flag(
-        "local steps between checkpoints in --out", least=1
-    )
+    checkpoint_every: int | None = count("local steps between checkpoints in --out")
     keep: Literal["last", "best"] = flag(
         "best: --export writes the model of the evaluation with the best accuracy (or "
         "loss, if there is no accuracy), and its checkpoint is kept as well",
@@ -195,11 +187,10 @@ class RunConfig:
         False,
     )
 
-    processes: int = flag(
+    processes: int = count(
         "number of processes to train in, started here",
         1,
         group=PROCESSES,
-        least=1,
         below=MOST_PROCESSES,
     )
     coordinator: str | None = flag(
@@ -212,9 +203,7 @@ class RunConfig:
         least=0,
         scope="process",
     )
-    num_processes: int | None = flag(
-        "with --coordinator: the number of processes", least=1
-    )
+    num_processes: int | None = count("with --coordinator: the number of processes")
     distributed: Literal["none", "auto"] = flag(
         "auto joins the processes that torchrun, Kubeflow, SkyPilot, Slurm, Open MPI "
         "or Kubernetes started",
@@ -336,7 +325,7 @@ class Settings(RunConfig):
         return [] if every is None else _multiples(every, self.steps)
 
 
-SETTINGS: dict[str, Setting] = settings_of(RunConfig)
+SETTINGS = settings_of(RunConfig)
 
 
 def parse(argv: Sequence[str]) -> RunConfig:
