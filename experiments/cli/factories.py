@@ -8,7 +8,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -104,14 +104,13 @@ class Factory(NamedTuple):
     Attributes:
         kind: algorithm or task.
         name: a registered name, or package.module:factory.
-        parameters: the parameters, named as their flags, with types as annotations;
-            unresolved types are `empty`.
+        parameters: the parameters, with types as annotations.
         doc: the factory's docstring.
     """
 
     kind: Kind
     name: str
-    parameters: list[inspect.Parameter]
+    parameters: Sequence[inspect.Parameter]
     doc: str
 
     @property
@@ -121,11 +120,12 @@ class Factory(NamedTuple):
 
     @property
     def flags(self) -> dict[str, inspect.Parameter]:
-        """The parameters that become flags, by name."""
+        """The parameters that become flags, by the names of these."""
         # No word on a command line can stand for a function or an array.
         words = bool | int | float | str | None
+        own = spellings([p.name for p in self.parameters])
         return {
-            p.name: p
+            own.get(p.name, p.name): p
             for p in self.parameters
             if p.name not in self.kind.passed
             and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -139,11 +139,8 @@ class Factory(NamedTuple):
 
     def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns arguments by their flags, where they are given by parameter."""
-        known = {p.name for p in self.parameters}
-        return {
-            SPELLED[k] if k not in known and SPELLED.get(k) in known else k: x
-            for k, x in arguments.items()
-        }
+        own = spellings([p.name for p in self.parameters])
+        return {own.get(k, k): x for k, x in arguments.items()}
 
     def published(self) -> "Factory":
         """Returns the factory with the paper's values as defaults (--preset paper)."""
@@ -170,13 +167,12 @@ class Factory(NamedTuple):
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
-        meanings = {SPELLED[x]: texts[x] for x in SPELLED.keys() & texts} | texts
         taken = parser._option_string_actions
         for name, parameter in self.flags.items():
             flag, default = name.replace("_", "-"), parameter.default
             if f"--{flag}" in taken or f"--no-{flag}" in taken:
                 raise self._named_as_flag(name)
-            text = meanings.get(name, "").replace("%", "%%")
+            text = texts.get(parameter.name, "").replace("%", "%%")
             if default not in (EMPTY, ""):
                 text = f"{text} (default: {str(default).lower()})".strip()
             group.add_argument(
@@ -206,26 +202,14 @@ def describe(kind: Kind, name: str) -> Factory:
     functions = ast.parse(path.read_bytes()).body
     [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
     head.body, names = head.body[:1], _Names(NAMES)  # of the body, the docstring
-    exec(
-        compile(ast.Module([head], []), str(path), "exec"), {"__builtins__": {}}, names
-    )
-    parameters = inspect.signature(names[name]).parameters.values()
-    return _factory(kind, name, [*parameters], inspect.getdoc(names[name]) or "")
-
-
-def _factory(
-    kind: Kind, name: str, parameters: list[inspect.Parameter], doc: str
-) -> Factory:
-    """Makes a Factory, with its parameters named as their flags."""
-    names = spellings([p.name for p in parameters])
-    renamed = [p.replace(name=names.get(p.name, p.name)) for p in parameters]
-    return Factory(kind, name, renamed, doc)
+    code = compile(ast.Module([head], []), str(path), "exec")
+    exec(code, {"__builtins__": {}}, names)
+    return of_function(kind, name, names[name])
 
 
 def spellings(names: Collection[str]) -> dict[str, str]:
     """Returns the flag of each parameter whose flag has another name."""
-    own = {k: x for k, x in SPELLED.items() if k in names}
-    return {k: x for k, x in own.items() if x not in names}
+    return {k: x for k, x in SPELLED.items() if k in names and x not in names}
 
 
 def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
@@ -241,7 +225,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    made = _factory(kind, name, typed, inspect.getdoc(function) or "")
+    made = Factory(kind, name, typed, inspect.getdoc(function) or "")
     if same := sorted({*made.flags} & {*RESERVED.split()}):
         raise made._named_as_flag(same[0])
     return made

@@ -87,8 +87,8 @@ def words_of(config: Any) -> list[str]:
     given = config.arguments, config.task_arguments
     named = own_of(config.algo, config.task, config.preset)
     for own, values in zip(named, given, strict=True):
-        undefined, defaults = object(), own.defaults
-        said |= {k: x for k, x in values.items() if x != defaults.get(k, undefined)}
+        usual = own.defaults.items()
+        said |= {k: x for k, x in values.items() if (k, x) not in usual}
     return as_words(said)
 
 

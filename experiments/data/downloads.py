@@ -43,12 +43,8 @@ class File(NamedTuple):
     members: Mapping[str, str] = {}
 
 
-PINS: dict[str, File] = {
-    path: File(path, **pin)
-    for path, pin in tomllib.loads(
-        Path(__file__).with_name("pins.toml").read_text("utf-8")
-    ).items()
-}
+_PINNED = tomllib.loads(Path(__file__).with_name("pins.toml").read_text("utf-8"))
+PINS = {path: File(path, **pin) for path, pin in _PINNED.items()}
 
 
 def folder(data_dir: Path | None = None) -> Path:
@@ -116,7 +112,7 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves no file."""
     problems = []
     try:
-        with _making(path):
+        with made(path.parent), _making(path):
             for url in file.urls:
                 # Another process may have made it meanwhile.
                 if not path.exists() and (why := _make(file, path, url, convert)):
@@ -164,9 +160,10 @@ def _making(path: Path) -> Iterator[None]:
 
     A signal ends this at once.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     held = path.with_name(f".{path.name}.lock")
     lock = FileLock(held)
-    with made(path.parent), handling(_stop, left=(None, signal.SIG_IGN)):
+    with handling(_stop, left=(None, signal.SIG_IGN)):
         with suppress(OSError):  # not all file systems have locks
             lock.acquire()
         try:

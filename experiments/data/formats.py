@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from experiments.data.downloads import PINS, File, find, folder, sha256
@@ -37,11 +38,9 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
     """
     try:
         # All at once, so that sizes in its headers cannot ask for more memory.
-        with path.open("rb") as raw:
-            zipped = raw.read(2) == b"\x1f\x8b"
-            raw.seek(0)
-            file = gzip.GzipFile(fileobj=raw) if zipped else raw
-            content = file.read(most_bytes + 1)
+        content = path.read_bytes()
+        if content.startswith(b"\x1f\x8b"):
+            content = gzip.GzipFile(fileobj=BytesIO(content)).read(most_bytes + 1)
         if len(content) > most_bytes:
             raise ValueError(f"{name} unpacks to more than {most_bytes} bytes")
         with tarfile.open(fileobj=BytesIO(content), mode="r:") as tar:
@@ -178,11 +177,7 @@ def read_cifar(path: Path, expected: Mapping[str, str]) -> tuple[Arrays, Arrays]
             raise ValueError(f"{path}: {name} has SHA-256 {held}, not {digest}")
     batches = {name: _batch(found[name], f"{path}: {name}") for name in expected}
     test = batches.pop(f"{FOLDER}test_batch")
-    train = {
-        leaf: np.concatenate([batch[leaf] for batch in batches.values()])
-        for leaf in ("x", "y")
-    }
-    return train, test
+    return jax.tree.map(lambda *x: np.concatenate(x), *batches.values()), test
 
 
 class _Unpickler(pickle.Unpickler):
