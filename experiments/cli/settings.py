@@ -7,11 +7,11 @@ flag.
 
 import dataclasses
 import os
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType, UnionType
 from typing import Any, Literal, NamedTuple
 
 from experiments.cli.words import axes, check_axes, indices, number, whole
@@ -137,7 +137,7 @@ def settings_of(config: type) -> dict[str, Setting]:
     for each in dataclasses.fields(config):
         if (setting := each.metadata.get("setting")) is None:
             continue
-        is_union = typing.get_origin(each.type) in (typing.Union, types.UnionType)
+        is_union = typing.get_origin(each.type) in (typing.Union, UnionType)
         kind = typing.get_args(each.type)[0] if is_union else each.type
         is_literal = typing.get_origin(kind) is Literal
         group = setting.group or group
@@ -155,10 +155,10 @@ def settings_of(config: type) -> dict[str, Setting]:
 def plain(value: Any) -> Any:
     """Returns the number of a NumPy or jax scalar, and the text of a path.
 
-    Of a mapping, a dict of such values.
+    A mapping is frozen, as configs are.
     """
     if isinstance(value, Mapping):
-        return {key: plain(x) for key, x in value.items()}
+        return MappingProxyType({key: plain(x) for key, x in value.items()})
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = hasattr(value, "item") and getattr(value, "ndim", 0) == 0

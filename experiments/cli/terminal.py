@@ -76,9 +76,7 @@ def above(bar: progress.Progress, text: str) -> None:
 def show(text: str) -> None:
     """Prints a text on stdout, if it can be shown."""
     with suppress(OSError, ValueError):
-        for line in text.split("\n"):
-            print(printable(line))
-        sys.stdout.flush()
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
 
 
 def evaluation_line(

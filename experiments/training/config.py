@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from experiments.cli import factories, flags
@@ -234,9 +233,8 @@ class RunConfig:
         if {*self.arguments} & {*factories.SPELLED}:
             own = factories.describe(factories.ALGORITHM, self.algo)
             object.__setattr__(self, "arguments", own.by_flag(self.arguments))
-        for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
-            if (mapping := getattr(self, name)) is not None:
-                object.__setattr__(self, name, MappingProxyType(plain(mapping)))
+        for name in ("arguments", "task_arguments"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         self._check_placement()
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy
@@ -282,8 +280,7 @@ class RunConfig:
 
     def values(self, *scopes: str) -> dict[str, Any]:
         """Returns the fields of these scopes and the factories' own flags, by name."""
-        kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
-        common = {name: getattr(self, name) for name in kept}
+        common = {k: getattr(self, k) for k, x in SETTINGS.items() if x.scope in scopes}
         return {**common, **self.arguments, **self.task_arguments}
 
 
@@ -309,8 +306,7 @@ class Settings(RunConfig):
         """
         other = copy.copy(self)
         arguments = {**self.arguments, **numbers.get("arguments", {})}
-        for name, value in {**numbers, "arguments": arguments}.items():
-            object.__setattr__(other, name, value)
+        vars(other).update(numbers, arguments=arguments)
         return other
 
     @property
