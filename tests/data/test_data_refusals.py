@@ -8,7 +8,6 @@ import gzip
 import lzma
 import os
 import pickle
-import tarfile
 
 import jax
 import numpy as np
@@ -41,12 +40,12 @@ def archive(content):
     return read
 
 
-def batches(content, **others):
+def batches(content):
     """Reads an archive of a good batch and of one with this content."""
 
     def read(folder):
         contents = {"data_batch_1": batch(2, 1)[0], "test_batch": content(folder)}
-        formats.read_cifar(cifar_archive(folder / "inside", contents, **others))
+        formats.read_cifar(cifar_archive(folder / "inside", contents))
 
     return read
 
@@ -129,19 +128,13 @@ SOURCE = [{"number": np.asarray(i)} for i in range(N)]
 GOOD = tar({"a": os.urandom(5000)})
 ZIPPED = gzip.compress(GOOD)
 UNREADABLE = "it is not a readable tar archive"
-OUTSIDE = "leads out of the folder"
 NO_PICKLE = "test_batch cannot be unpickled"
 NO_CLASS = "is neither a whole number nor a word"
 NOT_NUMPY = "data.npz is neither a .csv file nor an .npz file"
 SHARE = "above 0 and below 1"
 
 REFUSED = [
-    # Archives: nothing leaves their folder.
-    (archive(tar({"../evil": b"x"})), f"'../evil' {OUTSIDE}"),
-    (archive(tar({"a/../../evil": b"x"})), OUTSIDE),
-    (archive(tar({"/etc/evil": b"x"})), f"'/etc/evil' {OUTSIDE}"),
-    (archive(tar({"a": b""}, type=tarfile.SYMTYPE, linkname="/etc")), "'a' is a link"),
-    (archive(tar({"a": b""}, type=tarfile.FIFOTYPE)), "'a' is a link or a device"),
+    # Archives.
     (archive(gzip.compress(bytes(2 << 20))), "it unpacks to more than 1048576 bytes"),
     (archive(GOOD[:2000]), UNREADABLE),
     (archive(ZIPPED[:-1000]), UNREADABLE),
@@ -152,7 +145,6 @@ REFUSED = [
     # Pickles: nothing is called.
     (batches(evil), "cifar.tar.gz: | test_batch | it asks for "),
     (batches(of_numpy), "it asks for numpy"),
-    (batches(evil, **{"../evil": b"x"}), f"'../evil' {OUTSIDE}"),
     (held_out(b"not a pickle"), f"cifar.tar.gz: cifar-10-batches-py/{NO_PICKLE}"),
     (held_out(batch(2, 0)[0][:-100]), NO_PICKLE),
     (held_out(python2({"data": "x", "labels": ["cat"]})), NO_PICKLE),

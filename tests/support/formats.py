@@ -64,8 +64,8 @@ def batch(n, seed):
     return python2({**whole, "filenames": names}), x, y
 
 
-def cifar_archive(folder, contents, **others):
+def cifar_archive(folder, contents):
     """Writes batches; returns the archive's path."""
     named = {f"cifar-10-batches-py/{name}": x for name, x in contents.items()}
-    put(folder, "cifar.tar.gz", gzip.compress(tar({**named, **others})))
+    put(folder, "cifar.tar.gz", gzip.compress(tar(named)))
     return folder / "cifar.tar.gz"
