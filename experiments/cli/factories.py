@@ -119,13 +119,17 @@ class Factory(NamedTuple):
         return self.doc.partition("\n")[0]
 
     @property
+    def spelled(self) -> dict[str, str]:
+        """The flag of each parameter whose flag has another name."""
+        return spellings([p.name for p in self.parameters])
+
+    @property
     def flags(self) -> dict[str, inspect.Parameter]:
         """The parameters that become flags, by the names of these."""
         # No word on a command line can stand for a function or an array.
         words = bool | int | float | str | None
-        own = spellings([p.name for p in self.parameters])
         return {
-            own.get(p.name, p.name): p
+            self.spelled.get(p.name, p.name): p
             for p in self.parameters
             if p.name not in self.kind.passed
             and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -139,8 +143,7 @@ class Factory(NamedTuple):
 
     def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns arguments by their flags, where they are given by parameter."""
-        own = spellings([p.name for p in self.parameters])
-        return {own.get(k, k): x for k, x in arguments.items()}
+        return {self.spelled.get(k, k): x for k, x in arguments.items()}
 
     def published(self) -> "Factory":
         """Returns the factory with the paper's values as defaults (--preset paper)."""

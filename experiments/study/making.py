@@ -197,7 +197,7 @@ class Plan:
         return len(missing)
 
 
-class _Steps:
+class _Steps(terminal.Report):
     """Reports a run's steps now and then; its evaluations are in its files."""
 
     def __init__(self, steps: int, report: Callable[[News], None]):
@@ -207,8 +207,6 @@ class _Steps:
         if time.monotonic() - self._last > PAUSE:
             self._last = time.monotonic()
             self._report((done, self._steps, loss))
-
-    def line(self, text: str) -> None: ...
 
 
 class Maker(Loader):
