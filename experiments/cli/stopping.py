@@ -1,6 +1,6 @@
 """Signals, exit codes, and output that never fails.
 
-This module imports nothing else of the project.
+This module imports nothing else of the project, so that downloads can import it.
 """
 
 import atexit

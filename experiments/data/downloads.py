@@ -13,10 +13,10 @@ from urllib.parse import urlsplit
 
 from filelock import FileLock
 from platformdirs import user_cache_path
+from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.cli import terminal
 from experiments.cli.stopping import Terminated, handling, say
 from experiments.files import made, replacing
 
@@ -225,8 +225,11 @@ def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
 @contextmanager
 def bar(total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields a function that advances a bar of bytes, which only a terminal shows."""
-    with terminal.bar(BarColumn(), DownloadColumn(), TransferSpeedColumn()) as shown:
-        yield partial(shown.advance, shown.add_task("", total=total))
+    console = Console(stderr=True)
+    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    is_hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bars:
+        yield partial(bars.advance, bars.add_task("", total=total))
 
 
 def _reason(error: Any) -> str:
