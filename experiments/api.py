@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from experiments.cli import terminal
 from experiments.cli.errors import BadRequest, Unwritten, check_working_folder
 from experiments.cli.factories import OWN
 from experiments.cli.flags import own_of
-from experiments.cli.terminal import Quiet
 from experiments.cli.words import as_words
 from experiments.one_run import opened, trained
 from experiments.study import config as study_config
@@ -127,7 +127,7 @@ def train(
     with opened(run, config.out, command, started) as folder:
         run = folder.run  # frees the initial state
         tracked = folder.track(track)
-        outcome, summary = trained(folder, Quiet(), _never, on_evaluation)
+        outcome, summary = trained(folder, terminal.Report(), _never, on_evaluation)
         missing = folder.finish(outcome, summary)
         tracked.finish(summary)
     center = jax.tree.map(on_host, run.trainer.center(outcome.state))

@@ -20,13 +20,14 @@ import numpy as np
 from safetensors import SafetensorError
 
 import syncalgos
+from experiments import files
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
 from experiments.cli import stopping, terminal
 from experiments.cli.flags import PROGRAM
 from experiments.cli.stopping import keeping_results
 from experiments.tasks.task import Task
-from experiments.training import export, files, progress, remarks, run_folder, sends
+from experiments.training import export, progress, remarks, run_folder, sends
 from experiments.training.config import SETTINGS, RunConfig, Settings
 from experiments.training.loop import Outcome, Watch, train
 from experiments.training.prepare import ORIGIN, Run, check_files, prepare

@@ -49,13 +49,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line."""
-    made = flags.Parser(
-        prog=PROGRAM,
-        allow_abbrev=False,
-        description="Train an entry of the sync track and log it, or verify its log.",
-        epilog="The rules are in docs/track.md.",
-    )
-    flags.add_version(made)
+    about = "Train an entry of the sync track and log it, or verify its log."
+    more = "The rules are in docs/track.md."
+    made = flags.command_parser(PROGRAM, "", about, more, has_help_all=False)
     made.add_argument(
         "command",
         choices=("run", "verify"),

@@ -12,9 +12,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from benchmarks.harness.atlas import FIRST, read
+from experiments import files
 from experiments.study import figures
 from experiments.study.figures import LIGHT, Line, Plot
-from experiments.training import files
 
 SHARES = {"1 %": 0.01, "3 %": 0.03, "10 %": 0.1, "30 %": 0.3, "100 %": 1.0}
 # Positions of the names, in points from the algorithms' points.

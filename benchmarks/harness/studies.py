@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.harness import atlas, headline
 from benchmarks.harness.curves import evaluations
+from experiments import files
 from experiments.cli.words import literal
 from experiments.study import config as configs
 from experiments.study import page, presets
@@ -33,7 +34,6 @@ from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import titled
 from experiments.study.statistics import measure
 from experiments.study.variants import combinations
-from experiments.training import files
 
 FOLDER = Path("docs/studies")
 JOINED = "atlas-mnist1d", "atlas-spoken-digits"

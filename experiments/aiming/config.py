@@ -13,7 +13,7 @@ from experiments.aiming.targets import Target
 from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
-from experiments.cli.settings import Group, checked, flag, settings_of
+from experiments.cli.settings import Group, checked, count, flag, settings_of
 from experiments.cli.words import cleaned, flag_groups
 from experiments.study import network, variants
 from experiments.study.network import Network
@@ -79,10 +79,8 @@ class AimConfig:
         (),
         group=Group("what is compiled"),
     )
-    slices: int = flag(
-        "number of TPU slices of this shape, joined by the data-centre network",
-        1,
-        least=1,
+    slices: int = count(
+        "number of TPU slices of this shape, joined by the data-centre network", 1
     )
     algos: str = flag(
         "algorithms, each with optional flags: 'diloco, NBM=bmuf --nesterov'; or all",
@@ -211,16 +209,15 @@ def _check_file(name: str, path: Path | None, beginning: str) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's own flags."""
-    made = flags.Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} --target TARGET [--algos A,B,…] [--task NAME] [flags]",
-        allow_abbrev=False,
-        description="Compile a run for machines that you do not have: whether it fits, "
-        "what is sent over which network, and its modelled time. Nothing is trained.",
-        epilog="Other flags of experiments.run are accepted, too: see "
+    made = flags.command_parser(
+        PROGRAM,
+        "--target TARGET [--algos A,B,…] [--task NAME] [flags]",
+        "Compile a run for machines that you do not have: whether it fits, what is "
+        "sent over which network, and its modelled time. Nothing is trained.",
+        "Other flags of experiments.run are accepted, too: see "
         f"{flags.PROGRAM} --help-all",
+        has_help_all=False,
     )
-    flags.add_version(made)
     flags.add_settings(made, SETTINGS.values())
     return made
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from rich.progress import BarColumn, TimeElapsedColumn
 
+from experiments import files
 from experiments.aiming import tables, targets
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.tables import Result
@@ -25,7 +26,6 @@ from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, Unwritten, in_one_line
 from experiments.cli.stopping import before_the_end, printable
 from experiments.training import config as training
-from experiments.training import files
 
 Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
 ROOT = Path(__file__).parents[2]

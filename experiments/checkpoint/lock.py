@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from experiments.cli.errors import BadRequest
 from experiments.cli.stopping import before_the_end, say
-from experiments.training.files import made, needed
+from experiments.files import made, needed
 
 NAME = ".lock"  # in --out
 LONGEST = 200  # characters of the lock file that an error shows

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import jax
 
+from experiments import files
 from experiments.checkpoint import shards, state_arrays
 from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pieces
 from experiments.cli import factories, terminal
 from experiments.cli.errors import BadRequest, MayPass
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.training import files, progress, run_folder
+from experiments.training import progress, run_folder
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.machine import versions
 from experiments.training.prepare import Run
@@ -465,7 +466,7 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     # A run started before a flag existed used the flag's default.
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
-    common |= algorithm.defaults | factories.defaults(TASK, config.task)
+    common |= algorithm.defaults | factories.describe(TASK, config.task).defaults
     before = files.plain(common) | before
     # A flag that is gone had no effect unless it was set.
     before = {k: x for k, x in before.items() if k in now or x not in (None, False)}

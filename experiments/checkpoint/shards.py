@@ -27,7 +27,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_magic
 
-from experiments.training.files import UNFINISHED, replacing
+from experiments.files import UNFINISHED, replacing
 from syncalgos.held_parts import Bounds, HeldPart
 
 VERSION = 1  # of the format

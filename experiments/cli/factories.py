@@ -8,7 +8,7 @@ import re
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +21,9 @@ from syncalgos import checks
 OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
 EMPTY = inspect.Parameter.empty
-# The names of types in factories' sources that need no import.
-TYPES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
-TYPES |= {"Literal": typing.Literal, "Callable": Callable, "__builtins__": {}}
-TYPES |= {"checks": checks}
+# The names in the sources of factories that need no import.
+NAMES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
+NAMES |= {"Literal": typing.Literal, "Callable": Callable, "checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
 # The flags of run and of compare, which would be read in place of a factory's own.
@@ -37,10 +36,28 @@ RESERVED = """
     schedule scheduler seed seeds step_time steps sweep sync_until target task track
     tune tune_seeds validation version warmup_steps weight_decay worker_batch workers
 """
-# A default that cannot be written as a word: no flag can set the parameter.
-UNKNOWN = object()
+
+
+class _Unknown:
+    """The value of an expression that needs an import."""
+
+    def __call__(self, *_: Any, **__: Any) -> "_Unknown":
+        return self
+
+    __getattr__ = __getitem__ = __or__ = __ror__ = __call__
+
+
+class _Names(dict[str, Any]):
+    """Names of a source, of which the missing ones are unknown."""
+
+    def __missing__(self, name: str) -> _Unknown:
+        return UNKNOWN
+
+
+UNKNOWN = _Unknown()
 
 # The registered names are those of the files, so that none is imported.
+_TASKS = Path(tasks.__file__).parent
 _ALGORITHMS = sorted(Path(syncalgos.__file__).parent.glob("algorithms/[!_]*.py"))
 
 
@@ -77,10 +94,7 @@ TASK = Kind(
     "task",
     "experiments.tasks",
     frozenset({"axis", "seed", "data_dir", "workers"}),
-    {
-        x: Path(tasks.__file__).with_name(f"{file}.py")
-        for x, file in tasks.TASKS.items()
-    },
+    {x: _TASKS / f"{file}.py" for x, file in tasks.TASKS.items()},
 )
 
 
@@ -90,14 +104,13 @@ class Factory(NamedTuple):
     Attributes:
         kind: algorithm or task.
         name: a registered name, or package.module:factory.
-        parameters: the parameters, named as their flags, with types as annotations;
-            unresolved types are `empty`.
+        parameters: the parameters, with types as annotations.
         doc: the factory's docstring.
     """
 
     kind: Kind
     name: str
-    parameters: list[inspect.Parameter]
+    parameters: Sequence[inspect.Parameter]
     doc: str
 
     @property
@@ -106,12 +119,17 @@ class Factory(NamedTuple):
         return self.doc.partition("\n")[0]
 
     @property
+    def spelled(self) -> dict[str, str]:
+        """The flag of each parameter whose flag has another name."""
+        return spellings([p.name for p in self.parameters])
+
+    @property
     def flags(self) -> dict[str, inspect.Parameter]:
-        """The parameters that become flags, by name."""
+        """The parameters that become flags, by the names of these."""
         # No word on a command line can stand for a function or an array.
         words = bool | int | float | str | None
         return {
-            p.name: p
+            self.spelled.get(p.name, p.name): p
             for p in self.parameters
             if p.name not in self.kind.passed
             and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
@@ -121,16 +139,11 @@ class Factory(NamedTuple):
     @property
     def defaults(self) -> dict[str, Any]:
         """The defaults of its flags."""
-        found = {name: p.default for name, p in self.flags.items()}
-        return {name: x for name, x in found.items() if x is not EMPTY}
+        return {k: p.default for k, p in self.flags.items() if p.default is not EMPTY}
 
     def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Returns arguments by their flags, where they are given by parameter."""
-        known = {p.name for p in self.parameters}
-        return {
-            SPELLED[k] if k not in known and SPELLED.get(k) in known else k: x
-            for k, x in arguments.items()
-        }
+        return {self.spelled.get(k, k): x for k, x in arguments.items()}
 
     def published(self) -> "Factory":
         """Returns the factory with the paper's values as defaults (--preset paper)."""
@@ -157,20 +170,21 @@ class Factory(NamedTuple):
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
-        meanings = {SPELLED[x]: texts[x] for x in SPELLED.keys() & texts} | texts
         taken = parser._option_string_actions
         for name, parameter in self.flags.items():
-            flag = name.replace("_", "-")
+            flag, default = name.replace("_", "-"), parameter.default
             if f"--{flag}" in taken or f"--no-{flag}" in taken:
                 raise self._named_as_flag(name)
-            text = meanings.get(name, "").replace("%", "%%")
-            given: dict[str, Any] = {"required": True, "help": text}
-            if (default := parameter.default) is not EMPTY:
-                shown = f"{text} (default: {str(default).lower()})".strip()
-                text = text if default == "" else shown
-                given = {"default": default, "help": text}
-            given |= flag_kind(parameter)
-            group.add_argument(f"--{flag}", **given)
+            text = texts.get(parameter.name, "").replace("%", "%%")
+            if default not in (EMPTY, ""):
+                text = f"{text} (default: {str(default).lower()})".strip()
+            group.add_argument(
+                f"--{flag}",
+                help=text,
+                required=default is EMPTY,
+                default=None if default is EMPTY else default,
+                **flag_kind(parameter),
+            )
 
 
 def describe(kind: Kind, name: str) -> Factory:
@@ -185,52 +199,20 @@ def describe(kind: Kind, name: str) -> Factory:
     """
     if ":" in name or name == OWN:
         return of_function(kind, name, named(kind, name))
-    # A default or an annotation is evaluated only if it needs no import. A test
-    # compares the result with the functions' own signatures.
-    module = ast.parse(kind.files[_known(kind, name)].read_text("utf-8"))
-    functions = (x for x in module.body if isinstance(x, ast.FunctionDef))
-    function = next(x for x in functions if x.name == name)
-    form = function.args
-    lacking = [None] * (len(form.args) - len(form.defaults))
-    defaults = [*lacking, *form.defaults, *form.kw_defaults]
-    parameters = [
-        inspect.Parameter(
-            argument.arg,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=EMPTY if default is None else _evaluated(default, UNKNOWN),
-            annotation=_evaluated(argument.annotation, EMPTY),
-        )
-        for argument, default in zip(
-            [*form.args, *form.kwonlyargs], defaults, strict=True
-        )
-    ]
-    return _factory(kind, name, parameters, ast.get_docstring(function) or "")
-
-
-def _factory(
-    kind: Kind, name: str, parameters: list[inspect.Parameter], doc: str
-) -> Factory:
-    """Makes a Factory, with its parameters named as their flags."""
-    names = spellings([p.name for p in parameters])
-    renamed = [p.replace(name=names.get(p.name, p.name)) for p in parameters]
-    return Factory(kind, name, renamed, doc)
+    # Its head alone is run, and what needs an import is unknown. A test compares the
+    # result with the functions' own signatures.
+    path = kind.files[_known(kind, name)]
+    functions = ast.parse(path.read_bytes()).body
+    [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
+    head.body, names = head.body[:1], _Names(NAMES)  # of the body, the docstring
+    code = compile(ast.Module([head], []), str(path), "exec")
+    exec(code, {"__builtins__": {}}, names)
+    return of_function(kind, name, names[name])
 
 
 def spellings(names: Collection[str]) -> dict[str, str]:
     """Returns the flag of each parameter whose flag has another name."""
-    own = {k: x for k, x in SPELLED.items() if k in names}
-    return {k: x for k, x in own.items() if x not in names}
-
-
-def _evaluated(node: ast.expr | None, otherwise: Any) -> Any:
-    """Returns the value of an expression, or `otherwise` if it needs an import."""
-    if node is None:
-        return otherwise
-    # The sources are those of this checkout, and only the names in TYPES exist.
-    try:
-        return eval(compile(ast.Expression(node), "factory", "eval"), dict(TYPES))
-    except NameError:
-        return otherwise
+    return {k: x for k, x in SPELLED.items() if k in names and x not in names}
 
 
 def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
@@ -246,7 +228,7 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    made = _factory(kind, name, typed, inspect.getdoc(function) or "")
+    made = Factory(kind, name, typed, inspect.getdoc(function) or "")
     if same := sorted({*made.flags} & {*RESERVED.split()}):
         raise made._named_as_flag(same[0])
     return made
@@ -298,20 +280,19 @@ def call(
 
 def _known(kind: Kind, name: str) -> str:
     """Returns the name if it is registered, or raises a BadRequest."""
+    one = f"--{kind.flag} takes one {kind.noun}, got {name!r}"
     if "," in name:
-        several = kind.several and f"{kind.several}{name}"
-        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}{several}")
+        raise BadRequest(one + (kind.several and f"{kind.several}{name}"))
     if name.split()[:1] != [name]:
-        own = "leave out the quotation marks around the name and its flags"
-        raise BadRequest(f"--{kind.flag} takes one {kind.noun}, got {name!r}: {own}")
+        marks = "leave out the quotation marks around the name and its flags"
+        raise BadRequest(f"{one}: {marks}")
     if name not in kind.files and (path := Path(f"{name}.py")).is_file():
         raise BadRequest(
             f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"
         )
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
-        own = f"use --task table --file {name}"
-        raise BadRequest(f"--task {name} is a file: {own}")
+        raise BadRequest(f"--task {name} is a file: use --task table --file {name}")
     try:
         return checks.one_of(kind.noun, name, kind.files)
     except ValueError as error:
@@ -354,27 +335,18 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     return names[attribute]
 
 
-def defaults(kind: Kind, name: str) -> dict[str, Any]:
-    """Returns the defaults of a factory's flags."""
-    return describe(kind, name).defaults
-
-
 def passed_arguments(
     kind: Kind, factory: Callable[..., Any], offered: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Returns the offered values that the factory has parameters for."""
-    wanted = inspect.signature(factory).parameters
-    return {
-        name: value
-        for name, value in offered.items()
-        if name in kind.passed and name in wanted
-    }
+    wanted = kind.passed & inspect.signature(factory).parameters.keys()
+    return {name: value for name, value in offered.items() if name in wanted}
 
 
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     """Returns the arguments of `add_argument` for a parameter's type."""
     hint = parameter.annotation
-    hint = type(parameter.default) if hint is parameter.empty else hint
+    hint = type(parameter.default) if hint in (EMPTY, UNKNOWN) else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     may_be_none = types.NoneType in options

@@ -87,8 +87,8 @@ def words_of(config: Any) -> list[str]:
     given = config.arguments, config.task_arguments
     named = own_of(config.algo, config.task, config.preset)
     for own, values in zip(named, given, strict=True):
-        undefined, defaults = object(), own.defaults
-        said |= {k: x for k, x in values.items() if x != defaults.get(k, undefined)}
+        usual = own.defaults.items()
+        said |= {k: x for k, x in values.items() if (k, x) not in usual}
     return as_words(said)
 
 
@@ -168,12 +168,7 @@ def made(
     Raises:
         BadRequest: a value is out of its range, or two values contradict each other.
     """
-    settings = settings_of(config)
-    fields = {
-        name: tuple(values[name]) if each.is_repeated else values[name]
-        for name, each in settings.items()
-        if name in values
-    }
+    fields = {name: values[name] for name in settings_of(config) if name in values}
     try:
         return config(**fields, **own)
     except ValueError as error:
@@ -182,18 +177,13 @@ def made(
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
-    # No abbreviations: a new flag could change the meaning of an old command.
-    parser = Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} [--algo NAME] [--task NAME] [flags]",
-        allow_abbrev=False,
-        description="Train one model on many workers, synchronized by an algorithm.",
-        epilog=None
-        if own
-        else "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help",
+    where = "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help"
+    parser = command_parser(
+        PROGRAM,
+        "[--algo NAME] [--task NAME] [flags]",
+        "Train one model on many workers, synchronized by an algorithm.",
+        None if own else where,
     )
-    add_help_all(parser)
-    add_version(parser)
     parser.add_argument(
         "--list",
         action=_Show,
@@ -207,19 +197,32 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
     return parser
 
 
-def add_help_all(parser: argparse.ArgumentParser) -> None:
-    """Adds --help-all to the parser of all flags."""
-    parser.add_argument("--help-all", action="help", help="show all flags, and exit")
+def command_parser(
+    prog: str, flags: str, about: str, more: str | None, has_help_all: bool = True
+) -> Parser:
+    """Makes the parser of a command, with --version.
 
-
-def add_version(parser: argparse.ArgumentParser) -> None:
-    """Adds --version."""
+    Args:
+        prog: the command.
+        flags: its flags in the line on its usage; "" leaves that line to argparse.
+        about: what the command does.
+        more: where there is more to read.
+        has_help_all: whether --help-all is a flag, because --help shows some flags.
+    """
+    # No abbreviations: a new flag could change the meaning of an old command.
+    usage = f"{prog} {flags}" if flags else None
+    parser = Parser(prog, usage, about, more, allow_abbrev=False)
+    if has_help_all:
+        parser.add_argument(
+            "--help-all", action="help", help="show all flags, and exit"
+        )
     parser.add_argument(
         "--version",
         action=_Show,
         text=lambda: f"syncalgos {syncalgos.__version__}",
         help="show the version, and exit",
     )
+    return parser
 
 
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:

@@ -7,16 +7,16 @@ flag.
 
 import dataclasses
 import os
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType, UnionType
 from typing import Any, Literal, NamedTuple
 
 from experiments.cli.words import axes, check_axes, indices, number, whole
 from syncalgos import checks
 
-P = typing.ParamSpec("P")
 Scope = Literal["run", "start", "process"]
 
 # The function that reads the word of a flag, by the type of its field. None means a
@@ -24,11 +24,9 @@ Scope = Literal["run", "start", "process"]
 READERS: dict[Any, Callable[[str], Any] | None] = {
     **{int: whole, float: number, str: str, Path: Path, bool: None},
     **{tuple[int, ...]: indices, Mapping[str, int]: axes},
+    **{tuple[str, ...]: str, tuple[Path, ...]: Path},
 }
-REPEATED: dict[Any, Callable[[str], Any]] = {
-    tuple[str, ...]: str,
-    tuple[Path, ...]: Path,
-}
+REPEATED = tuple[str, ...], tuple[Path, ...]
 METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
 
 
@@ -38,12 +36,10 @@ class Group(NamedTuple):
     Attributes:
         title: the title of the group; "" for flags without a group.
         scope: the scope of its fields, unless a field has its own (see `Setting`).
-        study: the `study` of its fields, unless a field has its own.
     """
 
     title: str = ""
     scope: Scope = "run"
-    study: str = ""
 
 
 class Setting(NamedTuple):
@@ -64,8 +60,6 @@ class Setting(NamedTuple):
             numbers depend on it; "start" if each start may have another value;
             "process" if each process may have another value, too. None means the
             group's scope.
-        study: the flag of a study that replaces it; "" if the runs of a study accept
-            it. None means the group's.
         parameter: the name of the field.
         read: converts a word to a value; None for a switch.
         is_repeated: whether the flag may be repeated; the value is a tuple.
@@ -81,7 +75,6 @@ class Setting(NamedTuple):
     above: float | None = None
     below: float | None = None
     scope: Scope | None = None
-    study: str | None = None
     parameter: str = ""
     read: Callable[[str], Any] | None = None
     is_repeated: bool = False
@@ -105,50 +98,37 @@ class Setting(NamedTuple):
         is_shown = self.read is not None and default != ""
         return self.text + (f" (default: {default})" if is_shown else "")
 
-    def check(self, value: Any, label: str = "") -> None:
-        """Raises a ValueError for a value that the setting cannot have; None is fine.
-
-        Args:
-            value: the value to check.
-            label: the setting's name in errors; "" means the flag.
-        """
-        label = label or f"--{self.name}"
+    def check(self, value: Any) -> None:
+        """Raises a ValueError unless the setting can have this value, or it is None."""
         if value is None:
             return
-        kind = bool if self.read is None else self.read
+        label, kind = f"--{self.name}", bool if self.read is None else self.read
         if isinstance(kind, type) and not isinstance(value, kind):
             raise ValueError(
                 f"{label} must be a {kind.__name__.lower()}, got {checks.shown(value)}"
             )
+        bounds = {"least": self.least, "above": self.above, "below": self.below}
         if self.choices:
             checks.one_of(label, value, self.choices)
         elif self.read is whole:
             checks.whole(label, value, least=self.least or 0)
-            if self.below is not None:
-                checks.real(label, value, least=self.least, below=self.below)
-        elif self.read is number:
-            checks.real(
-                label, value, least=self.least, above=self.above, below=self.below
-            )
         elif self.read is axes:
             check_axes(label, value)
         elif self.read is indices:
             for index in value:
                 checks.whole(label, index, least=0)
+        if self.read is number or (self.read is whole and self.below is not None):
+            checks.real(label, value, **bounds)
 
 
-def _as_field(describe: Callable[P, Setting]) -> Callable[P, Any]:
-    """Returns a function that makes a dataclass field from the same arguments."""
-
-    def make(*arguments: P.args, **keywords: P.kwargs) -> Any:
-        setting = describe(*arguments, **keywords)
-        return dataclasses.field(default=setting.default, metadata={"setting": setting})
-
-    return make
+def flag(*arguments: Any, **keywords: Any) -> Any:
+    """Makes a field of a config, from the arguments of `Setting`."""
+    setting = Setting(*arguments, **keywords)
+    return dataclasses.field(default=setting.default, metadata={"setting": setting})
 
 
-flag = _as_field(Setting)
-"""Makes a field of a config, from the arguments of `Setting`."""
+count = partial(flag, least=1)
+"""Makes a field of a config for a number of at least 1."""
 
 
 def settings_of(config: type) -> dict[str, Setting]:
@@ -157,7 +137,7 @@ def settings_of(config: type) -> dict[str, Setting]:
     for each in dataclasses.fields(config):
         if (setting := each.metadata.get("setting")) is None:
             continue
-        is_union = typing.get_origin(each.type) in (typing.Union, types.UnionType)
+        is_union = typing.get_origin(each.type) in (typing.Union, UnionType)
         kind = typing.get_args(each.type)[0] if is_union else each.type
         is_literal = typing.get_origin(kind) is Literal
         group = setting.group or group
@@ -165,16 +145,20 @@ def settings_of(config: type) -> dict[str, Setting]:
             group=group,
             choices=typing.get_args(kind) if is_literal else setting.choices,
             scope=setting.scope or group.scope,
-            study=group.study if setting.study is None else setting.study,
             parameter=each.name,
-            read=str if is_literal else {**READERS, **REPEATED}[kind],
+            read=str if is_literal else READERS[kind],
             is_repeated=kind in REPEATED,
         )
     return found
 
 
 def plain(value: Any) -> Any:
-    """Returns the number of a NumPy or jax scalar, and the text of a path."""
+    """Returns the number of a NumPy or jax scalar, and the text of a path.
+
+    A mapping is frozen, as configs are.
+    """
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: plain(x) for key, x in value.items()})
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     is_scalar = hasattr(value, "item") and getattr(value, "ndim", 0) == 0
@@ -188,15 +172,19 @@ def checked(settings: Mapping[str, Setting], config: Any) -> None:
         ValueError: a setting is out of its range.
     """
     for name, each in settings.items():
-        value = plain(getattr(config, name))
-        if each.read is Path and isinstance(value, str):
-            value = Path(value)
-        elif isinstance(value, Mapping):
-            value = {key: plain(x) for key, x in value.items()}
-        elif (each.is_repeated or each.read is indices) and value is not None:
+        value = getattr(config, name)
+        if (each.is_repeated or each.read is indices) and value is not None:
             is_one = isinstance(value, str) or not isinstance(value, Iterable)
-            value = tuple(map(plain, [value] if is_one else value))
-            value = tuple(map(Path, value)) if each.read is Path else value
+            value = tuple(_typed(x, each) for x in ([value] if is_one else value))
+        else:
+            value = _typed(value, each)
         object.__setattr__(config, name, value)  # it may be frozen
         if not each.is_repeated:
             each.check(value)
+
+
+def _typed(value: Any, setting: Setting) -> Any:
+    """Returns a value in the type of its setting."""
+    value = plain(value)
+    is_path = setting.read is Path and isinstance(value, str)
+    return Path(value) if is_path else value

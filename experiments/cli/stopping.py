@@ -247,17 +247,13 @@ def unfailing_output() -> Iterator[None]:
 
 def _unfailing(stream: Any, descriptor: int) -> Any:
     """Returns a stream to the same file that never fails, if there is a file."""
-    if stream is None:  # it is closed
-        return unfailing(descriptor)
-    if not isinstance(stream, TextIOWrapper):
-        return stream
-    # Buffered text must come before the text of the new stream.
-    with suppress(OSError):
-        stream.flush()
-    try:
-        return unfailing(stream.fileno(), stream.encoding)
-    except OSError:  # it writes to no file
-        return stream
+    if isinstance(stream, TextIOWrapper):
+        # Buffered text must come before the text of the new stream.
+        with suppress(OSError):
+            stream.flush()
+        with suppress(OSError):  # it writes to no file
+            return unfailing(stream.fileno(), stream.encoding)
+    return unfailing(descriptor) if stream is None else stream  # None: it is closed
 
 
 def unfailing(descriptor: int, encoding: str = "utf-8") -> TextIO:

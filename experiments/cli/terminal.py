@@ -4,17 +4,10 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
+from rich import progress
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from experiments.cli.stopping import printable, say
 
@@ -30,59 +23,49 @@ DURATIONS = (
 )
 
 
-class Report(Protocol):
-    """The display of a run's progress."""
+class Report:
+    """The display of a run's progress; this one shows nothing."""
 
     def step(self, done: int, loss: float) -> None:
         """Shows how many local steps are done, and the loss of the last one."""
-        ...
 
     def line(self, text: str) -> None:
         """Shows a line of text."""
-        ...
 
 
-class Quiet:
-    """Shows nothing."""
-
-    def step(self, done: int, loss: float) -> None:
-        pass
-
-    def line(self, text: str) -> None:
-        pass
-
-
-class _Bar:
+class _Bar(Report):
     """A bar under the lines; if stderr is no terminal, only the lines."""
 
-    def __init__(self, progress: Progress, steps: int):
-        self.progress = progress
-        self.task = progress.add_task("training", total=steps, loss="")
+    def __init__(self, bar: progress.Progress, steps: int):
+        self.bar, self.task = bar, bar.add_task("training", total=steps, loss="")
 
     def step(self, done: int, loss: float) -> None:
-        self.progress.update(self.task, completed=done, loss=f"loss {figure(loss)}")
+        self.bar.update(self.task, completed=done, loss=f"loss {figure(loss)}")
 
     def line(self, text: str) -> None:
-        above(self.progress, text)
+        above(self.bar, text)
 
 
 @contextmanager
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), "steps")
-    columns += ("{task.fields[loss]}", TimeElapsedColumn(), "left")
-    with bar(*columns, TimeRemainingColumn()) as progress:
-        yield _Bar(progress, steps)
+    done = progress.BarColumn(), progress.MofNCompleteColumn(), "steps"
+    times = progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn()
+    columns = "{task.description}", *done, "{task.fields[loss]}", *times
+    with bar(*columns) as shown:
+        yield _Bar(shown, steps)
 
 
-def bar(*columns: str | ProgressColumn) -> Progress:
+def bar(*columns: str | progress.ProgressColumn) -> progress.Progress:
     """Makes a bar on stderr, hidden if stderr is no terminal."""
     # stdout holds only the summary, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-    return Progress(*columns, console=console, transient=True, disable=is_hidden)
+    return progress.Progress(
+        *columns, console=console, transient=True, disable=is_hidden
+    )
 
 
-def above(bar: Progress, text: str) -> None:
+def above(bar: progress.Progress, text: str) -> None:
     """Prints a line above a bar, if there is one."""
     if bar.disable:
         return say(text)
@@ -93,9 +76,7 @@ def above(bar: Progress, text: str) -> None:
 def show(text: str) -> None:
     """Prints a text on stdout, if it can be shown."""
     with suppress(OSError, ValueError):
-        for line in text.split("\n"):
-            print(printable(line))
-        sys.stdout.flush()
+        print("\n".join(map(printable, text.split("\n"))), flush=True)
 
 
 def evaluation_line(

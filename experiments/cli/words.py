@@ -3,7 +3,9 @@
 import argparse
 import os
 import re
+import tomllib
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from experiments.cli.errors import BadRequest
@@ -11,25 +13,9 @@ from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
-# What to use in place of a flag that is gone, or that other programs have.
-INSTEAD = {
-    "--learning-rate": "use --lr",
-    "--epochs": "use --steps",
-    "--switch": "use --dense-steps",
-    "--warmup": "use --dense-steps, or --warmup-steps for the learning rate",
-    "--tensorboard": "use experiments.run --track tensorboard",
-    "--scheduler": "join the processes with --coordinator or --distributed auto",
-    "--sync-memory": "leave it out: the algorithm's arrays stay in the device's memory",
-    "--feed": "leave it out: data that the devices cannot hold is read on the host",
-    "--lanes": "choose devices with --devices: their workers are divided evenly",
-    "--lane-form": "leave it out: the fastest form is chosen",
-    "--keep-checkpoints": "leave it out: the newest 3 are kept",
-    "--ema": "use --algo with a strategy of your own, syncalgos.ema(…)",
-    "--sync-at-end": "use --steps that end with a round, or syncalgos.at_end(…)",
-    "--scale-lr": "use --worker-batch, which scales the rate linearly, or --lr",
-    "--tune-share": "leave it out: a tenth of the training data is held out",
-    "--mfu": "use experiments.aim --step-time, the seconds of a local step",
-}
+# What to use in place of a flag that is gone, and of one that a study sets itself.
+_TEXTS = tomllib.loads(Path(__file__).with_name("instead.toml").read_text("utf-8"))
+INSTEAD, TAKEN = _TEXTS["instead"], _TEXTS["taken"]
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:
@@ -154,11 +140,10 @@ def as_words(values: Mapping[str, Any]) -> list[str]:
     """Returns a command line with these values by flag; a list repeats its flag."""
     words = []
     for flag, value in values.items():
-        name = flag.replace("_", "-")
-        switches = {"true": f"--{name}", "false": f"--no-{name}"}
+        name = flag_of(flag)
+        switches = {"true": [name], "false": [flag_of(f"no_{flag}")]}
         for text in map(_text, value if isinstance(value, list) else [value]):
-            switch = switches.get(text.lower())
-            words += [f"--{name}", text] if switch is None else [switch]
+            words += switches.get(text.lower(), [name, text])
     return words
 
 

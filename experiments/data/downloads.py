@@ -2,10 +2,7 @@
 
 import hashlib
 import os
-import re
-import secrets
 import signal
-import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,9 +18,9 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from experiments.cli.stopping import Terminated, handling, say
+from experiments.files import made, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
-PART = ".syncalgos.part"  # and drawn digits, in the names of partial files
 
 Convert = Callable[[Path], bytes]
 
@@ -46,12 +43,8 @@ class File(NamedTuple):
     members: Mapping[str, str] = {}
 
 
-PINS: dict[str, File] = {
-    path: File(path, **pin)
-    for path, pin in tomllib.loads(
-        Path(__file__).with_name("pins.toml").read_text("utf-8")
-    ).items()
-}
+_PINNED = tomllib.loads(Path(__file__).with_name("pins.toml").read_text("utf-8"))
+PINS = {path: File(path, **pin) for path, pin in _PINNED.items()}
 
 
 def folder(data_dir: Path | None = None) -> Path:
@@ -117,10 +110,9 @@ def sha256(path: Path) -> str:
 
 def _download(file: File, path: Path, convert: Convert | None) -> None:
     """Downloads a file, or raises a ValueError and leaves no file."""
-    folders = (path.parent, *path.parent.absolute().parents)
-    missing, problems = [x for x in folders if not x.exists()], []
+    problems = []
     try:
-        with _making(path):
+        with made(path.parent), _making(path):
             for url in file.urls:
                 # Another process may have made it meanwhile.
                 if not path.exists() and (why := _make(file, path, url, convert)):
@@ -129,10 +121,6 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
-    finally:
-        with suppress(OSError):  # from the innermost outward, until one is not empty
-            for folder in missing:
-                folder.rmdir()
     it = "it" if convert is None else "it, or the file from that address,"
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
@@ -167,38 +155,6 @@ def make_once(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Yields a new file that gets its name once it is complete on the disk.
-
-    Parts of this file that dead processes left are removed.
-    """
-    # A new file by a name that nobody can foretell, or an error: in a shared folder, a
-    # link in its place would lead to a file of someone else.
-    part = path.with_name(f".{path.name}{PART}.{secrets.token_hex(4)}")
-    with part.open("x+b") as file:
-        try:
-            _remove_older(part)
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-
-def _remove_older(part: Path) -> None:
-    """Removes the user's own parts of the same file; 0.3 did not draw their names."""
-    name = re.compile(re.escape(part.stem) + r"(\.[0-9a-f]{8})?")
-    user = part.stat().st_uid
-    with suppress(OSError):  # a folder may be closed to readers
-        for other in part.parent.iterdir():
-            if name.fullmatch(other.name) and other != part:
-                found = other.lstat()  # a link is none of ours
-                if stat.S_ISREG(found.st_mode) and found.st_uid == user:
-                    other.unlink()
-
-
-@contextmanager
 def _making(path: Path) -> Iterator[None]:
     """Makes a file's folder, and keeps other processes from making the file.
 
@@ -223,8 +179,6 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
 
     Returns the reason if the source failed, or the file differs from its pin; else "".
     """
-    from requests import RequestException
-
     served = path.with_name(url.rpartition("/")[2])
     is_here = convert is not None and served.exists()
     host = served if is_here else urlsplit(url).hostname
@@ -246,23 +200,25 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
             if (found := sha256(Path(part.name))) != file.sha256:
                 what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
                 raise ValueError(f"{what} {found}")
-    except (RequestException, ValueError) as error:
-        why = _reason(error)
-        say(f"{host}: {why}")
-        return why
+    except ValueError as error:
+        say(f"{host}: {error}")
+        return str(error)
     return ""
 
 
 def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
-    """Downloads at most `most` bytes."""
+    """Downloads at most `most` bytes; a ValueError says why it failed."""
     import requests
 
-    with requests.get(url, stream=True, timeout=TIMEOUT) as response, bar(total) as add:
-        response.raise_for_status()
-        for chunk in response.iter_content(1 << 16):
-            add(out.write(chunk))
-            if out.tell() > most:
-                raise ValueError(f"it sends more than {most} bytes")
+    try:
+        with requests.get(url, stream=True, timeout=TIMEOUT) as sent, bar(total) as add:
+            sent.raise_for_status()
+            for chunk in sent.iter_content(1 << 16):
+                add(out.write(chunk))
+                if out.tell() > most:
+                    raise ValueError(f"it sends more than {most} bytes")
+    except requests.RequestException as error:
+        raise ValueError(_reason(error)) from error
     out.flush()
 
 
@@ -272,17 +228,15 @@ def bar(total: int | None) -> Iterator[Callable[[int], None]]:
     console = Console(stderr=True)
     columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
     is_hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=is_hidden) as made:
-        yield partial(made.advance, made.add_task("", total=total))
+    with Progress(*columns, console=console, transient=True, disable=is_hidden) as bars:
+        yield partial(bars.advance, bars.add_task("", total=total))
 
 
-def _reason(error: Exception) -> str:
-    """Explains a failed download in a few words."""
-    from requests import RequestException, exceptions
+def _reason(error: Any) -> str:
+    """Explains an error of requests in a few words."""
+    from requests import exceptions
 
-    if not isinstance(error, RequestException):
-        return str(error)
-    # The error texts of requests are a paragraph long.
+    # Their texts are a paragraph long.
     if error.response is not None:
         return f"HTTP {error.response.status_code}"
     # In this order: timeouts, proxy and TLS errors are also connection errors.

@@ -1,7 +1,9 @@
 """Sampling: the examples of each step, as a function of (seed, step) alone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -84,9 +86,8 @@ def _orders(seed: int, workers: int) -> Callable[[int, int, int], np.ndarray]:
     # hold about twice the examples.
     @lru_cache(maxsize=2 * workers)
     def order(worker, examples, part):
-        epochs = np.tile(
-            np.arange(examples, dtype=np.int32), (_epochs_at_once(examples), 1)
-        )
+        numbers = np.arange(examples, dtype=np.int32)
+        epochs = np.tile(numbers, (_epochs_at_once(examples), 1))
         # A spawn key, unlike more entropy, cannot repeat the draws of `_epoch`.
         key = np.random.SeedSequence(seed, spawn_key=(worker, part))
         places = np.random.default_rng(key).permuted(epochs, axis=1).reshape(-1)
@@ -166,10 +167,8 @@ def shards(
         rank = rng.permutation(len(sizes))[group]
         return np.array_split(order[np.argsort(rank[order], kind="stable")], workers)
     order = order[np.argsort(group[order], kind="stable")]
-    owner = np.repeat(
-        np.tile(np.arange(workers), len(sizes)),
-        _dirichlet(alpha, sizes, workers, rng).ravel(),
-    )
+    counts = _dirichlet(alpha, sizes, workers, rng)
+    owner = np.repeat(np.tile(np.arange(workers), len(sizes)), counts.ravel())
     return [order[owner == worker] for worker in range(workers)]
 
 
@@ -204,13 +203,11 @@ def alpha_of(kind: str) -> float | None:
     """
     name, colon, text = kind.partition(":")
     if name == "dirichlet":
-        try:
+        alpha: Any = text
+        with suppress(ValueError):
             alpha = float(text)
-        except ValueError:
-            alpha = text
-        return checks.real(
-            f"--partition {name}:ALPHA: ALPHA", alpha, above=0, below=1e9
-        )
+        label = f"--partition {name}:ALPHA: ALPHA"
+        return checks.real(label, alpha, above=0, below=1e9)
     if colon or not name.isidentifier():
         hint = checks.nearest(f"{name}:", ["iid", "dirichlet"])  # iid:3 is near iid
         raise ValueError(

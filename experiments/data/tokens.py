@@ -9,7 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
+from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -19,7 +21,8 @@ from rich.console import Console
 
 from experiments.cli.stopping import say
 from experiments.data import downloads
-from experiments.data.downloads import bar, make_once, reading, replacing, sha256
+from experiments.data.downloads import bar, make_once, reading, sha256
+from experiments.files import replacing
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -29,7 +32,6 @@ if TYPE_CHECKING:
 ROWS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 HUB = "hf:"
 PIECE = 2**16  # bytes of a plain file that are read at once
-NEEDED = "--task text needs {}: run pip install -e '.[text]' in the checkout"
 VERSION = 1  # of the files: those of another version are not used
 LEAST = 257  # tokens of a trained tokenizer: the bytes and the end of a text
 TRAINED_ON = 2**25  # characters, which are enough to train a tokenizer
@@ -38,7 +40,8 @@ BATCH = 2**21  # characters that are tokenized at once
 SHAKESPEARE = downloads.PINS["tinyshakespeare/input.txt"]
 
 
-class Documents(NamedTuple):
+@dataclass(frozen=True)
+class Documents:
     """Documents of text, in their order.
 
     Attributes:
@@ -60,12 +63,12 @@ class Documents(NamedTuple):
             return None
         return sum(path.stat().st_size for path in self.files)
 
+    @cached_property
     def key(self) -> list[Any]:
-        """Returns a key made from the contents of the files, not their names."""
-        files = self.files
+        """A key made from the contents of the files, not their names."""
+        files, held = self.files, []
         if self.hub:  # a dataset may be a local folder
             files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
-        held = []
         for path in files:
             with reading(path):
                 held.append((_builder(path), sha256(path)))
@@ -103,15 +106,9 @@ class Documents(NamedTuple):
 
     def _rows(self, builder: str, split: str, **given: Any) -> Iterator[dict[str, Any]]:
         """Yields the rows of a streamed dataset."""
+        load, form = _package("datasets").load_dataset, {"streaming": True, **given}
         try:
-            import datasets
-        except ImportError:
-            raise ValueError(NEEDED.format("datasets")) from None
-        try:
-            for row in datasets.load_dataset(
-                builder, split=split, streaming=True, **given
-            ):
-                yield dict(row)
+            yield from map(dict, load(builder, split=split, **form))
         except Exception as error:  # it reads many formats, over networks
             first, *_ = str(error).splitlines() or [""]
             what = f"{type(error).__name__}: {first}"
@@ -206,7 +203,7 @@ def from_file(path: Path, end: str) -> "Tokenizer":
     Raises:
         ValueError: it is not a tokenizer, or lacks the token.
     """
-    package = _package()
+    package = _package("tokenizers")
     try:
         tokenizer = package.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises nothing narrower
@@ -227,14 +224,11 @@ def from_file(path: Path, end: str) -> "Tokenizer":
     return tokenizer
 
 
-def trained(
-    documents: Documents, key: list[Any], size: int, end: str, folder: Path
-) -> "Tokenizer":
+def trained(documents: Documents, size: int, end: str, folder: Path) -> "Tokenizer":
     """Trains a byte-level BPE tokenizer on the beginning of a text, or loads it.
 
     Args:
         documents: the text.
-        key: the key of the documents.
         size: number of tokens; a short text gives fewer.
         end: the special token that ends a document.
         folder: the folder for the tokenizer's file.
@@ -242,8 +236,8 @@ def trained(
     Raises:
         ValueError: a file cannot be read or written.
     """
-    package = _package()
-    path = folder / f"{_digest('tokenizer', key, size, end)}.tokenizer.json"
+    package = _package("tokenizers")
+    path = folder / f"{_digest('tokenizer', documents.key, size, end)}.tokenizer.json"
 
     def write(part: BinaryIO) -> None:
         say(f"training a tokenizer of {size} tokens: {path}")
@@ -269,7 +263,6 @@ def trained(
 
 def tokenized(
     documents: Documents,
-    key: list[Any],
     tokenizer: "Tokenizer",
     end: str,
     limit: int | None,
@@ -279,7 +272,6 @@ def tokenized(
 
     Args:
         documents: the text.
-        key: the key of the documents.
         tokenizer: the result of `from_file` or `trained`.
         end: the special token that follows each document.
         limit: the largest number of tokens; None takes all.
@@ -288,15 +280,22 @@ def tokenized(
     Raises:
         ValueError: a file cannot be read or written, or the text is empty.
     """
-    name = _digest("tokens", key, tokenizer.to_str(), end, limit)
+    name = _digest("tokens", documents.key, tokenizer.to_str(), end, limit)
     path, note = folder / f"{name}.tokens", folder / f"{name}.json"
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
     def write(part: BinaryIO) -> None:
         say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
+        count, digest = 0, hashlib.sha256()
         with replacing(path) as out:
-            found = _write(out, documents, tokenizer, end, limit, dtype)
-        part.write(json.dumps(found).encode())
+            for made in _encoded(documents, tokenizer, end, limit):
+                values = np.array(made, dtype).tobytes()
+                out.write(values)
+                digest.update(values)
+                count += len(made)
+            if not count:
+                raise ValueError(f"{documents.where}: it holds no text")
+        part.write(json.dumps({"tokens": count, "sha256": digest.hexdigest()}).encode())
 
     # The note is written last, so a file with a note is complete.
     make_once(note, write)
@@ -347,12 +346,13 @@ def byte_counts(tokenizer: "Tokenizer") -> np.ndarray | None:
     return counts
 
 
-def _package() -> Any:
+def _package(name: str) -> Any:
+    """Imports a package of the extra `text`."""
     try:
-        import tokenizers
+        return import_module(name)
     except ImportError:
-        raise ValueError(NEEDED.format("tokenizers")) from None
-    return tokenizers
+        install = "run pip install -e '.[text]' in the checkout"
+        raise ValueError(f"--task text needs {name}: {install}") from None
 
 
 def _beginning(documents: Documents) -> Iterator[str]:
@@ -378,33 +378,25 @@ def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
         yield batch
 
 
-def _write(
-    out: BinaryIO,
-    documents: Documents,
-    tokenizer: "Tokenizer",
-    end: str,
-    limit: int | None,
-    dtype: np.dtype,
-) -> dict[str, Any]:
-    """Writes a text as tokens, with a progress bar on a terminal; returns its note."""
-    count, digest, last = 0, hashlib.sha256(), [tokenizer.token_to_id(end)]
+def _encoded(
+    documents: Documents, tokenizer: "Tokenizer", end: str, limit: int | None
+) -> Iterator[list[Any]]:
+    """Yields the tokens of a text, with a progress bar on a terminal."""
+    count, last = 0, [tokenizer.token_to_id(end)]
     with bar(documents.bytes) as advance:
         for batch in _batches(documents):
             texts = [text for text, _ in batch]
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            ends = [last if is_end else [] for _, is_end in batch]
-            parts = [x.ids + end for x, end in zip(found, ends, strict=True)]
-            made = np.concatenate([np.array(x, dtype) for x in parts])
-            made = made[: None if limit is None else limit - count]
-            digest.update(made.tobytes())
-            out.write(made.tobytes())
+            parts = (
+                x.ids + last * is_end
+                for x, (_, is_end) in zip(found, batch, strict=True)
+            )
+            made = [*chain(*parts)][: None if limit is None else limit - count]
+            yield made
             count += len(made)
             advance(sum(len(x.encode()) for x in texts))
             if count == limit:
-                break
-    if not count:
-        raise ValueError(f"{documents.where}: it holds no text")
-    return {"tokens": count, "sha256": digest.hexdigest()}
+                return
 
 
 def _digest(*key: Any) -> str:

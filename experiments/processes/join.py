@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from experiments.cli import certificates, stopping
+from experiments import files
+from experiments.cli import stopping
 from experiments.cli.errors import BadRequest, in_one_line, named, place
-from experiments.processes import network
-from experiments.training import files, run_folder
+from experiments.cli.words import flag_of
+from experiments.processes import certificates, network
+from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.machine import versions
 from experiments.training.process_group import ProcessGroup
@@ -45,8 +47,8 @@ _GONE = re.compile(
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
-Train = Callable[[RunConfig, ProcessGroup], int]
-"""Makes a run as one of several processes, and returns its exit code."""
+Train = Callable[..., int]
+"""Makes the run of a config in a `group` of processes, and returns its exit code."""
 
 
 class Unconnected(Exception):
@@ -98,8 +100,7 @@ class Member:
         try:
             return self._run(config, train)
         except Unconnected as error:
-            for line in filter(None, (str(error), tls_hint())):
-                self._say(line)
+            self._say(str(error))
             stopping.end(stopping.UNCONNECTED)
         except BadRequest as error:
             self._refuse(f"error: {in_one_line(error)}", error.code)
@@ -135,7 +136,8 @@ class Member:
         group = self._group._replace(
             hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
-        code = train(replace(config, out=config.out or Path(hellos[0].out)), group)
+        out = config.out or Path(hellos[0].out)
+        code = train(replace(config, out=out), group=group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()
@@ -349,7 +351,7 @@ def _store() -> Any:
 def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
     facts = {
-        f"--{name.replace('_', '-')}": files.plain(value)
+        flag_of(name): files.plain(value)
         for name, value in config.values("run", "start").items()
     }
     facts |= {"--num-processes": group.processes, **versions()}
@@ -415,15 +417,11 @@ def tells_of_loss(error: Exception) -> bool:
     return is_of_jax and _GONE.match(named(error)) is not None
 
 
-def _tls() -> dict[str, str]:
-    """Returns the environment variables that turn on TLS in jax's service."""
-    names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
-    return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
 def check_tls() -> None:
     """Raises a BadRequest for certificates that jax would not use."""
-    if not (given := _tls()):
+    names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
+    given = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if not given:
         return
     first = next(iter(given))
     if missing := [name for name in _TLS if name not in given]:
@@ -435,13 +433,3 @@ def check_tls() -> None:
             "install jax 0.12, or unset the variable"
         )
     certificates.check({name: given[name] for name in _TLS})
-
-
-def tls_hint() -> str:
-    """Returns a hint for processes that did not connect with TLS; "" without TLS."""
-    if not _tls():
-        return ""
-    return (
-        "TLS is on (JAX_MTLS_CERT_FILE): the certificates of all processes must "
-        "come from the same authority, and that of process 0 must name its host"
-    )

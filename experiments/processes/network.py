@@ -149,12 +149,12 @@ def detected(seconds: float) -> ProcessGroup:
     Raises:
         ValueError: the variables are missing or have wrong values.
     """
-    for names in (TORCH, SKYPILOT):
-        if all(os.environ.get(name, "").split() for name in names[:3]):
-            number, count, where = _by_variables(*names)
-            break
-    else:
-        number, count, where = _by_jax(seconds)
+    given = [
+        names
+        for names in (TORCH, SKYPILOT)
+        if all(os.environ.get(name, "").split() for name in names[:3])
+    ]
+    number, count, where = _by_variables(*given[0]) if given else _by_jax(seconds)
     if not 0 <= number < count:
         raise ValueError(
             f"--distributed auto: the number of this process must be 0 to {count - 1} "

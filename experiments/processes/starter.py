@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 
 from experiments.cli import stopping
@@ -83,20 +84,19 @@ def _attempt(
     port = free_port()
     command = [sys.executable, "-m", "experiments.run", *words]
     command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
-    environ = {**os.environ, VARIABLE: json.dumps(argv)}
+    # Their stdin closes when this command ends in any way; Ctrl-C reaches only it.
+    begin = partial(
+        subprocess.Popen,
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+        env={**os.environ, VARIABLE: json.dumps(argv)},
+    )
     with ExitStack() as stack:
-        children = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [*command, "--process-id", str(number)],
-                    stdin=subprocess.PIPE,  # closes when this command ends in any way
-                    stdout=subprocess.DEVNULL if number else None,
-                    start_new_session=True,  # Ctrl-C reaches only this command
-                    env=environ,
-                )
-            )
-            for number in range(count)
-        ]
+        children = []
+        for number in range(count):
+            own = [*command, "--process-id", str(number)]
+            child = begin(own, stdout=subprocess.DEVNULL if number else None)
+            children.append(stack.enter_context(child))
         code = watch(children, received)
     # Another program may have taken the port before process 0 listened there.
     if code == UNCONNECTED and left > 1 and not received and _is_taken(port):

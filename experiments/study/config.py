@@ -15,7 +15,7 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM
 from experiments.cli.flags import PAPER
-from experiments.cli.settings import Group, Setting, checked, flag, settings_of
+from experiments.cli.settings import Group, Setting, checked, count, flag, settings_of
 from experiments.cli.words import as_words, cleaned, flag_groups
 from experiments.study import network, presets, variants
 from experiments.study.network import Network
@@ -60,15 +60,14 @@ class StudyConfig:
         "the model and its data; see experiments.run --list",
         training.SETTINGS["task"].default,
     )
-    seeds: int = flag("runs of each algorithm, with seeds 0 to N - 1", 5, least=1)
+    seeds: int = count("runs of each algorithm, with seeds 0 to N - 1", 5)
     sweep: str | None = flag(
         "also vary one flag, such as workers=1,2,4,8, at a fixed number of samples",
         metavar="FLAG=…",
     )
-    worker_batch: int | None = flag(
+    worker_batch: int | None = count(
         "batch size of each worker: in a sweep of --workers, the global batch and the "
-        "learning rate, unless it is tuned, grow with their number",
-        least=1,
+        "learning rate, unless it is tuned, grow with their number"
     )
 
     tune: tuple[str, ...] = flag(
@@ -79,7 +78,7 @@ class StudyConfig:
         metavar="FLAG=…",
         otherwise=f"{TUNED} if no flag changes the runs",
     )
-    tune_seeds: int = flag("runs for each value tried", 1, least=1)
+    tune_seeds: int = count("runs for each value tried", 1)
 
     baseline: str | None = flag(
         "the variant that all others are compared with",
@@ -112,11 +111,10 @@ class StudyConfig:
         above=0,
     )
 
-    jobs: int = flag(
+    jobs: int = count(
         "number of runs at a time, in parallel processes on this machine",
         1,
         group=Group("jobs"),
-        least=1,
         below=MOST_JOBS,
     )
     scheduler: str | None = flag(
@@ -124,8 +122,8 @@ class StudyConfig:
         "its scheduler file",
         metavar="ADDRESS",
     )
-    devices_per_job: int | None = flag(
-        "CPU devices, and threads, per run", otherwise="all", least=1, below=MOST_JOBS
+    devices_per_job: int | None = count(
+        "CPU devices, and threads, per run", otherwise="all", below=MOST_JOBS
     )
     list: bool = flag(
         "print the commands of the missing runs, one per line, and run none", False
@@ -276,16 +274,13 @@ def parse(argv: Sequence[str]) -> StudyConfig:
 
 def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParser:
     """Returns the parser of a study's own flags, or of the given ones."""
-    made = flags.Parser(
-        prog=PROGRAM,
-        usage=f"{PROGRAM} [--algos A,B,…] [--task NAME] [flags]",
-        allow_abbrev=False,
-        description="Compare algorithms on the same batches, over several seeds.",
-        epilog="Other flags of experiments.run are accepted, too, and apply to every "
+    made = flags.command_parser(
+        PROGRAM,
+        "[--algos A,B,…] [--task NAME] [flags]",
+        "Compare algorithms on the same batches, over several seeds.",
+        "Other flags of experiments.run are accepted, too, and apply to every "
         f"algorithm that has them: see {flags.PROGRAM} --help-all",
     )
-    flags.add_help_all(made)
-    flags.add_version(made)
     flags.add_settings(made, settings.values())
     return made
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from experiments import files
 from experiments.cli import terminal
 from experiments.study import sentences
 from experiments.study.results import ONE_NOMINAL, Report, Row
 from experiments.study.runs import Tuning
 from experiments.study.sentences import grouped, named, number
 from experiments.study.statistics import LOSS, Measure, named_measure
-from experiments.training import files
 
 if TYPE_CHECKING:
     # matplotlib takes a second to import, which --help must not wait for.

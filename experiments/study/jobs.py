@@ -28,15 +28,16 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from experiments import files
 from experiments.checkpoint import lock
-from experiments.cli import certificates, stopping
+from experiments.cli import stopping
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.cli.stopping import UNCONNECTED
+from experiments.processes import certificates
 from experiments.study import making, worker
 from experiments.study.config import StudyConfig
 from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
 from experiments.study.runs import is_done
-from experiments.training import files
 from experiments.training.config import RunConfig
 from experiments.training.machine import cores, environment
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import jax
 from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
+from experiments import files
 from experiments.checkpoint import lock
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, in_one_line
 from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
@@ -196,7 +197,7 @@ class Plan:
         return len(missing)
 
 
-class _Steps:
+class _Steps(terminal.Report):
     """Reports a run's steps now and then; its evaluations are in its files."""
 
     def __init__(self, steps: int, report: Callable[[News], None]):
@@ -206,8 +207,6 @@ class _Steps:
         if time.monotonic() - self._last > PAUSE:
             self._last = time.monotonic()
             self._report((done, self._steps, loss))
-
-    def line(self, text: str) -> None: ...
 
 
 class Maker(Loader):

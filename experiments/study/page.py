@@ -13,11 +13,11 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from experiments import files
 from experiments.cli.terminal import duration, rate
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row
-from experiments.training import files
 
 DPI = 240  # 1200 pixels wide
 # Spaces between a figure and its unit, around ± and within an interval.

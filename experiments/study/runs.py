@@ -14,6 +14,7 @@ import numpy as np
 from experiments.cli import factories
 from experiments.cli.factories import TASK
 from experiments.cli.flags import PROGRAM, words_of
+from experiments.files import Damaged
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
@@ -22,7 +23,6 @@ from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
-from experiments.training.files import Damaged
 from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import Sends, from_json

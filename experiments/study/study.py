@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from experiments import files
 from experiments.checkpoint import lock
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import BadRequest, described, explained
@@ -24,7 +25,7 @@ from experiments.study.results import Report
 from experiments.study.runs import RunSet, chosen, command_of, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.task import check_apply, check_model
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"

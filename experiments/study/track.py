@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from experiments import files
 from experiments.cli import stopping, terminal
 from experiments.cli.errors import STOPS, BadRequest, explain
 from experiments.cli.words import flag_groups, flag_of, parameter
@@ -31,7 +32,7 @@ from experiments.study.network import modelled_seconds
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.task import check_model
 from experiments.training import config as training
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 from experiments.training.machine import commit, versions
 from experiments.training.plan import Plan
 from experiments.training.sends import Sends, from_json, sends

@@ -15,6 +15,7 @@ from experiments.cli import flags
 from experiments.cli.errors import BadRequest
 from experiments.cli.factories import ALGORITHM, flag_kind
 from experiments.cli.words import (
+    TAKEN,
     Words,
     as_words,
     flag_groups,
@@ -29,10 +30,6 @@ from experiments.training.progress import MEASURED
 
 # The largest number of runs of a study, and so of values in a range.
 MOST_RUNS = 10_000
-# Flags of single runs that a study sets itself, and the flags to use instead.
-TAKEN = {name: each.study for name, each in SETTINGS.items() if each.study}
-TAKEN["help"] = "experiments.run --algo NAME --help"
-TAKEN["help_all"] = f"{TAKEN['help']}-all"
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}

@@ -175,13 +175,13 @@ def _load(
     context: int,
 ) -> Data:
     """Tokenizes the texts, if not yet done, and cuts them into windows."""
-    folder, keys = downloads.folder(data_dir) / "text", [x.key() for x in texts]
+    folder = downloads.folder(data_dir) / "text"
     if tokenizer is None:
-        tokenizer = tokens.trained(texts[0], keys[0], size, end, folder)
+        tokenizer = tokens.trained(texts[0], size, end, folder)
     # All of the held-out text is used.
     made = [
-        tokens.tokenized(x, key, tokenizer, end, most, folder)
-        for x, key, most in zip(texts, keys, (limit, None), strict=False)
+        tokens.tokenized(x, tokenizer, end, most, folder)
+        for x, most in zip(texts, (limit, None), strict=False)
     ]
     rows = [x.values for x in made]
     if len(rows) == 1:

@@ -3,7 +3,6 @@
 `SETTINGS` has the descriptions of the fields by name, in their order:
 
     SETTINGS["lr"].check(0.1)       # raises a ValueError if out of range
-    SETTINGS["seed"].study          # the flag of a study that replaces it, or ""
     parse(["--algo", "bmuf"]).lr    # None: the task decides
 
 Nothing here imports jax, so that --help and errors come at once.
@@ -14,19 +13,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from experiments.cli import factories, flags
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.settings import Group, Setting, checked, flag, plain, settings_of
+from experiments.cli.settings import Group, checked, count, flag, plain, settings_of
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks
 
 TASKS = "the task's"
-FILES = Group("files", "start", "nothing: the same command continues a study")
-PROCESSES = Group("processes", "start", "nothing: each run of a study has one process")
+FILES, PROCESSES = Group("files", "start"), Group("processes", "start")
 OWN = "or your own as package.module:factory"
 BASIC = (  # the flags that are needed most
     *("algo", "task", "steps", "batch_size", "lr"),
@@ -49,25 +46,20 @@ class RunConfig:
     """
 
     algo: str = flag(
-        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}",
-        "bmuf",
-        study="--algos",
+        f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}", "bmuf"
     )
     task: str = flag(
-        f"the model and its data: {', '.join(TASK.files)}, {OWN}",
-        "digits",
-        study="--task of the study, outside of --algos",
+        f"the model and its data: {', '.join(TASK.files)}, {OWN}", "digits"
     )
 
-    steps: int | None = flag(
+    steps: int | None = count(
         "local steps of each worker",
         otherwise=TASKS,
         group=Group("training"),
-        least=1,
         below=MOST_STEPS,
     )
-    batch_size: int | None = flag(
-        "global batch size, divided among the workers", otherwise=TASKS, least=1
+    batch_size: int | None = count(
+        "global batch size, divided among the workers", otherwise=TASKS
     )
     lr: float | None = flag(
         "learning rate of the inner optimizer", otherwise=TASKS, above=0
@@ -96,27 +88,19 @@ class RunConfig:
     warmup_steps: int | None = flag(
         "local steps of learning-rate warmup", otherwise=TASKS, least=0
     )
-    accumulate: int = flag(
-        "microbatches into which each worker's batch is split", 1, least=1
-    )
+    accumulate: int = count("microbatches into which each worker's batch is split", 1)
     seed: int = flag(
-        "seed for initialization, batch order and all random draws",
-        0,
-        least=0,
-        study="--seeds",
+        "seed for initialization, batch order and all random draws", 0, least=0
     )
     init_from: Path | None = flag(
         "start from this model, a .safetensors file written by --export",
         otherwise="a new one",
     )
-    eval_every: int | None = flag(
-        "local steps between evaluations",
-        otherwise="a tenth of the run",
-        least=1,
-        scope="start",
+    eval_every: int | None = count(
+        "local steps between evaluations", otherwise="a tenth of the run", scope="start"
     )
-    dispatch_steps: int | None = flag(
-        "local steps per compiled call", otherwise=TASKS, least=1, scope="start"
+    dispatch_steps: int | None = count(
+        "local steps per compiled call", otherwise=TASKS, scope="start"
     )
 
     preset: str | None = flag(
@@ -125,7 +109,7 @@ class RunConfig:
         choices=(flags.PAPER,),
         scope="start",
     )
-    workers: int = flag("number of workers; they share the devices", 8, least=1)
+    workers: int = count("number of workers; they share the devices", 8)
     backend: Literal["auto", "pmap", "shard_map", "vmap"] = flag(
         "how workers are mapped to devices; auto uses pmap, or shard_map with several "
         "processes or --mesh; vmap uses one device",
@@ -151,7 +135,6 @@ class RunConfig:
         "measure how far workers move in a round, and how similar their directions "
         "are (keeps a copy of the params)",
         False,
-        study="nothing: it is always on",
     )
 
     data_dir: Path | None = flag(
@@ -169,7 +152,6 @@ class RunConfig:
         "evaluate on this share of the training data instead of the test data",
         above=0,
         below=1,
-        study="nothing: --tune holds out a tenth",
     )
 
     out: Path | None = flag(
@@ -177,34 +159,23 @@ class RunConfig:
         otherwise="a new one in runs/",
         group=FILES,
         scope="process",
-        study="--out of the study, outside of --algos",
     )
-    overwrite: bool = flag(
-        "replace the run's files in --out",
-        False,
-        study="another --out, or remove the study's folder",
-    )
+    overwrite: bool = flag("replace the run's files in --out", False)
     export: Path | None = flag(
-        "write the trained model to this .safetensors file",
-        scope="process",
-        study="experiments.run --export, with the report's command",
+        "write the trained model to this .safetensors file", scope="process"
     )
     track: tuple[str, ...] = flag(
         f"log the run to {', '.join(trackers.KINDS)}; may be repeated",
         (),
         otherwise="none",
         scope="process",
-        study="experiments.run --track, with the report's command",
     )
-    checkpoint_every: int | None = flag(
-        "local steps between checkpoints in --out", least=1
-    )
+    checkpoint_every: int | None = count("local steps between checkpoints in --out")
     keep: Literal["last", "best"] = flag(
         "best: --export writes the model of the evaluation with the best accuracy (or "
         "loss, if there is no accuracy), and its checkpoint is kept as well",
         "last",
         scope="process",
-        study="experiments.run --keep with the report's command",
     )
     resume: bool = flag(
         "continue from the newest checkpoint in --out, if there is one", False
@@ -215,11 +186,10 @@ class RunConfig:
         False,
     )
 
-    processes: int = flag(
+    processes: int = count(
         "number of processes to train in, started here",
         1,
         group=PROCESSES,
-        least=1,
         below=MOST_PROCESSES,
     )
     coordinator: str | None = flag(
@@ -232,9 +202,7 @@ class RunConfig:
         least=0,
         scope="process",
     )
-    num_processes: int | None = flag(
-        "with --coordinator: the number of processes", least=1
-    )
+    num_processes: int | None = count("with --coordinator: the number of processes")
     distributed: Literal["none", "auto"] = flag(
         "auto joins the processes that torchrun, Kubeflow, SkyPilot, Slurm, Open MPI "
         "or Kubernetes started",
@@ -265,10 +233,8 @@ class RunConfig:
         if {*self.arguments} & {*factories.SPELLED}:
             own = factories.describe(factories.ALGORITHM, self.algo)
             object.__setattr__(self, "arguments", own.by_flag(self.arguments))
-        for name in ("arguments", "task_arguments", "mesh"):  # frozen, like the rest
-            if (mapping := getattr(self, name)) is not None:
-                own = {key: plain(x) for key, x in mapping.items()}
-                object.__setattr__(self, name, MappingProxyType(own))
+        for name in ("arguments", "task_arguments"):
+            object.__setattr__(self, name, plain(getattr(self, name)))
         self._check_placement()
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy
@@ -314,8 +280,7 @@ class RunConfig:
 
     def values(self, *scopes: str) -> dict[str, Any]:
         """Returns the fields of these scopes and the factories' own flags, by name."""
-        kept = [x.parameter for x in SETTINGS.values() if x.scope in scopes]
-        common = {name: getattr(self, name) for name in kept}
+        common = {k: getattr(self, k) for k, x in SETTINGS.items() if x.scope in scopes}
         return {**common, **self.arguments, **self.task_arguments}
 
 
@@ -341,8 +306,7 @@ class Settings(RunConfig):
         """
         other = copy.copy(self)
         arguments = {**self.arguments, **numbers.get("arguments", {})}
-        for name, value in {**numbers, "arguments": arguments}.items():
-            object.__setattr__(other, name, value)
+        vars(other).update(numbers, arguments=arguments)
         return other
 
     @property
@@ -357,7 +321,7 @@ class Settings(RunConfig):
         return [] if every is None else _multiples(every, self.steps)
 
 
-SETTINGS: dict[str, Setting] = settings_of(RunConfig)
+SETTINGS = settings_of(RunConfig)
 
 
 def parse(argv: Sequence[str]) -> RunConfig:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import files
 from experiments.cli.errors import BadRequest
-from experiments.training import files
 from syncalgos import Replica
 
 BLANK = "0" * 64  # the checksum of a file from which it is computed

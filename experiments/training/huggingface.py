@@ -42,7 +42,8 @@ def convert(model: Path, folder: Path) -> None:
     from safetensors import SafetensorError, safe_open
     from safetensors.numpy import save
 
-    from experiments.training import export, files
+    from experiments import files
+    from experiments.training import export
     from models import gpt
 
     written = folder / "config.json", folder / "model.safetensors"

@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import files
 from experiments.cli.errors import BadRequest
-from experiments.training import files
 from experiments.training.progress import Line
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from experiments.cli.errors import STOPS, in_one_line
 from experiments.cli.stopping import say
-from experiments.training.files import plain
+from experiments.files import plain
 from experiments.training.progress import Line
 from syncalgos import checks
 

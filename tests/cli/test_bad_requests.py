@@ -14,9 +14,8 @@ from commands import ROOT
 from experiments.aiming.config import SETTINGS as OF_AIM
 from experiments.cli import factories
 from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import INSTEAD, number, parameter, whole
+from experiments.cli.words import INSTEAD, TAKEN, number, parameter, whole
 from experiments.study.config import SETTINGS as OF_COMPARE
-from experiments.study.variants import TAKEN
 from experiments.tasks import TASKS
 from experiments.training.config import SETTINGS
 from syncalgos import ALGORITHMS

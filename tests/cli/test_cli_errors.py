@@ -9,10 +9,10 @@ from answers import MODULES, answered, assert_told, write_modules
 from commands import BASE, ROOT, SUMMARY, ran
 from lasting import run
 
+from experiments import files
 from experiments.cli.errors import BadRequest, explained, in_one_line
 from experiments.processes import join
 from experiments.run import main
-from experiments.training import files
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import gzip
 import lzma
 import os
 import pickle
-import tarfile
 
 import jax
 import numpy as np
@@ -41,15 +40,12 @@ def archive(content):
     return read
 
 
-def batches(content, lacks=(), checksum=None, **others):
+def batches(content):
     """Reads an archive of a good batch and of one with this content."""
 
     def read(folder):
         contents = {"data_batch_1": batch(2, 1)[0], "test_batch": content(folder)}
-        path, members = cifar_archive(folder / "inside", contents, **others)
-        last = [*members][-1]
-        given = {last: checksum} if checksum else dict.fromkeys(lacks, "")
-        formats.read_cifar(path, {**members, **given})
+        formats.read_cifar(cifar_archive(folder / "inside", contents))
 
     return read
 
@@ -126,19 +122,13 @@ SOURCE = [{"number": np.asarray(i)} for i in range(N)]
 GOOD = tar({"a": os.urandom(5000)})
 ZIPPED = gzip.compress(GOOD)
 UNREADABLE = "it is not a readable tar archive"
-OUTSIDE = "leads out of the folder"
 NO_PICKLE = "test_batch cannot be unpickled"
 NO_CLASS = "is neither a whole number nor a word"
 NOT_NUMPY = "data.npz is neither a .csv file nor an .npz file"
 SHARE = "above 0 and below 1"
 
 REFUSED = [
-    # Archives: nothing leaves their folder.
-    (archive(tar({"../evil": b"x"})), f"'../evil' {OUTSIDE}"),
-    (archive(tar({"a/../../evil": b"x"})), OUTSIDE),
-    (archive(tar({"/etc/evil": b"x"})), f"'/etc/evil' {OUTSIDE}"),
-    (archive(tar({"a": b""}, type=tarfile.SYMTYPE, linkname="/etc")), "'a' is a link"),
-    (archive(tar({"a": b""}, type=tarfile.FIFOTYPE)), "'a' is a link or a device"),
+    # Archives.
     (archive(gzip.compress(bytes(2 << 20))), "it unpacks to more than 1048576 bytes"),
     (archive(GOOD[:2000]), UNREADABLE),
     (archive(ZIPPED[:-1000]), UNREADABLE),
@@ -146,24 +136,13 @@ REFUSED = [
     (archive(b""), UNREADABLE),
     (archive(lzma.compress(GOOD)), UNREADABLE),
     (archive(gzip.compress(ZIPPED)), UNREADABLE),
-    # Pickles: nothing is called, and what is not pinned is not even unpickled.
+    # Pickles: nothing is called.
     (batches(evil), "cifar.tar.gz: | test_batch | it asks for "),
     (batches(of_numpy), "it asks for numpy"),
-    (batches(evil, checksum="ab"), "cifar.tar.gz: | test_batch has SHA-256 | not ab"),
-    (batches(evil, lacks=("data_batch_2",)), "cifar.tar.gz lacks data_batch_2"),
-    (batches(evil, **{"../evil": b"x"}), f"'../evil' {OUTSIDE}"),
     (held_out(b"not a pickle"), f"cifar.tar.gz: cifar-10-batches-py/{NO_PICKLE}"),
     (held_out(batch(2, 0)[0][:-100]), NO_PICKLE),
     (held_out(python2({"data": "x", "labels": ["cat"]})), NO_PICKLE),
-    (held_out(python2({"data": "x", "labels": [1]})), "must hold 1 rows"),
-    (
-        held_out(python2({"data": np.zeros((2, 3072), np.uint8), "labels": [1]})),
-        "must hold 1 rows of 3072 | got uint8 (2, 3072)",
-    ),
-    (
-        held_out(python2({"data": np.zeros((1, 3072), np.int32), "labels": [1]})),
-        "got int32 (1, 3072)",
-    ),
+    (held_out(python2({"data": "x", "labels": [1]})), NO_PICKLE),
     # Tables of one's own.
     (csv("a,b\n1,x\nmuch,y\n"), "line 3: column 'a' has 'much', no finite"),
     (csv("kind,a,b\n1,5,cat\ncat,5\n"), "line 3: 2 columns, and 3 in the header"),

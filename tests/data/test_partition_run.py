@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.cli.errors import BadRequest
-from experiments.cli.terminal import Quiet
+from experiments.cli.terminal import Report
 from experiments.one_run import Folder, trained
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
@@ -73,7 +73,7 @@ def finished(job):
     with tempfile.TemporaryDirectory() as folder:
         own = Folder(job, out := Path(folder) / "out", 0.0)
         own.record([])
-        outcome, summary = trained(own, Quiet(), lambda: False)
+        outcome, summary = trained(own, Report(), lambda: False)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None

@@ -203,4 +203,4 @@ def test_tasks_and_data_import_nothing_of_the_harness():
     own = "experiments.tasks", "experiments.data"
     others = {x for x in ours if not x.startswith(own)}
     errors = "experiments.cli.errors", "experiments.cli.stopping"
-    assert others == {"experiments.cli", *errors}
+    assert others == {"experiments.cli", "experiments.files", *errors}

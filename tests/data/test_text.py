@@ -45,9 +45,8 @@ def found(words, column="text"):
 
 def made(source, folder, size=300, limit=None):
     """The tokenizer that is trained on a text, and the text's tokens."""
-    key = source.key()
-    tokenizer = tokens.trained(source, key, size, END, folder)
-    return tokenizer, tokens.tokenized(source, key, tokenizer, END, limit, folder)
+    tokenizer = tokens.trained(source, size, END, folder)
+    return tokenizer, tokens.tokenized(source, tokenizer, END, limit, folder)
 
 
 def texts_of(values, tokenizer):
@@ -155,7 +154,7 @@ def test_a_file_may_have_the_name_of_a_glob(suffix, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is not readable")
-@pytest.mark.parametrize("read", [tokens.Documents.key, lambda x: [*x.pieces()]])
+@pytest.mark.parametrize("read", [lambda x: x.key, lambda x: [*x.pieces()]])
 def test_a_file_that_cannot_be_read_is_named(read):
     source = found("/proc/self/mem")  # its beginning is no memory
     with pytest.raises(ValueError, match=r"^/proc/self/mem cannot be read: Input/out"):
@@ -255,7 +254,7 @@ def test_a_tokenizer_of_ones_own_keeps_all_of_the_text_and_adds_nothing(
     trained.save(str(path))
     source = found(songs / "b.txt")
     own = tokens.from_file(path, END)
-    row = tokens.tokenized(source, source.key(), own, END, None, tmp_path / "own")
+    row = tokens.tokenized(source, own, END, None, tmp_path / "own")
     np.testing.assert_array_equal(row.values, plain.values)
 
 
@@ -366,11 +365,10 @@ from pathlib import Path
 from experiments.data import tokens
 path, folder, first, second = sys.argv[1:]
 source, folder = tokens.find_documents("--text", path, "text"), Path(folder)
-key = source.key()
 exec(first)
-tokenizer = tokens.trained(source, key, 300, "<|endoftext|>", folder)
+tokenizer = tokens.trained(source, 300, "<|endoftext|>", folder)
 exec(second)
-tokens.tokenized(source, key, tokenizer, "<|endoftext|>", None, folder)
+tokens.tokenized(source, tokenizer, "<|endoftext|>", None, folder)
 """
 
 

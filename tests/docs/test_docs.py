@@ -165,7 +165,7 @@ def test_defaults_that_the_docs_show_are_those_of_the_flags():
     published = tomllib.loads(factories.PUBLISHED.read_text())
     assert published.keys() <= shown.keys()
     for algo, rows in shown.items():
-        defaults = factories.defaults(factories.ALGORITHM, algo)
+        defaults = factories.describe(factories.ALGORITHM, algo).defaults
         assert rows.keys() == defaults.keys()
         for flag, (here, paper) in rows.items():
             assert defaults[flag] is None or here == in_words(defaults[flag])

@@ -22,10 +22,9 @@ from studies import (
     table,
 )
 
-from experiments import api
+from experiments import api, files
 from experiments.compare import main
 from experiments.study.making import cleaned, unfinished
-from experiments.training import files
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
 FILES |= {"report.html"}

@@ -14,13 +14,14 @@ from commands import ROOT
 from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
+from experiments import files
 from experiments.aiming import jobs as aim_jobs
 from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
 from experiments.study import jobs, runs, study, track
-from experiments.training import config, export, files, run_folder
+from experiments.training import config, export, run_folder
 from syncalgos import Replica
 
 FEW = 30  # of many damages, in the default run

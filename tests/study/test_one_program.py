@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from tiers import tiers
 
-from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM
+from experiments.cli.factories import ALGORITHM, describe
 from experiments.study.making import Made, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
@@ -65,7 +64,7 @@ KINDS = "bmuf", "qsr"
 def test_another_rate_seed_and_number_compile_nothing(name, tmp_path):
     runs = Runs(tmp_path)
     words = f"--algo {name}"
-    words += " --period 4" if "period" in factories.defaults(ALGORITHM, name) else ""
+    words += " --period 4" if "period" in describe(ALGORITHM, name).flags else ""
     runs.make(f"{words} --lr 0.05 --momentum 0.9")
     first, ends, before = runs.programs, runs.ends, runs.compiled
     changed = f"{words} --lr 0.03 --momentum 0.8"

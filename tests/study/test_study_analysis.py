@@ -11,6 +11,7 @@ import pytest
 from scipy import optimize, stats
 from studies import change
 
+from experiments import files
 from experiments.study import analysis, config, figures, page, presets, runs, sentences
 from experiments.study.config import StudyConfig
 from experiments.study.network import parse
@@ -20,7 +21,7 @@ from experiments.study.sentences import laws
 from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
-from experiments.training import files, run_folder
+from experiments.training import run_folder
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2

@@ -9,10 +9,10 @@ import pytest
 from commands import ROOT, ran
 from pages import track as page
 
+from experiments import files
 from experiments.cli.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.runs import Loader
-from experiments.training import files
 
 ENTRIES = sorted((ROOT / "docs" / "track").glob("*.py"))
 FIXED = """

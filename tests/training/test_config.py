@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import files
 from experiments.checkpoint.resume import check_config
 from experiments.cli.errors import BadRequest
 from experiments.cli.words import number, whole
 from experiments.one_run import Folder
-from experiments.training import files, trackers
+from experiments.training import trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
 from experiments.training.prepare import prepare
 

@@ -12,11 +12,12 @@ from jax.core import Tracer
 from jax.experimental import multihost_utils
 
 import syncalgos
+from experiments import files
 from experiments.cli import factories
 from experiments.cli.errors import BadRequest
 from experiments.data import sampling
 from experiments.tasks.task import held_out
-from experiments.training import files, optimizers
+from experiments.training import optimizers
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
 from experiments.training.effective_rate import effective_lr

@@ -2,8 +2,10 @@
 
 import ssl
 from collections.abc import Mapping
+from pathlib import Path
 
 from experiments.cli.errors import BadRequest
+from experiments.files import needed
 
 
 def check(files: Mapping[str, str]) -> None:
@@ -14,10 +16,8 @@ def check(files: Mapping[str, str]) -> None:
             in this order, each by the name of its setting.
     """
     for name, path in files.items():
-        try:
+        with needed(name, Path(path)):
             open(path, "rb").close()
-        except OSError as error:
-            raise BadRequest(f"{name} {path}: {error.strerror}") from error
     (_, cert), (of_key, key), (of_authority, authority) = files.items()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

@@ -22,7 +22,7 @@ from experiments.cli.errors import BadRequest, named
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"
 # The ends of unfinished files' names; 0.3 did not draw them.
-UNFINISHED = r"(?:(?:\.[0-9a-f]{8})?\.tmp|\.unfinished)"
+UNFINISHED = r"(?:(?:\.[0-9a-f]{8})?\.tmp|\.unfinished|\.syncalgos\.part)"
 
 
 class Damaged(BadRequest):
@@ -173,19 +173,19 @@ def replacing(path: Path, stem: str = "") -> Iterator[BinaryIO]:
     # In the same folder, so on the same file system.
     unfinished = path.with_name(f"{stem}.{secrets.token_hex(4)}.tmp")
     try:
-        _remove_unfinished(path.parent, stem)
-        try:
-            # A new file by a name that nobody can foretell, or an error: a link in its
-            # place would lead to a file of someone else.
-            with unfinished.open("x+b") as file:
+        # A new file by a name that nobody can foretell, or an error: a link in its
+        # place would lead to a file of someone else.
+        with unfinished.open("x+b") as file:
+            try:
+                _remove_older(unfinished, stem)
                 yield file
                 file.flush()
                 # Otherwise the new name may reach the disk before the content.
                 os.fsync(file.fileno())
-            # Atomic: a reader finds the whole file or none.
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
+                # Atomic: a reader finds the whole file or none.
+                unfinished.replace(path)
+            finally:
+                unfinished.unlink(missing_ok=True)
     except OSError as error:
         if error.errno is not None:  # the text of others has no place for it
             error.filename, error.filename2 = str(path), None
@@ -193,13 +193,14 @@ def replacing(path: Path, stem: str = "") -> Iterator[BinaryIO]:
     sync_folder(path.parent)
 
 
-def _remove_unfinished(folder: Path, stem: str) -> None:
-    """Removes what killed writers of this stem left, where it can be removed."""
+def _remove_older(unfinished: Path, stem: str) -> None:
+    """Removes what killed writers of this stem and this user left."""
+    user = unfinished.stat().st_uid
     with suppress(OSError):  # a folder may be closed to readers
-        for name in os.listdir(folder):
-            if re.fullmatch(re.escape(stem) + UNFINISHED, name):
-                with suppress(OSError):  # it is a folder, or another user's
-                    (folder / name).unlink()
+        for other in unfinished.parent.iterdir():
+            is_left = re.fullmatch(re.escape(stem) + UNFINISHED, other.name)
+            if is_left and other != unfinished and other.lstat().st_uid == user:
+                other.unlink()
 
 
 def sync_folder(folder: Path) -> None:
