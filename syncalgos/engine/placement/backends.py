@@ -105,13 +105,11 @@ def places(
     """
 
     def of_common(path, x):
-        if sharding is None or not program.makes_model:
-            return layout.sharding()
-        return layout.sharding(*sharding.spec(path, x.shape))
+        is_cut = sharding and program.makes_model
+        return layout.sharding(*sharding.spec(path, x.shape) if is_cut else ())
 
     common = jax.tree_util.tree_map_with_path(of_common, shapes.common)
-    own = shapes.own and placed(shapes.own, layout, sharding, 2)
-    return Outputs(own, common)
+    return Outputs(placed(shapes.own, layout, sharding, 2), common)
 
 
 def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:
