@@ -105,8 +105,9 @@ def places(
     """
 
     def of_common(path, x):
-        is_cut = sharding and program.makes_model
-        return layout.sharding(*sharding.spec(path, x.shape) if is_cut else ())
+        if sharding is None or not program.makes_model:
+            return layout.sharding()
+        return layout.sharding(*sharding.spec(path, x.shape))
 
     common = jax.tree_util.tree_map_with_path(of_common, shapes.common)
     return Outputs(placed(shapes.own, layout, sharding, 2), common)
