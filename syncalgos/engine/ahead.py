@@ -10,9 +10,9 @@ from syncalgos.engine import arguments, worker
 from syncalgos.engine.data_parallel import DataParallel, TrainState
 from syncalgos.engine.inner_step import sending, with_optimizer
 from syncalgos.engine.placement.layout import outside_meshes
-from syncalgos.engine.program import Model, Own, Shared
+from syncalgos.engine.program import Model
 from syncalgos.ledger.counting import Sends, of_branches
-from syncalgos.strategy import Replica, check_params
+from syncalgos.strategy import check_params
 
 
 class Batches(NamedTuple):
@@ -43,18 +43,15 @@ def compile_all(
     """
     if trainer.layout.processes > 1:
         return
-    compiled, own = trainer._compiled, state.own
+    compiled = trainer._compiled
     steps, _ = trainer._cut(*training, trainer._worker.accumulate)
     rows, _ = trainer._cut(*held_out, 1)
-    local = Shared(state.step, state.key, training.data, state.hyperparams)
-    fixed = local._replace(data=held_out.data)
-    params = Own(Replica(state.replica.params))
     compiled.compile(
         [
-            compiled.of_state(worker.RUN, own, local, steps),
-            compiled.of_state(worker.EVALUATE, own, fixed, rows),
-            compiled.of_params(worker.DIVERGENCE, params),
-            compiled.of_state(worker.CENTER, own, local._replace(data=None)),
+            compiled.of_state(worker.RUN, state, steps, training.data),
+            compiled.of_state(worker.EVALUATE, state, rows, held_out.data),
+            compiled.of_params(worker.DIVERGENCE, state),
+            compiled.of_state(worker.CENTER, state),
         ]
     )
 
@@ -135,7 +132,7 @@ def sends(trainer: DataParallel, state: TrainState) -> Sends:
     Raises:
         ValueError: as in `syncalgos.communication`.
     """
-    strategy = with_optimizer(trainer._worker.strategy, trainer._worker.optimizer)
+    strategy = with_optimizer(trainer._worker.optimizer, trainer._worker.strategy)
     with sending(state.replica, trainer.layout) as shard:
         return of_branches(strategy, shard, trainer.layout.places)
 

@@ -17,9 +17,10 @@ from syncalgos.engine.placement import backends, shardings
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
-from syncalgos.engine.state import of_one
+from syncalgos.engine.state import TrainState, of_one
 from syncalgos.jaxprs import equations
 from syncalgos.reducers.stacking.shards import Sharding, known
+from syncalgos.strategy import Replica
 
 
 class Key(NamedTuple):
@@ -35,9 +36,9 @@ class Key(NamedTuple):
 
     program: Program
     sharding: Sharding | None
-    replicated: Replicated
-    structure: Any
-    types: tuple[Any, ...]
+    replicated: Replicated = None
+    structure: Any = None
+    types: tuple[Any, ...] = ()
 
 
 # Values that jax can look for in all results, by the name of jax's setting.
@@ -100,27 +101,33 @@ class Compiled:
         return outputs
 
     def of_state(
-        self, program: Program, own: Own, shared: Shared, batches: PyTree = ()
+        self,
+        program: Program,
+        state: TrainState,
+        batches: PyTree = (),
+        data: PyTree | None = None,
     ) -> Call:
         """Makes the call of a program on all workers.
 
         Args:
             program: the program to call.
-            own: the state of all workers; leaves lead with (devices, lanes).
-            shared: inputs that are identical on all workers.
+            state: the state of all workers.
             batches: each worker's part of each step's batch.
+            data: the data whose rows batches name, if they do.
 
         Raises:
             ValueError: the state was donated to an earlier call, or has another layout.
         """
-        sharding = shardings.of_state(own.replica.params, self._layout)
+        sharding = shardings.of_state(state.replica.params, self._layout)
         with known(sharding):
-            replicated = self._replicated(own) if self._shares else None
-        return self._call(program, own, shared, batches, replicated, sharding)
+            replicated = self._replicated(state.own) if self._shares else None
+        shared = Shared(state.step, state.key, data, state.hyperparams)
+        return self._call(program, state.own, shared, batches, replicated, sharding)
 
-    def of_params(self, program: Program, own: Own) -> Call:
+    def of_params(self, program: Program, state: TrainState) -> Call:
         """Makes the call of a program that reads only the workers' params."""
-        sharding = shardings.of_state(own.replica.params, self._layout)
+        sharding = shardings.of_state(state.replica.params, self._layout)
+        own = Own(Replica(state.replica.params))
         return self._call(program, own, Shared(), sharding=sharding)
 
     def run(self, call: Call) -> Outputs:
@@ -196,7 +203,7 @@ class Compiled:
         layout = self._layout
         with known(sharding):
             start = jax.ShapeDtypeStruct(layout.shape, np.int32), Inputs(model)
-            program = self._mapped(worker.INIT, sharding, None, *start)
+            program = self._mapped(Key(worker.INIT, sharding), *start)
             shapes = jax.eval_shape(program, *start)
             places = backends.places(layout, worker.INIT, sharding, shapes)
             first = jax.tree.map(_at, shapes, places)
@@ -208,7 +215,7 @@ class Compiled:
                 jax.tree.map(lambda x: _at(x, cut), batches),
             )
             asked = first.own, inputs
-            program = self._mapped(worker.RUN, sharding, replicated, *asked)
+            program = self._mapped(Key(worker.RUN, sharding, replicated), *asked)
             return first, program.trace(*asked)
 
     def compile(self, calls: Sequence[Call]) -> None:
@@ -262,7 +269,7 @@ class Compiled:
         with known(call.key.sharding):
             try:
                 self._check_loss(*call)
-                mapped = self._mapped(*call.key[:3], call.own, call.inputs)
+                mapped = self._mapped(*call)
                 if call.key.program.takes_steps:
                     self._check_mean(*call)
                 if not backends.is_compiled():
@@ -345,15 +352,9 @@ class Compiled:
         if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
 
-    def _mapped(
-        self,
-        program: Program,
-        sharding: Sharding | None,
-        replicated: Replicated,
-        own: Any,
-        inputs: Inputs,
-    ) -> Any:
+    def _mapped(self, key: Key, own: Any, inputs: Inputs) -> Any:
         """A program of all workers, jitted: (own, inputs) -> Outputs."""
+        program, sharding, replicated, *_ = key
         form, group = selection.VECTORIZED, None
         if program.takes_steps and backends.is_compiled():
             facts = selection.Facts(self._worker, self._layout, own, inputs, replicated)
@@ -367,12 +368,12 @@ class Compiled:
         else:
             run = partial(execution.merged, self._worker, group=group)
         on_device = partial(run, self._layout.lanes, replicated)
-        mapped = backends.over_devices(self._layout, on_device, program.donates)
+        mapped = backends.over_devices(self._layout, on_device, program.takes_steps)
         if not self._layout.axes:
             return mapped
         shapes = jax.eval_shape(mapped, own, inputs)
         places = backends.places(self._layout, program, sharding, shapes)
-        donated = (0,) if program.donates else ()
+        donated = (0,) if program.takes_steps else ()
         return jax.jit(mapped, out_shardings=places, donate_argnums=donated)
 
 

@@ -18,21 +18,18 @@ from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
-from syncalgos.engine.program import Model, Own, Shared
+from syncalgos.engine.program import Model, Own
 from syncalgos.engine.state import (
     StepCount,
     TrainState,
     as_data,
-    check_made,
-    held_by,
     of_one,
-    put_back,
     waits_untrained,
 )
 from syncalgos.host_arrays import taken
-from syncalgos.ledger.counting import Communication
+from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.reducers.stacking.shards import Sharding
+from syncalgos.reducers.stacking.shards import Sharding, known
 from syncalgos.removed import LANE_FORMS, explained, missing
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
@@ -274,8 +271,7 @@ class DataParallel:
         batches, data = self._cut(batches, data, self._worker.accumulate)
         steps = jax.tree.leaves(batches)[0].shape[0]
         done = self._steps.after(state.step, steps)
-        shared = Shared(state.step, state.key, data, state.hyperparams)
-        call = self._compiled.of_state(worker.RUN, state.own, shared, batches)
+        call = self._compiled.of_state(worker.RUN, state, batches, data)
         own, (step, metrics) = self._compiled.run(call)
         step = self.layout.copy(step)
         self._steps.note(step, done)
@@ -364,8 +360,7 @@ class DataParallel:
     ) -> dict[str, jax.Array]:
         """Evaluates batches that divide evenly over the workers."""
         batches, data = self._cut(batches, data, 1, arguments.REST)
-        shared = Shared(state.step, state.key, data, state.hyperparams)
-        call = self._compiled.of_state(worker.EVALUATE, state.own, shared, batches)
+        call = self._compiled.of_state(worker.EVALUATE, state, batches, data)
         return self._compiled.run(call).common
 
     @outside_meshes
@@ -383,8 +378,7 @@ class DataParallel:
         """
         self._check(state)
         self._warn_of_untrained(state)
-        shared = Shared(state.step, state.key, None, state.hyperparams)
-        call = self._compiled.of_state(worker.CENTER, state.own, shared)
+        call = self._compiled.of_state(worker.CENTER, state)
         return self._compiled.run(call).common
 
     @outside_meshes
@@ -395,8 +389,7 @@ class DataParallel:
         """
         arguments.check_kind("state", state, TrainState)
         # The strategy's state is left out because the program does not read it.
-        own = Own(Replica(state.replica.params))
-        call = self._compiled.of_params(worker.DIVERGENCE, own)
+        call = self._compiled.of_params(worker.DIVERGENCE, state)
         return float(self._compiled.run(call).common)
 
     def communication(
@@ -434,11 +427,16 @@ class DataParallel:
         leaves, structure = jax.tree.flatten(state.replica)
         key = structure, *((x.shape, x.dtype) for x in leaves), workers, steps
         if key not in self._counters:
-            made = self._worker.make, self._worker.hyperparams, state.replica
-            of_all = inner_step.counter_of(*made, self.layout, workers, steps)
-            self._counters[key] = of_all
-        count = self._counters[key]
-        return lambda taken: count(taken, state.hyperparams)
+            make, numbers = self._worker.make, self._worker.hyperparams
+
+            def counted(numbers: PyTree) -> Strategy:
+                return inner_step.with_optimizer(*make(numbers))
+
+            with inner_step.sending(state.replica, self.layout) as shard:
+                of_each = counter(counted, numbers, shard, workers, steps)
+            self._counters[key] = of_each
+        count, devices = self._counters[key], self.layout.devices_each
+        return lambda taken: count(taken, state.hyperparams).times(devices)
 
     @outside_meshes
     def place(self, arrays: PyTree) -> PyTree:
@@ -463,7 +461,10 @@ class DataParallel:
             NumPy arrays (workers, ...), or `HeldPart`s of them; keys stay jax arrays.
         """
         arguments.check_kind("state", state, TrainState)
-        return held_by(self.layout, state)
+        replica, sync = jax.tree.map(self.layout.part, state.own)
+        step, numbers = jax.device_get((state.step, state.hyperparams))
+        key = self.layout.one_copy(state.key)
+        return TrainState(replica, sync, step, key, numbers)
 
     @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:
@@ -481,11 +482,15 @@ class DataParallel:
         arguments.check_workers(held, len(self.layout.own_workers))
         arguments.check_step(int(held.step))
         held = taken("held", held)
-        sharding = self._shardings.of_held(held.replica)
-        self._check_made("held", of_one(held.own, axes=1), sharding)
-        state = put_back(self.layout, held, sharding)
-        self._compiled.put_back(state.own, held.own)
-        return state
+        one = of_one(held.own, axes=1)
+        sharding = self._shardings.of_held(one.replica.params)
+        self._check_made("held", one, sharding)
+        places = shardings.placed(held.own, self.layout, sharding, 1)
+        own = Own(*jax.tree.map(self.layout.unpart, held.own, places))
+        step, key = map(self.layout.copy, (np.int32(held.step), held.key))
+        self._compiled.put_back(own, held.own)
+        numbers = as_data(held.hyperparams, self.layout)
+        return TrainState(own.replica, own.sync, step, key, numbers)
 
     def _check(self, state: TrainState) -> None:
         """Raises a ValueError that says how a state differs from this trainer's."""
@@ -499,14 +504,45 @@ class DataParallel:
             self._form = form
 
     def _check_made(self, what: str, one: Own, sharding: Sharding | None) -> None:
-        made = self._worker.strategy, self._worker.optimizer
-        check_made(what, self.layout, *made, one, sharding)
+        """Checks that this strategy and this optimizer have made a state.
+
+        Args:
+            what: the state's name, for the message.
+            one: the shapes of one worker's part of the state.
+            sharding: the sharding of params if workers are meshes.
+
+        Raises:
+            ValueError: another strategy, optimizer or mesh made the state; the message
+                names the first node that differs.
+        """
+        made = self._worker.optimizer.init, self._worker.strategy.init
+
+        # The state of some reducers leads with a leaf's shards, so it depends on the
+        # mesh.
+        def init(params):  # defined here: jax would reuse the trace of another mesh
+            return [first(params) for first in made]
+
+        with known(sharding):
+            _, (opt_state, sync) = self.layout.traced(init, one.replica.params)
+        of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
+        if why := checks.unlike(*of_optimizer):
+            raise ValueError(f"{what} was made by another optimizer: {why}")
+        if why := checks.unlike(f"{what}.sync", sync, one.sync):
+            raise ValueError(f"{what} was made by another strategy: {why}")
+        given = jax.tree_util.tree_leaves_with_path(one.sync)
+        for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
+            if x.shape != own.shape:
+                raise ValueError(
+                    f"{what}.sync{jax.tree_util.keystr(path)} must have shape "
+                    f"{own.shape}, got {x.shape}: this algorithm's state depends on "
+                    "how params are sharded, so it can continue only on the same mesh"
+                )
 
     def _warn_of_untrained(self, state: TrainState) -> None:
         """Warns once if local steps were taken but the center includes none of them."""
         if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
             return
-        numbers = jax.tree.map(lambda x: np.asarray(x).item(), state.hyperparams)
+        numbers = arguments.python_numbers(state.hyperparams)
         if waits_untrained(self._worker.at(numbers).strategy, done):
             warnings.warn(
                 f"no sync came in these {done} local steps: the center, the model to "

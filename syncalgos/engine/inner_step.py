@@ -1,13 +1,12 @@
 """The inner optimizer's step, and the loss for optimizers that ask for it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike
 
 from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import introspection
@@ -15,16 +14,8 @@ from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.state import of_one
 from syncalgos.jaxprs import reads
-from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.stacking.shards import known
-from syncalgos.strategy import (
-    WORKERS,
-    Axis,
-    PyTree,
-    Replica,
-    Strategy,
-    loss_dtype,
-)
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, loss_dtype
 
 
 def stepped(
@@ -84,34 +75,6 @@ def asks(optimizer: optax.GradientTransformation, replica: Replica, loss: Any) -
     return reads(jax.make_jaxpr(step)(*shapes).jaxpr, 0)
 
 
-def counter_of(
-    make: Callable[[PyTree], tuple[optax.GradientTransformation, Strategy]],
-    hyperparams: PyTree,
-    replica: Replica,
-    layout: Layout,
-    workers: int,
-    steps: int,
-) -> Callable[[ArrayLike | None, PyTree], Communication]:
-    """Counts what a training sends, as `syncalgos.ledger.counting.counter` does.
-
-    Args:
-        make: hyperparams -> the training's inner optimizer and its strategy.
-        hyperparams: numbers of the optimizer and the strategy.
-        replica: the replicas of all workers; arrays lead with (places, lanes).
-        layout: the place of each worker.
-        workers: the number of workers to count for.
-        steps: the number of local steps.
-    """
-
-    def counted(hyperparams):
-        optimizer, strategy = make(hyperparams)
-        return with_optimizer(strategy, optimizer)
-
-    with sending(replica, layout) as shard:
-        count = counter(counted, hyperparams, shard, workers, steps)
-    return lambda *given: count(*given).times(layout.devices_each)
-
-
 @contextmanager
 def sending(replica: Replica, layout: Layout) -> Iterator[Replica]:
     """Yields the shapes that each device sends to its peers of the other workers.
@@ -127,7 +90,7 @@ def sending(replica: Replica, layout: Layout) -> Iterator[Replica]:
 
 
 def with_optimizer(
-    strategy: Strategy, optimizer: optax.GradientTransformation
+    optimizer: optax.GradientTransformation, strategy: Strategy
 ) -> Strategy:
     """Returns the strategy for the ledger, with what the inner optimizer sends."""
 

@@ -69,24 +69,17 @@ class Outputs(NamedTuple):
     common: Any
 
 
-class Trained(NamedTuple):
-    """The common result of local steps: the steps done so far and their metrics."""
-
-    step: jax.Array
-    metrics: dict[str, jax.Array]
-
-
 class Program(NamedTuple):
     """A program, before it is mapped over workers and compiled.
 
     Attributes:
         function: (worker, own, inputs) -> Outputs, one worker's view.
-        donates: whether the buffers of `own` are given up to the result.
-        takes_steps: whether it takes local steps; then its lanes have several forms.
+        takes_steps: whether it takes local steps. Its lanes then have several forms,
+            and the buffers of `own` are given up to the result. Its common result is
+            (the steps done so far, their metrics).
         makes_model: whether its common result is a model.
     """
 
     function: Callable[[Any, Any, Inputs], Outputs]
-    donates: bool = False
     takes_steps: bool = False
     makes_model: bool = False

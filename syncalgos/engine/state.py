@@ -7,16 +7,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import TABLED
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
-from syncalgos.engine.placement.shardings import placed
 from syncalgos.engine.program import Own
-from syncalgos.reducers.stacking.shards import Sharding, known
 from syncalgos.removed import missing
 from syncalgos.strategy import PyTree, Replica, Strategy
 
@@ -116,62 +112,3 @@ class StepCount:
     def note(self, step: jax.Array, done: int) -> None:
         """Notes the array of a step that a run returned, and its value."""
         self._last, self._done = weakref.ref(step), done
-
-
-def held_by(layout: Layout, state: TrainState) -> TrainState:
-    """Copies this process's workers to the host: see `DataParallel.to_host`."""
-    replica, sync = jax.tree.map(layout.part, state.own)
-    step, numbers = jax.device_get((state.step, state.hyperparams))
-    return TrainState(replica, sync, step, layout.one_copy(state.key), numbers)
-
-
-def check_made(
-    what: str,
-    layout: Layout,
-    strategy: Strategy,
-    optimizer: optax.GradientTransformation,
-    one: Own,
-    sharding: Sharding | None,
-) -> None:
-    """Checks that a strategy and an optimizer have made a state.
-
-    Args:
-        what: the state's name, for the message.
-        layout: where the workers live.
-        strategy: the strategy that continues from the state.
-        optimizer: the inner optimizer that continues from the state.
-        one: the shapes of one worker's part of the state.
-        sharding: the sharding of params if workers are meshes.
-
-    Raises:
-        ValueError: another strategy, optimizer or mesh made the state; the message
-            names the first node that differs.
-    """
-
-    # The state of some reducers leads with a leaf's shards, so it depends on the mesh.
-    def init(params):  # defined here: jax would reuse the trace of another mesh
-        return optimizer.init(params), strategy.init(params)
-
-    with known(sharding):
-        _, (opt_state, sync) = layout.traced(init, one.replica.params)
-    of_optimizer = f"{what}.replica.opt_state", opt_state, one.replica.opt_state
-    if why := checks.unlike(*of_optimizer):
-        raise ValueError(f"{what} was made by another optimizer: {why}")
-    if why := checks.unlike(f"{what}.sync", sync, one.sync):
-        raise ValueError(f"{what} was made by another strategy: {why}")
-    given = jax.tree_util.tree_leaves_with_path(one.sync)
-    for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
-        if x.shape != own.shape:
-            raise ValueError(
-                f"{what}.sync{jax.tree_util.keystr(path)} must have shape {own.shape}, "
-                f"got {x.shape}: this algorithm's state depends on how params are "
-                "sharded, so it can continue only on the same mesh"
-            )
-
-
-def put_back(layout: Layout, held: TrainState, sharding: Sharding | None) -> TrainState:
-    """Puts the result of `held_by` on the devices of a layout with as many workers."""
-    places = placed(held.own, layout, sharding, 1)
-    replica, sync = jax.tree.map(layout.unpart, held.own, places)
-    step, key = layout.copy(np.int32(held.step)), layout.copy(held.key)
-    return TrainState(replica, sync, step, key, as_data(held.hyperparams, layout))

@@ -27,7 +27,6 @@ from syncalgos.engine.program import (
     Own,
     Program,
     Shared,
-    Trained,
 )
 from syncalgos.keys import is_key, own_keys
 from syncalgos.reducers.stacking import shards
@@ -236,7 +235,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
         return (own, step + 1), collectives.mean(metrics, LANES)
 
     (own, step), metrics = over_steps(local_step, (own, shared.step), inputs.batches)
-    return Outputs(own, Trained(step, collectives.mean(metrics, DEVICES)))
+    return Outputs(own, (step, collectives.mean(metrics, DEVICES)))
 
 
 def evaluate(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
@@ -272,7 +271,7 @@ def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
 
 
 INIT = Program(init)
-RUN = Program(run, donates=True, takes_steps=True)
+RUN = Program(run, takes_steps=True)
 EVALUATE = Program(evaluate)
 CENTER = Program(center, makes_model=True)
 DIVERGENCE = Program(divergence)

@@ -20,7 +20,7 @@ from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
-from syncalgos.engine.program import Inputs, Outputs, Own, Trained
+from syncalgos.engine.program import Inputs, Outputs, Own
 from syncalgos.engine.worker import Found, Worker, accumulated, over_steps
 from syncalgos.strategy import PyTree, apply_sync, keep_grads, seeing
 
@@ -85,7 +85,7 @@ def sequential(
     metrics = {**collectives.mean(means, DEVICES), **carry.decided}
     own = _in_all(carry.own, axes, lanes)
     own = own._replace(replica=own.replica._replace(loss=()))
-    return Outputs(own, Trained(first + steps, metrics))
+    return Outputs(own, (first + steps, metrics))
 
 
 def merged(
@@ -133,7 +133,7 @@ def merged(
     carry, metrics = over_steps(local_step, (held, shared.step), inputs.batches)
     held, step = carry
     metrics = collectives.mean(metrics, DEVICES)
-    return Outputs(_in_all(held, axes, lanes), Trained(step, metrics))
+    return Outputs(_in_all(held, axes, lanes), (step, metrics))
 
 
 class Compared(NamedTuple):

@@ -110,8 +110,7 @@ def places(
         return layout.sharding(*sharding.spec(path, x.shape))
 
     common = jax.tree_util.tree_map_with_path(of_common, shapes.common)
-    own = shapes.own and placed(shapes.own, layout, sharding, 2)
-    return Outputs(own, common)
+    return Outputs(placed(shapes.own, layout, sharding, 2), common)
 
 
 def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.Lowered:

@@ -12,7 +12,6 @@ from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
-from syncalgos.strategy import Replica
 
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
 """The cut of each leaf of params over the axes within a worker: a tree of
@@ -38,21 +37,16 @@ class Asked:
         self._last = resolved(self._shardings, params, self._layout)
         return self._last
 
-    def of_held(self, replica: Replica) -> Sharding | None:
-        """Returns the sharding for a model on the host, with leaves (workers, ...)."""
+    def of_held(self, params: PyTree) -> Sharding | None:
+        """Returns the sharding for the shapes of a model that is on the host."""
         if self._shardings is not None:
-            shapes = jax.tree.map(_without_workers, replica.params)
-            return self.of_model(shapes)
+            return self.of_model(params)
         if self._last is None and self._layout.axes:
             raise ValueError(
                 "from_host cannot tell how params are sharded: pass shardings in the "
                 "Placement, or call init first"
             )
         return self._last
-
-
-def _without_workers(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(np.shape(x)[1:], x.dtype)
 
 
 def resolved(
