@@ -67,7 +67,7 @@ def resolved(
     leaves = jax.tree_util.tree_leaves_with_path(params)
     names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
     shapes = [tuple(np.shape(x)) for _, x in leaves]
-    if callable(shardings):
+    if checks.is_function(shardings):
         found: list[Any] = [shardings(*x) for x in zip(names, shapes, strict=True)]
     else:
         found = _of_tree(params if shardings is None else shardings, params)
