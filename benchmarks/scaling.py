@@ -26,7 +26,7 @@ import optax
 import syncalgos
 from benchmarks.measure import in_turn, ratios, report, spread, table_of
 from benchmarks.work import LR, WORK, trainer_of
-from experiments.cli.factories import ALGORITHM, passed_arguments
+from experiments.command.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch

@@ -33,7 +33,7 @@ import numpy as np
 
 from benchmarks.measure import report, table_of
 from benchmarks.network.link import ADDRESSES, ROOT, Link
-from experiments.cli import stopping
+from experiments.command import stopping
 from experiments.study.network import cost, modelled_seconds, parse
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task

@@ -5,9 +5,9 @@
 import sys
 
 from experiments.aiming import config
-from experiments.cli import flags
-from experiments.cli.errors import guarded
-from experiments.cli.stopping import Stopped
+from experiments.command import flags
+from experiments.command.errors import guarded
+from experiments.command.stopping import Stopped
 
 
 def main(argv: list[str] | None = None) -> int:

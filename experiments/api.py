@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.cli import terminal
-from experiments.cli.errors import BadRequest, Unwritten, check_working_folder
-from experiments.cli.factories import OWN
-from experiments.cli.flags import own_of
-from experiments.cli.words import as_words
+from experiments.command import terminal
+from experiments.command.errors import BadRequest, Unwritten, check_working_folder
+from experiments.command.factories import OWN
+from experiments.command.flags import own_of
+from experiments.command.words import as_words
 from experiments.one_run import opened, trained
 from experiments.study import config as study_config
 from experiments.study import page, study

@@ -6,9 +6,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from experiments.cli import flags
-from experiments.cli.errors import guarded
-from experiments.cli.stopping import Stopped
+from experiments.command import flags
+from experiments.command.errors import guarded
+from experiments.command.stopping import Stopped
 from experiments.study import config
 
 

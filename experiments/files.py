@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from experiments.cli.errors import BadRequest, named
+from experiments.command.errors import BadRequest, named
 
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"

@@ -23,9 +23,9 @@ import syncalgos
 from experiments import files
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
-from experiments.cli import stopping, terminal
-from experiments.cli.flags import PROGRAM
-from experiments.cli.stopping import keeping_results
+from experiments.command import stopping, terminal
+from experiments.command.flags import PROGRAM
+from experiments.command.stopping import keeping_results
 from experiments.tasks.task import Task
 from experiments.training import export, progress, remarks, run_folder, sends
 from experiments.training.config import SETTINGS, RunConfig, Settings

@@ -5,7 +5,7 @@
 import sys
 import time
 
-from experiments.cli import flags
+from experiments.command import flags
 from experiments.processes import group
 from experiments.training.config import RunConfig
 

@@ -6,10 +6,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from experiments.cli import flags
-from experiments.cli.errors import BadRequest, Unwritten, described, guarded
-from experiments.cli.stopping import Stopped
-from experiments.cli.words import whole
+from experiments.command import flags
+from experiments.command.errors import BadRequest, Unwritten, described, guarded
+from experiments.command.stopping import Stopped
+from experiments.command.words import whole
 
 PROGRAM = "python -m experiments.track"
 

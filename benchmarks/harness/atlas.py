@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 
 TIME = "seconds to target: "
 FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.harness import atlas, headline
 from benchmarks.harness.curves import evaluations
 from experiments import files
-from experiments.cli.words import literal
+from experiments.command.words import literal
 from experiments.study import config as configs
 from experiments.study import page, presets
 from experiments.study.analysis import against_baseline, curve_of, row_of

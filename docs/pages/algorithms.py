@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import syncalgos
-from experiments.cli.terminal import size
+from experiments.command.terminal import size
 from pages import atlas, traffic
 from pages.docstrings import Docstring, formulas, is_formula, markdown, parsed
 from pages.signatures import definition, parameters

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.atlas import Lines, read
-from experiments.cli.terminal import size
+from experiments.command.terminal import size
 
 
 class Atlas(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import syncalgos
-from experiments.cli.factories import argument_texts
+from experiments.command.factories import argument_texts
 
 SECTIONS = ("Args", "Returns", "Raises", "Example")
 

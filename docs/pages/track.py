@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import terminal
+from experiments.command import terminal
 from experiments.study.statistics import LEVEL
 from pages import table
 

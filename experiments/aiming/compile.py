@@ -14,7 +14,7 @@ from jax.extend import core
 
 from experiments.aiming import hlo, targets, times
 from experiments.aiming.targets import Target
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.data import feeding
 from experiments.one_run import delay_of_sends
 from experiments.tasks.task import Data, check_shardings

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from experiments.aiming import targets
 from experiments.aiming.targets import Target
-from experiments.cli import flags
-from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM
-from experiments.cli.settings import Group, checked, count, flag, settings_of
-from experiments.cli.words import cleaned, flag_groups
+from experiments.command import flags
+from experiments.command.errors import BadRequest
+from experiments.command.factories import ALGORITHM
+from experiments.command.settings import Group, checked, count, flag, settings_of
+from experiments.command.words import cleaned, flag_groups
 from experiments.study import network, variants
 from experiments.study.network import Network
 from experiments.study.variants import Given, Variant, Words

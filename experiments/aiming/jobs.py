@@ -22,9 +22,9 @@ from experiments.aiming import tables, targets
 from experiments.aiming.config import PROGRAM, AimConfig, Job
 from experiments.aiming.tables import Result
 from experiments.aiming.times import Answer
-from experiments.cli import stopping, terminal
-from experiments.cli.errors import BadRequest, Unwritten, in_one_line
-from experiments.cli.stopping import before_the_end, printable
+from experiments.command import stopping, terminal
+from experiments.command.errors import BadRequest, Unwritten, in_one_line
+from experiments.command.stopping import before_the_end, printable
 from experiments.training import config as training
 
 Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`

@@ -15,7 +15,7 @@ from experiments.aiming import times
 from experiments.aiming.config import MFU, PROGRAM, AimConfig, Job, is_baseline
 from experiments.aiming.targets import Target
 from experiments.aiming.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
-from experiments.cli.terminal import MISSING, duration, mesh_text, size
+from experiments.command.terminal import MISSING, duration, mesh_text, size
 
 ROUNDING = 1e-6  # relative error of sums of fractions
 WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2

@@ -9,7 +9,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli.errors import BadRequest, text_of
+from experiments.command.errors import BadRequest, text_of
 from experiments.study import network
 from experiments.study.network import Network
 from syncalgos import checks

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from experiments.cli.errors import BadRequest
-from experiments.cli.stopping import before_the_end, say
+from experiments.command.errors import BadRequest
+from experiments.command.stopping import before_the_end, say
 from experiments.files import made, needed
 
 NAME = ".lock"  # in --out

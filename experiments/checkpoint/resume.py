@@ -14,9 +14,9 @@ import jax
 from experiments import files
 from experiments.checkpoint import shards, state_arrays
 from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pieces
-from experiments.cli import factories, terminal
-from experiments.cli.errors import BadRequest, MayPass
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.command import factories, terminal
+from experiments.command.errors import BadRequest, MayPass
+from experiments.command.factories import ALGORITHM, TASK
 from experiments.training import progress, run_folder
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.machine import versions

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
-from experiments.cli.stopping import Terminated, handling, say
+from experiments.command.stopping import Terminated, handling, say
 from experiments.files import made, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from experiments.cli.errors import STOPS, BadRequest, MayPass, explain, explained
+from experiments.command.errors import STOPS, BadRequest, MayPass, explain, explained
 from syncalgos import checks
 
 Arrays = dict[str, np.ndarray]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from experiments.cli.stopping import say
+from experiments.command.stopping import say
 from experiments.data import downloads
 from experiments.data.downloads import bar, make_once, reading, sha256
 from experiments.files import replacing

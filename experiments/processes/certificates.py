@@ -4,7 +4,7 @@ import ssl
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.files import needed
 
 

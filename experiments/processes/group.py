@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from experiments.cli.errors import BadRequest, guarded
-from experiments.cli.stopping import Stopped
+from experiments.command.errors import BadRequest, guarded
+from experiments.command.stopping import Stopped
 from experiments.processes import network
 from experiments.processes.starter import given_to_starter, start
 from experiments.training.config import RunConfig, parse

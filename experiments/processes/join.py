@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 
 from experiments import files
-from experiments.cli import stopping
-from experiments.cli.errors import BadRequest, in_one_line, named, place
-from experiments.cli.words import flag_of
+from experiments.command import stopping
+from experiments.command.errors import BadRequest, in_one_line, named, place
+from experiments.command.words import flag_of
 from experiments.processes import certificates, network
 from experiments.training import run_folder
 from experiments.training.config import RunConfig

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.errors import named
+from experiments.command.errors import named
 from experiments.training.process_group import ProcessGroup
 
 HERE = "127.0.0.1"

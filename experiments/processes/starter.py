@@ -17,9 +17,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from experiments.cli import stopping
-from experiments.cli.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
-from experiments.cli.words import without
+from experiments.command import stopping
+from experiments.command.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
+from experiments.command.words import without
 from experiments.processes.network import HERE, free_port, listen
 from experiments.training.config import RunConfig
 from experiments.training.run_folder import default_out

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.cli.words import parameter
+from experiments.command.words import parameter
 from experiments.study import presets, results, sentences, statistics
 from experiments.study.config import StudyConfig
 from experiments.study.network import Network, modelled_seconds

@@ -11,12 +11,19 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import flags
-from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM
-from experiments.cli.flags import PAPER
-from experiments.cli.settings import Group, Setting, checked, count, flag, settings_of
-from experiments.cli.words import as_words, cleaned, flag_groups
+from experiments.command import flags
+from experiments.command.errors import BadRequest
+from experiments.command.factories import ALGORITHM
+from experiments.command.flags import PAPER
+from experiments.command.settings import (
+    Group,
+    Setting,
+    checked,
+    count,
+    flag,
+    settings_of,
+)
+from experiments.command.words import as_words, cleaned, flag_groups
 from experiments.study import network, presets, variants
 from experiments.study.network import Network
 from experiments.study.variants import MOST_RUNS, Range, Variant, Words, read_range

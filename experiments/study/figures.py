@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from experiments import files
-from experiments.cli import terminal
+from experiments.command import terminal
 from experiments.study import sentences
 from experiments.study.results import ONE_NOMINAL, Report, Row
 from experiments.study.runs import Tuning

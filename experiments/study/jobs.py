@@ -30,9 +30,9 @@ import jax
 
 from experiments import files
 from experiments.checkpoint import lock
-from experiments.cli import stopping
-from experiments.cli.errors import BadRequest, in_one_line
-from experiments.cli.stopping import UNCONNECTED
+from experiments.command import stopping
+from experiments.command.errors import BadRequest, in_one_line
+from experiments.command.stopping import UNCONNECTED
 from experiments.processes import certificates
 from experiments.study import making, worker
 from experiments.study.config import StudyConfig

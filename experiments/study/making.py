@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
 
 from experiments import files
 from experiments.checkpoint import lock
-from experiments.cli import stopping, terminal
-from experiments.cli.errors import BadRequest, in_one_line
+from experiments.command import stopping, terminal
+from experiments.command.errors import BadRequest, in_one_line
 from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import run_folder

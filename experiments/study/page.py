@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from experiments import files
-from experiments.cli.terminal import duration, rate
+from experiments.command.terminal import duration, rate
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row

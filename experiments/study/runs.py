@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli import factories
-from experiments.cli.factories import TASK
-from experiments.cli.flags import PROGRAM, words_of
+from experiments.command import factories
+from experiments.command.factories import TASK
+from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.network import HOPS

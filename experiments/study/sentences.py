@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.cli import terminal
-from experiments.cli.terminal import MISSING, duration, size, three_digits
+from experiments.command import terminal
+from experiments.command.terminal import MISSING, duration, size, three_digits
 from experiments.study import results, statistics
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Report, Row

@@ -13,10 +13,10 @@ import jax
 
 from experiments import files
 from experiments.checkpoint import lock
-from experiments.cli import stopping, terminal
-from experiments.cli.errors import BadRequest, described, explained
-from experiments.cli.factories import TASK
-from experiments.cli.words import cleaned, literal, without
+from experiments.command import stopping, terminal
+from experiments.command.errors import BadRequest, described, explained
+from experiments.command.factories import TASK
+from experiments.command.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, variants, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments import files
-from experiments.cli import stopping, terminal
-from experiments.cli.errors import STOPS, BadRequest, explain
-from experiments.cli.words import flag_groups, flag_of, parameter
+from experiments.command import stopping, terminal
+from experiments.command.errors import STOPS, BadRequest, explain
+from experiments.command.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
 from experiments.study.making import Maker, Refused
 from experiments.study.network import modelled_seconds

@@ -11,10 +11,10 @@ from itertools import chain, product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from experiments.cli import flags
-from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, flag_kind
-from experiments.cli.words import (
+from experiments.command import flags
+from experiments.command.errors import BadRequest
+from experiments.command.factories import ALGORITHM, flag_kind
+from experiments.command.words import (
     TAKEN,
     Words,
     as_words,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from experiments.checkpoint import lock
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.training.config import RunConfig
 from experiments.training.machine import versions
 

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from experiments.cli.stopping import say
+from experiments.command.stopping import say
 from experiments.data import downloads
 from experiments.tasks import classify
 from experiments.tasks.task import Data, Task

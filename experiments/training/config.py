@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.cli import factories, flags
-from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.settings import Group, checked, count, flag, plain, settings_of
+from experiments.command import factories, flags
+from experiments.command.factories import ALGORITHM, TASK
+from experiments.command.settings import Group, checked, count, flag, plain, settings_of
 from experiments.tasks import Schedule
 from experiments.training import trackers
 from syncalgos import checks

@@ -6,9 +6,9 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM, TASK, Kind
-from experiments.cli.flags import own_of as factories_of
+from experiments.command import factories
+from experiments.command.factories import ALGORITHM, TASK, Kind
+from experiments.command.flags import own_of as factories_of
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
 from syncalgos import Strategy

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import files
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from syncalgos import Replica
 
 BLANK = "0" * 64  # the checksum of a file from which it is computed

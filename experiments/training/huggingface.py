@@ -7,9 +7,9 @@ import json
 import sys
 from pathlib import Path
 
-from experiments.cli.errors import BadRequest, guarded
-from experiments.cli.flags import Parser
-from experiments.cli.stopping import Stopped
+from experiments.command.errors import BadRequest, guarded
+from experiments.command.flags import Parser
+from experiments.command.stopping import Stopped
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from experiments.cli.errors import BadRequest, explained
-from experiments.cli.factories import TASK
+from experiments.command.errors import BadRequest, explained
+from experiments.command.factories import TASK
 from experiments.data import feeding, sampling
 from experiments.tasks.task import Task, held_out, number
 from experiments.training import rounds

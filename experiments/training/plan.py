@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM, TASK
+from experiments.command import factories
+from experiments.command.factories import ALGORITHM, TASK
 from experiments.tasks.task import (
     Data,
     Tables,

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.cli import terminal
-from experiments.cli.errors import STOPS, BadRequest, explain, named
-from experiments.cli.factories import OWN
+from experiments.command import terminal
+from experiments.command.errors import STOPS, BadRequest, explain, named
+from experiments.command.factories import OWN
 from experiments.data import feeding, sampling
 from experiments.tasks.task import (
     Data,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.cli.stopping import say
+from experiments.command.stopping import say
 
 
 class ProcessGroup(NamedTuple):

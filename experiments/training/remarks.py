@@ -5,7 +5,7 @@ import math
 import jax
 import numpy as np
 
-from experiments.cli import terminal
+from experiments.command import terminal
 from experiments.training import sends
 from experiments.training.config import never_reached
 from experiments.training.defaults import batch_unit

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments import files
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.training.progress import Line
 
 NAMES = ("config.json", "metrics.jsonl", "summary.json")

@@ -14,8 +14,8 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from experiments.cli.errors import STOPS, in_one_line
-from experiments.cli.stopping import say
+from experiments.command.errors import STOPS, in_one_line
+from experiments.command.stopping import say
 from experiments.files import plain
 from experiments.training.progress import Line
 from syncalgos import checks

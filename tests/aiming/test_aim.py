@@ -16,7 +16,7 @@ from tiers import tiers
 
 from experiments.aiming import config, tables, times
 from experiments.aiming.targets import parse
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.study.network import Network
 from experiments.study.variants import Variant
 from experiments.training.config import RunConfig

@@ -9,7 +9,7 @@ from commands import OTHER_MACHINES, ran
 from tiers import tiers
 
 from experiments.aiming import targets
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 
 no_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"

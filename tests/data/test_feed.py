@@ -14,7 +14,7 @@ from lasting import OURS
 from tiny_tasks import BATCH, EXAMPLES
 
 from experiments import run
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.data import feeding, sampling
 from experiments.training.loop import dispatches
 

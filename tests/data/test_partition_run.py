@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.cli.errors import BadRequest
-from experiments.cli.terminal import Report
+from experiments.command.errors import BadRequest
+from experiments.command.terminal import Report
 from experiments.one_run import Folder, trained
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse

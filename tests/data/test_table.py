@@ -8,7 +8,7 @@ import pytest
 
 from experiments import run
 from experiments.api import RunConfig
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.tasks.table import table
 from experiments.training.prepare import prepare
 

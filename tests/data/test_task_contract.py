@@ -10,9 +10,9 @@ import tiny_tasks
 from commands import imported_by
 from lasting import refused
 
-from experiments.cli.errors import explained
-from experiments.cli.factories import OWN
-from experiments.cli.stopping import Terminated
+from experiments.command.errors import explained
+from experiments.command.factories import OWN
+from experiments.command.stopping import Terminated
 from experiments.tasks import TASKS
 from experiments.tasks.task import Tables, Task
 from experiments.training.config import RunConfig
@@ -202,5 +202,5 @@ def test_tasks_and_data_import_nothing_of_the_harness():
     ours = {x for x in names if x.startswith("experiments.")}
     own = "experiments.tasks", "experiments.data"
     others = {x for x in ours if not x.startswith(own)}
-    errors = "experiments.cli.errors", "experiments.cli.stopping"
-    assert others == {"experiments.cli", "experiments.files", *errors}
+    errors = "experiments.command.errors", "experiments.command.stopping"
+    assert others == {"experiments.command", "experiments.files", *errors}

@@ -14,7 +14,7 @@ from pages import combinators, files, table
 from tiers import tiers
 
 import syncalgos
-from experiments.cli import factories
+from experiments.command import factories
 from experiments.tasks import TASKS
 from syncalgos.combinators import introspection
 

@@ -17,7 +17,7 @@ from flax import nnx
 from safetensors import safe_open
 from trees import largest
 
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.training import export
 from experiments.training.config import RunConfig
 from experiments.training.prepare import prepare

@@ -17,7 +17,7 @@ from test_study_analysis import points, study_of, write
 from experiments import files
 from experiments.aiming import jobs as aim_jobs
 from experiments.checkpoint.resume import check_config
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
 from experiments.study import jobs, runs, study, track

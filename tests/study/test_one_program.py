@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tiers import tiers
 
-from experiments.cli.factories import ALGORITHM, describe
+from experiments.command.factories import ALGORITHM, describe
 from experiments.study.making import Made, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes

@@ -11,8 +11,8 @@ from tiers import tiers
 
 import experiments.compare as compare
 import syncalgos
-from experiments.cli import factories
-from experiments.cli.words import as_words, parameter
+from experiments.command import factories
+from experiments.command.words import as_words, parameter
 from experiments.study import config, presets, runs
 from experiments.training.config import parse
 

@@ -1,7 +1,7 @@
 """Refusals of studies: one table of calls, and what the line of each must say.
 
 A new row is a call, which gets a folder that it must not make, and the words. Bad flags
-of the commands have rows in tests/cli/test_bad_requests.py.
+of the commands have rows in tests/command/test_bad_requests.py.
 """
 
 import math
@@ -15,7 +15,7 @@ from reports import made_up
 from test_track import ENTRY, FIXED, MADE
 
 from benchmarks.harness import atlas
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.study import config, network, page, presets, statistics, study, track
 from experiments.study.jobs import TLS, reach
 from experiments.study.runs import Loader

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from test_study_analysis import write
 
-from experiments.cli.flags import words_of
-from experiments.cli.words import as_words, flag_groups, parameter
+from experiments.command.flags import words_of
+from experiments.command.words import as_words, flag_groups, parameter
 from experiments.study import config, runs, variants
 from experiments.study.runs import Loader, RunSet
 from experiments.training.config import RunConfig, parse

@@ -10,7 +10,7 @@ from commands import ROOT, ran
 from pages import track as page
 
 from experiments import files
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.runs import Loader
 

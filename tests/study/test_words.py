@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments.cli.terminal import duration
+from experiments.command.terminal import duration
 from experiments.study.analysis import against_baseline, rankings
 from experiments.study.results import BY_DEFAULT, ONE_NOMINAL, Report, Row, leader
 from experiments.study.runs import Tuning

@@ -11,7 +11,7 @@ from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
 from tiers import tiers
 
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.processes.group import requested
 from experiments.processes.join import Unconnected, check_tls, join
 from experiments.processes.network import free_port

@@ -19,10 +19,10 @@ from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import load, steps
-from experiments.cli import factories
-from experiments.cli.errors import guarded
-from experiments.cli.factories import ALGORITHM
-from experiments.cli.words import as_words
+from experiments.command import factories
+from experiments.command.errors import guarded
+from experiments.command.factories import ALGORITHM
+from experiments.command.words import as_words
 from experiments.one_run import make
 from experiments.training.config import parse
 from experiments.training.process_group import ALONE, ProcessGroup

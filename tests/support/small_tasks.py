@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import ROOT
 
-from experiments.cli.factories import TASK, named
+from experiments.command.factories import TASK, named
 from experiments.data import formats, tokens
 
 CONTEXT, FRAMES = 8, 6

@@ -25,7 +25,7 @@ from tiers import tiers
 import experiments
 import syncalgos
 from experiments.api import RunConfig, compare, train
-from experiments.cli.errors import BadRequest, Unwritten
+from experiments.command.errors import BadRequest, Unwritten
 from experiments.study import page
 from experiments.training.config import parse
 

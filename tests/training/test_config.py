@@ -11,8 +11,8 @@ import pytest
 
 from experiments import files
 from experiments.checkpoint.resume import check_config
-from experiments.cli.errors import BadRequest
-from experiments.cli.words import number, whole
+from experiments.command.errors import BadRequest
+from experiments.command.words import number, whole
 from experiments.one_run import Folder
 from experiments.training import trackers
 from experiments.training.config import SETTINGS, RunConfig, parse

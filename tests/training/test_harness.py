@@ -13,8 +13,8 @@ from jax.experimental import multihost_utils
 
 import syncalgos
 from experiments import files
-from experiments.cli import factories
-from experiments.cli.errors import BadRequest
+from experiments.command import factories
+from experiments.command.errors import BadRequest
 from experiments.data import sampling
 from experiments.tasks.task import held_out
 from experiments.training import optimizers

@@ -21,7 +21,7 @@ from experiments import run as command_line
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import steps
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
@@ -124,7 +124,7 @@ def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys)
 CONTENDER = """
 import os, sys
 from pathlib import Path
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.checkpoint.lock import held
 
 out, times = Path(sys.argv[1]), 0

@@ -13,9 +13,9 @@ from lasting import OURS, lines_of, run
 from tiers import tiers
 
 from experiments import run as command_line
-from experiments.cli import stopping, terminal
-from experiments.cli.errors import BadRequest, guarded
-from experiments.cli.stopping import printable
+from experiments.command import stopping, terminal
+from experiments.command.errors import BadRequest, guarded
+from experiments.command.stopping import printable
 
 TINY = "--task tiny_tasks:drawing --workers 2 --steps 11 --eval-every 4 --period 4"
 STUDY = "--task tiny_tasks:drawing --workers 2 --steps 11 --algos bmuf --seeds 2"

@@ -26,7 +26,7 @@ from tiers import tiers
 from experiments.api import train
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import ShardName, load, steps, write
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from experiments.training.config import parse
 
 # Of rounds of four steps and epochs of five, seven steps end neither.

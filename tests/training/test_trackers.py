@@ -8,7 +8,7 @@ import pytest
 from lasting import run, signal_at
 
 from experiments.api import RunConfig, train
-from experiments.cli.errors import BadRequest, Unwritten
+from experiments.command.errors import BadRequest, Unwritten
 from experiments.one_run import Folder
 from experiments.training.config import parse
 from experiments.training.prepare import prepare

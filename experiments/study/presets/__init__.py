@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.words import parameter
+from experiments.command.words import parameter
 from experiments.study.variants import Words, read_range
 
 FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, NamedTuple
 
-from experiments.cli.words import axes, check_axes, indices, number, whole
+from experiments.command.words import axes, check_axes, indices, number, whole
 from syncalgos import checks
 
 Scope = Literal["run", "start", "process"]

@@ -10,7 +10,7 @@ from commands import BASE, ROOT, SUMMARY, ran
 from lasting import run
 
 from experiments import files
-from experiments.cli.errors import BadRequest, explained, in_one_line
+from experiments.command.errors import BadRequest, explained, in_one_line
 from experiments.processes import join
 from experiments.run import main
 

@@ -12,9 +12,9 @@ from answers import MODULES, answered, assert_told, write_modules
 from commands import ROOT
 
 from experiments.aiming.config import SETTINGS as OF_AIM
-from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM, TASK
-from experiments.cli.words import INSTEAD, TAKEN, number, parameter, whole
+from experiments.command import factories
+from experiments.command.factories import ALGORITHM, TASK
+from experiments.command.words import INSTEAD, TAKEN, number, parameter, whole
 from experiments.study.config import SETTINGS as OF_COMPARE
 from experiments.tasks import TASKS
 from experiments.training.config import SETTINGS

@@ -8,8 +8,8 @@ from answers import answered
 
 import syncalgos
 from experiments.aiming.config import SETTINGS as OF_AIM
-from experiments.cli import factories
-from experiments.cli.factories import ALGORITHM, TASK, describe
+from experiments.command import factories
+from experiments.command.factories import ALGORITHM, TASK, describe
 from experiments.study import config
 from experiments.training.config import BASIC, SETTINGS
 from experiments.training.optimizers import AT_SYNC

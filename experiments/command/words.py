@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.cli.errors import BadRequest
+from experiments.command.errors import BadRequest
 from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names

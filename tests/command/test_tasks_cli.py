@@ -17,7 +17,7 @@ from small_tasks import BESIDE, SMALL, folder_of
 from tiers import tiers
 
 from experiments import run
-from experiments.cli import factories
+from experiments.command import factories
 from experiments.training import export
 from models import resnet
 from syncalgos import Replica

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import syncalgos
 from experiments import tasks
-from experiments.cli.errors import STOPS, BadRequest, explained, in_one_line, place
-from experiments.cli.words import literal, number, one_of, or_none, whole
+from experiments.command.errors import STOPS, BadRequest, explained, in_one_line, place
+from experiments.command.words import literal, number, one_of, or_none, whole
 from syncalgos import checks
 
 OWN = "your own"  # the name of an object that Python code passed

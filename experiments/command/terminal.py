@@ -9,7 +9,7 @@ from typing import Any
 from rich import progress
 from rich.console import Console
 
-from experiments.cli.stopping import printable, say
+from experiments.command.stopping import printable, say
 
 MISSING = "–"
 # (bound, unit, length of the unit): a time below the bound is shown in this unit.

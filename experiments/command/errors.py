@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import stopping
-from experiments.cli.stopping import Stopped, Terminated
+from experiments.command import stopping
+from experiments.command.stopping import Stopped, Terminated
 
 ROOT = Path(__file__).parents[2]
 # Python's own library, and ours.

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from typing import Any
 
 import syncalgos
-from experiments.cli.errors import BadRequest
-from experiments.cli.factories import ALGORITHM, TASK, Factory, Kind, describe
-from experiments.cli.settings import Setting, settings_of
-from experiments.cli.words import as_words, cleaned, nearest_flag
+from experiments.command.errors import BadRequest
+from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
+from experiments.command.settings import Setting, settings_of
+from experiments.command.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
 PAPER = "paper"  # the preset with the values of an algorithm's paper
@@ -35,7 +35,7 @@ class _Show(argparse.Action):
 
     def __call__(self, parser, namespace, values, option_string=None):
         # Imports rich, which a bad request does not need.
-        from experiments.cli import terminal
+        from experiments.command import terminal
 
         terminal.show(self.text())
         parser.exit()

@@ -9,7 +9,7 @@ import pytest
 from commands import CACHE, SUMMARY, TIMEOUT, Run, in_background
 from faults import until
 
-from experiments.cli.stopping import handling
+from experiments.command.stopping import handling
 
 LONG = "--steps 1000000 --dispatch-steps 16 --eval-every 16"
 BEGUN = "step      16/"
