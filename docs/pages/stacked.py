@@ -15,7 +15,7 @@ import optax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import syncalgos
-from experiments.aiming import hlo
+from experiments.aim import hlo
 from pages import table, traffic
 
 PAGE = Path(__file__).parents[1] / "stacked-state.md"

@@ -11,7 +11,7 @@ import pytest
 from answers import MODULES, answered, assert_told, write_modules
 from commands import ROOT
 
-from experiments.aiming.config import SETTINGS as OF_AIM
+from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.command.words import INSTEAD, TAKEN, number, parameter, whole

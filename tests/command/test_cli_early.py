@@ -7,7 +7,7 @@ import pytest
 from answers import answered
 
 import syncalgos
-from experiments.aiming.config import SETTINGS as OF_AIM
+from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK, describe
 from experiments.study import config

@@ -15,7 +15,7 @@ from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
 from experiments import files
-from experiments.aiming import jobs as aim_jobs
+from experiments.aim import jobs as aim_jobs
 from experiments.checkpoint.resume import check_config
 from experiments.command.errors import BadRequest
 from experiments.compare import main as compare_main

@@ -21,7 +21,7 @@ from placed import placed
 from trees import largest
 
 import syncalgos
-from experiments.aiming import hlo
+from experiments.aim import hlo
 from syncalgos.engine.ahead import sends
 from syncalgos.engine.worker import RUN
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from experiments.aiming.compile import Flops, flops
+from experiments.aim.compile import Flops, flops
 
 A, B, C, D = 3, 5, 7, 4
 

@@ -2,7 +2,7 @@
 
 A program of its own, as compilers want their environment before jax starts:
 
-    python tests/aiming/ledgers.py OUT.json tpu:v5e:2x4 SLICES WORKERS bmuf topk_sgd …
+    python tests/aim/ledgers.py OUT.json tpu:v5e:2x4 SLICES WORKERS bmuf topk_sgd …
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from experiments.aiming import targets
+from experiments.aim import targets
 
 TARGET = targets.parse(sys.argv[2], int(sys.argv[3]))
 os.environ.update(targets.environment(TARGET))
@@ -24,7 +24,7 @@ from owed import owed  # noqa: E402
 from placed import placed  # noqa: E402
 
 import syncalgos  # noqa: E402
-from experiments.aiming import hlo, times  # noqa: E402
+from experiments.aim import hlo, times  # noqa: E402
 from experiments.training.sends import device_bytes  # noqa: E402
 from syncalgos.engine.ahead import lower  # noqa: E402
 

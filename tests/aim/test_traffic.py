@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import pytest
 
-from experiments.aiming import hlo
-from experiments.aiming.times import traffic
+from experiments.aim import hlo
+from experiments.aim.times import traffic
 
 
 class FakeDevice(NamedTuple):

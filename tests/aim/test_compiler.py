@@ -5,7 +5,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from experiments.aiming import compile
+from experiments.aim import compile
 
 OUT_OF_MEMORY = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on \
 HBM, the total memory required for HLO temporaries (48.74G) exceeds available HBM \

@@ -40,7 +40,7 @@ def compiled(machine, names):
     target, slices, workers, module = machine
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: no compiler for {target}")
-    return found("aiming/ledgers.py", target, str(slices), str(workers), *names)
+    return found("aim/ledgers.py", target, str(slices), str(workers), *names)
 
 
 @pytest.mark.parametrize(("machine", "name"), list(cases()))

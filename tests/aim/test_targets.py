@@ -8,7 +8,7 @@ import pytest
 from commands import OTHER_MACHINES, ran
 from tiers import tiers
 
-from experiments.aiming import targets
+from experiments.aim import targets
 from experiments.command.errors import BadRequest
 
 no_libtpu = pytest.mark.skipif(
@@ -17,7 +17,7 @@ no_libtpu = pytest.mark.skipif(
 
 SHOW = """
 import json, os, sys
-from experiments.aiming import targets
+from experiments.aim import targets
 target = targets.parse(sys.argv[1], int(sys.argv[2]))
 os.environ.update(targets.environment(target))
 found = targets.devices(target)

@@ -14,8 +14,8 @@ from commands import OTHER_MACHINES, ROOT, environment, imported_by, load, ran
 from faults import until
 from tiers import tiers
 
-from experiments.aiming import config, tables, times
-from experiments.aiming.targets import parse
+from experiments.aim import config, tables, times
+from experiments.aim.targets import parse
 from experiments.command.errors import BadRequest
 from experiments.study.network import Network
 from experiments.study.variants import Variant
@@ -260,7 +260,7 @@ def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
 
 def test_flags_are_checked_without_jax():
     words = ["--target", "cpu:8", "--algos", "all", "--mesh", "fsdp=2"]
-    read = f"from experiments.aiming import config, jobs; config.read({words})"
+    read = f"from experiments.aim import config, jobs; config.read({words})"
     assert "jax" not in imported_by(read)
 
 

@@ -4,7 +4,7 @@
 
 import sys
 
-from experiments.aiming import config
+from experiments.aim import config
 from experiments.command import flags
 from experiments.command.errors import guarded
 from experiments.command.stopping import Stopped
@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
 
     def program(stopped: Stopped) -> int:
         asked = config.read(argv)
-        from experiments.aiming import jobs  # slow: imports rich
+        from experiments.aim import jobs  # slow: imports rich
 
         return jobs.run(asked, argv)
 

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.aiming import targets
-from experiments.aiming.targets import Target
+from experiments.aim import targets
+from experiments.aim.targets import Target
 from experiments.command import flags
 from experiments.command.errors import BadRequest
 from experiments.command.factories import ALGORITHM

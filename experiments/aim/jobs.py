@@ -1,6 +1,6 @@
 """Compiles all requested programs, each in a separate process, and reports the results.
 
-The process is python -m experiments.aiming.jobs. Its argument is a request in JSON; it
+The process is python -m experiments.aim.jobs. Its argument is a request in JSON; it
 answers with a line of JSON on stdout. A separate process allows the compiler's
 variables to be set before jax starts, catches its messages, and frees its memory.
 """
@@ -18,10 +18,10 @@ from typing import Any
 from rich.progress import BarColumn, TimeElapsedColumn
 
 from experiments import files
-from experiments.aiming import tables, targets
-from experiments.aiming.config import PROGRAM, AimConfig, Job
-from experiments.aiming.tables import Result
-from experiments.aiming.times import Answer
+from experiments.aim import tables, targets
+from experiments.aim.config import PROGRAM, AimConfig, Job
+from experiments.aim.tables import Result
+from experiments.aim.times import Answer
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, Unwritten, in_one_line
 from experiments.command.stopping import before_the_end, printable
@@ -184,7 +184,7 @@ def answer_of(job: Job, timeout: float | None) -> Answer:
         "PYTHONPATH": os.pathsep.join(path),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.aiming.jobs", json.dumps(request)],
+        [sys.executable, "-m", "experiments.aim.jobs", json.dumps(request)],
         env={**os.environ, **variables},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -222,7 +222,7 @@ def main() -> None:
         try:
             target = targets.parse(request["target"], request["slices"])
             run = training.parse(request["argv"])
-            from experiments.aiming.compile import compiled  # imports jax
+            from experiments.aim.compile import compiled  # imports jax
 
             content = compiled(run, target)
         except BadRequest as error:

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table as Grid
 
-from experiments.aiming import times
-from experiments.aiming.config import MFU, PROGRAM, AimConfig, Job, is_baseline
-from experiments.aiming.targets import Target
-from experiments.aiming.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
+from experiments.aim import times
+from experiments.aim.config import MFU, PROGRAM, AimConfig, Job, is_baseline
+from experiments.aim.targets import Target
+from experiments.aim.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
 from experiments.command.terminal import MISSING, duration, mesh_text, size
 
 ROUNDING = 1e-6  # relative error of sums of fractions

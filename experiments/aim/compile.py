@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from experiments.aiming import hlo, targets, times
-from experiments.aiming.targets import Target
+from experiments.aim import hlo, targets, times
+from experiments.aim.targets import Target
 from experiments.command.errors import BadRequest
 from experiments.data import feeding
 from experiments.one_run import delay_of_sends

@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.aiming import hlo, targets
-from experiments.aiming.config import MFU, Job
+from experiments.aim import hlo, targets
+from experiments.aim.config import MFU, Job
 from experiments.study.network import Network, cost, wall_clock
 from experiments.training.sends import from_json
 

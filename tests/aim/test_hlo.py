@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from experiments.aiming import hlo
+from experiments.aim import hlo
 
 
 def program(body, head="HloModule m, is_scheduled=true, num_partitions=8", more=""):
