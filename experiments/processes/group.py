@@ -1,7 +1,5 @@
 """Runs a command line in the processes that it asks for: one, or several."""
 
-from functools import partial
-
 from experiments.command.errors import BadRequest, guarded
 from experiments.command.stopping import Stopped
 from experiments.processes import network
@@ -34,11 +32,12 @@ def run(argv: list[str], started: float) -> int:
         # Imported late: these import jax, so a bad request is reported faster without.
         from experiments.one_run import make
 
-        told = {"argv": given or argv, "started": started, "asked_to_stop": stopped}
-        train = partial(make, **told)
         if not group.coordinator:
-            return train(config)
+            return make(config, argv, started, stopped)
         from experiments.processes.join import Member
+
+        def train(config: RunConfig, group: ProcessGroup) -> int:
+            return make(config, given or argv, started, stopped, group)
 
         return Member(group, stopped, given is not None).run(config, train)
 

@@ -47,7 +47,7 @@ _GONE = re.compile(
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 
 
-Train = Callable[..., int]
+Train = Callable[[RunConfig, ProcessGroup], int]
 """Makes the run of a config in a `group` of processes, and returns its exit code."""
 
 
@@ -137,7 +137,7 @@ class Member:
             hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
         out = config.out or Path(hellos[0].out)
-        code = train(replace(config, out=out), group=group)
+        code = train(replace(config, out=out), group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()
