@@ -10,7 +10,8 @@ import contextlib, importlib, io, json, shlex, sys
 answers, slow = [], {"jax", "optax", "sklearn", "grain", "safetensors"}
 for asked in json.load(sys.stdin):
     name, _, command = asked.partition(" ")
-    main = importlib.import_module(f"experiments.{name}").main
+    module = {"aim": "aim.__main__"}.get(name, name)
+    main = importlib.import_module(f"experiments.{module}").main
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

@@ -136,7 +136,7 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
 @pytest.mark.parametrize(
     "module, task, number, code",
     [
-        ("run", "tests.cli.endless:task", signal.SIGINT, 130),
+        ("run", "tests.command.endless:task", signal.SIGINT, 130),
         ("run", "tests.support.tiny_tasks:endless", signal.SIGTERM, 75),
         pytest.param(
             *("compare", "tests.support.tiny_tasks:endless", signal.SIGHUP, 75),
