@@ -11,7 +11,7 @@ import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
 
@@ -278,7 +278,7 @@ ByLeaf = Callable[[str, tuple[int, ...]], Any] | Callable[[Any], Any]
 which returns a tree."""
 
 
-def is_function(value: Any) -> bool:
+def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
     """Whether a value is a function, and not a tree whose class can be called."""
     import jax
 
