@@ -239,8 +239,7 @@ def try_to_write(out: Path) -> None:
     """Raises an OSError if no file can be written to a folder; leaves no file."""
     existing = next(p for p in (out, *out.absolute().parents) if p.exists())
     if not existing.is_dir():
-        reason = f"{existing} is a file, not a folder"
-        raise NotADirectoryError(errno.ENOTDIR, reason)
+        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is a file, not a folder")
     # Permissions are not enough: root may write anywhere, but not in /proc.
     with made(out):
         tempfile.TemporaryFile(dir=out).close()

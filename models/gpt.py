@@ -15,7 +15,7 @@ from models.sharding import FSDP, TENSOR, Rule, gathered, matrix
 
 Params = dict[str, Any]
 
-STACKED = {"tokens": 0, "positions": 0, "blocks": 1, "norm": 0}
+LAYERED = {"tokens": 0, "positions": 0, "blocks": 1, "norm": 0}
 """The number of leading axes that count layers, for each part of the params."""
 
 # Columns of what a device computes by itself, rows of what the devices then add up.
@@ -67,10 +67,10 @@ class Shape(NamedTuple):
         )
 
     @property
-    def stacked(self) -> dict[str, int]:
-        """The part of STACKED that is about these params."""
+    def layered(self) -> dict[str, int]:
+        """The part of LAYERED that is about these params."""
         absent = {"positions"} if self.rotary else set()
-        return {part: n for part, n in STACKED.items() if part not in absent}
+        return {part: n for part, n in LAYERED.items() if part not in absent}
 
 
 # gpt2*: Radford et al. 2019, the layers and widths of table 2; the first is called 124M
@@ -218,9 +218,9 @@ def shardings(heads: int) -> Rule:
                 f"gpt: {TENSOR}={sizes[TENSOR]} does not divide the {heads} heads"
             )
         part, *rest = path.split("/")
-        if len(shape) - STACKED[part] != 2:
+        if len(shape) - LAYERED[part] != 2:
             return PartitionSpec()
-        return matrix(shape, sizes, STACKED[part], CUT.get(rest[0]) if rest else None)
+        return matrix(shape, sizes, LAYERED[part], CUT.get(rest[0]) if rest else None)
 
     return Rule((FSDP, TENSOR), spec)
 

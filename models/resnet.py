@@ -43,7 +43,7 @@ RESNET50 = Spec(
 """Table 1 of the paper, for ImageNet's 224×224 pixels, strides in the 3×3 (v1.5)."""
 
 
-def stacked(spec: Spec) -> PyTree:
+def layered(spec: Spec) -> PyTree:
     """Returns how many leading axes of the params that `init` makes count layers."""
     stages = [{"first": 0, "rest": 1} for _ in spec.stages]
     return {"stem": 0, "stages": stages, "dense": 0}

@@ -37,7 +37,7 @@ class Rule(NamedTuple):
 def matrix(
     shape: tuple[int, ...],
     sizes: Mapping[str, int],
-    stacked: int = 0,
+    layered: int = 0,
     tensor: int | None = None,
 ) -> PartitionSpec:
     """Shards a matrix, or stacked ones; what an axis does not divide stays whole.
@@ -46,7 +46,7 @@ def matrix(
         shape: of the array.
         sizes: of a worker's axes. Of those here, "fsdp" takes the largest dimension
             that it divides and that "tensor" leaves.
-        stacked: leading dimensions that count layers.
+        layered: leading dimensions that count layers.
         tensor: the dimension that "tensor" takes, from the end; None takes none.
     """
     axes: list[str | None] = [None] * len(shape)
@@ -55,7 +55,7 @@ def matrix(
     if FSDP in sizes:
         # Not the layers' dimension: a scan reads one layer at a time, which would then
         # lie on a single device.
-        free = [i for i in range(stacked, len(shape)) if axes[i] is None]
+        free = [i for i in range(layered, len(shape)) if axes[i] is None]
         fitting = [i for i in free if shape[i] % sizes[FSDP] == 0]
         if fitting:
             axes[max(fitting, key=lambda i: shape[i])] = FSDP

@@ -285,6 +285,13 @@ def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
     return callable(value) and jax.tree_util.all_leaves([value])
 
 
+def leaf_name(path: Any) -> str:
+    """Returns a leaf's path in a tree as text, such as "blocks/up/w"."""
+    import jax
+
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def labels(what: str, tree: Any, params: Any) -> list[Any]:
     """Returns a label for each leaf of params.
 
@@ -307,11 +314,8 @@ def labels(what: str, tree: Any, params: Any) -> list[Any]:
 
     if is_function(tree) and misfit(tree, ["params"]):
         called_with(what, tree, ["path", "shape"])
-        found = []
-        for path, x in jax.tree.leaves_with_path(params):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
-            found.append(tree(name, np.shape(x)))
-        return found
+        leaves = jax.tree.leaves_with_path(params)
+        return [tree(leaf_name(path), np.shape(x)) for path, x in leaves]
     tree = tree(params) if is_function(tree) else tree
     try:
         return jax.tree.leaves(jax.tree.broadcast(tree, params))

@@ -13,22 +13,30 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _SECOND = {"every": "period", "when": "active", "until": "steps"}
 _SECOND |= {"after": "steps", "at_end": "steps", "decided": "vote"}
 _WITH_AXIS = "masked", "ema", "decided", "paced", "participating"
+_LAYERED = "choco_sgd", "decoupled_diloco", "demo", "dgc", "diloco_x", "dion", "ef21"
+_LAYERED += "powersgd", "sign_sgd", "sparseloco", "streaming_diloco", "topk_sgd"
+_LAYERED += "chunked_top_k", "power_sgd", "sign", "top_k"
+_MOMENTS = "fedopt", "distributed_lion", "one_bit_adam"
 _PLACED = "devices", "lanes", "lane_form", "mesh", "shardings", "batch_axes"
+
+_RENAMED = {
+    "steps": ("until.s", "after.s"),
+    "dense_steps": ("dgc.warmup", "post_local_sgd.switch", "one_bit_adam.switch"),
+    "b1": [f"{name}.beta1" for name in _MOMENTS],
+    "b2": [f"{name}.beta2" for name in _MOMENTS],
+    "layered": [f"{name}.stacked" for name in _LAYERED],
+    "global_share": ["halos.alpha"],
+    "entry_clip": ["co2.clip"],
+    "leaf_clip": ["edit.clip"],
+    "forgetting": ["edit.rate"],
+    "decay": ["loco.beta", "low_bit.beta"],
+}
 
 # What to use now in place of a public name, of FUNCTION.ARGUMENT (the function is
 # decorated by `explained`), or of a call whose first argument is now the strategy.
 INSTEAD = {
     "mean": "use syncalgos.reducers.mean",
-    **dict.fromkeys(("until.s", "after.s"), "use steps"),
-    **dict.fromkeys(
-        ("dgc.warmup", "post_local_sgd.switch", "one_bit_adam.switch"),
-        "use dense_steps",
-    ),
-    **{
-        f"{name}.beta{i}": f"use b{i}"
-        for name in ("fedopt", "distributed_lion", "one_bit_adam")
-        for i in (1, 2)
-    },
+    **{old: f"use {new}" for new, names in _RENAMED.items() for old in names},
     **{
         f"{name}.axis": "give it to the algorithm, as in bmuf(axis=…)"
         for name in (*_WITH_AXIS, "as_optimizer", "communication")

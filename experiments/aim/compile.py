@@ -24,7 +24,7 @@ from experiments.training.loop import dispatches
 from experiments.training.machine import versions
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
-from syncalgos import TrainState
+from syncalgos import TrainState, checks
 from syncalgos.engine import ahead
 
 LEAVES = 8  # number of the largest leaves to list
@@ -142,7 +142,7 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
     leaves = []
     for part, tree in {**state.replica._asdict(), "sync": state.sync}.items():
         for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            name = checks.leaf_name(path)
             shape = x.sharding.shard_shape(x.shape)
             size = math.prod(shape) * x.dtype.itemsize
             leaves.append({"name": f"{part}/{name}", "shape": [*shape], "bytes": size})

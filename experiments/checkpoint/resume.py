@@ -332,8 +332,7 @@ def _agreed(
 
     def wanted(workers: int) -> range:
         # New replicas start from the center, which is with each worker.
-        same = workers == trainer.workers
-        return trainer.layout.own_workers if same else range(1)
+        return trainer.layout.own_workers if workers == trainer.workers else range(1)
 
     try:
         found = shards.load(folder, step, wanted, record_of)

@@ -85,7 +85,7 @@ ALGORITHM = Kind(
     "algo",
     "algorithm",
     "syncalgos.algorithms",
-    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "stacked"}),
+    frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "layered"}),
     {path.stem: path for path in _ALGORITHMS},
     "; to compare several: python -m experiments.compare --algos ",
 )

@@ -12,6 +12,7 @@ from optax.contrib import MuonDimensionNumbers
 
 from experiments.tasks.task import Arrays, Data, Shardings
 from models import lenet, mlp, resnet, sharding
+from syncalgos import checks
 from syncalgos.collectives import Axis, PyTree
 
 BatchNorm = Literal["worker", "global"]
@@ -30,14 +31,14 @@ class Network(NamedTuple):
     Attributes:
         init: key -> (params, buffers).
         apply: (params, buffers, images, train) -> (logits, buffers).
-        stacked: the leaves that hold several layers (see `Task.stacked`).
+        layered: the leaves that hold several layers (see `Task.layered`).
         sends: a description of the data that its loss sends (see `Task.sends`).
         shardings: the rule by which devices share the params (see `Task.shardings`).
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
     apply: Callable[[PyTree, PyTree, jax.Array, bool], tuple[jax.Array, PyTree]]
-    stacked: PyTree = 0
+    layered: PyTree = 0
     sends: str = ""
     shardings: Shardings | None = None
 
@@ -92,7 +93,7 @@ def network(
             apply=lambda params, buffers, x, train: resnet.apply(
                 spec, params, buffers, x, train, axis if is_global else None, remat
             ),
-            stacked=resnet.stacked(spec),
+            layered=resnet.layered(spec),
             sends="batch statistics of every layer" if is_global else "",
         )
     # Not ignored: a flag without effect would silently spoil a comparison.
@@ -168,7 +169,7 @@ def muon_axes(params: PyTree) -> PyTree:
     last = str(len(params) - 1) if isinstance(params, list) else None
 
     def of(path, x):
-        names = jax.tree_util.keystr(path, simple=True, separator="/").split("/")
+        names = checks.leaf_name(path).split("/")
         if names[-1] not in MATRICES or names[0] in {*HEADS, last}:
             return None
         return CONVOLUTION if x.ndim >= 4 else DENSE

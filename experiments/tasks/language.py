@@ -70,7 +70,7 @@ def fields(
     return TRAINING | {
         "init": lambda key: (init(key), ()),
         "apply": apply,
-        "stacked": gpt.STACKED,
+        "layered": gpt.LAYERED,
         "shardings": gpt.shardings(heads),
     }
 
@@ -175,7 +175,7 @@ def gpt2_synthetic(
         eval_batch=8,
     )
     # Rotary positions are no params.
-    return task._replace(stacked=shape.stacked)
+    return task._replace(layered=shape.layered)
 
 
 def _counting(context: int) -> Data:

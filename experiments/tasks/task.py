@@ -21,7 +21,7 @@ from syncalgos.engine.losses import OF_WORKERS
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 
 OPTIONAL = ("muon", "shardings", "blank")
 BOUNDS = {
@@ -83,7 +83,7 @@ class Task(NamedTuple):
         muon: maps params to muon_weight_dimension_numbers of `optax.contrib.muon`; None
             means all leaves with two axes.
         sends: a description of the data that the loss itself sends at every step.
-        stacked: the number of leading axes that count layers, for each leaf (see
+        layered: the number of leading axes that count layers, for each leaf (see
             `syncalgos.reducers.stacking`); passed to algorithms that take it.
         shardings: maps the path of a leaf, such as "blocks/up/w", its shape and the
             sizes of the axes within a worker (--mesh) to its PartitionSpec. An
@@ -112,7 +112,7 @@ class Task(NamedTuple):
     tables: Tables | None = None
     muon: Callable[[PyTree], PyTree] | None = None
     sends: str = ""
-    stacked: Stacked = 0
+    layered: Layered = 0
     shardings: Shardings | None = None
     blank: Callable[[], Data] | None = None
 
@@ -180,7 +180,7 @@ def check_task(task: Any) -> None:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
     must(isinstance(task.tables, Tables | None), "tables must be Tables", task.tables)
     checks.one_of("way of keeping tables", task.kept, get_args(Kept))
-    stacking.check("stacked", task.stacked)
+    stacking.check("layered", task.layered)
     rule = "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}"
     must(isinstance(task.lr, Mapping), rule, task.lr)
     for optimizer, rate in task.lr.items():
@@ -211,7 +211,7 @@ def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
             f"init must return (params, buffers), got {checks.shown(made)}"
         )
     params, buffers = made
-    stacking.counts(task.stacked, params)
+    stacking.counts(task.layered, params)
     return params, buffers
 
 

@@ -271,7 +271,7 @@ def make_algorithm(
         arguments["reduce"] = reduce
     # In a model with stacked layers a few leaves hold most params: fragments of whole
     # leaves would have very different sizes.
-    if "cut" in arguments and arguments["cut"] is None and task.stacked:
+    if "cut" in arguments and arguments["cut"] is None and task.layered:
         arguments["cut"] = "bytes"
     offered = {
         "seed": config.seed,
@@ -279,7 +279,7 @@ def make_algorithm(
         "optimizer": optimizer,
         "axis": WORKERS,
         "hosts": hosts,
-        "stacked": task.stacked,
+        "layered": task.layered,
     }
     return factories.call(ALGORITHM, config.algo, arguments, offered, _check_strategy)
 

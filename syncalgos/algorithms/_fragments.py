@@ -10,7 +10,7 @@ import numpy as np
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Stacked, shards
+from syncalgos.reducers.stacking import Layered, shards
 
 CUTS = ("leaves", "bytes", "layers")
 
@@ -56,7 +56,7 @@ def steps_between(period: int, fragments: int, delay: int) -> int:
 
 
 def mask(
-    number: int, fragments: int, cut: Cut, stacked: Stacked, params: PyTree
+    number: int, fragments: int, cut: Cut, layered: Layered, params: PyTree
 ) -> PyTree:
     """Returns the mask of a fragment, for `masked`.
 
@@ -68,7 +68,7 @@ def mask(
             rows of its first axis. layers: layer l of stacked leaves goes to fragment l
             modulo `fragments`; the other leaves, largest first, each go to the fragment
             that is smallest so far.
-        stacked: which leaves hold several layers.
+        layered: which leaves hold several layers.
         params: the model.
 
     Returns:
@@ -86,7 +86,7 @@ def mask(
     elif cut == "bytes":
         owners = _by_bytes(fragments, leaves)
     else:
-        owners = _by_layers(fragments, leaves, stacking.counts(stacked, params))
+        owners = _by_layers(fragments, leaves, stacking.counts(layered, params))
     return form.unflatten([_part(rows == number) for rows in owners])
 
 

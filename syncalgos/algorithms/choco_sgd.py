@@ -23,7 +23,7 @@ def choco_sgd(
     density: float = 0.1,
     consensus: float | None = None,
     topology: checks.Symmetric = "ring",
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """CHOCO-SGD: gossip that sends only the largest changes.
@@ -39,7 +39,7 @@ def choco_sgd(
             × density, at most 1.
         topology: the graph of neighbours; in Python also edges, or symmetric weights:
             see `graph`.
-        stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
+        layered: which leaves hold several layers, each sent as a leaf (see `Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -72,7 +72,7 @@ def choco_sgd(
     gamma = min(1.0, 2 * density) if consensus is None else consensus
     gamma = checks.share("choco_sgd: consensus", gamma)
     graph = peers.check("choco_sgd", topology, fixed=True, symmetric=True)
-    stacked = stacking.check("choco_sgd: stacked", stacked)
+    layered = stacking.check("choco_sgd: layered", layered)
 
     # From 0 the params themselves would have to be sent first.
     def init(params):
@@ -93,7 +93,7 @@ def choco_sgd(
         return tuple(map(pieces.join, pieces.each(mix)(*map(pieces.split, own))))
 
     def sync(replica, state, step):
-        pieces = stacking.pieces_like(stacked, replica.params)
+        pieces = stacking.pieces_like(layered, replica.params)
         params, *state = over_leaves(leaf, 3, replica.params, *state, pieces)
         return replica._replace(params=params), ChocoState(*state)
 

@@ -26,7 +26,7 @@ def co2(
     *,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
-    clip: float | None = None,
+    entry_clip: float | None = None,
     penalty: bool = True,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -44,8 +44,8 @@ def co2(
         outer_lr: α, above 0.
         outer_momentum: β, at least 0 and below 1; the authors' code has 0 up to 16
             workers, then 0.2 to 0.6.
-        clip: φ, the largest magnitude of an entry of m in a step, above 0; None means
-            no clipping.
+        entry_clip: φ, the largest magnitude of an entry of m in a step, above 0; None
+            means no clipping.
         penalty: divide by Λ, which is large if x has moved far since G was measured.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -74,7 +74,9 @@ def co2(
     docs/algorithms.md.
     """
     lr, beta = outer_rates("co2", outer_lr, outer_momentum)
-    bound = jnp.inf if clip is None else checks.real("co2: clip", clip, above=0)
+    bound = jnp.inf
+    if entry_clip is not None:
+        bound = checks.real("co2: entry_clip", entry_clip, above=0)
 
     def step_along(momentum):
         return jax.tree.map(lambda m: -lr * jnp.clip(m, -bound, bound), momentum)

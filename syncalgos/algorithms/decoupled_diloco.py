@@ -33,7 +33,7 @@ def decoupled_diloco(
     radial: bool = False,
     slowest: float = 0.5,
     optimizer: optax.GradientTransformation | None = None,
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Decoupled DiLoCo: workers never wait; a syncer waits for a quorum of them.
@@ -67,7 +67,7 @@ def decoupled_diloco(
             and speeds fall evenly in between.
         optimizer: the inner optimizer; if given, its state does not change while its
             worker rests. With None it keeps changing.
-        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -99,13 +99,13 @@ def decoupled_diloco(
     quorum = checks.whole("decoupled_diloco: quorum", quorum, least=1)
     grace = checks.whole("decoupled_diloco: grace", grace, least=0)
     apart = cuts.steps_between(period, fragments, delay=0)
-    stacking.check("decoupled_diloco: stacked", stacked)
+    stacking.check("decoupled_diloco: layered", layered)
 
     def fragment(number: int) -> Strategy:
         first = (number + 1) * apart - 1
         syncer = Syncer(clock_of, first, period, quorum, grace, axis)
         step = outer_step(outer, merged(syncer, radial), axis=axis)
-        own = partial(cuts.mask, number, fragments, "layers", stacked)
+        own = partial(cuts.mask, number, fragments, "layers", layered)
         return masked(when(step, syncer.merges), own)
 
     whole = chain(*map(fragment, range(fragments)))

@@ -16,7 +16,7 @@ def demo(
     top_k: int = 32,
     sign: bool = False,
     learning_rate: checks.LearningRate | None = None,
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DeMo: momentum stays on the worker; its largest cosine components are sent.
@@ -38,7 +38,7 @@ def demo(
         top_k: the number of components of a chunk that are sent, at least 1.
         sign: step along signs, and accumulate η g instead of g.
         learning_rate: η, used with sign: a number above 0 or a schedule; None means 1.
-        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -67,10 +67,10 @@ def demo(
     decay = checks.real("demo: decay", decay, least=0, below=1)
     chunk = checks.whole("demo: chunk", chunk, least=1)
     top_k = checks.whole("demo: top_k", top_k, least=1)
-    stacked = stacking.check("demo: stacked", stacked)
+    layered = stacking.check("demo: layered", layered)
     rate = 1.0 if learning_rate is None else learning_rate
     rate = checks.learning_rate("demo", rate)
-    fast = dct.largest_components(chunk, top_k, stacked, axis)
+    fast = dct.largest_components(chunk, top_k, layered, axis)
 
     def reduce(grads, replica, state, step):
         scale = rate(step) if sign else 1.0

@@ -27,7 +27,7 @@ def dgc(
     local_momentum: float = 0.9,
     local_clip: float | None = None,
     dense_steps: int = 100,
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Deep gradient compression: top-k with corrected and masked momentum.
@@ -46,7 +46,7 @@ def dgc(
         local_clip: √workers × the largest gradient norm, above 0; None means no limit.
         dense_steps: local steps over which the density falls to `density`: 1/4, 1/16,
             1/64 and 1/256 for a quarter of them each. The paper takes four epochs.
-        stacked: which leaves hold several layers, each sent as a leaf (see `Stacked`).
+        layered: which leaves hold several layers, each sent as a leaf (see `Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -74,7 +74,7 @@ def dgc(
     if local_clip is not None:
         local_clip = checks.real("dgc: local_clip", local_clip, above=0)
     dense_steps = checks.whole("dgc: dense_steps", dense_steps, least=0)
-    stacked = stacking.check("dgc: stacked", stacked)
+    layered = stacking.check("dgc: layered", layered)
     falling = [max(density, 4.0**-i) for i in range(1, 5)] if dense_steps else []
     densities = sorted({density, *falling}, reverse=True)
 
@@ -93,7 +93,7 @@ def dgc(
         return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
     def send(density, grads, state):
-        pieces = stacking.pieces_like(stacked, grads)
+        pieces = stacking.pieces_like(layered, grads)
         return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
 
     def reduce(grads, replica, state, step):

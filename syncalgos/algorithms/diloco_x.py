@@ -4,7 +4,7 @@ from syncalgos import checks, reducers
 from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -18,7 +18,7 @@ def diloco_x(
     rank: int = 4,
     seed: int = 0,
     min_rate: float = 2.0,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DiLoCoX: outer steps along low-rank outer gradients of the round before.
@@ -38,8 +38,8 @@ def diloco_x(
         seed: seeds the first factors of the power iteration, identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
-        stacked: which leaves hold several layers, each a separate matrix (see
-            `Stacked`).
+        layered: which leaves hold several layers, each a separate matrix (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -75,7 +75,7 @@ def diloco_x(
     """
     outer = nesterov_sgd("diloco_x", outer_lr, outer_momentum)
     rank = checks.whole("diloco_x: rank", rank, least=1)
-    compressed = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, stacked=stacked)
+    compressed = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, layered=layered)
     # Error feedback goes inside `late`: a residual must pair with the values sent in
     # the same call.
     feedback = reducers.error_feedback(compressed)

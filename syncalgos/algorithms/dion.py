@@ -24,7 +24,7 @@ def dion(
     rank_fraction: float = 0.25,
     local_momentum: float = 0.95,
     seed: int = 0,
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Dion: orthonormal steps of low rank for matrices, Lion for all other leaves.
@@ -44,7 +44,7 @@ def dion(
         local_momentum: μ, the share of the sent part that M keeps, at least 0 and below
             1.
         seed: seeds the first Q, identical on all workers.
-        stacked: which leaves hold several layers, each a separate matrix (see
+        layered: which leaves hold several layers, each a separate matrix (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -81,8 +81,8 @@ def dion(
     checks.untraced("dion: rank_fraction", rank_fraction)
     rank_fraction = checks.share("dion: rank_fraction", rank_fraction)
     mu = checks.real("dion: local_momentum", local_momentum, least=0, below=1)
-    stacked = stacking.check("dion: stacked", stacked)
-    unit = low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), stacked, axis)
+    layered = stacking.check("dion: layered", layered)
+    unit = low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), layered, axis)
 
     def init(params):
         return DionState(zeros(params), unit.init(params))
@@ -100,7 +100,7 @@ def dion(
 
     def reduce(grads, replica, state, step):
         collectives.no_mean("a mean of the workers' own momenta")
-        pieces = stacking.pieces_like(stacked, grads)
+        pieces = stacking.pieces_like(layered, grads)
         own = jax.tree.map(owed, widen(grads), state.momentum, pieces)
         combined, sent, factors = unit.combine(own, state.factors, step)
         trees = combined, own, sent, state.momentum, pieces

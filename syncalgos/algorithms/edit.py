@@ -27,8 +27,8 @@ def edit(
     outer_lr: float = 0.8,
     outer_momentum: float = 0.85,
     threshold: float = 3.0,
-    clip: float = 10.0,
-    rate: float = 0.02,
+    leaf_clip: float = 10.0,
+    forgetting: float = 0.02,
     trusted: int = 10,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -50,8 +50,9 @@ def edit(
         outer_momentum: μ, the outer Nesterov momentum, at least 0 and below 1.
         threshold: δ, above 0; norms are usual up to their mean M + δ standard
             deviations √V.
-        clip: φ, the largest norm of a leaf of g, above 0.
-        rate: α, weight of the newest norm in mean and deviation, above 0, at most 1.
+        leaf_clip: φ, the largest norm of a leaf of g, above 0.
+        forgetting: α, weight of the newest norm in mean and deviation, above 0, at
+            most 1.
         trusted: syncs before a norm can be unusual, at least 1; 120 by default in the
             authors' code, 10 in its example.
         axis: the mapped axis or axes over which the workers lie.
@@ -83,9 +84,9 @@ def edit(
     lr, mu = outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(
         threshold=checks.real("edit: threshold", threshold, above=0),
-        rate=checks.share("edit: rate", rate),
+        forgetting=checks.share("edit: forgetting", forgetting),
         trusted=checks.whole("edit: trusted", trusted, least=1),
-        clip=checks.real("edit: clip", clip, above=0),
+        leaf_clip=checks.real("edit: leaf_clip", leaf_clip, above=0),
     )
 
     def init(params):

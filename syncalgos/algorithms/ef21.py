@@ -2,7 +2,7 @@
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -10,7 +10,7 @@ def ef21(
     *,
     density: float = 0.05,
     local_momentum: float = 0.9,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """EF21-SGDM: momentum stays on the worker; its largest changes are sent.
@@ -24,7 +24,7 @@ def ef21(
         density: the share of each leaf's entries that is sent, rounded up; above 0, at
             most 1.
         local_momentum: β, the decay of M, at least 0 and below 1; 0 is EF21.
-        stacked: which leaves hold several layers, each with this share of entries sent
+        layered: which leaves hold several layers, each with this share of entries sent
             (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -57,6 +57,6 @@ def ef21(
     better, and practically faster error feedback", NeurIPS 2021; Fatkhullin, Tyurin and
     Richtárik, "Momentum provably improves error feedback!", NeurIPS 2023, algorithm 1.
     """
-    largest = reducers.top_k(density, stacked=stacked)
+    largest = reducers.top_k(density, layered=layered)
     changes = reducers.ef21(largest, local_momentum=local_momentum)
     return reduce_with(changes, axis=axis)._replace(own_momentum=True)

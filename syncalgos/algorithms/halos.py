@@ -53,7 +53,7 @@ def halos(
     outer_momentum: float = 0.4,
     global_lr: float = 0.5,
     global_momentum: float = 0.5,
-    alpha: float = 0.25,
+    global_share: float = 0.25,
     updates: int = 4,
     slowest: float = 0.5,
     optimizer: optax.GradientTransformation | None = None,
@@ -84,7 +84,8 @@ def halos(
         global_lr: η', the learning rate of the global server, above 0.
         global_momentum: β', the global server's Nesterov momentum, at least 0 and below
             1.
-        alpha: α, how far a region goes to the global model, above 0 and at most 1.
+        global_share: α, how far a region goes to the global model, above 0 and at most
+            1.
         updates: K, workers' updates between two updates of their region, at least 1.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
             and speeds fall evenly in between.
@@ -122,7 +123,7 @@ def halos(
     global_lr = checks.real("halos: global_lr", global_lr, above=0)
     name = "halos: global_momentum"
     far = global_lr, checks.real(name, global_momentum, least=0, below=1)
-    alpha = checks.share("halos: alpha", alpha)
+    share = checks.share("halos: global_share", global_share)
     updates = checks.whole("halos: updates", updates, least=1)
 
     def region_of(worker):
@@ -144,7 +145,7 @@ def halos(
         top = Nesterov(*far, int(np.sum(sizes > 0))).step(levels.top, move)
         top = select(exchanges, top, levels.top)
         mixed = jax.tree.map(
-            lambda z, x: z + alpha * (x - z), server.params, top.params
+            lambda z, x: z + share * (x - z), server.params, top.params
         )
         server = server._replace(params=select(exchanges, mixed, server.params))
         merged = select(exchanges, mixed, own.merged)

@@ -4,7 +4,7 @@ from syncalgos import checks, reducers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.combinators.schedule import after, until
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -14,7 +14,7 @@ def powersgd(
     seed: int = 0,
     min_rate: float = 2.0,
     dense_steps: int = 0,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """PowerSGD: gradients as products of two thin matrices, with error feedback.
@@ -31,7 +31,7 @@ def powersgd(
             numbers sent for it, at least 0; 0 compresses all.
         dense_steps: local steps with the plain mean before compression starts, at least
             0; 100 in the authors' code.
-        stacked: which leaves hold several layers, each a separate matrix (see
+        layered: which leaves hold several layers, each a separate matrix (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -62,7 +62,7 @@ def powersgd(
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
     """
     start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
-    low_rank = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, stacked=stacked)
+    low_rank = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, layered=layered)
     low_rank = reduce_with(reducers.error_feedback(low_rank), axis=axis)
     # The authors' package waits 100 steps, PyTorch's hook 1,000. `after` makes Q and
     # the residual at its first step.

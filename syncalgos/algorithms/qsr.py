@@ -75,5 +75,4 @@ def qsr(
         # In float32 (0.01 / 0.001)² is below 100: the factor makes up for rounding.
         return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
 
-    made = average(axis=axis)._replace(learning_rate=learning_rate)
-    return every(made, length)
+    return every(average(axis=axis)._replace(learning_rate=learning_rate), length)

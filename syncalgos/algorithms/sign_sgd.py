@@ -2,12 +2,12 @@
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def sign_sgd(
-    *, majority: bool = False, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
+    *, majority: bool = False, seed: int = 0, layered: Layered = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Sign SGD: scaled signs of the gradients with error feedback, or a majority vote.
 
@@ -22,7 +22,7 @@ def sign_sgd(
     Args:
         majority: whether workers vote by signs alone, without scale or feedback.
         seed: seeds the random votes on zeros and ties.
-        stacked: which leaves hold several layers, each with its own scale (see
+        layered: which leaves hold several layers, each with its own scale (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -55,7 +55,7 @@ def sign_sgd(
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
     """
     # A vote has no magnitude, so there is no loss to feed back.
-    signs = reducers.sign(majority, seed=seed, stacked=stacked)
+    signs = reducers.sign(majority, seed=seed, layered=layered)
     if not majority:
         return reduce_with(reducers.error_feedback(signs), axis=axis)
     return reduce_with(signs, axis=axis)._replace(unit_steps=True)

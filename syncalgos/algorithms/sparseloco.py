@@ -7,7 +7,7 @@ import optax
 from syncalgos import checks, reducers
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -19,7 +19,7 @@ def sparseloco(
     outer_lr: float = 1.0,
     bits: Literal[8, 4, 2] | None = 2,
     chunk: int = 4096,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SparseLoCo: the largest entries of the outer gradients, with decayed feedback.
@@ -42,7 +42,7 @@ def sparseloco(
             deviations around the mean of a leaf's chosen values; None sends values
             whole.
         chunk: the largest chunk, at least 1 entry; leaves are cut into equal chunks.
-        stacked: which leaves hold several layers, each cut by itself (see
+        layered: which leaves hold several layers, each cut by itself (see
             `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -74,6 +74,6 @@ def sparseloco(
     # The mean is over all workers, as in the paper: then error feedback keeps sums
     # exact. The authors' code first shrinks each worker's values to the median of their
     # norms, then averages over an entry's senders.
-    largest = reducers.chunked_top_k(density, bits=bits, chunk=chunk, stacked=stacked)
+    largest = reducers.chunked_top_k(density, bits=bits, chunk=chunk, layered=layered)
     feedback = reducers.error_feedback(largest, decay=decay)
     return every(outer_step(optax.sgd(lr), feedback, axis=axis), period)

@@ -27,7 +27,7 @@ def streaming_diloco(
     reduce: AnyReducer = "mean",
     seed: int = 0,
     cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,
-    stacked: stacking.Stacked = 0,
+    layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Streaming DiLoCo: fragments of the model take their outer steps in turn.
@@ -53,7 +53,7 @@ def streaming_diloco(
             each, cut between rows; layers, every F-th stacked layer, as in the paper,
             other leaves in the smallest part; in Python also a function of a leaf's
             path and shape, or of params, to numbers of parts. None means leaves.
-        stacked: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -85,7 +85,7 @@ def streaming_diloco(
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
     apart = cuts.steps_between(period, fragments, delay)
     by = cuts.check("leaves" if cut is None else cut)
-    stacking.check("streaming_diloco: stacked", stacked)
+    stacking.check("streaming_diloco: layered", layered)
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def fragment(number: int) -> Strategy:
@@ -93,7 +93,7 @@ def streaming_diloco(
             outer, resolve("streaming_diloco", reduce, axis, seed), axis=axis
         )
         sent = every(step, period, offset=((number + 1) * apart - delay) % period)
-        own = partial(cuts.mask, number, fragments, by, stacked)
+        own = partial(cuts.mask, number, fragments, by, layered)
         return masked(delayed(sent, delay, alpha=alpha), own)
 
     return chain(*map(fragment, range(fragments)))

@@ -2,7 +2,7 @@
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
@@ -10,7 +10,7 @@ def topk_sgd(
     *,
     density: float = 0.01,
     feedback: bool = True,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Top-k SGD: the gradients' largest entries, with error feedback.
@@ -25,7 +25,7 @@ def topk_sgd(
             most 1.
         feedback: whether unsent parts are added to the next gradients. Without it,
             entries never move if they are never among the largest.
-        stacked: which leaves hold several layers, each with this share of entries sent
+        layered: which leaves hold several layers, each with this share of entries sent
             (see `syncalgos.reducers.stacking`).
         axis: the mapped axis or axes over which the workers lie.
 
@@ -56,7 +56,7 @@ def topk_sgd(
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.
     """
-    largest = reducers.top_k(density, stacked=stacked)
+    largest = reducers.top_k(density, layered=layered)
     if feedback:
         largest = reducers.error_feedback(largest)
     return reduce_with(largest, axis=axis)

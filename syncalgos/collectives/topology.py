@@ -152,8 +152,7 @@ def push(
             gives = jax.tree.map(
                 lambda x, part=part: jnp.where(sends, part(x), 0), tree
             )
-            gets = hear(gives, link, axis)
-            total = jax.tree.map(take, total, gives, gets)
+            total = jax.tree.map(take, total, gives, hear(gives, link, axis))
         return total
 
     def take(total, gives, gets):

@@ -121,8 +121,7 @@ class Worker(NamedTuple):
 
         # Rows are cut here and gathered in the loop, so that one microbatch of resident
         # data is in memory.
-        k = self.accumulate
-        parts = jax.tree.map(lambda x: _microbatches(x, k, merged), batch)
+        parts = jax.tree.map(lambda x: _microbatches(x, self.accumulate, merged), batch)
         return accumulated(microbatch, replica, parts)
 
     def metrics(self, replica, batch, key, data, me):

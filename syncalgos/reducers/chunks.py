@@ -11,7 +11,7 @@ from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import Reducer, factory, leafwise, share_of
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 
 # The number of standard deviations that the bins cover, as in the authors' code.
 SIGMAS = 6
@@ -23,7 +23,7 @@ def chunked_top_k(
     *,
     bits: Literal[8, 4, 2] | None = 2,
     chunk: int = 4096,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
     """The mean of each worker's largest entries, chunk by chunk; others count as 0.
@@ -40,8 +40,8 @@ def chunked_top_k(
             most 1.
         bits: 8, 4 or 2 bits per value; None sends values whole.
         chunk: the largest chunk, at least 1 entry.
-        stacked: which leaves hold several layers, each cut and tabled by itself (see
-            `Stacked`).
+        layered: which leaves hold several layers, each cut and tabled by itself (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
 
@@ -58,7 +58,7 @@ def chunked_top_k(
     """
     density = checks.density("chunked_top_k", density)
     chunk = checks.whole("chunked_top_k: chunk", chunk, least=1)
-    stacked = stacking.check("chunked_top_k: stacked", stacked)
+    layered = stacking.check("chunked_top_k: layered", layered)
     if bits is not None:
         dense.check_bits("chunked_top_k", bits)
 
@@ -94,7 +94,7 @@ def chunked_top_k(
         combined = spread(*every) / collectives.size(axis)
         return combined, spread(*read(code))
 
-    return leafwise(combine, stacked)
+    return leafwise(combine, layered)
 
 
 def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:

@@ -10,7 +10,7 @@ from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.reducers import hops
 from syncalgos.reducers.reducer import Reducer, leafwise
-from syncalgos.reducers.stacking import Stacked, shards
+from syncalgos.reducers.stacking import Layered, shards
 
 
 def components(
@@ -43,14 +43,14 @@ def components(
 
 
 def largest_components(
-    chunk: int, count: int, stacked: Stacked = 0, axis: Axis = WORKERS
+    chunk: int, count: int, layered: Layered = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """The mean of each chunk's largest components, over the workers that sent them.
 
     Args:
         chunk: the longest side of a chunk, at least 1 (see `side`).
         count: components of a chunk that are sent, at least 1.
-        stacked: which leaves hold several layers, each cut by itself (see `Stacked`).
+        layered: which leaves hold several layers, each cut by itself (see `Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -78,7 +78,7 @@ def largest_components(
         mean = zeros.at[places].add(values) / jnp.maximum(senders, 1)
         return back(mean), back(zeros.at[rows, chosen].set(q))
 
-    return leafwise(combine, stacked)
+    return leafwise(combine, layered)
 
 
 def side(length: int, longest: int) -> int:

@@ -12,7 +12,7 @@ from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, root, widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import Reducer, factory, is_sent, share_of
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 
 
 @factory
@@ -21,7 +21,7 @@ def power_sgd(
     *,
     seed: int = 0,
     min_rate: float = 2.0,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
     """The mean of matrices, as its rank-r approximation by one power iteration.
@@ -38,8 +38,8 @@ def power_sgd(
         seed: seeds the first Q, normal and identical on all workers.
         min_rate: a matrix is compressed if its entries are more than min_rate times the
             numbers sent for it, at least 0; 0 compresses all.
-        stacked: which leaves hold several layers, each a matrix with its own Q (see
-            `Stacked`).
+        layered: which leaves hold several layers, each a matrix with its own Q (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
 
@@ -59,12 +59,12 @@ def power_sgd(
     seed = checks.seed(seed)
     checks.untraced("power_sgd: min_rate", min_rate)
     min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
-    stacked = stacking.check("power_sgd: stacked", stacked)
-    return _iterated(partial(_rank, rank, min_rate), _product, seed, stacked, axis)
+    layered = stacking.check("power_sgd: layered", layered)
+    return _iterated(partial(_rank, rank, min_rate), _product, seed, layered, axis)
 
 
 def orthonormal_steps(
-    rank_fraction: float, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
+    rank_fraction: float, seed: int = 0, layered: Layered = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """Steps of Dion: the matrices of `power_sgd`, with singular values of about 1.
 
@@ -79,8 +79,8 @@ def orthonormal_steps(
         rank_fraction: the rank as a share of a matrix's shorter side, rounded up; above
             0, at most 1.
         seed: seeds the first Q, normal and identical on all workers.
-        stacked: which leaves hold several layers, each a matrix with its own Q (see
-            `Stacked`).
+        layered: which leaves hold several layers, each a matrix with its own Q (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
@@ -91,14 +91,14 @@ def orthonormal_steps(
     def rank(rows: int, columns: int) -> int:
         return share_of(rank_fraction, min(rows, columns))
 
-    return _iterated(rank, _unit_product, seed, stacked, axis)
+    return _iterated(rank, _unit_product, seed, layered, axis)
 
 
 def _iterated(
     rank: Callable[[int, int], int],
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     seed: int,
-    stacked: Stacked,
+    layered: Layered,
     axis: Axis,
 ) -> Reducer:
     """A reducer by one power iteration a step.
@@ -107,7 +107,7 @@ def _iterated(
         rank: the sides of a layer -> the rank at which it is sent; 0 if averaged.
         product: (P̂, Q, layer) -> the combined layer.
         seed: seeds the first Q.
-        stacked: which leaves hold several layers.
+        layered: which leaves hold several layers.
         axis: the mapped axis or axes over which the workers lie.
     """
 
@@ -123,7 +123,7 @@ def _iterated(
             return jax.random.normal(key, (*leading, layer[-1], r), dtype)
 
         leaves = [*map(jnp.asarray, jax.tree.leaves(params))]
-        owns = stacking.pieces(stacked, params)
+        owns = stacking.pieces(layered, params)
         return [*map(first, range(len(leaves)), leaves, owns)]
 
     # P and Q in one step, as in the paper; the authors' package takes half an iteration
@@ -132,7 +132,7 @@ def _iterated(
     def combine(updates, state, step):
         leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
         dense = {i: x for i, x in enumerate(leaves) if isinstance(state[i], tuple)}
-        owns = stacking.pieces(stacked, updates)
+        owns = stacking.pieces(layered, updates)
         owns = [stacking.Pieces(0) if i in dense else x for i, x in enumerate(owns)]
         layers = {i: owns[i].split(x) for i, x in enumerate(leaves) if i not in dense}
 

@@ -16,8 +16,8 @@ from syncalgos.calls import Made, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Stacked
-from syncalgos.removed import Function, keyword_only
+from syncalgos.reducers.stacking import Layered
+from syncalgos.removed import Function, explained, keyword_only
 
 Transformation = optax.GradientTransformation
 
@@ -97,7 +97,7 @@ def factory(function: Function) -> Function:
         made = function(*args, **kwargs)
         return dataclasses.replace(made, made=Made(make, args, kwargs, made))
 
-    return keyword_only(make)  # type: ignore[return-value]  # the same for its callers
+    return keyword_only(explained(make))  # type: ignore[return-value]  # the same for its callers
 
 
 class Draws(NamedTuple):
@@ -114,7 +114,7 @@ class Draws(NamedTuple):
 
 def leafwise(
     combine: Callable[..., tuple[Any, Any]],
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     draws: Draws | None = None,
     takes_feedback: bool = True,
 ) -> Reducer:
@@ -123,8 +123,8 @@ def leafwise(
     Args:
         combine: leaf -> (combined, sent), or (leaf, its draws) -> the same, in any
             dtype. Leaves that are empty or not floats are kept.
-        stacked: which leaves hold several layers, each combined as a leaf (see
-            `Stacked`).
+        layered: which leaves hold several layers, each combined as a leaf (see
+            `Layered`).
         draws: the numbers to draw; None means none.
         takes_feedback: whether `error_feedback` may be around it.
     """
@@ -137,7 +137,7 @@ def leafwise(
 
     def tree(updates, state, step):
         updates = jax.tree.map(jnp.asarray, updates)
-        pieces = stacking.pieces_like(stacked, updates)
+        pieces = stacking.pieces_like(layered, updates)
         drawn = () if draws is None else (_drawn(draws, updates, pieces, step),)
         return *over_leaves(leaf, 2, updates, pieces, *drawn), state
 

@@ -169,8 +169,8 @@ LEAST_DEVIATION = 1e-3
 class Norms(NamedTuple):
     """Statistics of each leaf's finite norms so far: number, mean, variance, (leaves,).
 
-    Mean and variance weight a norm by (1 - rate) to the power of the number of later
-    norms.
+    Mean and variance weight a norm by (1 - forgetting) to the power of the number of
+    later norms.
     """
 
     number: jax.Array
@@ -183,15 +183,15 @@ class Screen(NamedTuple):
 
     Attributes:
         threshold: a norm is usual up to this many standard deviations above its mean.
-        rate: the weight of the newest norm in mean and deviation.
+        forgetting: the weight of the newest norm in mean and deviation.
         trusted: the number of a leaf's first finite norms that count as usual.
-        clip: the largest norm of a leaf of the mean.
+        leaf_clip: the largest norm of a leaf of the mean.
     """
 
     threshold: float
-    rate: float
+    forgetting: float
     trusted: int
-    clip: float
+    leaf_clip: float
 
 
 def none_seen(params: PyTree) -> Norms:
@@ -234,10 +234,10 @@ def screened_mean(
         for x, share, ok in zip(leaves, shares, usual, strict=True)
     ]
     mean = jax.tree.map(
-        lambda g: g * jnp.minimum(1, screen.clip / (_norm(g) + 1e-6)),
+        lambda g: g * jnp.minimum(1, screen.leaf_clip / (_norm(g) + 1e-6)),
         collectives.mean(form.unflatten(sent), axis),
     )
-    noted = _with_norms(norms, seen, screen.rate)
+    noted = _with_norms(norms, seen, screen.forgetting)
     seen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)
     return mean, form.unflatten([*on_any]), seen
 
@@ -254,13 +254,13 @@ def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
     return (seen.number < screen.trusted) | is_near
 
 
-def _with_norms(norms: jax.Array, seen: Norms, rate: float) -> Norms:
+def _with_norms(norms: jax.Array, seen: Norms, forgetting: float) -> Norms:
     """Updates the statistics with norms."""
     number = seen.number + 1
     # The share is 1 for the first norm, so statistics are exact from there on. The
     # authors' statistics start at 0, and need 120 syncs. Rounding may put the share
     # above 1, and then the variance below 0.
-    share = jnp.minimum(1, -rate / jnp.expm1(number * jnp.log1p(-rate)))
+    share = jnp.minimum(1, -forgetting / jnp.expm1(number * jnp.log1p(-forgetting)))
     apart = norms - seen.mean
     mean = seen.mean + share * apart
     variance = (1 - share) * (seen.variance + share * apart**2)

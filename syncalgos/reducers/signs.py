@@ -9,12 +9,12 @@ from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype
 from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import Reducer, factory, leafwise
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 
 
 @factory
 def sign(
-    majority: bool = False, *, seed: int = 0, stacked: Stacked = 0, axis: Axis = WORKERS
+    majority: bool = False, *, seed: int = 0, layered: Layered = 0, axis: Axis = WORKERS
 ) -> Reducer:
     """The mean of scaled signs, or the sign of most workers: one bit per entry.
 
@@ -25,8 +25,8 @@ def sign(
     Args:
         majority: whether to vote instead of averaging the scaled signs.
         seed: seeds the votes' draws, which differ between workers.
-        stacked: which leaves hold several layers, each with its own scale (see
-            `Stacked`).
+        layered: which leaves hold several layers, each with its own scale (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
 
@@ -40,7 +40,7 @@ def sign(
     Source: scaled: Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
     algorithm 1; majority: Bernstein et al., "signSGD", ICML 2018, algorithm 3.
     """
-    stacked = stacking.check("sign: stacked", stacked)
+    layered = stacking.check("sign: layered", layered)
     if majority:
         return hops.drawn(BITS, seed, axis)
     checks.seed(seed)
@@ -63,7 +63,7 @@ def sign(
         sent = scale * jnp.where(flat >= 0, 1.0, -1.0)
         return combined.reshape(x.shape), sent.reshape(x.shape)
 
-    return leafwise(scaled, stacked)
+    return leafwise(scaled, layered)
 
 
 @factory

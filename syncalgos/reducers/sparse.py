@@ -14,7 +14,7 @@ from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
 from syncalgos.reducers import dense, hops, stacking
 from syncalgos.reducers.reducer import Draws, Reducer, factory, leafwise, share_of
-from syncalgos.reducers.stacking import Stacked
+from syncalgos.reducers.stacking import Layered
 
 
 @factory
@@ -23,7 +23,7 @@ def top_k(
     *,
     bits: Literal[8, 4, 2] | None = None,
     seed: int = 0,
-    stacked: Stacked = 0,
+    layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Reducer:
     """The mean of each worker's entries of largest magnitude; all others count as 0.
@@ -34,8 +34,8 @@ def top_k(
         bits: 8, 4 or 2 bits per value, rounded at random as by `quantized`; None sends
             values whole.
         seed: seeds that rounding, which differs between workers.
-        stacked: which leaves hold several layers, each compressed as a leaf (see
-            `Stacked`).
+        layered: which leaves hold several layers, each compressed as a leaf (see
+            `Layered`).
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
 
@@ -51,7 +51,7 @@ def top_k(
     EMNLP 2017.
     """
     density = checks.density("top_k", density)
-    stacked = stacking.check("top_k: stacked", stacked)
+    layered = stacking.check("top_k: layered", layered)
     seed = checks.seed(seed)
     code = hops.Code(lambda values, _: values, lambda sent, _: sent)
     if bits is not None:
@@ -76,7 +76,7 @@ def top_k(
         return share_of(density, x.size)
 
     draws = Draws(count, partial(own_key, seed, axis=axis))
-    return leafwise(combine, stacked, draws if bits else None)
+    return leafwise(combine, layered, draws if bits else None)
 
 
 def largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:

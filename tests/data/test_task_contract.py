@@ -114,8 +114,8 @@ WRONG = {
         applying(lambda *a, **k: (values(*a, **k)["loss"], {})),
         ["apply must return (values, buffers)", "{'loss': (batch,)}"],
     ),
-    "stacked": (BASE._replace(stacked=-1), ["stacked must be", "got -1"]),
-    "stacked tree": (BASE._replace(stacked={"no": 1}), ["stacked", "tree like params"]),
+    "layered": (BASE._replace(layered=-1), ["layered must be", "got -1"]),
+    "layered tree": (BASE._replace(layered={"no": 1}), ["layered", "tree like params"]),
     "a label": (loading(train=BEYOND), ["train['y'][5] holds 9", "4: use 0 to 3"]),
     "a label below 0": (
         loading(test=labelled("test", -5)),

@@ -30,8 +30,9 @@ def test_what_is_gone_is_answered_with_what_to_use_now(row):
         function = getattr(sa, row.removesuffix("(strategy)"))
         line = answer(lambda: function(4, sa.average()))
     elif argument:
-        line = answer(lambda: getattr(sa, name)(**{argument: 0.5}))
-        assert argument not in inspect.signature(getattr(sa, name)).parameters
+        function = getattr(reducers if name not in dir(sa) else sa, name)
+        line = answer(lambda: function(**{argument: 0.5}))
+        assert argument not in inspect.signature(function).parameters
     else:
         line = answer(lambda: getattr(sa, name))
     assert line.endswith(f": {removed.INSTEAD[row]}")

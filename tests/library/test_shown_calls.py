@@ -46,7 +46,7 @@ SHOWN = {
     "masked(model_averaging(period=8), {'a': True, 'b': bool[1000]})": sa.masked(
         sa.model_averaging(8), {"a": True, "b": np.ones(1000, bool)}
     ),
-    "reduce_with(error_feedback(power_sgd(rank=3, seed=0, min_rate=2.0, stacked=0), "
+    "reduce_with(error_feedback(power_sgd(rank=3, seed=0, min_rate=2.0, layered=0), "
     "decay=1.0, seed=0))": sa.reduce_with(
         reducers.error_feedback(reducers.power_sgd(3))
     ),
@@ -57,7 +57,7 @@ SHOWN = {
         learning_rate=jnp.float32(0.5)
     ),
     "row_sparse(3, tables=third)": reducers.row_sparse(3, tables=third),
-    "top_k(density=0.5, bits=None, seed=0, stacked=0, axis='w')": reducers.top_k(
+    "top_k(density=0.5, bits=None, seed=0, layered=0, axis='w')": reducers.top_k(
         0.5
     ).over("w"),
     "Strategy(sync=third, late=2)": sa.Strategy(sync=third, late=2),

@@ -20,7 +20,7 @@ STRATEGIES: list[sa.Strategy] = [
     sa.qsr(4, growth=0.2, learning_rate=optax.constant_schedule(0.1)),
     sa.des_loc(16, first_period=48),
     sa.fedopt(16, method="yogi", b1=0.9),
-    sa.co2(16, outer_momentum=0.3, clip=1.0),
+    sa.co2(16, outer_momentum=0.3, entry_clip=1.0),
     sa.diloco(16, reduce=sa.reducers.error_feedback(sa.reducers.top_k(0.01))),
     sa.streaming_diloco(16, fragments=2, cut="layers"),
     sa.async_diloco(16, slowest=0.25, optimizer=optax.sgd(0.1)),
@@ -32,7 +32,7 @@ STRATEGIES: list[sa.Strategy] = [
     sa.topk_sgd(density=0.1),
     sa.dgc(density=0.01, dense_steps=0),
     sa.distributed_lion(b1=0.9, b2=0.98),
-    sa.loco(bits=4, beta=0.9),
+    sa.loco(bits=4, decay=0.9),
 ]
 BY_NAME: sa.Strategy = sa.ALGORITHMS["diloco"](period=8)
 

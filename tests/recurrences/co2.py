@@ -9,7 +9,7 @@ import numpy as np
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [
-    {"period": 2, "clip": 0.02, "outer_momentum": 0.2, "outer_lr": 0.6},
+    {"period": 2, "entry_clip": 0.02, "outer_momentum": 0.2, "outer_lr": 0.6},
     {"period": PERIOD},
     {"period": 2, "outer_momentum": 0.8, "outer_lr": 0.6},
     {"period": 3, "penalty": False, "outer_momentum": 0.0},
@@ -17,7 +17,7 @@ SETTINGS = [
 
 
 def recurrence(
-    workers, period, outer_lr=1.0, outer_momentum=0.0, clip=None, penalty=True
+    workers, period, outer_lr=1.0, outer_momentum=0.0, entry_clip=None, penalty=True
 ):
     x, before, m = START, START, np.zeros_like(START)
     sent = []  # (the x of a round's start, the mean at its end)
@@ -31,7 +31,7 @@ def recurrence(
                 gap = np.linalg.norm(x - before) / np.linalg.norm(moves)
                 m = outer_momentum * m + moves / (1 + gap if penalty else 1)
                 step_to = x - outer_lr * (
-                    m if clip is None else np.clip(m, -clip, clip)
+                    m if entry_clip is None else np.clip(m, -entry_clip, entry_clip)
                 )
             x, before = step_to, x
             theta[:] = [x] * workers

@@ -19,7 +19,7 @@ SETTINGS = [
     {
         "period": 4,
         "fragments": 2,
-        "stacked": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
+        "layered": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
     },
 ]
 
@@ -75,11 +75,11 @@ def recurrence(
     grace=1,
     radial=False,
     slowest=0.5,
-    stacked=None,
+    layered=None,
 ):
     lost, others = 1024 - round(1024 * slowest), max(workers - 1, 1)
     speeds = [1024 - lost * i // others for i in range(workers)]
-    number = fragment_of_entries(fragments, "layers", stacked)
+    number = fragment_of_entries(fragments, "layers", layered)
     apart = period // fragments
     parts = [
         Fragment(number == f, (f + 1) * apart - 1, period, workers)

@@ -15,22 +15,22 @@ SETTINGS = [
             "period": 1,
             "threshold": 0.8,
             "trusted": 2,
-            "clip": 0.02,
+            "leaf_clip": 0.02,
             "outer_lr": 0.6,
-            "rate": 0.3,
+            "forgetting": 0.3,
         },
         AS_THE_AUTHORS,
     ),
     {"period": PERIOD},
-    {"period": 2, "threshold": 0.3, "trusted": 1, "rate": 0.3},
-    ({"period": 3, "clip": 0.05, "outer_momentum": 0.5}, AS_THE_AUTHORS),
+    {"period": 2, "threshold": 0.3, "trusted": 1, "forgetting": 0.3},
+    ({"period": 3, "leaf_clip": 0.05, "outer_momentum": 0.5}, AS_THE_AUTHORS),
 ]
 
 
-def is_usual(norm, earlier, threshold, rate, trusted):
+def is_usual(norm, earlier, threshold, forgetting, trusted):
     if len(earlier) < trusted:
         return True
-    weights = (1 - rate) ** np.arange(len(earlier))[::-1]
+    weights = (1 - forgetting) ** np.arange(len(earlier))[::-1]
     mean = np.average(earlier, weights=weights)
     variance = np.average((np.array(earlier) - mean) ** 2, weights=weights)
     return norm <= mean + threshold * np.sqrt(variance)
@@ -42,8 +42,8 @@ def recurrence(
     outer_lr=0.8,
     outer_momentum=0.85,
     threshold=3.0,
-    clip=10.0,
-    rate=0.02,
+    leaf_clip=10.0,
+    forgetting=0.02,
     trusted=10,
     epsilon=0.0,
 ):
@@ -56,13 +56,13 @@ def recurrence(
         taken = []
         for i, d in enumerate(moves):
             norm, earlier = np.sqrt(np.sum(d**2)), seen[i][number]
-            if is_usual(norm, earlier, threshold, rate, trusted):
+            if is_usual(norm, earlier, threshold, forgetting, trusted):
                 taken.append((np.exp(-norm), d))
             earlier.append(norm)
         if not taken:
             return np.full_like(moves[0], np.nan)
         g = sum(w * d for w, d in taken) / sum(w for w, _ in taken)
-        return g * min(1, clip / (np.sqrt(np.sum(g**2)) + epsilon))
+        return g * min(1, leaf_clip / (np.sqrt(np.sum(g**2)) + epsilon))
 
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:

@@ -17,11 +17,11 @@ SETTINGS = [
         "outer_momentum": 0.9,
         "global_lr": 0.6,
         "global_momentum": 0.3,
-        "alpha": 0.6,
+        "global_share": 0.6,
     },
     {"period": PERIOD, "updates": 2},
-    {"period": 3, "slowest": 0.3, "regions": 1, "updates": 2, "alpha": 1.0},
-    {"period": 2, "slowest": 0.25, "global_momentum": 0.0, "alpha": 0.5},
+    {"period": 3, "slowest": 0.3, "regions": 1, "updates": 2, "global_share": 1.0},
+    {"period": 2, "slowest": 0.25, "global_momentum": 0.0, "global_share": 0.5},
 ]
 
 
@@ -33,7 +33,7 @@ def recurrence(
     outer_momentum=0.4,
     global_lr=0.5,
     global_momentum=0.5,
-    alpha=0.25,
+    global_share=0.25,
     updates=4,
     slowest=0.5,
 ):
@@ -50,7 +50,7 @@ def recurrence(
             arrived[r] += 1
             if arrived[r] % updates == 0:
                 far.push(merged[r] - near[r].theta)
-                near[r].theta = (1 - alpha) * near[r].theta + alpha * far.theta
+                near[r].theta += global_share * (far.theta - near[r].theta)
                 merged[r] = near[r].theta
             theta[i] = start[i] = near[r].theta
         yield far.theta, theta

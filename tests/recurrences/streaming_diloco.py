@@ -27,12 +27,12 @@ SETTINGS = [
         "fragments": 2,
         "delay": 1,
         "cut": "layers",
-        "stacked": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
+        "layered": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
     },
 ]
 
 
-def fragment_of_entries(fragments, cut, stacked):
+def fragment_of_entries(fragments, cut, layered):
     """The number of each entry's fragment."""
     leaves = {name: np.zeros(shape, int) for name, shape in SHAPES.items()}
     if callable(cut):
@@ -53,7 +53,7 @@ def fragment_of_entries(fragments, cut, stacked):
     else:  # kernel's rows, if they are layers, first; then the largest first
         load = np.zeros(fragments)
         whole = sorted(leaves, key=lambda name: -leaves[name].size)
-        if stacked:
+        if layered:
             whole.remove("kernel")
             for number, layer in enumerate(leaves["kernel"]):
                 layer[:] = number % fragments
@@ -73,10 +73,10 @@ def recurrence(
     delay=0,
     alpha=0.0,
     cut="leaves",
-    stacked=None,
+    layered=None,
 ):
     anchor, velocity = START, np.zeros_like(START)
-    fragment, sent = fragment_of_entries(fragments, cut, stacked), {}
+    fragment, sent = fragment_of_entries(fragments, cut, layered), {}
     for step, theta in local_steps(workers):
         for f in range(fragments):
             inside = fragment == f

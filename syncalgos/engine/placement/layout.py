@@ -107,8 +107,7 @@ class Layout(NamedTuple):
     @property
     def own_devices(self) -> tuple[Device, ...]:
         """The devices of this process."""
-        here = jax.process_index()
-        return tuple(d for d in self.devices if d.process_index == here)
+        return tuple(d for d in self.devices if d.process_index == jax.process_index())
 
     @property
     def own_places(self) -> range:

@@ -1,6 +1,6 @@
 """Checks and resolves users' shardings of a worker's model, leaf by leaf."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +12,8 @@ from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
 from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding
+
+_leaves = jax.tree_util.tree_leaves_with_path
 
 Shardings = PyTree | Callable[[str, tuple[int, ...]], PartitionSpec]
 """The cut of each leaf of params over the axes within a worker: a tree of
@@ -64,27 +66,21 @@ def resolved(
     """
     if not layout.axes:
         return None
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
-    shapes = [tuple(np.shape(x)) for _, x in leaves]
+    leaves = [(path, np.shape(x)) for path, x in _leaves(params)]
     if checks.is_function(shardings):
-        found: list[Any] = [shardings(*x) for x in zip(names, shapes, strict=True)]
+        specs = [shardings(checks.leaf_name(path), shape) for path, shape in leaves]
     else:
-        found = _of_tree(params if shardings is None else shardings, params)
-    cuts = [_cut(*x, layout) for x in zip(names, shapes, found, strict=True)]
-    paths = [path for path, _ in leaves]
-    return _sharding(paths, shapes, cuts, layout)
+        specs = _of_tree(params if shardings is None else shardings, params)
+    return _sharding(leaves, specs, layout)
 
 
 def of_state(params: PyTree, layout: Layout) -> Sharding | None:
     """Returns the sharding of params (places, lanes, ...); None without meshes."""
     if not layout.axes:
         return None
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    shapes = [x.shape[2:] for _, x in leaves]
-    specs = [PartitionSpec(*_spec_of(x)[2:]) for _, x in leaves]
-    cuts = [_cut("", *x, layout) for x in zip(shapes, specs, strict=True)]
-    return _sharding([path for path, _ in leaves], shapes, cuts, layout)
+    leaves = [(path, x.shape[2:]) for path, x in _leaves(params)]
+    specs = [PartitionSpec(*_spec_of(x)[2:]) for x in jax.tree.leaves(params)]
+    return _sharding(leaves, specs, layout)
 
 
 def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) -> Own:
@@ -104,11 +100,13 @@ def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) ->
     return jax.tree_util.tree_map_with_path(of_leaf, own)
 
 
-def _sharding(paths: Sequence[Any], shapes: Any, cuts: Any, layout: Layout) -> Sharding:
-    leaves = [Leaf(*x) for x in zip(paths, shapes, cuts, strict=True)]
+def _sharding(leaves: list[Any], specs: list[Any], layout: Layout) -> Sharding:
+    """Returns the sharding of leaves, pairs of a path and a shape, by their specs."""
+    pairs = zip(leaves, specs, strict=True)
+    found = [Leaf(*leaf, _cut(*leaf, spec, layout)) for leaf, spec in pairs]
     # Longest paths first, because one path may be the end of another.
-    leaves.sort(key=lambda leaf: -len(leaf.path))
-    return Sharding(tuple(leaves), layout.batch_axes)
+    found.sort(key=lambda leaf: -len(leaf.path))
+    return Sharding(tuple(found), layout.batch_axes)
 
 
 def _of_tree(tree: PyTree, params: PyTree) -> list[Any]:
@@ -136,9 +134,9 @@ def _spec_of(x: Any) -> Any:
     return PartitionSpec() if is_array else x
 
 
-def _cut(name: str, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | None:
+def _cut(path: Any, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | None:
     """Returns the cut of a leaf; None if it is whole."""
-    label, sizes = f"shardings of {name!r}", layout.inner
+    label, sizes = f"shardings of {checks.leaf_name(path)!r}", layout.inner
     if not isinstance(spec, PartitionSpec):
         raise ValueError(f"{label} must be a PartitionSpec, got {checks.shown(spec)}")
     if len(spec) > len(shape):

@@ -15,31 +15,30 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.reducers.stacking import shards
 
-Stacked = PyTree | checks.ByLeaf
+Layered = PyTree | checks.ByLeaf
 """The number of leading axes of each leaf that count layers: a tree of whole numbers
 like params, in which one number may stand for a whole subtree; or a function of a
 leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alone."""
 
 
-def check(label: str, stacked: Stacked) -> Stacked:
-    """Returns `stacked`, or raises a ValueError that begins with a label."""
-    if not checks.is_function(stacked):
-        for count in jax.tree.leaves(stacked):
+def check(label: str, layered: Layered) -> Layered:
+    """Returns `layered`, or raises a ValueError that begins with a label."""
+    if not checks.is_function(layered):
+        for count in jax.tree.leaves(layered):
             checks.whole(label, count, least=0)
-    return stacked
+    return layered
 
 
-def counts(stacked: Stacked, tree: PyTree) -> list[int]:
+def counts(layered: Layered, tree: PyTree) -> list[int]:
     """Returns the number of leading axes that count layers, leaf by leaf.
 
     Raises:
         ValueError: a tree of another form, no whole number, or more axes than a leaf
             has.
     """
-    found, given = [], checks.labels("stacked", stacked, tree)
+    found, given = [], checks.labels("layered", layered, tree)
     for count, (path, x) in zip(given, jax.tree.leaves_with_path(tree), strict=True):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        label, axes = f"stacked of {name!r}", jnp.ndim(x)
+        label, axes = f"layered of {checks.leaf_name(path)!r}", jnp.ndim(x)
         found.append(checks.whole(label, count, least=0))
         if count > axes:
             raise ValueError(f"{label} must be at most {axes}, its axes, got {count}")
@@ -88,15 +87,15 @@ class Pieces(NamedTuple):
         return (self.cut.shards, *part[: self.layers]), part[self.layers :]
 
 
-def pieces(stacked: Stacked, tree: PyTree) -> list[Pieces]:
+def pieces(layered: Layered, tree: PyTree) -> list[Pieces]:
     """Returns the pieces of each leaf; raises the ValueErrors of `counts`."""
-    pairs = zip(counts(stacked, tree), shards.cuts(tree), strict=True)
+    pairs = zip(counts(layered, tree), shards.cuts(tree), strict=True)
     return [Pieces(*pair) for pair in pairs]
 
 
-def pieces_like(stacked: Stacked, tree: PyTree) -> PyTree:
+def pieces_like(layered: Layered, tree: PyTree) -> PyTree:
     """Returns `pieces` as a tree of the same form."""
-    return jax.tree.unflatten(jax.tree.structure(tree), pieces(stacked, tree))
+    return jax.tree.unflatten(jax.tree.structure(tree), pieces(layered, tree))
 
 
 def means(

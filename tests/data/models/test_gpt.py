@@ -98,7 +98,7 @@ def test_a_shape_tells_which_leaves_are_stacked(rotary):
     shape = gpt.Shape(*SMALL, HEADS, head_size=6, rotary=rotary)
     params = jax.eval_shape(shape.init, jax.random.key(1))
     assert params["blocks"]["qkv"]["b"].shape == (LAYERS, 3 * HEADS * 6)
-    assert params.keys() == shape.stacked.keys()
+    assert params.keys() == shape.layered.keys()
 
 
 def test_matrices_start_small_and_those_that_end_a_branch_smaller():

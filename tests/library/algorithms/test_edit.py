@@ -39,16 +39,16 @@ def test_a_worker_that_is_not_finite_is_left_out_at_once():
 def test_norms_that_change_for_good_are_usual_again(factor, left_out, wide):
     """In float32 the variance of equal norms was below 0, and its root NaN."""
     moves = np.multiply.outer([1] * 12 + [factor] * 8, MOVES)
-    steps = np.diff(after_rounds(moves, clip=100, wide=wide)[:, 0], axis=0)
+    steps = np.diff(after_rounds(moves, leaf_clip=100, wide=wide)[:, 0], axis=0)
     moved = np.abs(steps).max(1) > 0
     assert moved[:11].all()
     assert moved[11 + left_out :].all()
 
 
 def test_a_share_far_below_rounding_is_no_share_of_all():
-    """1 - (1 - rate) is 0 in float32: each norm would have been its own mean."""
+    """1 - (1 - forgetting) is 0 in float32: each norm would have been its own mean."""
     moves = np.multiply.outer([1, 3, 3, 3], MOVES)
-    settings = {"rate": 1e-9, "trusted": 3, "threshold": 0.1, "clip": 100}
+    settings = {"forgetting": 1e-9, "trusted": 3, "threshold": 0.1, "leaf_clip": 100}
     steps = np.diff(after_rounds(moves, wide=False, **settings)[:, 0], axis=0)
     # Of 1, 3 and 3 the mean is 7/3 and the deviation 0.94: 3 is unusual.
     assert (np.abs(steps).max(1) > 0).tolist() == [True, True, False]

@@ -52,7 +52,7 @@ JUMPS = {
     ("qsr", "learning_rate"): "which steps sync",
     ("dynamic_averaging", "bound"): "which steps sync",
     ("edit", "threshold"): "which norms are usual",
-    ("edit", "rate"): "which norms are usual",
+    ("edit", "forgetting"): "which norms are usual",
     ("async_diloco", "slowest"): "at which steps a worker trains",
     ("decoupled_diloco", "slowest"): "at which steps a worker trains",
     ("heloco", "slowest"): "at which steps a worker trains",

@@ -27,7 +27,7 @@ def by_kind(params):
 )
 def test_fragments_of_gpt2_have_so_many_per_cent(cut, expected):
     """Counts the bytes that are sent by each of four steps."""
-    strategy = streaming_diloco(4, fragments=4, cut=cut, stacked=gpt.STACKED)
+    strategy = streaming_diloco(4, fragments=4, cut=cut, layered=gpt.LAYERED)
     sent = communication(strategy, GPT2, workers=2, steps=4)
     dense = 4 * sum(np.prod(x.shape) for x in jax.tree.leaves(GPT2))
     assert sent.bytes_per_worker == dense
@@ -35,14 +35,14 @@ def test_fragments_of_gpt2_have_so_many_per_cent(cut, expected):
     assert [round(100 * x) for x in shares] == expected
 
 
-def mask(number, count, cut, params, stacked=0):
-    return fragments.mask(number, count, cut, stacked, params)
+def mask(number, count, cut, params, layered=0):
+    return fragments.mask(number, count, cut, layered, params)
 
 
 def test_layers_of_a_fragment_are_strided():
     params = {"blocks": np.zeros((5, 2)), "head": np.zeros(9), "scale": np.zeros(())}
-    stacked = {"blocks": 1, "head": 0, "scale": 0}
-    masks = [mask(f, 3, "layers", params, stacked) for f in range(3)]
+    layered = {"blocks": 1, "head": 0, "scale": 0}
+    masks = [mask(f, 3, "layers", params, layered) for f in range(3)]
     strides = [slice(0, 4, 3), slice(1, 5, 3), slice(2, 3, 1)]
     assert [m["blocks"] for m in masks] == strides
     assert [m["head"] for m in masks] == [False, False, True]  # it had the least
@@ -54,10 +54,10 @@ def test_layers_of_a_fragment_are_strided():
 def test_every_row_is_in_one_fragment(cut, count):
     params = {"a": np.zeros((5, 3)), "b": np.zeros(()), "c": np.zeros((0, 2))}
     params |= {"d": np.zeros(4), "e": np.zeros((2, 3, 4))}
-    stacked = {"a": 1, "b": 0, "c": 1, "d": 0, "e": 1}
+    layered = {"a": 1, "b": 0, "c": 1, "d": 0, "e": 1}
     seen = jax.tree.map(np.zeros_like, params)
     for number in range(count):
-        mine = mask(number, count, cut, params, stacked)
+        mine = mask(number, count, cut, params, layered)
         for name, rows in mine.items():
             if rows is not False:
                 seen[name][... if rows is True else rows] += 1

@@ -129,7 +129,7 @@ KEPT = 32 * (4 + 2)  # bytes of a chunk: values and indices of 16 bits
 
 
 @pytest.mark.parametrize(
-    ("shape", "stacked", "chunks_sent"),
+    ("shape", "layered", "chunks_sent"),
     [
         ((768, 768), 0, 144),
         ((12, 768, 768), 1, 12 * 144),
@@ -139,8 +139,8 @@ KEPT = 32 * (4 + 2)  # bytes of a chunk: values and indices of 16 bits
     ],
     ids=["matrix", "stack", "kernel", "stack of kernels", "prime"],
 )
-def test_demo_sends_32_components_of_each_64_by_64(shape, stacked, chunks_sent):
-    assert sent_by(demo(stacked=stacked), *shape) == chunks_sent * KEPT
+def test_demo_sends_32_components_of_each_64_by_64(shape, layered, chunks_sent):
+    assert sent_by(demo(layered=layered), *shape) == chunks_sent * KEPT
 
 
 def test_demo_never_sends_indices_of_all_components():

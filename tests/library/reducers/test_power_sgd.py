@@ -20,7 +20,7 @@ MATRICES = {"kernel": (12, 6), "stack": (5, 8)}  # of each layer: rows, columns
 def test_power_sgd_is_one_power_iteration_a_step_of_each_layer():
     """From the first Q on, in NumPy; vectors are averaged, stacked or not."""
     updates = normal_tree(2, bias=(2, 6), kernel=(3, 4, 6), stack=(2, 5, 8))
-    reducer = power_sgd(2, min_rate=0, stacked=STACKED)
+    reducer = power_sgd(2, min_rate=0, layered=STACKED)
     first: Any = reducer.init(jax.tree.map(lambda x: x[0, 0], updates))
     combined, sent, _ = run(reducer, updates)
     for (name, sides), q in zip(MATRICES.items(), first[1:], strict=True):
@@ -88,7 +88,7 @@ def sent_of(params, **settings):
 def test_powersgd_of_rank_2_sends_so_little_of_gpt2_whose_layers_are_stacked():
     params = shapes_of(lambda key: gpt.init(key, 50257, 1024, 768, 12))
     dense = 4 * sum(math.prod(x.shape) for x in jax.tree.leaves(params))
-    sent = sent_of(params, stacked=gpt.STACKED)
+    sent = sent_of(params, layered=gpt.LAYERED)
     assert sent == pytest.approx(0.00397 * dense, rel=2e-3)
 
 

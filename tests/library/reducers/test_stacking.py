@@ -50,14 +50,14 @@ def test_stacked_layers_are_sent_as_leaves_of_their_own(name):
         return communication(strategy, params, workers=2, steps=1).bytes_per_worker
 
     expected = sent(make(), apart(stack, 0))
-    assert sent(make(stacked=STACKED), stack) == expected != sent(make(), stack)
+    assert sent(make(layered=STACKED), stack) == expected != sent(make(), stack)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["demo", "top_k-int4"])  # of a state, and of draws
 def test_stacked_layers_are_combined_as_leaves_of_their_own(name):
     make = STRATEGIES[name]
-    got, _, _ = run(of_gradients(make(stacked=STACKED)), STACK)
+    got, _, _ = run(of_gradients(make(layered=STACKED)), STACK)
     expected, _, _ = run(of_gradients(make()), apart(STACK))
     assert_close(apart(got), expected)
 
@@ -67,7 +67,7 @@ PARAMS = {"blocks": BLOCKS, "out": [np.ones(3)]}
 
 
 @pytest.mark.parametrize(
-    "stacked",
+    "layered",
     [
         {"blocks": {"w": 1, "b": 1}, "out": [0]},
         {"blocks": 1, "out": 0},
@@ -77,31 +77,31 @@ PARAMS = {"blocks": BLOCKS, "out": [np.ones(3)]}
     ],
     ids=["tree", "prefix", "path", "whole path", "shape"],
 )
-def test_stacked_is_a_tree_or_a_function_of_path_and_shape(stacked):
-    assert stacking.counts(stacked, PARAMS) == [1, 1, 0]
+def test_stacked_is_a_tree_or_a_function_of_path_and_shape(layered):
+    assert stacking.counts(layered, PARAMS) == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
-    ("stacked", "message"),
+    ("layered", "message"),
     [
-        ({"blocks": 1}, "stacked must be a tree like params"),
+        ({"blocks": 1}, "layered must be a tree like params"),
         ({"blocks": 1, "out": 2}, "'out/0' must be at most 1, its axes, got 2"),
-        (lambda path, shape: True, "stacked of 'blocks/b' must be a whole number"),
+        (lambda path, shape: True, "layered of 'blocks/b' must be a whole number"),
         (lambda path, shape: None, "'blocks/b' must be a whole number .* got None"),
     ],
 )
-def test_wrong_stacks_are_refused_when_the_state_is_made(stacked, message):
+def test_wrong_stacks_are_refused_when_the_state_is_made(layered, message):
     with pytest.raises(ValueError, match=message):
-        powersgd(stacked=stacked).init(PARAMS)
+        powersgd(layered=layered).init(PARAMS)
 
 
-def counting(stacked=0):
-    """Returns a strategy whose state is the number of stacked axes of each leaf."""
-    return syncalgos.Strategy(init=lambda params: stacking.counts(stacked, params))
+def counting(layered=0):
+    """Returns a strategy whose state is the number of layered axes of each leaf."""
+    return syncalgos.Strategy(init=lambda params: stacking.counts(layered, params))
 
 
 # The rows of the last matrix count as layers.
-STACKED_TASK = drawing()._replace(stacked=lambda path, shape: int(path == "out"))
+STACKED_TASK = drawing()._replace(layered=lambda path, shape: int(path == "out"))
 
 
 def test_algorithms_get_what_the_task_says_of_its_model():
