@@ -34,10 +34,10 @@ import numpy as np
 from benchmarks.measure import report, table_of
 from benchmarks.network.link import ADDRESSES, ROOT, Link
 from experiments.command import stopping
-from experiments.study.network import cost, modelled_seconds, parse
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
 from experiments.training import sends
+from syncalgos.network import cost, modelled_seconds, parse
 
 RATES, LATENCIES = (1000.0, 100.0, 10.0), (1.0, 20.0)  # Mbit/s; ms
 PERIOD = 4

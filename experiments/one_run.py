@@ -34,7 +34,7 @@ from experiments.training.prepare import ORIGIN, Run, check_files, prepare
 from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.progress import Line, Progress
 from experiments.training.trackers import Tracked, Tracker, Tracking
-from syncalgos import Replica, Strategy, TrainState
+from syncalgos import Replica, Strategy, TrainState, network
 from syncalgos.combinators import introspection
 
 
@@ -367,7 +367,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     if sent is not None:
         syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
         delay = delay_of_sends(run.config, run.task, method.algorithm)
-        moved = {**sends.to_json(sends.sends(sent)), "delay": delay}
+        moved = {**sends.to_json(network.sends(sent)), "delay": delay}
     decided = None
     if introspection.kinds(method.strategy, introspection.Decided):
         decided = len({step for step, _ in progress.decided})

@@ -31,6 +31,8 @@ from syncalgos.engine.placement.make_layout import Placement as Placement
 from syncalgos.engine.sharded_tables import lookup as lookup
 from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
+from syncalgos.ledger.planning import Plan as Plan
+from syncalgos.ledger.planning import plan as plan
 from syncalgos.one_worker import as_optimizer as as_optimizer
 from syncalgos.one_worker import center_of as center_of
 from syncalgos.stacked_state import stacked as stacked

@@ -27,11 +27,16 @@ class Made:
     def __call__(self, params: Any) -> Any:
         return self.result.init(params)
 
-    def __repr__(self) -> str:
-        """The call with all of its arguments but the usual axis."""
+    @property
+    def bound(self) -> inspect.BoundArguments:
+        """All arguments of the call by name, with the defaults of those not given."""
         bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
         bound.apply_defaults()
-        args, kwargs = [], {}
+        return bound
+
+    def __repr__(self) -> str:
+        """The call with all of its arguments but the usual axis."""
+        bound, args, kwargs = self.bound, [], {}
         for name, x in bound.arguments.items():
             p = bound.signature.parameters[name]
             if p.kind is p.VAR_POSITIONAL:

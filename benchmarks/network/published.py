@@ -26,9 +26,8 @@ import jax.numpy as jnp
 
 import syncalgos
 from benchmarks.measure import report, table_of
-from experiments.study.network import Network, cost, parse, wall_clock
-from experiments.training.sends import Sends, sends
 from syncalgos import Strategy
+from syncalgos.network import Network, Sends, cost, parse, sends, wall_clock
 
 SHARES = (0.5, 0.8, 0.9, 0.95, 0.99)
 BACKWARD = 2 / 3  # of a local step

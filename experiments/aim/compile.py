@@ -24,7 +24,7 @@ from experiments.training.loop import dispatches
 from experiments.training.machine import versions
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
-from syncalgos import TrainState, checks
+from syncalgos import TrainState, checks, network
 from syncalgos.engine import ahead
 
 LEAVES = 8  # number of the largest leaves to list
@@ -166,13 +166,13 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
         of_run = parts.trainer.communication(state, parts.config.steps)
     except ValueError:  # the sends depend on the data, but the ledger has each branch
         return {"ledger": ledger, "sends": None}
-    kinds, of_steps = sends.sends(of_run)
+    kinds, of_steps = network.sends(of_run)
     # The counts are per worker; here they are per device, like those of the program.
     each = [
         {name: (size / of_run.devices, calls) for name, (size, calls) in kind.items()}
         for kind in kinds
     ]
-    return {"ledger": ledger, "sends": sends.to_json(sends.Sends(each, of_steps))}
+    return {"ledger": ledger, "sends": sends.to_json(network.Sends(each, of_steps))}
 
 
 def _compile(parts: Plan, lowered: ahead.Lowered) -> dict[str, Any]:

@@ -15,10 +15,11 @@ from experiments.command.errors import BadRequest
 from experiments.command.factories import ALGORITHM
 from experiments.command.settings import Group, checked, count, flag, settings_of
 from experiments.command.words import cleaned, flag_groups
-from experiments.study import network, variants
-from experiments.study.network import Network
+from experiments.study import variants
 from experiments.study.variants import Given, Variant, Words
 from experiments.training import config as training
+from syncalgos import network
+from syncalgos.network import Network
 
 PROGRAM = "python -m experiments.aim"
 # How the files of --json and --page begin.

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.command.errors import BadRequest, text_of
-from experiments.study import network
-from experiments.study.network import Network
-from syncalgos import checks
+from syncalgos import checks, network
+from syncalgos.network import Network
 
 
 class Chip(NamedTuple):

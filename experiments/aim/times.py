@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from experiments.aim import hlo, targets
 from experiments.aim.config import MFU, Job
-from experiments.study.network import Network, cost, wall_clock
 from experiments.training.sends import from_json
+from syncalgos.network import Network, cost, smallest_period, wall_clock
 
 ACROSS, INSIDE = "across workers", "inside a worker"
 SYNC, STEP, DISPATCH = "sync", "step", "dispatch"
@@ -185,7 +185,10 @@ def modelled(
         sync=max(costs),
         mean=mean,
         share=1 - step / mean,
-        period=_enough(costs, job.period, step, every + once, answer["delay"]),
+        period=job.period
+        and smallest_period(
+            costs, job.period, step, SMALL, answer["delay"], every + once
+        ),
     )
 
 
@@ -238,32 +241,3 @@ def shares(answer: Answer, period: int | None) -> Sequence[float]:
 
 def _bytes(counts: Mapping[str, Sequence[float]]) -> float:
     return sum(size for size, _ in counts.values())
-
-
-def _enough(
-    costs: Sequence[float], period: int | None, step: float, every: float, delay: int
-) -> int | None:
-    """Returns the smallest period at which communication takes less than SMALL.
-
-    Args:
-        costs: seconds of each step's sync.
-        period: the algorithm's period; without one the result is None.
-        step: seconds of a local step.
-        every: seconds per step that no period reduces, with those of each dispatch.
-        delay: local steps that hide a sync.
-    """
-    if period is None:
-        return None
-    # Only the later half of the rounds counts: the first ones may differ.
-    rounds = max(1, len(costs) // period // 2)
-    late = costs[-rounds * period :]
-    if not any(late):
-        return None
-    # The sends of every step remain, however long the period.
-    left = SMALL / (1 - SMALL) * step - every
-    if delay >= period:  # each sync has a whole round, however long it is
-        return max(1, math.ceil(max(late) / (step + left))) if left > 0 else None
-    least = min(late) if period > 1 else 0.0
-    left -= least
-    waited = sum(max(0.0, x - least - delay * step) for x in late) / rounds
-    return max(1, math.ceil(waited / left)) if left > 0 else None

@@ -16,11 +16,11 @@ import numpy as np
 from experiments.command.words import parameter
 from experiments.study import presets, results, sentences, statistics
 from experiments.study.config import StudyConfig
-from experiments.study.network import Network, modelled_seconds
 from experiments.study.results import ONE_NOMINAL, Comparison, Curve, Report, Row
 from experiments.study.runs import RunSet, Tuning, tuning_of
 from experiments.study.sentences import factor, number, say
 from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
+from syncalgos.network import Network, modelled_seconds
 
 # Distance of the target from the baseline's measure, as a fraction of that measure.
 SHARE = 0.05

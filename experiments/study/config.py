@@ -24,12 +24,12 @@ from experiments.command.settings import (
     settings_of,
 )
 from experiments.command.words import as_words, cleaned, flag_groups
-from experiments.study import network, presets, variants
-from experiments.study.network import Network
+from experiments.study import presets, variants
 from experiments.study.variants import MOST_RUNS, Range, Variant, Words, read_range
 from experiments.training import config as training
 from experiments.training.config import RunConfig
-from syncalgos import checks
+from syncalgos import checks, network
+from syncalgos.network import Network
 
 PROGRAM = "python -m experiments.compare"
 TUNED = "lr=0.0125:1.6:log:8"

@@ -16,7 +16,6 @@ from experiments.command.factories import TASK
 from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
 from experiments.study.config import TUNE_SHARE, StudyConfig
-from experiments.study.network import HOPS
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
 from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
@@ -25,7 +24,8 @@ from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
-from experiments.training.sends import Sends, from_json
+from experiments.training.sends import from_json
+from syncalgos.network import HOPS, Sends
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000

@@ -28,15 +28,15 @@ from experiments.command.errors import STOPS, BadRequest, explain
 from experiments.command.words import flag_groups, flag_of, parameter
 from experiments.study import config as study_config
 from experiments.study.making import Maker, Refused
-from experiments.study.network import modelled_seconds
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.task import check_model
 from experiments.training import config as training
 from experiments.training import run_folder
 from experiments.training.machine import commit, versions
 from experiments.training.plan import Plan
-from experiments.training.sends import Sends, from_json, sends
+from experiments.training.sends import from_json
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
+from syncalgos.network import Sends, modelled_seconds, sends
 
 PRESET = "track-small"
 SEAL = "log_sha256"  # the key of a log's checksum; `sha256` is that of its entry

@@ -1,51 +1,14 @@
-"""The bytes of a run: sent by a worker at each step, and held by a device.
-
-jax is imported late: the network model, which reads flags, uses `Sends`.
-"""
+"""The bytes of a run: sent by a worker at each step, and held by a device."""
 
 import math
 from collections.abc import Mapping
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from syncalgos.network import Sends
 
 if TYPE_CHECKING:
-    from syncalgos import Communication, TrainState
-
-
-class Sends(NamedTuple):
-    """The sends of one worker at each local step of a run.
-
-    Attributes:
-        kinds: the kinds of steps, each with bytes and calls by collective; kind 0 sends
-            nothing.
-        steps: the kind of each local step.
-    """
-
-    kinds: list[dict[str, tuple[float, int]]]
-    steps: list[int]
-
-
-def sends(communication: "Communication") -> Sends:
-    """Returns the sends at each step, with bytes rounded to thousandths."""
-    parts = communication.by_collective
-    # (1 + steps, collectives, 2); the first row, of zeros, sorts before all others.
-    table = np.zeros((1 + len(communication.per_step), len(parts), 2))
-    for i, part in enumerate(parts.values()):
-        # Running totals have rounding errors, by which equal steps would differ.
-        table[1:, i, 0] = np.round(np.diff(part.per_step, prepend=0.0), 3)
-        table[1:, i, 1] = np.diff(part.calls_per_step, prepend=0)
-    rows, kind = np.unique(table, axis=0, return_inverse=True)
-    kinds = [
-        {
-            name: (float(size), int(calls))
-            for name, (size, calls) in zip(parts, row, strict=True)
-            if size or calls
-        }
-        for row in rows
-    ]
-    return Sends(kinds, kind.reshape(-1)[1:].tolist())
+    from syncalgos import TrainState
 
 
 def each_device(sent: float | None, devices: int) -> float | int | None:

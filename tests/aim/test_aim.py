@@ -17,9 +17,9 @@ from tiers import tiers
 from experiments.aim import config, tables, times
 from experiments.aim.targets import parse
 from experiments.command.errors import BadRequest
-from experiments.study.network import Network
 from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
+from syncalgos.network import Network
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"

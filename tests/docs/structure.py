@@ -142,6 +142,7 @@ def private_imports(harness: dict[str, File]) -> list[str]:
         target for file in harness.values() for _, target, _ in imports(file.tree)
     }
     faces = [f"syncalgos/{x}__init__.py" for x in ("", "collectives/", "reducers/")]
+    faces.append("syncalgos/network.py")
     return sorted(x for x in targets if x.startswith("syncalgos/") and x not in faces)
 
 

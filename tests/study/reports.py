@@ -4,10 +4,10 @@ import math
 
 import numpy as np
 
-from experiments.study.network import Network
 from experiments.study.results import Comparison, Curve, Report, Row
 from experiments.study.runs import Tuning
 from experiments.study.statistics import ACCURACY, Band, Difference, Spread
+from syncalgos.network import Network
 
 NETWORKS = [
     Network("10 GbE", 1.25e9, 50e-6),

@@ -13,12 +13,11 @@ from tiers import tiers
 
 import syncalgos
 from benchmarks.network import published
-from experiments.study import network as net
-from experiments.study.network import Network
-from experiments.training import sends as sending
-from experiments.training.sends import Sends
+from experiments.training.sends import from_json, to_json
 from syncalgos import Strategy, chain, collectives, communication, delayed, every
+from syncalgos import network as net
 from syncalgos.ledger.traced import COLLECTIVES
+from syncalgos.network import Network, Sends
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)
@@ -28,7 +27,7 @@ SETTINGS = settings(max_examples=60, deadline=None)
 
 
 def sent(strategy, workers=4, steps=6, params=PARAMS, taken=None):
-    return sending.sends(
+    return net.sends(
         communication(strategy, params, workers=workers, steps=steps, taken=taken)
     )
 
@@ -137,7 +136,7 @@ def test_steps_that_send_alike_are_one_kind_where_a_ring_cuts_unevenly():
 
 def test_the_json_of_long_runs_is_short():
     original = sent(every(syncalgos.average(), 16), workers=7, steps=10_000)
-    assert len(json.dumps(sending.to_json(original))) < 10_000
+    assert len(json.dumps(to_json(original))) < 10_000
 
 
 @SETTINGS
@@ -154,8 +153,8 @@ def test_the_json_of_long_runs_is_short():
 )
 def test_any_sends_survive_json_exactly(kinds, steps):
     original = Sends(kinds, steps)
-    text = json.dumps(sending.to_json(original))
-    assert sending.from_json(json.loads(text)) == original
+    text = json.dumps(to_json(original))
+    assert from_json(json.loads(text)) == original
 
 
 # What it costs.

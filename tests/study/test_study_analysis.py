@@ -14,7 +14,6 @@ from studies import change
 from experiments import files
 from experiments.study import analysis, config, figures, page, presets, runs, sentences
 from experiments.study.config import StudyConfig
-from experiments.study.network import parse
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
 from experiments.study.runs import RunSet, trial
 from experiments.study.sentences import laws
@@ -22,6 +21,7 @@ from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
 from experiments.training import run_folder
+from syncalgos.network import parse
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2

@@ -16,9 +16,10 @@ from test_track import ENTRY, FIXED, MADE
 
 from benchmarks.harness import atlas
 from experiments.command.errors import BadRequest
-from experiments.study import config, network, page, presets, statistics, study, track
+from experiments.study import config, page, presets, statistics, study, track
 from experiments.study.jobs import TLS, reach
 from experiments.study.runs import Loader
+from syncalgos import network
 
 NETWORKS = {
     "": ["network '': '' is neither a preset nor a number", *network.PRESETS],

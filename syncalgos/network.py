@@ -3,12 +3,48 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from experiments.training.sends import Sends
 from syncalgos import checks
+
+if TYPE_CHECKING:
+    from syncalgos import Communication
+
+
+class Sends(NamedTuple):
+    """The sends of one worker at each local step of a run.
+
+    Attributes:
+        kinds: the kinds of steps, each with bytes and calls by collective; kind 0 sends
+            nothing.
+        steps: the kind of each local step.
+    """
+
+    kinds: list[dict[str, tuple[float, int]]]
+    steps: list[int]
+
+
+def sends(communication: "Communication") -> Sends:
+    """Returns the sends at each step, with bytes rounded to thousandths."""
+    parts = communication.by_collective
+    # (1 + steps, collectives, 2); the first row, of zeros, sorts before all others.
+    table = np.zeros((1 + len(communication.per_step), len(parts), 2))
+    for i, part in enumerate(parts.values()):
+        # Running totals have rounding errors, by which equal steps would differ.
+        table[1:, i, 0] = np.round(np.diff(part.per_step, prepend=0.0), 3)
+        table[1:, i, 1] = np.diff(part.calls_per_step, prepend=0)
+    rows, kind = np.unique(table, axis=0, return_inverse=True)
+    kinds = [
+        {
+            name: (float(size), int(calls))
+            for name, (size, calls) in zip(parts, row, strict=True)
+            if size or calls
+        }
+        for row in rows
+    ]
+    return Sends(kinds, kind.reshape(-1)[1:].tolist())
 
 
 class Network(NamedTuple):
@@ -219,3 +255,40 @@ def wall_clock(
             clock = free
         ended.append(clock)
     return np.array(ended, float)
+
+
+def smallest_period(
+    costs: Sequence[float],
+    period: int,
+    step_seconds: float,
+    share: float,
+    delay: int = 0,
+    every: float = 0.0,
+) -> int | None:
+    """Returns the smallest period at which communication takes less than a share.
+
+    Args:
+        costs: seconds of each step's messages, at a period of `period`.
+        period: local steps between two syncs.
+        step_seconds: seconds of computation of one local step.
+        share: the fraction of the time that communication may take.
+        delay: as in `modelled_seconds`; at least a period if it grows with it.
+        every: further seconds per step that no period reduces.
+
+    Returns:
+        The period; None if nothing is sent, or if no period is long enough because of
+        what every step sends.
+    """
+    # Only the later half of the rounds counts: the first ones may differ.
+    rounds = max(1, len(costs) // period // 2)
+    late = costs[-rounds * period :]
+    hides_all = delay >= period
+    least = 0.0 if hides_all or period == 1 else min(late)
+    # The sends of every step remain, however long the period.
+    left = share / (1 - share) * step_seconds - every - least
+    if not any(late) or left <= 0:
+        return None
+    if hides_all:
+        return max(1, math.ceil(max(late) / (step_seconds + left)))
+    waited = sum(max(0.0, x - least - delay * step_seconds) for x in late) / rounds
+    return max(1, math.ceil(waited / left))

@@ -1,0 +1,185 @@
+"""A plan of communication: how long a strategy's syncs take on a network."""
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from jax.typing import ArrayLike
+
+from syncalgos import checks
+from syncalgos import network as net
+from syncalgos.collectives import PyTree
+from syncalgos.ledger.counting import communication
+from syncalgos.network import Network
+from syncalgos.strategy import Replica, Strategy, check_strategy
+
+ROUNDS = 8  # to plan for
+FARTHEST = 2**14  # local steps within which the first sync is looked for
+_MESSAGE = Network("seconds are messages", math.inf, 1.0)
+
+
+class Plan(NamedTuple):
+    """The communication of a strategy on a network; `str` of it is a paragraph.
+
+    Attributes:
+        workers: the number of workers.
+        network: the link between any two of them.
+        step_seconds: seconds of computation of one local step.
+        steps: the local steps that are planned for.
+        late: local steps that a message may take before anybody waits for it.
+        period: local steps between two syncs; None if they are not regular.
+        syncs: the number of these steps at which anything is sent.
+        bytes: bytes that a worker sends in a sync, on average.
+        messages: messages of a sync that follow one another, on average.
+        seconds: seconds of a sync, on average.
+        share: the fraction of the time that the workers wait for messages.
+        limit: the share that was asked for.
+        enough: the smallest period at which the share is at most that; None if none is.
+
+    Example:
+        >>> import numpy as np
+        >>> import syncalgos
+        >>> own = {"workers": 2, "step_seconds": 0.1, "network": "1Gbit/s, 1ms"}
+        >>> plan = syncalgos.plan(syncalgos.bmuf(8), np.zeros(10**6, np.float32), **own)
+        >>> str(plan)[:54]
+        'A sync of 2 workers takes 34 ms on 1 Gbit/s, 1 ms: eac'
+        >>> round(plan.share, 3), plan.enough
+        (0.041, 7)
+    """
+
+    workers: int
+    network: Network
+    step_seconds: float
+    steps: int
+    late: int
+    period: int | None
+    syncs: int
+    bytes: float
+    messages: float
+    seconds: float
+    share: float
+    limit: float
+    enough: int | None
+
+    def __str__(self) -> str:
+        took, step = _time(self.seconds), _time(self.step_seconds)
+        size = _in_units(self.bytes, "B", "kB", "MB", "GB", "TB")
+        hidden = f", beside {self.late} local steps of computation" * bool(self.late)
+        often = f"{self.syncs:,} syncs in {self.steps:,} local steps"
+        often = f"a period of {self.period:,} local steps" if self.period else often
+        limit = f"{100 * self.limit:.3g} %"
+        enough = f"no period brings that to {limit}"
+        enough = f"{limit} from a period of {self.enough:,}" if self.enough else enough
+        return (
+            f"A sync of {self.workers} workers takes {took} on {self.network.name}: "
+            f"each worker sends {size}, in {self.messages:.3g} messages one after the "
+            f"other{hidden}. With {often} of {step}, communication takes "
+            f"{100 * self.share:.3g} % of the time; {enough}. Left out: headers and "
+            "acknowledgements, with which measured links took up to 14 % longer; other "
+            "traffic; the arithmetic of means and of compression; waiting for slower "
+            "workers; evaluation; what the loss sends."
+        )
+
+
+def plan(
+    strategy: Strategy,
+    replica: Replica | PyTree,
+    *,
+    workers: int,
+    step_seconds: float,
+    network: str | Network,
+    share: float = 0.05,
+    steps: int | None = None,
+    fused: bool = True,
+    taken: ArrayLike | None = None,
+) -> Plan:
+    """Plans the communication of a strategy on a network; nothing is trained.
+
+    It counts bytes as `communication` does, and models their time by bytes / bandwidth
+    plus a latency for each message that has to follow another (`syncalgos.network`).
+
+    Args:
+        strategy: the strategy.
+        replica: one worker's replica, or its params alone; arrays or their shapes.
+        workers: N, at least 2.
+        step_seconds: seconds of computation of one local step, above 0.
+        network: the link between any two workers, such as "100Mbit/s, 20ms" or "dsl":
+            see `syncalgos.network.parse`.
+        share: the fraction of the time that communication may take, above 0, below 1.
+        steps: local steps to plan for, such as those of a whole run; by default eight
+            periods.
+        fused: whether the arrays of a collective are sent as one message, as most
+            backends do; otherwise each leaf adds latencies of its own.
+        taken: as for `communication`.
+
+    Returns:
+        A Plan. Its smallest period assumes that a sync sends as much at any period, as
+        is so for all algorithms of this library that take a period.
+
+    Raises:
+        ValueError: an argument outside its range, an unreadable network, nothing is
+            sent, or the errors of `communication`.
+
+    Example:
+        >>> import jax
+        >>> import syncalgos
+        >>> gpt2 = jax.ShapeDtypeStruct((124_000_000,), "float32")
+        >>> own = {"workers": 8, "step_seconds": 0.2, "network": "100Mbit/s, 20ms"}
+        >>> plan = syncalgos.plan(syncalgos.diloco(64), gpt2, **own)
+        >>> round(plan.seconds, 2), round(plan.share, 2), plan.enough
+        (69.72, 0.84, 6624)
+
+    Source: the model is that of Thakur, Rabenseifner and Gropp, "Optimization of
+    collective communication operations in MPICH", 2005.
+    """
+    check_strategy("plan", strategy)
+    workers = checks.whole("plan: workers", workers, least=2)
+    step_seconds = checks.real("plan: step_seconds", step_seconds, above=0)
+    share = checks.real("plan: share", share, above=0, below=1)
+    link = network if isinstance(network, Network) else net.parse(network)
+    given = strategy.made_by and strategy.made_by.bound.arguments.get("period")
+    period = given if isinstance(given, int) else None
+    count = partial(communication, strategy, replica, workers=workers, taken=taken)
+    planned = steps or ROUNDS * (period or ROUNDS)
+    sent = count(steps=planned)
+    while not (sent.syncs or steps or planned > FARTHEST):
+        planned *= 2
+        sent = count(steps=planned)
+    if not sent.syncs:
+        raise ValueError(f"plan: the strategy sends nothing in {planned} local steps")
+    if period is None:
+        gaps = {*np.diff(np.flatnonzero(np.diff(sent.per_step, prepend=0.0))).tolist()}
+        period = gaps.pop() if len(gaps) == 1 else None
+    moved, late = net.sends(sent), strategy.late
+    links, how = (link, _MESSAGE), (workers, fused)
+    kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
+    costs, messages = np.array(kinds)[moved.steps].T
+    clock = net.modelled_seconds(moved, link, workers, step_seconds, late, fused)
+    of = step_seconds, share, late
+    return Plan(
+        workers=workers,
+        network=link,
+        step_seconds=step_seconds,
+        steps=planned,
+        late=late,
+        period=period,
+        syncs=sent.syncs,
+        bytes=sent.bytes_per_worker / sent.syncs,
+        messages=messages.sum() / sent.syncs,
+        seconds=costs.sum() / sent.syncs,
+        share=1 - planned * step_seconds / clock[-1],
+        limit=share,
+        enough=period and net.smallest_period(costs.tolist(), period, *of),
+    )
+
+
+def _in_units(x: float, *units: str) -> str:
+    """Shows a number in three digits and in the unit, each 1,000 times the last."""
+    while x >= 999.5 and units[1:]:
+        x, units = x / 1000, units[1:]
+    return f"{float(f'{x:.3g}'):,g} {units[0]}"
+
+
+def _time(seconds: float) -> str:
+    return _in_units(1e3 * seconds, "ms", "s")
