@@ -10,6 +10,9 @@ from syncalgos.combinators.decided import decided as decided
 from syncalgos.combinators.delayed import delayed as delayed
 from syncalgos.combinators.ema import ema as ema
 from syncalgos.combinators.masked import masked as masked
+from syncalgos.combinators.measured import Figures as Figures
+from syncalgos.combinators.measured import measured as measured
+from syncalgos.combinators.measured import parts_of as parts_of
 from syncalgos.combinators.participation import paced as paced
 from syncalgos.combinators.participation import participating as participating
 from syncalgos.combinators.participation import sampled as sampled

@@ -244,7 +244,7 @@ class DataParallel:
     @outside_meshes
     def run(
         self, state: TrainState, batches: PyTree, data: PyTree | None = None
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+    ) -> tuple[TrainState, dict[str, Any]]:
         """Trains for as many local steps as batches holds, in one dispatch.
 
         Any split of the steps into dispatches gives the same numbers, bit for bit.
@@ -280,7 +280,7 @@ class DataParallel:
     @outside_meshes
     def step(
         self, state: TrainState, batch: PyTree
-    ) -> tuple[TrainState, dict[str, jax.Array]]:
+    ) -> tuple[TrainState, dict[str, Any]]:
         """Takes one local step, for use in an ordinary loop; `run` is faster.
 
         Args:

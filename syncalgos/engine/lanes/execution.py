@@ -16,7 +16,8 @@ import optax
 from jax import lax
 
 from syncalgos import collectives
-from syncalgos.combinators import decided, introspection
+from syncalgos.combinators import introspection
+from syncalgos.combinators.measured import noted
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
@@ -32,13 +33,13 @@ class _Rounds(NamedTuple):
         start: the first step of the next round, counted from the dispatch's first step.
         own: replicas of all lanes; the strategy's state with replicated leaves once.
         totals: metrics summed over the lanes, (steps, ...).
-        decided: the strategy's decisions, (steps, ...).
+        noted: what the strategy noted: decisions and figures, (steps, ...).
     """
 
     start: jax.Array
     own: Own
     totals: PyTree
-    decided: PyTree
+    noted: PyTree
 
 
 def sequential(
@@ -71,18 +72,18 @@ def sequential(
         replicas, totals = lax.optimization_barrier((replicas, totals))
         step = first + end - 1
         own = _synced(worker, lanes, axes, Own(replicas, carry.own.sync), step)
-        now = decided.noted(own.sync, step)
-        rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), carry.decided, now)
+        now = noted(own.sync, step)
+        rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), carry.noted, now)
         return _Rounds(end, own, totals, rows)
 
     steps, none = len(ends), _no_metrics(worker, own, inputs)
-    votes = jax.tree.map(
-        lambda x: jnp.zeros((steps, *x.shape), x.dtype), decided.noted(held.sync, first)
+    empty = jax.tree.map(
+        lambda x: jnp.zeros((steps, *x.shape), x.dtype), noted(held.sync, first)
     )
-    carry = _Rounds(jnp.int32(0), held, widen(none), votes)
+    carry = _Rounds(jnp.int32(0), held, widen(none), empty)
     carry = lax.while_loop(lambda carry: carry.start < steps, one_round, carry)
     means = narrow(jax.tree.map(lambda x: x / lanes, carry.totals), none)
-    metrics = {**collectives.mean(means, DEVICES), **carry.decided}
+    metrics = {**collectives.mean(means, DEVICES), **carry.noted}
     own = _in_all(carry.own, axes, lanes)
     own = own._replace(replica=own.replica._replace(loss=()))
     return Outputs(own, (first + steps, metrics))
@@ -127,7 +128,7 @@ def merged(
         own = own._replace(replica=worker.updated(own.replica, found, loss))
         if introspection.ever_acts(worker.strategy):
             own = _synced(worker, lanes, axes, own, step)
-        metrics = {**found.metrics, **decided.noted(own.sync, step)}
+        metrics = {**found.metrics, **noted(own.sync, step)}
         return (own, step + 1), metrics
 
     carry, metrics = over_steps(local_step, (held, shared.step), inputs.batches)

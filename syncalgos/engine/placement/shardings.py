@@ -103,7 +103,7 @@ def placed(own: Own, layout: Layout, sharding: Sharding | None, leading: int) ->
 def _sharding(leaves: list[Any], specs: list[Any], layout: Layout) -> Sharding:
     """Returns the sharding of leaves, pairs of a path and a shape, by their specs."""
     pairs = zip(leaves, specs, strict=True)
-    found = [Leaf(*leaf, _cut(*leaf, spec, layout)) for leaf, spec in pairs]
+    found = [Leaf(at, x, _cut(at, x, spec, layout)) for (at, x), spec in pairs]
     # Longest paths first, because one path may be the end of another.
     found.sort(key=lambda leaf: -len(leaf.path))
     return Sharding(tuple(found), layout.batch_axes)

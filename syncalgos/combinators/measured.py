@@ -1,0 +1,289 @@
+"""Measures how far workers go between two syncs, and how far a sync takes them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncalgos import checks, collectives
+from syncalgos.collectives import Axis, PyTree
+from syncalgos.combinators import decided, introspection
+from syncalgos.dtypes import widen
+from syncalgos.reducers import stacking
+from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import Strategy, apply_sync, check_strategy
+
+METRIC = "measured"
+# Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
+NONE = -2.0
+
+Steps = Callable[[Any], Any]
+
+
+class Figures(NamedTuple):
+    """The moves of the workers in a round; each an array (parts,).
+
+    The first part is the whole model. The others are its leaves, in the order of
+    `jax.tree.leaves`, or the layers of those that are layered: see `parts_of`.
+
+    Attributes:
+        mean_move: the 2-norm of the mean of the workers' moves, which go from right
+            after one sync to right before the next.
+        spread: the root mean square over workers of a replica's distance to their mean,
+            right before the sync.
+        cosine: the mean over pairs of workers of the cosine between their moves; -2 for
+            one worker, or if one did not move.
+        outer_step: the 2-norm of the mean of the workers' changes from right after one
+            sync to right after the next.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import Figures
+        >>> Figures(*jnp.zeros((4, 3))).mean_move.shape
+        (3,)
+    """
+
+    mean_move: jax.Array
+    spread: jax.Array
+    cosine: jax.Array
+    outer_step: jax.Array
+
+
+class Noted(NamedTuple):
+    """The figures of the last measured round.
+
+    Attributes:
+        at: the local step at which it ended; -1 before the first one.
+        values: its figures, (4, parts) float32; all are -2 before the first one.
+    """
+
+    at: jax.Array
+    values: jax.Array
+
+
+class MeasuredState(NamedTuple):
+    """State of `measured`.
+
+    Attributes:
+        strategy: the state of the measured strategy.
+        start: this worker's params right after the last sync.
+        noted: the figures of the last measured round.
+    """
+
+    strategy: PyTree
+    start: PyTree
+    noted: Noted
+
+    @property
+    def figures(self) -> Figures:
+        """The figures of the last measured round; all are -2 before the first one."""
+        return Figures(*jnp.moveaxis(self.noted.values, -2, 0))
+
+
+def measured(
+    strategy: Strategy,
+    *,
+    by_leaf: bool = True,
+    layered: Layered = 0,
+    ends: Steps | None = None,
+    only: Steps | None = None,
+) -> Strategy:
+    """Measures the workers' moves at each sync; it trains what the strategy trains.
+
+    In `DataParallel`, the figures of a round stand in `metrics["measured"]`, in the row
+    of the step that ends it, and other rows are 0. In `stacked` and in a loop of one's
+    own, the state's `figures` are those of the last round, the same for all workers.
+
+    Args:
+        strategy: the strategy.
+        by_leaf: whether to measure each leaf, too.
+        layered: which leaves hold several layers, each measured by itself (see
+            `syncalgos.reducers.stacking`).
+        ends: local step -> whether a round ends; by default where the strategy may act.
+        only: local step -> whether a round that ends there is measured; None: each is.
+
+    Returns:
+        A Strategy. State: the strategy's, a copy of the params, and the figures (a
+        `MeasuredState`). Measuring sends params four times in a round, and once more by
+        leaf, which `communication` counts. Last bits of params may differ, where XLA
+        fuses a step differently because of it.
+
+    Raises:
+        ValueError: the argument is not a Strategy, or `layered` does not fit.
+
+    Changes that a delayed strategy makes within a round count as moves.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> from syncalgos import DataParallel, measured, model_averaging
+        >>> def loss(params, batch):
+        ...     return (params["w"] * batch).sum(-1).mean()
+        >>> strategy = measured(model_averaging(period=2))
+        >>> trainer = DataParallel(loss, optax.sgd(1.0), strategy, workers=2)
+        >>> state = trainer.init({"w": jnp.zeros(2)})
+        >>> batches = jnp.array([[[3.0, 0.0], [0.0, 4.0]]] * 2)  # each worker has one
+        >>> state, metrics = trainer.run(state, batches)
+        >>> [float(figure[1, 0]) for figure in metrics["measured"]]
+        [5.0, 5.0, 0.0, 5.0]
+    """
+    check_strategy("measured", strategy)
+    layered = stacking.check("measured: layered", layered)
+    axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
+    # None stands for every step.
+    steps = ends or (None if introspection.reduces(strategy) else acting)
+
+    def init(params):
+        parts = len(parts_of(params, layered)) if by_leaf else 1
+        none = Noted(jnp.int32(-1), jnp.full((len(Figures._fields), parts), NONE, "f"))
+        return MeasuredState(strategy.init(params), params, none)
+
+    def sync(replica, state, step):
+        # Otherwise XLA might fuse the local step differently, and round differently.
+        before, own = lax.optimization_barrier((replica, state.strategy))
+        synced = apply_sync(strategy, before, own, step)
+        replica, own = lax.optimization_barrier(synced)
+        is_end = jnp.asarray(steps is None or steps(step), bool)
+        now = jnp.logical_and(is_end, only is None or only(step))
+
+        def noted():
+            moves = before.params, state.start, replica.params
+            return Noted(jnp.int32(step), compare(*moves, layered, by_leaf, axis))
+
+        note = lax.cond(now, noted, lambda: state.noted)
+        start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
+        return replica, MeasuredState(own, start, note)
+
+    def rebuild(change):
+        own = {"by_leaf": by_leaf, "layered": layered, "ends": ends, "only": only}
+        return measured(change(strategy), **own)
+
+    # The engine runs the strategy in the same form as without the measurement.
+    return strategy._replace(
+        init=init,
+        reduce=introspection.inner_reduce(strategy),
+        sync=introspection.Combination(sync, (strategy,), rebuild),
+        center=introspection.inner_center(strategy),
+        acts=introspection.at_any(acting, steps),
+    )
+
+
+def parts_of(params: PyTree, layered: Layered = 0) -> list[str]:
+    """Names the parts of `Figures`: "all", then leaves by path, and layers by number.
+
+    Args:
+        params: the params of one worker, arrays or their shapes.
+        layered: as for `measured`.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import parts_of
+        >>> parts_of({"blocks": np.ones((2, 9))}, {"blocks": 1})
+        ['all', 'blocks[0]', 'blocks[1]']
+    """
+    names = ["all"]
+    leaves = jax.tree.leaves_with_path(params)
+    for count, (path, x) in zip(stacking.counts(layered, params), leaves, strict=True):
+        layers = np.ndindex(*np.shape(x)[:count]) if count else [()]
+        name = checks.leaf_name(path)
+        names += [name + "".join(f"[{i}]" for i in at) for at in layers]
+    return names
+
+
+def noted(state: PyTree, step: Any) -> dict[str, Any]:
+    """Returns what a strategy noted in a step, as metrics: decisions, and figures.
+
+    Args:
+        state: a strategy's state; leaves may have a first axis of identical lanes.
+        step: the local step.
+    """
+    metrics: dict[str, Any] = decided.noted(state, step)
+    nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
+    for at, values in (x for x in nodes if isinstance(x, Noted)):
+        one = values.reshape(-1, *values.shape[-2:])[0]
+        metrics[METRIC] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
+    return metrics
+
+
+def compare(
+    params: PyTree,
+    start: PyTree,
+    after: PyTree,
+    layered: Layered,
+    by_leaf: bool,
+    axis: Axis,
+) -> jax.Array:
+    """Returns the figures of a round, (4, parts) float32.
+
+    Args:
+        params: this worker's params right before the sync.
+        start: its params right after the sync before.
+        after: its params right after the sync.
+        layered, by_leaf: as for `measured`.
+        axis: the mapped axis or axes over which the workers lie.
+    """
+    workers, start = collectives.size(axis), widen(start)
+    params, after = widen(params), widen(after)
+
+    def mean(tree):
+        return collectives.mean(tree, axis)
+
+    def minus(x, y):
+        return jax.tree.map(jnp.subtract, x, y)
+
+    def sums(x, y):
+        """Sums products in all, then by leaf or layer."""
+        parts = [jnp.ravel(s) for s in _sums(layered, x, y)]
+        total = jnp.sum(jnp.array([s.sum() for s in parts]), keepdims=True)
+        return jnp.concatenate([total, *parts[: by_leaf * len(parts)]])
+
+    def norm(tree):
+        return jnp.sqrt(sums(tree, tree))
+
+    def cosine(lengths):
+        """The cosines of moves that are divided by a length for each leaf."""
+        unit = jax.tree.map(jnp.divide, moved, lengths)
+        # Each worker's direction times the sum of the others: unlike |Σu|² - N, this
+        # loses no digits if directions are orthogonal.
+        others = jax.tree.map(lambda m, x: workers * m - x, mean(unit), unit)
+        return mean(sums(unit, others)) / (workers - 1)
+
+    moved, apart = minus(params, start), minus(params, mean(params))
+    length = norm(moved)
+    stays = length == 0
+    found = jnp.full_like(length, NONE)
+    if workers > 1:
+        safe = jnp.where(stays, 1, length)
+        found = cosine(jax.tree.map(lambda x: safe[0], moved))
+        if by_leaf:
+            own = cosine(_by_leaf(safe[1:], layered, moved))
+            found = jnp.append(found[0], own[1:])
+        is_defined = mean(stays.astype(jnp.float32)) == 0
+        found = jnp.where(is_defined, jnp.clip(found, -1, 1), NONE)
+    spread = jnp.sqrt(mean(sums(apart, apart)))
+    rows = norm(mean(moved)), spread, found, norm(mean(minus(after, start)))
+    return jnp.stack(rows).astype(jnp.float32)
+
+
+def _sums(layered: Layered, x: PyTree, y: PyTree) -> list[jax.Array]:
+    """Sums products over each leaf but its axes of layers."""
+    leaves = stacking.counts(layered, x), jax.tree.leaves(x), jax.tree.leaves(y)
+    return [
+        jnp.sum(a * b, axis=tuple(range(n, jnp.ndim(a))))
+        for n, a, b in zip(*leaves, strict=True)
+    ]
+
+
+def _by_leaf(numbers: jax.Array, layered: Layered, tree: PyTree) -> PyTree:
+    """Gives each leaf its numbers, one for each layer, in a shape that fits it."""
+    leaves, form = jax.tree.flatten(tree)
+    found, at = [], 0
+    for count, x in zip(stacking.counts(layered, tree), leaves, strict=True):
+        size = int(np.prod(x.shape[:count]))
+        shape = *x.shape[:count], *[1] * (x.ndim - count)
+        found.append(numbers[at : at + size].reshape(shape))
+        at += size
+    return form.unflatten(found)

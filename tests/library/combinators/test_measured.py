@@ -1,0 +1,184 @@
+"""Moves that `measured` finds between syncs, against NumPy by hand."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import syncalgos as sa
+from syncalgos import Placement, Replica, measured, parts_of
+
+WORKERS, PERIOD, STEPS, RATE = 4, 2, 6, 0.1
+START = {
+    "blocks": np.arange(12.0).reshape(2, 3, 2) / 7,  # two layers
+    "scale": np.float64(0.5),
+    "w": np.ones((2, 2)),
+}
+LAYERED = {"blocks": 1, "scale": 0, "w": 0}
+DRIFTS = {  # each worker's gradient at each step
+    name: np.random.default_rng(i).normal(size=(STEPS, WORKERS, *np.shape(x)))
+    for i, (name, x) in enumerate(START.items())
+}
+PARTS = {  # the entries of each part
+    "all": [(name, ...) for name in START],
+    "blocks[0]": [("blocks", 0)],
+    "blocks[1]": [("blocks", 1)],
+    "scale": [("scale", ...)],
+    "w": [("w", ...)],
+}
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+def vectors(trees, part):
+    """The workers' vectors of a part, (workers, entries)."""
+    cut = [trees[name][:, at] if at != ... else trees[name] for name, at in PARTS[part]]
+    return np.concatenate([x.reshape(WORKERS, -1) for x in cut], axis=1)
+
+
+def by_hand(after):
+    """The figures of each round, (rounds, 4, parts); `after` makes the next start."""
+    start = {k: np.array([x] * WORKERS) for k, x in START.items()}
+    found = []
+    for first in range(0, STEPS, PERIOD):
+        drift = {k: x[first : first + PERIOD].sum(0) for k, x in DRIFTS.items()}
+        end = {k: start[k] - RATE * drift[k] for k in START}
+        new = {k: after(start[k], end[k]) for k in START}
+        rows = []
+        for part in PARTS:
+            came, went, left = (vectors(x, part) for x in (start, end, new))
+            move = went - came
+            rows.append(
+                (
+                    np.linalg.norm(move.mean(0)),
+                    np.sqrt(((went - went.mean(0)) ** 2).sum(1).mean()),
+                    np.mean(
+                        [
+                            a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+                            for a, b in itertools.combinations(move, 2)
+                        ]
+                    ),
+                    np.linalg.norm((left - came).mean(0)),
+                )
+            )
+        found.append(np.transpose(rows))
+        start = new
+    return np.array(found)
+
+
+def averaged(start, end):
+    return np.array([end.mean(0)] * WORKERS)
+
+
+def half_way(start, end):
+    """DiLoCo with plain SGD at 0.5: all workers start at one anchor."""
+    return np.array([(start + 0.5 * (end - start)).mean(0)] * WORKERS)
+
+
+MADE = {
+    "model_averaging": (sa.model_averaging(PERIOD), averaged),
+    "diloco": (sa.diloco(PERIOD, outer_lr=0.5, outer_momentum=0.0), half_way),
+}
+
+
+def loss(params, batch):
+    """A loss whose gradient is the batch."""
+    each = jax.tree.map(lambda p, b: jnp.sum(p * b.mean(0)), params, batch)
+    return sum(jax.tree.leaves(each))
+
+
+def near(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["vectorized", "sequential", None])
+@pytest.mark.parametrize("name", MADE)
+def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
+    strategy, after = MADE[name]
+    placement = Placement(lanes=2, lane_form=form) if form else Placement()
+    trainer = sa.DataParallel(
+        loss,
+        optax.sgd(RATE),
+        measured(strategy, layered=LAYERED),
+        workers=WORKERS,
+        placement=placement,
+    )
+    state, metrics = trainer.run(trainer.init(START), DRIFTS)
+    found = np.stack(metrics["measured"], 1)
+    near(found[PERIOD - 1 :: PERIOD], by_hand(after))
+    assert not found[::PERIOD].any()  # between syncs
+    near(np.stack(state.sync.figures, 0)[..., 0, 0, :], by_hand(after)[-1])
+
+
+def test_the_parts_have_names():
+    assert parts_of(START, LAYERED) == [*PARTS]
+    assert parts_of(START) == ["all", *START]
+
+
+@pytest.mark.parametrize("by_leaf", [True, False])
+def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
+    expected = by_hand(averaged)[:, :, : None if by_leaf else 1]
+    own = {"layered": LAYERED, "by_leaf": by_leaf}
+    strategy = measured(sa.model_averaging(PERIOD, axis="w"), **own)
+
+    def each(x):
+        return jnp.array([x] * WORKERS)
+
+    stacked, start = sa.stacked(strategy), jax.tree.map(each, START)
+    for make, sync in (
+        (stacked.init, stacked.sync),
+        (
+            jax.vmap(strategy.init, axis_name="w"),
+            jax.vmap(strategy.sync, in_axes=(0, 0, None), axis_name="w"),
+        ),
+    ):
+        replica, state = Replica(start), make(start)
+        for step in range(STEPS):
+            now = {k: x - RATE * DRIFTS[k][step] for k, x in replica.params.items()}
+            replica, state = sync(Replica(now), state, step)
+            if (step + 1) % PERIOD == 0:
+                for row in np.stack(state.figures, 1):  # all workers have the same
+                    near(row, expected[step // PERIOD])
+
+
+def test_what_reduces_gradients_is_measured_at_every_step():
+    trainer = sa.DataParallel(
+        loss, optax.sgd(RATE), measured(sa.sync_sgd()), workers=WORKERS
+    )
+    _, metrics = trainer.run(trainer.init(START), DRIFTS)
+    figures = metrics["measured"]
+    near(figures.cosine, 1)
+    near(figures.spread, 0)
+    near(figures.outer_step[:, 1:], figures.mean_move[:, 1:])
+    means = np.linalg.norm(DRIFTS["w"].mean(1).reshape(STEPS, -1), axis=1)
+    near(figures.mean_move[:, -1], RATE * means)
+
+
+def test_what_is_undefined_is_said_so():
+    """A part that does not move has no cosine; the others and the whole have."""
+    trainer = sa.DataParallel(
+        lambda p, b: loss({"w": p["w"]}, {"w": b["w"]}) + 0 * p["scale"],
+        optax.sgd(RATE),
+        measured(sa.model_averaging(PERIOD)),
+        workers=WORKERS,
+    )
+    state = trainer.init(START)
+    assert (np.asarray(state.sync.noted.values) == -2).all()
+    _, metrics = trainer.run(state, DRIFTS)
+    cosine = metrics["measured"].cosine[PERIOD - 1]
+    assert cosine[1:3].tolist() == [-2, -2] and cosine[0] == pytest.approx(cosine[3])
+    alone = sa.DataParallel(
+        loss, optax.sgd(RATE), measured(sa.model_averaging(PERIOD)), workers=1
+    )
+    _, metrics = alone.run(alone.init(START), DRIFTS)
+    assert set(np.ravel(metrics["measured"].cosine[PERIOD - 1])) == {-2}
+
+
+def test_a_tree_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="layered must be a tree like params"):
+        measured(sa.bmuf(2), layered={"v": 1}).init(START)
+    with pytest.raises(ValueError, match="measured: expected a Strategy"):
+        measured(optax.sgd(0.1))
