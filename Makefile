@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow laws mutants format bench structure table docs
+.PHONY: check lint fast slow laws mutants format bench structure table vectors docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -37,6 +37,9 @@ table:
 	PYTHONPATH=.:docs python -m pages.track
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.combinators
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.stacked
+
+vectors:
+	JAX_PLATFORMS=cpu PYTHONPATH=.:docs:tests:tests/support python -m conformance.make
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 docs:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("syncalgos", "models", "experiments", "benchmarks")
+PACKAGES = ("syncalgos", "models", "experiments", "benchmarks", "conformance")
 RATCHET = Path(__file__).with_name("ratchet.toml")
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -66,7 +66,7 @@ def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
 
 
 # What jax, optax and Python bring, and the folders of a checkout.
-PRESENT = {"jax", "numpy", "optax", "syncalgos", "models", "recurrences"}
+PRESENT = {"conformance", "jax", "numpy", "optax", "syncalgos", "models", "recurrences"}
 PRESENT |= sys.stdlib_module_names
 BROUGHT = {"experiments": {"experiments", "sklearn"}}  # by an extra
 

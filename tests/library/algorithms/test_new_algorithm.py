@@ -9,7 +9,8 @@ import sys
 import pytest
 from commands import ROOT
 
-FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "tests", "docs")
+FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "conformance", "tests")
+FOLDERS += ("docs",)
 FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "pyproject.toml")
 
 
@@ -49,8 +50,9 @@ def project(tmp_path_factory):
     formulas = copy / "docs/formulas.toml"
     formulas.write_text(f"{formulas.read_text()}\n{formula}")
     insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
-    made = run(copy, "-m", "pages.table")
-    assert made.returncode == 0, made.stderr
+    for command in ("pages.table", "conformance.make"):
+        made = run(copy, "-m", command)
+        assert made.returncode == 0, made.stderr
 
     after = snapshot(copy)
     changed = {name for name in after if after[name] != before.get(name)}
@@ -59,10 +61,11 @@ def project(tmp_path_factory):
 
 def run(copy, *arguments):
     """Runs Python in the copy, whose packages come before the installed ones."""
+    paths = [copy, *(copy / x for x in ("docs", "tests", "tests/support"))]
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=copy,
-        env={**os.environ, "PYTHONPATH": f"{copy}:{copy / 'docs'}"},
+        env={**os.environ, "PYTHONPATH": ":".join(map(str, paths))},
         capture_output=True,
         text=True,
     )
@@ -72,6 +75,7 @@ def run(copy, *arguments):
 def test_a_new_algorithm_touches_five_places(project):
     _, changed = project
     assert changed == {
+        "conformance/lagging.json",
         "syncalgos/algorithms/lagging.py",
         "syncalgos/algorithms/__init__.py",
         "tests/recurrences/lagging.py",
@@ -98,7 +102,7 @@ def test_a_new_algorithm_trains_from_the_command_line(project):
     [
         pytest.param(
             "not (slow or long)",
-            ("test_recurrences", "test_conformance"),
+            ("test_recurrences", "test_conformance", "test_vectors"),
             marks=pytest.mark.slow,
         ),
         pytest.param(

@@ -1,0 +1,234 @@
+"""Writes the vectors of this folder from tests/recurrences: `make vectors`.
+
+The recurrences compute gradients from params. Here each gradient is rounded to five
+decimals before it is used, and so are uniform draws to six, so that files hold in few
+digits exactly what the recurrence took. docs/conformance.md describes the files.
+"""
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import jax
+import numpy as np
+import recurrences
+from pages.docstrings import joined, parsed
+from problems import SHAPES
+from recurrences import LR, MOMENTUM, START, STEPS, des_loc, noloco, rate
+
+import syncalgos
+
+FOLDER = Path(__file__).parent
+WORKERS = 4
+DECIMALS = 10  # of params
+FIRST_Q = "the first Q of a leaf, by the leaf's number"
+BY_PARTS = """for each leaf in turn, workers + 1 rows of ceil(size / workers) numbers:
+row j for this worker's part j of the leaf, the last for the mean of its own part"""
+# For algorithms that draw: what a draw is for, and how draws are numbered.
+DRAWS = {
+    "diloco_x": (FIRST_Q, ["leaf"]),
+    "dion": (FIRST_Q, ["leaf"]),
+    "powersgd": (FIRST_Q, ["leaf"]),
+    "fedavg": (
+        "worker i takes part if its number is below fraction × workers",
+        ["last step of the round"],
+    ),
+    "muloco": (f"u of the rounding, {BY_PARTS}", ["step", "worker"]),
+    "quantized_sgd": (f"u of the rounding, {BY_PARTS}", ["step", "worker"]),
+    "signum": (f"0 has sign + if it is below a half, {BY_PARTS}", ["step", "worker"]),
+    "noloco": ("each worker's partner", ["step"]),
+    "palsgd": ("a pull, not a gradient step, if it is below chance", ["step"]),
+    "push_sum": ("this worker fails to send if it is below drop", ["step", "worker"]),
+    "scaffnew": ("a sync if it is below 1 / period", ["step"]),
+    "sparta": ("an entry is averaged if it is of a leaf's largest", ["step"]),
+}
+CLOCKS = "async_diloco", "decoupled_diloco", "halos", "heloco"
+# They act on leaves, though they do not call `by_leaf`.
+ON_LEAVES = "decoupled_diloco", "demo", "dgc", "streaming_diloco"
+
+
+class Case(NamedTuple):
+    """A recurrence and the settings to run it under."""
+
+    recurrence: Callable[..., Iterator[Any]]
+    settings: dict[str, Any]
+    departures: dict[str, Any]
+
+
+def case(name: str) -> Case:
+    """Returns the first settings, in which all terms of an update are alive.
+
+    Those of sync_sgd are those of quantized_sgd, so the plain mean takes their place;
+    those of des_loc have second moments only under Adam.
+    """
+    if name == "des_loc":
+        return Case(des_loc.adam_recurrence, des_loc.ADAM_SETTINGS[-1], {})
+    module = import_module(f"recurrences.{name}")
+    entry = module.SETTINGS[1 if name == "sync_sgd" else 0]
+    return Case(
+        module.recurrence, *(entry if isinstance(entry, tuple) else (entry, {}))
+    )
+
+
+@contextmanager
+def recorded() -> Iterator[tuple[list[np.ndarray], dict[tuple, Any], list[Any]]]:
+    """Yields what recurrences take meanwhile: gradients, draws by numbers, leaves."""
+    gradients, draws, cut, folded = [], {}, [], {}
+    plain, unflatten = recurrences.worker_gradient, recurrences.unflatten
+
+    def gradient(*args):
+        gradients.append(np.round(plain(*args), 5))
+        return gradients[-1]
+
+    def unflattened(vector):
+        cut.append(vector)
+        return unflatten(vector)
+
+    def bits(key):
+        return np.asarray(jax.random.key_data(key)).tobytes()
+
+    def fold_in(key, number, made=jax.random.fold_in):
+        new = made(key, number)
+        folded[bits(new)] = *folded.get(bits(key), ()), int(number)
+        return new
+
+    def drawn(kind, made):
+        def draw(key, *args):
+            value = np.asarray(made(key, *args))
+            if kind == "uniform":
+                value = np.round(value.astype(float), 6)
+            draws[folded[bits(key)]] = value
+            return value
+
+        return draw
+
+    with ExitStack() as patched:
+        for module in (recurrences, des_loc):
+            patched.enter_context(patch.object(module, "worker_gradient", gradient))
+        patched.enter_context(patch.object(recurrences, "unflatten", unflattened))
+        patched.enter_context(patch.object(jax.random, "fold_in", fold_in))
+        for kind in ("uniform", "normal", "permutation", "randint"):
+            draw = drawn(kind, getattr(jax.random, kind))
+            patched.enter_context(patch.object(jax.random, kind, draw))
+        yield gradients, draws, cut
+
+
+def vectors(name: str) -> dict[str, Any]:
+    """Returns what a file holds, as docs/conformance.md describes it."""
+    of, factory = case(name), syncalgos.ALGORITHMS[name]
+    with jax.enable_x64(True), recorded() as (gradients, draws, cut):
+        path = of.recurrence(WORKERS, **of.settings, **of.departures)
+        path = [(center, list(theta)) for center, theta in path]
+    if name == "noloco":
+        table = noloco.matchings(WORKERS, of.settings["seed"])
+        draws = {at: list(table[index]) for at, index in draws.items()}
+    doc, module = parsed(factory), import_module(f"recurrences.{name}")
+    given = inspect.signature(of.recurrence).parameters
+    values = {x: p.default for x, p in given.items()} | of.settings
+    made = {
+        "algorithm": name,
+        "source": doc.source,
+        "about": joined(f"{module.__doc__} {of.recurrence.__doc__ or ''}"),
+        "needs": [
+            need
+            for need, is_so in (
+                ("leaves", cut or name in ON_LEAVES),
+                ("draws", draws),
+                ("clock", name in CLOCKS),
+            )
+            if is_so
+        ],
+        "workers": WORKERS,
+        "leaves": {leaf: list(shape) for leaf, shape in SHAPES.items()},
+        "hyperparameters": {
+            x: {"value": plain(values[x])} | symbol(doc.parameters[x])
+            for x in inspect.signature(factory).parameters
+            if x in values and x != "stacked"  # here no leaf holds several layers
+        },
+        "departures": {x: plain(value) for x, value in of.departures.items()},
+        "inner_optimizer": inner(of),
+    }
+    if name in CLOCKS:
+        lost = 1024 - round(1024 * values["slowest"])
+        speeds = [1024 - lost * i // (WORKERS - 1) for i in range(WORKERS)]
+        made["clock"] = {"speeds": speeds, "unit": 1024}
+    if draws:
+        about, numbers = DRAWS[name]  # a line for each algorithm that draws
+        made["draws"] = {"about": joined(about), "of": numbers}
+        made["drawn"] = [{"at": [*at], "draw": plain(x)} for at, x in draws.items()]
+    made["start"] = plain(START)
+    made["steps"] = [
+        {
+            "gradients": plain(np.array(gradients[step * WORKERS :][:WORKERS])),
+            "params": plain(np.round(together(theta), DECIMALS)),
+            "center": plain(np.round(center, DECIMALS)),
+        }
+        for step, (center, theta) in enumerate(path)
+    ]
+    return made
+
+
+def together(theta: list[np.ndarray]) -> np.ndarray:
+    """Stacks the workers' params: one row for all, if they agree."""
+    rows = np.array(theta)
+    return rows[:1] if np.all(rows == rows[0]) else rows
+
+
+def inner(of: Case) -> dict[str, Any]:
+    """Describes the inner optimizer."""
+    learning_rate = plain(of.settings.get("learning_rate", LR))
+    if of.recurrence is des_loc.adam_recurrence:
+        moments = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+        return {"name": "Adam", "learning_rate": learning_rate, **moments}
+    return {
+        "name": "heavy ball: m <- momentum m + g; params <- params - learning_rate m",
+        "learning_rate": learning_rate,
+        "momentum": MOMENTUM,
+    }
+
+
+def symbol(text: str) -> dict[str, str]:
+    """Returns the paper's symbol, with which an argument's text begins, if it does."""
+    found = re.match(r"([^\W\d]\w?)(?:,| at )", text)
+    return {"symbol": found[1]} if found else {}
+
+
+def plain(value: Any) -> Any:
+    """Turns a value into one of JSON: a schedule becomes the rate of each step."""
+    if callable(value):
+        return [rate(value, step) for step in range(STEPS + 1)]
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def text(made: dict[str, Any]) -> str:
+    """Writes a file's content, a line for each entry that is long."""
+
+    def lines(value: Any, deep: int) -> str:
+        if deep and value and isinstance(value, dict):
+            body = [f"{one(x)}: {lines(y, deep - 1)}" for x, y in value.items()]
+            return "{\n" + ",\n".join(body) + "\n}"
+        if deep and value and isinstance(value, list) and isinstance(value[0], dict):
+            return "[\n" + ",\n".join(lines(x, deep - 1) for x in value) + "\n]"
+        return one(value)
+
+    def one(value: Any) -> str:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+    deep = {"steps": 2, "drawn": 1, "hyperparameters": 1}
+    body = [f"{one(x)}: {lines(y, deep.get(x, 0))}" for x, y in made.items()]
+    return "{\n" + ",\n".join(body) + "\n}\n"
+
+
+def main() -> None:
+    for name in syncalgos.ALGORITHMS:
+        (FOLDER / f"{name}.json").write_text(text(vectors(name)), "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""The vectors of conformance/ are the recurrences', and the library's algorithms pass.
+
+Those that are driven together share a compiled program.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import side_by_side
+from commands import ROOT
+from own_loop import local_steps
+from problems import SHAPES, flatten
+from session import asked, part_with
+from tiers import tiers
+
+import syncalgos
+from conformance import check as checker
+from conformance.check import check, read
+from conformance.make import FOLDER, text, vectors
+from syncalgos import Replica
+
+AXIS = "worker"
+LAST_DIGIT = (
+    1.1e-10  # files have 10 decimals, and sums in another order round otherwise
+)
+TOGETHER = 8
+# One of each kind of file: only gradients, a schedule, a graph, draws that are the same
+# on all workers or not, a clock, another inner optimizer.
+KINDS = "bmuf", "slowmo", "gossip", "sparta", "push_sum", "heloco", "des_loc"
+
+
+def argument(value):
+    """A value of a file as a factory takes it: weights, or rates of the steps."""
+    if not isinstance(value, list):
+        return value
+    numbers = np.array(value)
+    return numbers if numbers.ndim > 1 else lambda step: jnp.asarray(numbers)[step]
+
+
+def made(file):
+    """The strategy and the inner optimizer that a file asks for, from it alone."""
+    given = {x: argument(y["value"]) for x, y in file["hyperparameters"].items()}
+    own = {x: argument(y) for x, y in file["inner_optimizer"].items() if x != "name"}
+    make = optax.sgd if "momentum" in own else optax.adam
+    return syncalgos.ALGORITHMS[file["algorithm"]](**given, axis=AXIS), make(**own)
+
+
+def leaves(vectors):
+    """Cuts the last axis of vectors into the leaves of SHAPES."""
+    stops = np.cumsum([int(np.prod(shape)) for shape in SHAPES.values()])
+    parts = zip(SHAPES.items(), np.split(vectors, stops[:-1], -1), strict=True)
+    return {x: jnp.reshape(y, (*y.shape[:-1], *shape)) for (x, shape), y in parts}
+
+
+@cache
+def trained(*names):
+    """{name: (replicas, centers)} of each, (steps, workers, size) both."""
+    files = {name: read(name) for name in names}
+    pairs = {name: made(file) for name, file in files.items()}
+    strategy = side_by_side.strategies({name: x for name, (x, _) in pairs.items()})
+    optimizer = side_by_side.optimizers({name: x for name, (_, x) in pairs.items()})
+    params = {name: leaves(np.array(file["start"])) for name, file in files.items()}
+
+    def worker(gradients):
+        start = Replica(params, optimizer.init(params)), strategy.init(params)
+        inputs = strategy, optimizer, lambda params, own: own, start, gradients
+        replica, center = local_steps(*inputs)
+        return replica.params, center
+
+    def by_worker(file):  # (workers, steps, …)
+        return leaves(np.array([x["gradients"] for x in file["steps"]]).swapaxes(0, 1))
+
+    own = {name: by_worker(file) for name, file in files.items()}
+    both = jax.jit(jax.vmap(worker, axis_name=AXIS))(own)
+    by_name = {name: [flatten(x[name], lead=2) for x in both] for name in names}
+    return {name: [x.swapaxes(0, 1) for x in pair] for name, pair in by_name.items()}
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("name", tiers(syncalgos.ALGORITHMS, KINDS))
+def test_ours_pass(name, request):
+    together = part_with(name, asked(request, "name"), TOGETHER)
+    replicas, centers = trained(*together)[name]
+    rows, means = iter(replicas), iter(centers.mean(1))
+    # The center of fedavg within a round is the engine's.
+    center = None if name == "fedavg" else lambda: next(means)
+    check(read(name), lambda gradients: next(rows), center=center)
+
+
+@pytest.mark.parametrize("file", syncalgos.ALGORITHMS)
+def test_a_file_is_what_the_command_makes(file):
+    made, there = vectors(file), read(file)
+    assert (FOLDER / f"{file}.json").read_text("utf-8") == text(there)
+    for now, row in zip(made["steps"], there["steps"], strict=True):
+        for what in ("params", "center"):
+            np.testing.assert_allclose(now[what], row.pop(what), 0, LAST_DIGIT)
+            del now[what]
+    assert made == there, "make vectors"
+
+
+def test_the_folder_has_no_other_files():
+    assert {x.stem for x in FOLDER.glob("*.json")} == {*syncalgos.ALGORITHMS}
+
+
+PAGE = (ROOT / "docs" / "conformance.md").read_text("utf-8")
+SMALL = json.loads(PAGE.partition("```json\n")[2].partition("```")[0])
+END = [-0.725, -0.95]
+ROW = [END] * 2
+
+
+@pytest.mark.parametrize(
+    ("second", "center", "said"),
+    [
+        (ROW, END, ""),
+        (
+            [END, [-0.725, 0.05]],
+            END,
+            "small: params after step 1 of worker 1 differ by 1: entry 1 is "
+            "0.05, not -0.95 (tolerance 1e-09)",
+        ),
+        ([[np.nan, 0], [0, 0]], END, "of worker 0 differ by nan"),
+        (ROW[:1], END, "params after step 1: (1, 2), not (2, 2)"),
+        (ROW, [0, -0.95], "small: center after step 1 differ by 0.725"),
+    ],
+)
+def test_the_checker_says_what_differs_first(second, center, said):
+    steps, message = iter([[[-0.5, 0], [0, -1]], second]), ""
+    centers = iter([[-0.25, -0.5], center])
+    try:
+        check(SMALL, lambda gradients: next(steps), center=lambda: next(centers))
+    except AssertionError as error:
+        message = str(error)
+    assert said in message and bool(said) == bool(message) and "\n" not in message
+
+
+def test_the_file_that_the_page_shows_has_all_that_files_have():
+    assert [*SMALL] == [*read("model_averaging")]
+    assert SMALL["steps"][0].keys() == read("model_averaging")["steps"][0].keys()
+
+
+def test_the_checker_needs_numpy_alone_and_60_lines():
+    source = Path(checker.__file__).read_text("utf-8")
+    names = re.findall(r"^(?:import|from) ([\w.]+)", source, re.MULTILINE)
+    assert {*names} == {"json", "collections.abc", "pathlib", "typing", "numpy"}
+    assert len(source.splitlines()) <= 60
+
+
+@pytest.mark.parametrize("need", ["leaves", "draws", "clock"])
+def test_the_page_names_the_files_that_need_more(need):
+    *_, cell = re.findall(rf"^\| `{need}` \| (.+?) \|", PAGE, re.MULTILINE)
+    found = {x for x in syncalgos.ALGORITHMS if need in read(x)["needs"]}
+    assert {*re.findall(r"`(\w+)`", cell)} == found
