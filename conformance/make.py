@@ -149,7 +149,7 @@ def vectors(name: str) -> dict[str, Any]:
         "hyperparameters": {
             x: {"value": plain(values[x])} | symbol(doc.parameters[x])
             for x in inspect.signature(factory).parameters
-            if x in values and x != "stacked"  # here no leaf holds several layers
+            if x in values and x != "layered"  # here no leaf holds several layers
         },
         "departures": {x: plain(value) for x, value in of.departures.items()},
         "inner_optimizer": inner(of),
