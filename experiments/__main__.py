@@ -8,5 +8,6 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
+    print("The harness of syncalgos, in a clone of its repository:")
     for name, what in COMMANDS.items():
         print(f"python -m experiments.{name:<8} {what}")
