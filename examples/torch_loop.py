@@ -7,7 +7,7 @@ Synced steps a torch optimizer and a strategy; docs/own-loop.md says what it ref
 
 import jax
 import torch  # pyright: ignore[reportMissingImports]
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 
 from syncalgos import Replica, Strategy, diloco, stacked
 
@@ -20,8 +20,8 @@ class Synced:  # make one in each process
             raise ValueError("Synced: no DDP, DTensor, learning_rate, own_steps, loss")
         self.optimizer, self.strategy, self.steps = optimizer, strategy, 0
         each = [jax.local_devices(i)[0] for i in range(jax.process_count())]
-        self.rows = NamedSharding(Mesh(each, ["workers"]), PartitionSpec("workers"))
-        self.all = stacked(strategy, self.rows.mesh)
+        self.rows = NamedSharding(mesh := Mesh(each, ["workers"]), jax.P("workers"))
+        self.all = stacked(strategy, mesh)
         params = {k: x for k, x in model.named_parameters() if x.requires_grad}
         buffers = {k: x for k, x in model.named_buffers() if x.is_floating_point()}
         self.own = Replica(params, torch.tensor([1.0 * jax.process_index()]), buffers)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow  # two processes that import torch, and compile
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each process wrote: its arrays, and the errors that it got."""
+    """The arrays that each process wrote, and the errors that it got."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: pip install -e '.[benchmarks]'")
     folder = tmp_path_factory.mktemp("torch")

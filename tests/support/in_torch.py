@@ -90,7 +90,7 @@ def sharded(model):
 
 
 def refused(number):
-    """What errors say of strategies and of a model that the loop cannot serve."""
+    """The errors of strategies and models that the loop cannot serve."""
     axis = {"axis": "workers"}
 
     def see(replica, state, step):
