@@ -8,5 +8,5 @@ COMMANDS = {
 }
 
 if __name__ == "__main__":
-    for name, what in COMMANDS.items():
-        print(f"python -m experiments.{name:<8} {what}")
+    rows = [f"python -m experiments.{x:<8} {what}" for x, what in COMMANDS.items()]
+    print("The harness of syncalgos, in a clone of its repository:", *rows, sep="\n")

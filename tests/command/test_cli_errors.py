@@ -35,6 +35,7 @@ def test_module_that_is_here_is_named_with_its_factories(monkeypatch, tmp_path, 
 def test_the_package_names_its_commands():
     shown = ran([sys.executable, "-m", "experiments"])
     assert (shown.returncode, shown.stderr) == (0, "")
+    assert "syncalgos" in shown.stdout.splitlines()[0]  # others have experiments, too
     for name in ("run", "compare", "aim"):
         assert f"python -m experiments.{name} " in shown.stdout
 

@@ -109,6 +109,15 @@ def test_two_processes_end_with_one_center():
 
 
 @pytest.mark.slow
+def test_two_torch_processes_end_with_the_weights_of_the_data():
+    pytest.importorskip("torch", reason="needs torch: the extra benchmarks")
+    # Each writes a line's end by itself, so that the other may be before it.
+    found = re.findall(r"worker (\d): tensor\(\[\[(.*?)\]", printed("torch_loop.py"))
+    ones = ", ".join(["1.0000"] * 8)
+    assert sorted(found) == [("0", ones), ("1", ones)]
+
+
+@pytest.mark.slow
 def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
     (first, one), (second, other) = map(str.split, printed("resume.py").splitlines())
     assert (first, second) == ("uninterrupted", "resumed")
@@ -195,5 +204,5 @@ def test_table_and_tests_name_every_program():
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))
     assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
     others = {"one_worker.py", "resume.py", "two_processes.py"}
-    others |= {"grid.py", "learn_outer_rate.py"}
+    others |= {"grid.py", "learn_outer_rate.py", "torch_loop.py"}
     assert {*TRAINED} | others == {*PROGRAMS}
