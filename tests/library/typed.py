@@ -61,6 +61,7 @@ COMBINED: list[sa.Strategy] = [
     sa.delayed(sa.every(sa.outer_step(OUTER, "int4"), 64), 8, arrival="add"),
     sa.masked(sa.diloco(64), {"w": True, "b": False}),
     sa.ema(sa.bmuf(16), decay=0.999),
+    sa.measured(sa.bmuf(16), layered={"w": 1}, ends=odd),
     sa.participating(sa.bmuf(16), sa.sampled(0.5, seed=1), stale=True),
     sa.paced(sa.model_averaging(16), [16, 8]),
     sa.at_syncs(sa.model_averaging(16), sa.reset(INNER)),
@@ -190,7 +191,15 @@ def sent() -> list[float]:
         sa.communication(sa.diloco(16), PARAMS, workers=8, steps=32),
         sa.communication(decided, PARAMS, workers=8, steps=2, taken=taken),
     ]
-    return [each.bytes_per_worker for each in counts]
+    own: dict[str, Any] = {"workers": 8, "step_seconds": 0.1, "network": "dsl"}
+    planned: sa.Plan = sa.plan(sa.diloco(16), PARAMS, **own)
+    return [*(each.bytes_per_worker for each in counts), planned.bytes]
+
+
+def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
+    """Names the cosines that `measured` found."""
+    figures: sa.Figures = metrics["measured"]
+    return dict(zip(sa.parts_of(PARAMS), figures.cosine.T, strict=True))
 
 
 def in_a_stack() -> Any:
