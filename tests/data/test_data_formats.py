@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import io
-import struct
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -57,13 +56,6 @@ def test_mnist_is_found_unpacked_where_others_keep_it(tmp_path):
     for own, expected in parts:
         np.testing.assert_array_equal(own["x"], expected["x"])
         np.testing.assert_array_equal(own["y"], expected["y"])
-
-
-def test_idx_reads_dimensions_from_the_high_byte_down(tmp_path):
-    expected = np.arange(600, dtype=np.uint8).reshape(2, 300)
-    content = b"\0\0\x08\x02" + struct.pack(">II", 2, 300) + expected.tobytes()
-    put(tmp_path, "a.gz", gzip.compress(content))
-    np.testing.assert_array_equal(formats.read_idx(tmp_path / "a.gz"), expected)
 
 
 def test_an_archive_is_read_whole_whether_zipped_or_not(tmp_path):

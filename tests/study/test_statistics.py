@@ -1,8 +1,6 @@
 """Statements about several seeds: spreads, paired differences and bands."""
 
 import math
-import random
-import warnings
 from typing import Any
 
 import numpy as np
@@ -132,22 +130,6 @@ def test_neither_the_order_of_seeds_nor_a_repetition_changes_a_difference(
 
 
 @COMPARED
-@given(BY_SEED, BY_SEED)
-def test_a_difference_the_other_way_round_is_its_mirror_image(values, baseline):
-    found, other = compared(values, baseline), compared(baseline, values)
-    if found is None:
-        assert other is None
-        return
-    assume(found.mean != 0)
-    assert other.mean == -found.mean
-    assert other.deviation == found.deviation
-    if found.low is None:
-        assert other.low is other.high is None
-    else:
-        assert (other.low, other.high) == pytest.approx((-found.high, -found.low))
-
-
-@COMPARED
 @given(
     st.lists(FIGURES, min_size=5, max_size=9),
     st.floats(-50, 50),
@@ -189,22 +171,4 @@ def test_a_band_goes_on_with_the_seeds_that_have_a_figure():
     assert (mean[1], low[1], high[1]) == (4.0, 4.0, 4.0)
     assert (mean[2], low[2], high[2]) == (5.0, 5.0, 5.0)
     assert all(math.isnan(x[3]) for x in (mean, low, high))
-
-
-@given(
-    st.lists(st.lists(st.none() | FIGURES, max_size=6), max_size=5), st.integers(0, 99)
-)
-def test_a_band_is_numpys_over_a_table_with_gaps_in_any_order(curves, seed):
-    longest = max(map(len, curves), default=0)
-    table = np.full((len(curves), longest), np.nan)
-    for row, curve in zip(table, curves, strict=True):
-        row[: len(curve)] = [np.nan if x is None else x for x in curve]
-    with warnings.catch_warnings():  # numpy's, of columns without a figure
-        warnings.simplefilter("ignore", RuntimeWarning)
-        mean, deviation = np.nanmean(table, axis=0), np.nanstd(table, axis=0, ddof=1)
-    deviation = np.where(np.isnan(deviation) & ~np.isnan(mean), 0, deviation)
-    found = band(random.Random(seed).sample(curves, len(curves)))
-    for actual, expected in zip(
-        found, (mean, mean - deviation, mean + deviation), strict=True
-    ):
-        np.testing.assert_allclose(actual, expected if longest else [], atol=1e-9)
+    assert band([]) == ([], [], [])

@@ -1,7 +1,8 @@
-"""Displacements that the harness measures, against NumPy."""
+"""Displacements that the harness measures: which rounds, and how they are read.
 
-import functools
-import importlib
+The figures themselves are tested with `syncalgos.measured`.
+"""
+
 import itertools
 
 import jax
@@ -9,123 +10,91 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from problems import initial_params, loss
-from recurrences import LR, MOMENTUM, START, STEPS, TARGET, X
 
 import syncalgos
 from experiments.training.rounds import figures, measured
-from syncalgos import (
-    bmuf,
-    communication,
-    model_averaging,
-    reduce_with,
-)
+from syncalgos import bmuf, communication, delayed, model_averaging, reduce_with
 from syncalgos.combinators import introspection
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-WORKERS = 4
+WORKERS, STEPS, RATE = 4, 14, 0.5
 AT = (2, 4, 6, 8, 10, 12, 14)  # evaluations: at rounds' ends and within rounds
 ROUNDING = 1e-6  # of what is kept, which is float32
-NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
+PARAMS = {"x": np.ones(3)}
+ROWS = np.random.default_rng(0).normal(size=(STEPS, WORKERS, 3))
 
 
-def train(strategy, at=AT, workers=WORKERS, backend="vmap", **given):
-    """Trains on X and TARGET; returns the last state and the figures at `at`."""
+def drift(params, rows):
+    """A loss whose gradient is the mean of the batch's rows."""
+    return jnp.sum(params["x"] * jnp.mean(rows, axis=0))
+
+
+def train(strategy, at=AT, loss=drift, params=PARAMS, rows=ROWS, **given):
+    """Returns the last state, and the figures at `at`."""
     trainer = syncalgos.DataParallel(
-        syncalgos.stateless(given.get("loss", loss)),
-        given.get("optimizer", optax.sgd(LR, momentum=MOMENTUM)),
+        syncalgos.stateless(loss),
+        optax.sgd(RATE),
         strategy,
-        workers=workers,
-        backend=backend,
-        tables=given.get("sharded"),
+        workers=rows.shape[1],
+        **{"backend": "vmap", **given},
     )
-    batches = given.get("batches", (X, TARGET))
-    state = trainer.init(given.get("params", initial_params()))
-    seen = []
+    state, seen = trainer.init(params), []
     for start, stop in itertools.pairwise((0, *at)):
-        state, _ = trainer.run(state, tuple(x[start:stop] for x in batches))
-        seen.append(figures(state))
-    return state, np.array([[each[name] for name in NAMES] for each in seen])
+        state, _ = trainer.run(state, rows[start:stop])
+        seen.append([*figures(state).values()])
+    return state, np.array(seen)
 
 
-def sync_steps(strategy, workers=WORKERS, params=None):
+def sync_steps(strategy):
     """At which steps anything is sent."""
-    params = initial_params() if params is None else params
-    sent = communication(strategy, params, workers=workers, steps=STEPS)
+    sent = communication(strategy, PARAMS, workers=WORKERS, steps=STEPS)
     return np.diff(sent.per_step, prepend=0) > 0
 
 
-def compared(strategy, sent, at=AT, **given):
-    """The figures, of a run that trained what it trains without being measured."""
-    plain, nothing = train(strategy, at, **given)
-    state, found = train(measured(strategy, sent, at), at, **given)
-    assert np.isnan(nothing).all()
-    same(state, plain)
-    return found
+def of_round(start, end):
+    """The figures of a round, from each worker's params at its start and its end."""
+    moved = end - start
+    pairs = itertools.combinations(moved, 2)
+    cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+    spread = np.sqrt(((end - end.mean(0)) ** 2).sum(1).mean())
+    return np.linalg.norm(moved.mean(0)), np.mean(cosines), spread
 
 
-def of_round(moved, ends):
-    """The figures of a round in which workers went so far, and where they came."""
-    pairs = [*itertools.combinations(moved, 2)]
-    with np.errstate(invalid="ignore"):  # of a worker that stays
-        cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
-    drift = np.sqrt(((ends - ends.mean(0)) ** 2).sum(1).mean())
-    cosine = np.mean(cosines) if pairs else np.nan
-    return np.linalg.norm(moved.mean(0)), cosine, drift
+def by_hand(syncs, delay):
+    """The figures at AT, of means that are sent at `syncs` and arrive so much later."""
+    behind, before, on_the_way = [np.ones((WORKERS, 3))], [], {}
+    for step, rows in enumerate(ROWS):
+        before.append(behind[-1] - RATE * rows)
+        if step in syncs:
+            on_the_way[step + delay] = [before[-1].mean(0)] * WORKERS
+        behind.append(np.array(on_the_way.get(step, before[-1])))
+    starts = [0, *(step + 1 for step in syncs)]
+    rounds = [
+        of_round(behind[x], before[y]) for x, y in zip(starts, syncs, strict=False)
+    ]
+    ended = [sum(step < done for step in syncs) for done in AT]
+    return np.array([rounds[x - 1] if x else (np.nan,) * 3 for x in ended])
 
 
-def literal(module, monkeypatch, settings, syncs):
-    """The figures at AT from a paper's recurrence, watched before and after syncs."""
-    before, behind = [], [np.array([START] * WORKERS)]
-    plain = module.local_steps
-
-    def watched(*arguments, **options):
-        for step, theta in plain(*arguments, **options):
-            before.append(np.array(theta))
-            yield step, theta
-            behind.append(np.array(theta))  # as the recurrence left it
-
-    monkeypatch.setattr(module, "local_steps", watched)
-    list(module.recurrence(WORKERS, **settings))
-    found = []
-    for done in AT:
-        ended = [step for step in syncs if step < done]
-        if not ended:
-            found.append((np.nan,) * 3)
-            continue
-        began, end = behind[ended[-2] + 1 if ended[1:] else 0], before[ended[-1]]
-        found.append(of_round(end - began, end))
-    return np.array(found)
-
-
-ALWAYS = range(STEPS)
+# A mean that arrives a step after it was sent is part of the next round.
 CASES = [
-    ("bmuf", {"period": 3, "nesterov": True}, (2, 5, 8, 11)),
-    # Sent one step before it arrives, so that it is part of the next round.
-    pytest.param(
-        "streaming_diloco",
-        {"period": 6, "fragments": 2, "delay": 1},
-        (1, 4, 7, 10, 13),
-        marks=pytest.mark.slow,
-    ),
-    pytest.param("sync_sgd", {}, ALWAYS, marks=pytest.mark.slow),
-    pytest.param("gossip", {"topology": "ring"}, ALWAYS, marks=pytest.mark.slow),
+    (model_averaging(3), (2, 5, 8, 11), 0),
+    (delayed(model_averaging(4), 1), (3, 7, 11), 1),
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "syncs"), CASES)
-def test_figures_are_those_of_a_literal_run_and_training_is_the_same(
-    name, settings, syncs, monkeypatch
-):
-    strategy = syncalgos.ALGORITHMS[name](**settings)
+@pytest.mark.parametrize(("strategy", "syncs", "delay"), CASES, ids=["now", "late"])
+def test_figures_are_those_by_hand_and_training_is_the_same(strategy, syncs, delay):
     sent = sync_steps(strategy)
-    assert np.flatnonzero(sent).tolist() == list(syncs)
-    module = importlib.import_module(f"recurrences.{name}")
-    expected = literal(module, monkeypatch, settings, syncs)
+    assert np.flatnonzero(sent).tolist() == [*syncs]
+    placed = {"backend": "shard_map"}  # lanes and devices
+    plain, nothing = train(strategy, **placed)
+    state, found = train(measured(strategy, sent, AT), **placed)
 
-    found = compared(strategy, sent, backend="shard_map")  # lanes and devices
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
+    np.testing.assert_allclose(found, by_hand(syncs, delay), ROUNDING, ROUNDING)
+    assert np.isnan(nothing).all()
+    same(state, plain)
 
 
 def same(state, plain):
@@ -144,50 +113,24 @@ def same_array(x, y):
     np.testing.assert_allclose(x, y, rtol=within, atol=within, strict=True)
 
 
-def drift(params, batch):
-    """Its gradient is the mean of the batch's rows."""
-    return jnp.sum(params["x"] * jnp.mean(batch[0], axis=0))
-
-
-@functools.cache
-def drifting_trainer(workers):
-    """The same one for all tests, which takes one round of two steps of 0.5."""
-    strategy = model_averaging(2)
-    sent = sync_steps(strategy, 2)  # one worker sends nothing, yet its rounds end
-    return syncalgos.DataParallel(
-        syncalgos.stateless(drift),
-        optax.sgd(0.5),
-        measured(strategy, sent, (2,)),
-        workers=workers,
-        backend="vmap",
-    )
-
-
 def drifting(rows, dtype=float):
     """Figures after one round of two steps in which worker i goes along -rows[i]."""
-    rows = np.asarray(rows, float)
-    trainer = drifting_trainer(len(rows))
-    state = trainer.init({"x": jnp.ones(rows.shape[1], dtype)})
-    state, _ = trainer.run(state, (np.stack([rows] * 2),))
-    found = figures(state)
-    return np.array([found[name] for name in NAMES])
+    rows, strategy = np.asarray(rows, float), model_averaging(2)
+    noting = measured(strategy, sync_steps(strategy), (2,))
+    params = {"x": jnp.ones(rows.shape[1], dtype)}
+    return train(noting, (2,), params=params, rows=np.stack([rows] * 2))[1][0]
 
 
-DRIFTS = {  # and their cosine
-    "orthogonal, of other lengths": (np.diag([3.0, 6.0, 12.0]), 0),
-    "opposite": ([[1.0, 2.0], [-1.0, -2.0]], -1),
-    "one stays": ([[0.0, 0.0], [3.0, 4.0]], np.nan),
-    "one worker": ([[3.0, 4.0]], np.nan),
+DRIFTS = {  # and their figures
+    "opposite": ([[1.0, 2.0], [-1.0, -2.0]], (0, -1, 5**0.5)),
+    "one stays": ([[0.0, 0.0], [3.0, 4.0]], (2.5, np.nan, 2.5)),
+    "one worker": ([[3.0, 4.0]], (5, np.nan, 0)),
 }
 
 
-@pytest.mark.parametrize(("rows", "cosine"), DRIFTS.values(), ids=DRIFTS)
-def test_figures_of_drifts_by_hand(rows, cosine):
-    found, moved = drifting(rows), np.asarray(rows)  # two steps of 0.5
-    assert found[1] == pytest.approx(cosine, abs=ROUNDING, nan_ok=True)
-    assert not found[1] > 1
-    expected = of_round(moved, moved)
-    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
+@pytest.mark.parametrize(("rows", "expected"), DRIFTS.values(), ids=DRIFTS)
+def test_figures_of_drifts_by_hand(rows, expected):
+    np.testing.assert_allclose(drifting(rows), expected, ROUNDING, ROUNDING)
 
 
 def test_params_that_are_not_finite_give_no_finite_figure():
@@ -209,18 +152,16 @@ def test_nothing_is_measured_where_nothing_is_sent():
 
 def test_no_round_is_measured_that_no_evaluation_tells_of():
     strategy = bmuf(2)
-    counted = communication(strategy, initial_params(), workers=WORKERS, steps=STEPS)
-    sent = np.diff(counted.per_step, prepend=0) > 0
+    counted = communication(strategy, PARAMS, workers=WORKERS, steps=STEPS)
+    sent = sync_steps(strategy)
 
     for evaluated, rounds in (((), 0), ((1,), 0), ((5,), 1), ((8, 9, 12), 2)):
         noting = measured(strategy, sent, evaluated)
-        acts = [bool(introspection.acts(noting, x)) for x in ALWAYS]
+        acts = [bool(introspection.acts(noting, x)) for x in range(STEPS)]
         np.testing.assert_array_equal(acts, sent)
-        all_of_it = communication(
-            noting, initial_params(), workers=WORKERS, steps=STEPS
-        )
+        all_of_it = communication(noting, PARAMS, workers=WORKERS, steps=STEPS)
         more = all_of_it.bytes_per_worker - counted.bytes_per_worker
-        params = 2 * (WORKERS - 1) / WORKERS * START.nbytes
+        params = 2 * (WORKERS - 1) / WORKERS * PARAMS["x"].nbytes
         flags = 3 * 2 * (WORKERS - 1) / WORKERS * 8  # three scalars at most
         assert 4 * params * rounds <= more <= (4 * params + flags) * rounds
 
@@ -229,16 +170,15 @@ def test_no_round_is_measured_that_no_evaluation_tells_of():
 def test_rows_of_sharded_tables_are_not_measured():
     """The rest of the model does not use the table: its figures are as without it."""
     table = np.random.default_rng(0).normal(size=(2 * WORKERS, 3))
-    params = {"rest": initial_params(), "table": table}
 
-    def rest_loss(params, batch):
-        rows = syncalgos.lookup(params["table"], jnp.arange(2))
-        return loss(params["rest"], batch) + jnp.sum(rows**2)
+    def loss(params, rows):
+        read = syncalgos.lookup(params["table"], jnp.arange(2))
+        return drift(params["rest"], rows) + jnp.sum(read**2)
 
     strategy = bmuf(4)
     sent = sync_steps(strategy)
-    given = {"loss": rest_loss, "params": params, "sharded": {"rest": False}}
-    given["sharded"]["table"] = True
+    given = {"loss": loss, "params": {"rest": PARAMS, "table": table}}
+    given["tables"] = {"rest": False, "table": True}
     plain, _ = train(strategy, **given)
     state, found = train(measured(strategy, sent, AT), **given)
     _, expected = train(measured(strategy, sent, AT))
@@ -258,8 +198,7 @@ def test_all_tables_leave_nothing_to_measure():
 
     sent = np.arange(STEPS) % 2 == 1
     strategy = measured(model_averaging(2), sent, (4,))
-    given = {"loss": table_loss, "params": table, "sharded": True}
-    _, found = train(strategy, (4,), **given)
+    _, found = train(strategy, (4,), table_loss, table, tables=True)
 
     assert found[0, 0] == 0
     assert np.isnan(found[0, 1])

@@ -50,7 +50,7 @@ def gpt_in_numpy(params, tokens, heads):
         params["tokens"][token] + (0 if rotary else params["positions"][i])
         for i, token in enumerate(tokens)
     ]
-    for n in range(LAYERS):
+    for n in range(len(params["blocks"]["qkv"]["w"])):
         block = jax.tree.map(lambda leaf, n=n: leaf[n], params["blocks"])
         normed = np.array([norm_in_numpy(block["norm1"], row) for row in x])
         qkv = normed @ block["qkv"]["w"] + block["qkv"].get("b", 0)

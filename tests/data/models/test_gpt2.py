@@ -12,6 +12,7 @@ import pytest
 from commands import ROOT
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from test_gpt import gpt_in_numpy
 
 from experiments.tasks.language import gpt2_synthetic, shakespeare
 from experiments.training import export, huggingface
@@ -93,35 +94,30 @@ def test_half_the_bits_give_the_loss_and_the_gradient_of_all():
         assert 0 < error < 0.05
 
 
-def gpt2_in_numpy(config, x, tokens):
-    """GPT-2 by the names of Hugging Face, whose matrices are (inputs, outputs)."""
+# Where a GPT-2 of Hugging Face keeps what ours has in its blocks.
+NAMES = {"norm1": "ln_1", "qkv": "attn.c_attn", "out": "attn.c_proj"}
+NAMES |= {"norm2": "ln_2", "up": "mlp.c_fc", "down": "mlp.c_proj"}
 
-    def linear(name, y):
-        return y @ x[f"{name}.weight"] + x[f"{name}.bias"]
 
-    def norm(name, y):
-        y = y - y.mean(-1, keepdims=True)
-        y = y / np.sqrt((y**2).mean(-1, keepdims=True) + config["layer_norm_epsilon"])
-        return y * x[f"{name}.weight"] + x[f"{name}.bias"]
+def gpt2_in_numpy(folder, tokens):
+    """The logits of a model in a folder, by the equations of test_gpt."""
+    config = json.loads((folder / "config.json").read_text())
+    assert config["layer_norm_epsilon"] == 1e-5
+    x = load_file(folder / "model.safetensors")
+    x = {name.removeprefix("transformer."): np.float64(y) for name, y in x.items()}
 
-    x = {name: np.float64(tensor) for name, tensor in x.items()}
-    y = x["transformer.wte.weight"][tokens] + x["transformer.wpe.weight"][: len(tokens)]
-    future = np.triu(np.full((len(tokens), len(tokens)), -np.inf), 1)
-    for n in range(config["n_layer"]):
-        at = f"transformer.h.{n}"
-        qkv = linear(f"{at}.attn.c_attn", norm(f"{at}.ln_1", y))
-        read = []
-        for q, k, v in zip(
-            *(np.split(z, config["n_head"], 1) for z in np.split(qkv, 3, 1)),
-            strict=True,
-        ):
-            odds = np.exp(q @ k.T / math.sqrt(q.shape[1]) + future)
-            read.append(odds / odds.sum(1, keepdims=True) @ v)
-        y = y + linear(f"{at}.attn.c_proj", np.concatenate(read, 1))
-        up = linear(f"{at}.mlp.c_fc", norm(f"{at}.ln_2", y))
-        cubic = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
-        y = y + linear(f"{at}.mlp.c_proj", 0.5 * up * (1 + np.tanh(cubic)))
-    return norm("transformer.ln_f", y) @ x["transformer.wte.weight"].T
+    def layers(name, part):
+        layers = range(config["n_layer"])
+        return np.stack([x[f"h.{n}.{name}.{part}"] for n in layers])
+
+    blocks = {}
+    for ours, theirs in NAMES.items():
+        weight = "scale" if "norm" in ours else "w"
+        blocks[ours] = {weight: layers(theirs, "weight"), "b": layers(theirs, "bias")}
+    norm = {"scale": x["ln_f.weight"], "b": x["ln_f.bias"]}
+    params = {"tokens": x["wte.weight"], "positions": x["wpe.weight"]}
+    params |= {"blocks": blocks, "norm": norm}
+    return [gpt_in_numpy(params, row, config["n_head"]) for row in tokens]
 
 
 def exported(folder, params, task):
@@ -152,9 +148,8 @@ def test_a_converted_model_is_the_gpt2_of_the_paper(converted):
     assert (config["model_type"], config["activation_function"]) == ("gpt2", "gelu_new")
     with safe_open(folder / "model.safetensors", "numpy") as file:
         assert file.metadata() == {"format": "pt"}
-    tensors = load_file(folder / "model.safetensors")
     logits = gpt.apply(params, TOKENS[:, :64], TINY.heads)
-    expected = [gpt2_in_numpy(config, tensors, row[:64]) for row in TOKENS]
+    expected = gpt2_in_numpy(folder, TOKENS[:, :64])
     assert np.abs(expected).max() > 1
     np.testing.assert_allclose(logits, expected, **CLOSE)
 
@@ -165,10 +160,9 @@ def test_a_gpt_of_characters_is_a_gpt2_too(tmp_path):
     params = jax.jit(task.init)(jax.random.key(0))[0]
     path = exported(tmp_path, params, {"model": "gpt", "heads": 2})
     huggingface.convert(path, tmp_path / "made")
-    config = json.loads((tmp_path / "made" / "config.json").read_text())
-    tensors = load_file(tmp_path / "made" / "model.safetensors")
-    expected = gpt2_in_numpy(config, tensors, TOKENS[0, :8] % 65)
-    logits = gpt.apply(params, TOKENS[:1, :8] % 65, heads=2)[0]
+    tokens = TOKENS[:1, :8] % 65
+    expected = gpt2_in_numpy(tmp_path / "made", tokens)
+    logits = gpt.apply(params, tokens, heads=2)
     np.testing.assert_allclose(logits, expected, **CLOSE)
 
 

@@ -134,25 +134,6 @@ def test_streaming_gives_the_outputs_of_training():
     np.testing.assert_allclose(np.stack(streamed, 1), lstm.apply(params, X), atol=1e-12)
 
 
-@pytest.mark.slow
-def test_gradients_of_a_stream_by_its_first_carry_are_those_of_the_plain_formulation():
-    params, x = make_params(), X
-    first = jax.tree.map(lambda x: x + 0.3, lstm.start(params, BATCH))
-
-    def streamed(carry):
-        outputs = []
-        for frame in range(3):
-            carry, y = lstm.step(params, carry, x[:, frame])
-            outputs.append(y)
-        return (jnp.stack(outputs, 1) ** 2).sum()
-
-    def at_once(carry):
-        return (plain(params, x[:, :3], carry) ** 2).sum()
-
-    found, expected = (jax.jit(jax.grad(f))(first) for f in (streamed, at_once))
-    assert_near(found, expected, 1e-12)
-
-
 def loops(jaxpr):
     """All scans of a jaxpr."""
     for equation in jaxpr.eqns:

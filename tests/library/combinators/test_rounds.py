@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import AxisType, PartitionSpec
-from trees import assert_close
 
 import syncalgos as sa
 from syncalgos.combinators import introspection
@@ -145,34 +144,6 @@ def test_a_sync_at_the_end_is_one_more_and_no_other():
     averaged = sa.at_end(sa.ema(sa.every(MARK, 7), 0.5), 20)
     landed = [step for step in range(20) if introspection.lands(averaged, step)]
     assert landed == [6, 13, 19]
-
-
-@pytest.mark.slow
-def test_a_sync_at_the_end_is_that_of_a_shorter_last_round():
-    """10 local steps are two rounds of 4, then one of 2."""
-    batches = np.random.default_rng(0).normal(size=(10, 6, 3)).astype(np.float32)
-    loss = sa.stateless(lambda p, x: jnp.mean((x @ p["w"] - x.sum(1)) ** 2))
-    strategy, then = (
-        sa.bmuf(period, block_momentum=0.5, nesterov=True) for period in (4, 2)
-    )
-
-    def trainer(strategy):
-        return sa.DataParallel(
-            loss, optax.sgd(0.1), strategy, workers=3, backend="vmap"
-        )
-
-    def start():
-        return trainer(strategy).init({"w": np.zeros(3, np.float32)})
-
-    ending = trainer(sa.at_end(strategy, 10))
-    state, _ = ending.run(start(), batches)
-    other, _ = trainer(strategy).run(start(), batches[:8])
-    other, _ = trainer(then).run(other, batches[8:])
-    assert_close(state.own, other.own, rtol=1e-6, atol=1e-7)
-    counted = ending.communication(state, steps=10)
-    before = trainer(strategy).communication(state, steps=10)
-    assert (before.syncs, counted.syncs) == (2, 3)
-    assert counted.bytes_per_worker == before.bytes_per_worker * 3 / 2
 
 
 @pytest.mark.parametrize("name", ["sync_sgd", "gossip"])
