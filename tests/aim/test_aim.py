@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from commands import OTHER_MACHINES, ROOT, environment, imported_by, load, ran
 from faults import until
 from tiers import tiers
 
+import syncalgos as sa
 from experiments.aim import config, tables, times
 from experiments.aim.targets import parse
 from experiments.command.errors import BadRequest
@@ -343,6 +345,20 @@ def test_the_least_period(steps, delay, dispatched, period):
 
 def test_a_period_of_one_is_no_constant_cost():
     assert modelled([row(size=4e9)], 1, **fragments("2*8")).period == 57
+
+
+def test_a_plan_of_the_library_agrees():
+    """For the same bytes: a ring of two workers sends a model of a gigabyte once."""
+    link, model = Network("a link", 1e9, 0.25), jax.ShapeDtypeStruct((2**28,), "f")
+    once = {"all_reduce": [4.0 * 2**28, 1]}
+    sends = {"kinds": [{}, once], "steps": "0*3 1*1 0*3 1*1"}
+    run = {"ledger": {"always": {}, "branched": once}, "sends": sends}
+    told = modelled([row(size=4.0 * 2**28)], 4, link, **run)
+    own = {"step_seconds": 1.0, "network": link, "steps": 8}
+    planned = sa.plan(sa.diloco(4), model, workers=2, **own)
+    assert told.sync == pytest.approx(planned.seconds)
+    assert told.share == pytest.approx(planned.share)
+    assert told.period == planned.enough
 
 
 def test_compute_is_the_share_of_peak():

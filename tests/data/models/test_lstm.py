@@ -49,7 +49,7 @@ def test_remat_chunks_take_less_memory():
     assert memory(16) < memory(None) / 4
 
 
-def plain(params, x, carry):
+def plain_apply(params, x):
     """Gers et al. 2000, frame by frame, differentiated by jax's own rules."""
 
     def frame(carry, x):
@@ -62,12 +62,9 @@ def plain(params, x, carry):
             after.append((x, c))
         return tuple(after), x @ params["output"]["w"] + params["output"]["b"]
 
-    return jnp.swapaxes(lax.scan(frame, carry, jnp.swapaxes(x, 0, 1))[1], 0, 1)
-
-
-def plain_apply(params, x):
     zeros = jnp.zeros((len(x), HIDDEN), x.dtype)
-    return plain(params, x, tuple((zeros, zeros) for _ in params["layers"]))
+    carry = tuple((zeros, zeros) for _ in params["layers"])
+    return jnp.swapaxes(lax.scan(frame, carry, jnp.swapaxes(x, 0, 1))[1], 0, 1)
 
 
 def loss(params, x, apply=lstm.apply):

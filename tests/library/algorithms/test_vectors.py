@@ -27,9 +27,7 @@ from conformance.make import FOLDER, text, vectors
 from syncalgos import Replica
 
 AXIS = "worker"
-LAST_DIGIT = (
-    1.1e-10  # files have 10 decimals, and sums in another order round otherwise
-)
+LAST_DIGIT = 1.1e-10  # of ten; sums in another order round otherwise
 TOGETHER = 8
 # One of each kind of file: only gradients, a schedule, a graph, draws that are the same
 # on all workers or not, a clock, another inner optimizer.

@@ -14,11 +14,6 @@ from syncalgos import delayed, model_averaging
 pytestmark = pytest.mark.usefixtures("float64")
 
 
-def test_delay_of_zero_is_the_strategy_itself():
-    strategy = sa.bmuf(4)
-    assert delayed(strategy, 0) is strategy
-
-
 # On both sides of the bound, 0.38.
 @pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "agree"), [(0.36, False), (0.41, True)])

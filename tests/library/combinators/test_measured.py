@@ -94,8 +94,14 @@ def near(found, expected):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("form", ["vectorized", "sequential", None])
-@pytest.mark.parametrize("name", MADE)
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("model_averaging", None),
+        ("diloco", "sequential"),
+        pytest.param("diloco", "vectorized", marks=pytest.mark.slow),
+    ],
+)
 def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
     strategy, after = MADE[name]
     placement = Placement(lanes=2, lane_form=form) if form else Placement()
@@ -144,6 +150,7 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
                     near(row, expected[step // PERIOD])
 
 
+@pytest.mark.slow
 def test_what_reduces_gradients_is_measured_at_every_step():
     trainer = sa.DataParallel(
         loss, optax.sgd(RATE), measured(sa.sync_sgd()), workers=WORKERS
