@@ -1,6 +1,7 @@
 """Measures how far workers go between two syncs, and how far a sync takes them."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,8 @@ from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
-from syncalgos.strategy import Strategy, apply_sync, check_strategy
+from syncalgos.strategy import Strategy, apply_sync, check_strategy, factory
 
-METRIC = "measured"
 # Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
 NONE = -2.0
 
@@ -83,6 +83,7 @@ class MeasuredState(NamedTuple):
         return Figures(*jnp.moveaxis(self.noted.values, -2, 0))
 
 
+@factory
 def measured(
     strategy: Strategy,
     *,
@@ -157,15 +158,13 @@ def measured(
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
         return replica, MeasuredState(own, start, note)
 
-    def rebuild(change):
-        own = {"by_leaf": by_leaf, "layered": layered, "ends": ends, "only": only}
-        return measured(change(strategy), **own)
-
+    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
+    made = introspection.Combination(sync, (strategy,), lambda f: again(f(strategy)))
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=introspection.Combination(sync, (strategy,), rebuild),
+        sync=made,
         center=introspection.inner_center(strategy),
         acts=introspection.at_any(acting, steps),
     )
@@ -204,7 +203,7 @@ def noted(state: PyTree, step: Any) -> dict[str, Any]:
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
     for at, values in (x for x in nodes if isinstance(x, Noted)):
         one = values.reshape(-1, *values.shape[-2:])[0]
-        metrics[METRIC] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
+        metrics["measured"] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
     return metrics
 
 

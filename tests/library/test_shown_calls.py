@@ -39,6 +39,8 @@ SHOWN = {
     "every(average(field='params', reduce=mean), 4, offset=0)": sa.every(
         sa.average(), 4
     ),
+    "measured(average(field='params', reduce=mean), by_leaf=True, layered=0, "
+    "ends=None, only=None)": sa.measured(sa.average()),
     "chain(when(reset(GradientTransformationExtraArgs(…)), third), "
     "model_averaging(period=8, axis='own'))": sa.chain(
         sa.when(sa.reset(optax.sgd(0.1)), third), sa.model_averaging(8, axis="own")

@@ -9,7 +9,6 @@ import optax
 import pytest
 
 import syncalgos as sa
-from syncalgos import Placement, Replica, measured, parts_of
 
 WORKERS, PERIOD, STEPS, RATE = 4, 2, 6, 0.1
 START = {
@@ -104,11 +103,11 @@ def near(found, expected):
 )
 def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
     strategy, after = MADE[name]
-    placement = Placement(lanes=2, lane_form=form) if form else Placement()
+    placement = sa.Placement(lanes=2, lane_form=form) if form else sa.Placement()
     trainer = sa.DataParallel(
         loss,
         optax.sgd(RATE),
-        measured(strategy, layered=LAYERED),
+        sa.measured(strategy, layered=LAYERED),
         workers=WORKERS,
         placement=placement,
     )
@@ -120,15 +119,15 @@ def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
 
 
 def test_the_parts_have_names():
-    assert parts_of(START, LAYERED) == [*PARTS]
-    assert parts_of(START) == ["all", *START]
+    assert sa.parts_of(START, LAYERED) == [*PARTS]
+    assert sa.parts_of(START) == ["all", *START]
 
 
 @pytest.mark.parametrize("by_leaf", [True, False])
 def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
     expected = by_hand(averaged)[:, :, : None if by_leaf else 1]
     own = {"layered": LAYERED, "by_leaf": by_leaf}
-    strategy = measured(sa.model_averaging(PERIOD, axis="w"), **own)
+    strategy = sa.measured(sa.model_averaging(PERIOD, axis="w"), **own)
 
     def each(x):
         return jnp.array([x] * WORKERS)
@@ -141,10 +140,10 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
             jax.vmap(strategy.sync, in_axes=(0, 0, None), axis_name="w"),
         ),
     ):
-        replica, state = Replica(start), make(start)
+        replica, state = sa.Replica(start), make(start)
         for step in range(STEPS):
             now = {k: x - RATE * DRIFTS[k][step] for k, x in replica.params.items()}
-            replica, state = sync(Replica(now), state, step)
+            replica, state = sync(sa.Replica(now), state, step)
             if (step + 1) % PERIOD == 0:
                 for row in np.stack(state.figures, 1):  # all workers have the same
                     near(row, expected[step // PERIOD])
@@ -153,7 +152,7 @@ def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
 @pytest.mark.slow
 def test_what_reduces_gradients_is_measured_at_every_step():
     trainer = sa.DataParallel(
-        loss, optax.sgd(RATE), measured(sa.sync_sgd()), workers=WORKERS
+        loss, optax.sgd(RATE), sa.measured(sa.sync_sgd()), workers=WORKERS
     )
     _, metrics = trainer.run(trainer.init(START), DRIFTS)
     figures = metrics["measured"]
@@ -169,7 +168,7 @@ def test_what_is_undefined_is_said_so():
     trainer = sa.DataParallel(
         lambda p, b: loss({"w": p["w"]}, {"w": b["w"]}) + 0 * p["scale"],
         optax.sgd(RATE),
-        measured(sa.model_averaging(PERIOD)),
+        sa.measured(sa.model_averaging(PERIOD)),
         workers=WORKERS,
     )
     state = trainer.init(START)
@@ -178,7 +177,7 @@ def test_what_is_undefined_is_said_so():
     cosine = metrics["measured"].cosine[PERIOD - 1]
     assert cosine[1:3].tolist() == [-2, -2] and cosine[0] == pytest.approx(cosine[3])
     alone = sa.DataParallel(
-        loss, optax.sgd(RATE), measured(sa.model_averaging(PERIOD)), workers=1
+        loss, optax.sgd(RATE), sa.measured(sa.model_averaging(PERIOD)), workers=1
     )
     _, metrics = alone.run(alone.init(START), DRIFTS)
     assert set(np.ravel(metrics["measured"].cosine[PERIOD - 1])) == {-2}
@@ -186,6 +185,6 @@ def test_what_is_undefined_is_said_so():
 
 def test_a_tree_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="layered must be a tree like params"):
-        measured(sa.bmuf(2), layered={"v": 1}).init(START)
+        sa.measured(sa.bmuf(2), layered={"v": 1}).init(START)
     with pytest.raises(ValueError, match="measured: expected a Strategy"):
-        measured(optax.sgd(0.1))
+        sa.measured(optax.sgd(0.1))
