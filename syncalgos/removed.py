@@ -29,7 +29,6 @@ _RENAMED = {
     "entry_clip": ["co2.clip"],
     "leaf_clip": ["edit.clip"],
     "forgetting": ["edit.rate"],
-    "decay": ["loco.beta", "low_bit.beta"],
 }
 
 # What to use now in place of a public name, of FUNCTION.ARGUMENT (the function is

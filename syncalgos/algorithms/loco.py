@@ -10,7 +10,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy
 def loco(
     *,
     bits: Literal[8, 4, 2] = 4,
-    decay: float = 0.8,
+    beta: float = 0.8,
     reset_period: int = 1024,
     axis: Axis = WORKERS,
 ) -> Strategy:
@@ -26,7 +26,7 @@ def loco(
 
     Args:
         bits: 8, 4 or 2 bits per entry.
-        decay: β, the decay of the residuals, at least 0 and below 1.
+        beta: β, the decay of the residuals, at least 0 and below 1.
         reset_period: T, local steps between two resets of the residuals, at least 1.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -55,5 +55,5 @@ def loco(
     """
     # Errors are float32; in DeepSpeed they have 8 bits. The second rounding applies to
     # the mean sent to all workers; DeepSpeed sums inside a host before it rounds.
-    rounded = reducers.low_bit(bits, decay=decay, reset_period=reset_period)
+    rounded = reducers.low_bit(bits, beta=beta, reset_period=reset_period)
     return reduce_with(rounded, axis=axis)

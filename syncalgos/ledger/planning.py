@@ -166,9 +166,9 @@ def plan(
         period=period,
         syncs=sent.syncs,
         bytes=sent.bytes_per_worker / sent.syncs,
-        messages=messages.sum() / sent.syncs,
-        seconds=costs.sum() / sent.syncs,
-        share=1 - planned * step_seconds / clock[-1],
+        messages=float(messages.sum()) / sent.syncs,
+        seconds=float(costs.sum()) / sent.syncs,
+        share=1 - planned * step_seconds / float(clock[-1]),
         limit=share,
         enough=period and net.smallest_period(costs.tolist(), period, *of),
     )

@@ -196,7 +196,7 @@ class LowBitState(NamedTuple):
 def low_bit(
     bits: Literal[8, 4, 2] = 4,
     *,
-    decay: float = 0.8,
+    beta: float = 0.8,
     reset_period: int = 1024,
     axis: Axis = WORKERS,
 ) -> Reducer:
@@ -212,7 +212,7 @@ def low_bit(
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.
-        decay: β, the decay of e, at least 0 and below 1.
+        beta: β, the decay of e, at least 0 and below 1.
         reset_period: local steps between two resets, at least 1.
         axis: the mapped axis or axes over which the workers lie; by default those of
             the strategy around it.
@@ -232,7 +232,7 @@ def low_bit(
     model training", TPAMI 2025.
     """
     check_bits("low_bit", bits)
-    decay = checks.real("low_bit: decay", decay, least=0, below=1)
+    beta = checks.real("low_bit: beta", beta, least=0, below=1)
     period = checks.whole("low_bit: reset_period", reset_period, least=1)
     code = hops.Code(
         # Draws of 1/2 round to the nearest level.
@@ -250,7 +250,7 @@ def low_bit(
         takes = collectives.takes_part()
 
         def left(e, lost):
-            return jnp.where(kept, decay * e + (1 - decay) * lost, 0)
+            return jnp.where(kept, beta * e + (1 - beta) * lost, 0)
 
         def piece(owed, part):
             return hops.all_reduce(owed, code, axis, residual=part)

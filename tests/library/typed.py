@@ -32,7 +32,7 @@ STRATEGIES: list[sa.Strategy] = [
     sa.topk_sgd(density=0.1),
     sa.dgc(density=0.01, dense_steps=0),
     sa.distributed_lion(b1=0.9, b2=0.98),
-    sa.loco(bits=4, decay=0.9),
+    sa.loco(bits=4, beta=0.9),
 ]
 BY_NAME: sa.Strategy = sa.ALGORITHMS["diloco"](period=8)
 

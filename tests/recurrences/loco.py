@@ -5,10 +5,10 @@ import numpy as np
 from recurrences import START, by_leaf, local_steps, mean, parts_of
 from recurrences.quantized_sgd import quantized
 
-SETTINGS = [{"bits": 2, "decay": 0.7, "reset_period": 5}, {}, {"bits": 8, "decay": 0.0}]
+SETTINGS = [{"bits": 2, "beta": 0.7, "reset_period": 5}, {}, {"bits": 8, "beta": 0.0}]
 
 
-def recurrence(workers, bits=4, decay=0.8, reset_period=1024):
+def recurrence(workers, bits=4, beta=0.8, reset_period=1024):
     e, server = np.zeros((workers, START.size)), np.zeros_like(START)
 
     def coded(x):
@@ -26,8 +26,8 @@ def recurrence(workers, bits=4, decay=0.8, reset_period=1024):
         d = np.array([coded(own) for own in x])
         y = mean(d) + server
         g = coded(y)
-        e[:] = decay * e + (1 - decay) * (x - d)
-        server[:] = decay * server + (1 - decay) * (y - g)
+        e[:] = beta * e + (1 - beta) * (x - d)
+        server[:] = beta * server + (1 - beta) * (y - g)
         if (step + 1) % reset_period == 0:
             e[:], server[:] = 0, 0
         return [g] * workers

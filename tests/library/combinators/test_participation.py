@@ -101,7 +101,7 @@ FEEDBACK = {
     "error_feedback": lambda axis: reducers.error_feedback(
         reducers.top_k(0.5), axis=axis
     ),
-    "low_bit": lambda axis: reducers.low_bit(2, decay=0, axis=axis),
+    "low_bit": lambda axis: reducers.low_bit(2, beta=0, axis=axis),
 }
 
 
