@@ -17,6 +17,7 @@ from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pie
 from experiments.command import factories, terminal
 from experiments.command.errors import BadRequest, MayPass
 from experiments.command.factories import ALGORITHM, TASK
+from experiments.command.words import RENAMED
 from experiments.training import progress, run_folder
 from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.machine import versions
@@ -466,7 +467,8 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
     algorithm = factories.describe(ALGORITHM, config.algo)
     common |= algorithm.defaults | factories.describe(TASK, config.task).defaults
-    before = files.plain(common) | before
+    named = {RENAMED.get(f"{config.algo}.{k}", k): x for k, x in before.items()}
+    before = files.plain(common) | named
     # A flag that is gone had no effect unless it was set.
     before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
     free = set() if same else {"workers", "batch_size", "accumulate"}

@@ -186,5 +186,4 @@ def checked(settings: Mapping[str, Setting], config: Any) -> None:
 def _typed(value: Any, setting: Setting) -> Any:
     """Returns a value in the type of its setting."""
     value = plain(value)
-    is_path = setting.read is Path and isinstance(value, str)
-    return Path(value) if is_path else value
+    return Path(value) if setting.read is Path and isinstance(value, str) else value

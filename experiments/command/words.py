@@ -16,6 +16,7 @@ OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these
 # What to use in place of a flag that is gone, and of one that a study sets itself.
 _TEXTS = tomllib.loads(Path(__file__).with_name("instead.toml").read_text("utf-8"))
 INSTEAD, TAKEN = _TEXTS["instead"], _TEXTS["taken"]
+RENAMED = _TEXTS["renamed"]  # ALGORITHM.ARGUMENT, as in files of 0.3
 
 
 def nearest_flag(flag: str, flags: Iterable[str]) -> str:

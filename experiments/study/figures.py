@@ -542,8 +542,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     of_time = f"time {view}", "time", "modelled time", f"on {view}"
     slug, kind, x_label, how = VIEWS.get(view, of_time)
     # The ends of y are the same in all views: figures of a metric differ only in x.
-    may_be_log = group == "replicas" and not by.higher_is_better
-    wide = 50.0 if may_be_log else math.inf
+    wide = 50.0 if group == "replicas" and not by.higher_is_better else math.inf
     limits, log = _limits(_lines(report, by, STEPS), by, 0.25, 1.0, wide)
     low, high = limits or (-math.inf, math.inf)
     lines = _lines(report, by, view)

@@ -212,8 +212,7 @@ def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
     config, programs = plan.config, plan.programs
 
     def noting(method: Method) -> Method:
-        own = method.strategy
-        noted = measured(own, ends, config.evaluations)
+        noted = measured(method.strategy, ends, config.evaluations)
         return method._replace(strategy=noted)
 
     def make(settings: Settings) -> Method:

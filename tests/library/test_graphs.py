@@ -168,8 +168,7 @@ NAMED = ("static_exponential", "torus", "exponential")  # shifts, exchanges, by 
 
 def test_mixing_is_the_same_on_devices_and_lanes():
     """Collectives are tested in more layouts, and graphs know of no others."""
-    rng = np.random.default_rng(1)
-    values = rng.normal(size=(6, 7)).astype(np.float32)
+    values = np.random.default_rng(1).normal(size=(6, 7)).astype(np.float32)
 
     def program(own, shared):
         found = [topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]

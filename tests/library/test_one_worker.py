@@ -35,8 +35,7 @@ def trained(optimizer, params, batches, loss=loss):
 
     def step(carry, batch):
         params, state = carry
-        grads = jax.grad(loss)(params, batch)
-        updates, state = optimizer.update(grads, state, params)
+        updates, state = optimizer.update(jax.grad(loss)(params, batch), state, params)
         return (optax.apply_updates(params, updates), state), None
 
     @jax.jit

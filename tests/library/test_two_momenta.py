@@ -73,7 +73,6 @@ def late(rate, momentum):
 
 # Strategies, made for an inner optimizer, and the arguments of their linear round.
 ROUNDS_OF = {
-    "0.4 kept": (lambda _: bmuf(0.4), (12, 0.4, False)),
     "0.9 kept": (lambda _: bmuf(0.9), (12, 0.9, False)),
     "0.9 reset": (
         lambda inner: sa.at_syncs(bmuf(0.9), sa.reset(inner)),
@@ -82,7 +81,6 @@ ROUNDS_OF = {
     "nesterov": (lambda _: bmuf(0.9, True), (12, 0.9, True)),
     "each step": (lambda _: sa.diloco(1, outer_lr=0.1), (1, 0.9, True, False, 0.1)),
     "late": (lambda _: late(0.4, 0.9), (10, 0.9, True, False, 0.4, 1)),
-    "late, 0.4": (lambda _: late(0.4, 0.4), (10, 0.4, True, False, 0.4, 1)),
     "late heavy ball": (
         lambda _: sa.co2(12, outer_momentum=0.5, penalty=False),
         (12, 0.5, False, False, 1.0, 1),

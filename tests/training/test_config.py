@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import files
-from experiments.checkpoint.resume import check_config
+from experiments.checkpoint.resume import check_config, check_settings
 from experiments.command.errors import BadRequest
 from experiments.command.words import number, whole
 from experiments.one_run import Folder
@@ -187,3 +187,11 @@ def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
     for name in ("b1", "beta1"):
         config = RunConfig(algo="fedopt", arguments={name: 0.5})
         assert config.arguments == {"beta1": 0.5}
+
+
+def test_an_argument_of_a_former_name_is_known_by_its_new_one():
+    """In files of 0.3; other values are refused by the new flag."""
+    config = parse(["--algo", "edit"])
+    check_settings({"algo": "edit", "clip": 10.0, "rate": 0.02}, config, same=True)
+    with pytest.raises(BadRequest, match=r"made with --leaf-clip 9\.0, not 10\.0"):
+        check_settings({"algo": "edit", "clip": 9.0}, config, same=True)

@@ -120,7 +120,6 @@ def test_metrics_of_a_run_are_the_figures_by_hand(name, form):
 
 def test_the_parts_have_names():
     assert sa.parts_of(START, LAYERED) == [*PARTS]
-    assert sa.parts_of(START) == ["all", *START]
 
 
 @pytest.mark.parametrize("by_leaf", [True, False])
