@@ -90,32 +90,19 @@ def exogym(kind: str, first: int, rank: int, port: int, vectors: dict[str, Any])
 
 def torchft(kind: str, options: dict, rank: int, port: int, vectors: dict[str, Any]):
     """torchft's LocalSGD or DiLoCo, each worker a replica group of one process."""
-    from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
     from torchft.local_sgd import DiLoCo, LocalSGD
 
+    from benchmarks.peers.torchft_diloco import manager_of
+
     workers = vectors["workers"]
     lighthouse = LighthouseServer(f"[::]:{port}", workers) if rank == 0 else None
-    store = dist.TCPStore("localhost", free_port(), is_master=True)
     given = {name: x["value"] for name, x in vectors["hyperparameters"].items()}
     names = np.array_split([*vectors["leaves"]], given.get("fragments", 1))
     models = [Model(vectors, list(part)) for part in names]
     inner = Sgd([x for model in models for x in model.parameters()])
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=TIMEOUT),
-        load_state_dict=lambda state: None,
-        state_dict=dict,
-        min_replica_size=workers,
-        use_async_quorum=False,
-        rank=0,
-        world_size=1,
-        store_addr="localhost",
-        store_port=store.port,
-        lighthouse_addr=f"http://localhost:{port}",
-        replica_id=f"worker_{rank}",
-        hostname="localhost",
-        init_sync=False,
-    )
+    store = dist.TCPStore("localhost", free_port(), is_master=True)
+    manager = manager_of(models[0], rank, workers, store, f"http://localhost:{port}")
     if kind == "local_sgd":
         around = LocalSGD(manager, models[0], inner, given["period"])
     else:

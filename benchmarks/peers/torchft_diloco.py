@@ -25,16 +25,24 @@ from benchmarks.peers.torch_gloo import free_port, network, sgd, train
 TIMEOUT = timedelta(seconds=60)
 
 
-def managed(rank: int, task: work.Task, lighthouse: str) -> None:
-    """Trains one worker with the task's algorithm."""
-    model, store = network(), TCPStore("localhost", free_port(), is_master=True)
-    optimizer = sgd(model)
-    manager = Manager(
+def manager_of(
+    model: torch.nn.Module,
+    rank: int,
+    workers: int,
+    store: TCPStore,
+    lighthouse: str,
+    is_ddp: bool = False,
+) -> Manager:
+    """Returns the manager of a worker, a replica group of one process.
+
+    The caller keeps the store, which ends when nothing refers to it.
+    """
+    return Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=model.load_state_dict,
         state_dict=model.state_dict,
-        min_replica_size=task.workers,
-        use_async_quorum=task.algorithm == "ddp",  # the others forbid it
+        min_replica_size=workers,
+        use_async_quorum=is_ddp,  # the others forbid it
         rank=0,
         world_size=1,
         store_addr="localhost",
@@ -44,7 +52,15 @@ def managed(rank: int, task: work.Task, lighthouse: str) -> None:
         hostname="localhost",
         init_sync=False,
     )
-    if task.algorithm == "ddp":
+
+
+def managed(rank: int, task: work.Task, lighthouse: str) -> None:
+    """Trains one worker with the task's algorithm."""
+    model, is_ddp = network(), task.algorithm == "ddp"
+    store = TCPStore("localhost", free_port(), is_master=True)
+    optimizer = sgd(model)
+    manager = manager_of(model, rank, task.workers, store, lighthouse, is_ddp)
+    if is_ddp:
         parallel = DistributedDataParallel(manager, model)
         train(parallel, Optimizer(manager, optimizer), rank, task)
     elif task.algorithm == "local_sgd":

@@ -1,6 +1,5 @@
 """Measures how far workers go between two syncs, and how far a sync takes them."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import decided, introspection
+from syncalgos.combinators.introspection import Steps
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
@@ -19,8 +19,6 @@ from syncalgos.strategy import Strategy, apply_sync, check_strategy, factory
 
 # Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
 NONE = -2.0
-
-Steps = Callable[[Any], Any]
 
 
 class Figures(NamedTuple):
@@ -224,8 +222,8 @@ def compare(
         layered, by_leaf: as for `measured`.
         axis: the mapped axis or axes over which the workers lie.
     """
-    workers, start = collectives.size(axis), widen(start)
-    params, after = widen(params), widen(after)
+    workers, counts = collectives.size(axis), stacking.counts(layered, params)
+    params, start, after = widen(params), widen(start), widen(after)
 
     def mean(tree):
         return collectives.mean(tree, axis)
@@ -235,7 +233,7 @@ def compare(
 
     def sums(x, y):
         """Sums products in all, then by leaf or layer."""
-        parts = [jnp.ravel(s) for s in _sums(layered, x, y)]
+        parts = [jnp.ravel(s) for s in _sums(counts, x, y)]
         total = jnp.sum(jnp.array([s.sum() for s in parts]), keepdims=True)
         return jnp.concatenate([total, *parts[: by_leaf * len(parts)]])
 
@@ -258,7 +256,7 @@ def compare(
         safe = jnp.where(stays, 1, length)
         found = cosine(jax.tree.map(lambda x: safe[0], moved))
         if by_leaf:
-            own = cosine(_by_leaf(safe[1:], layered, moved))
+            own = cosine(_by_leaf(safe[1:], counts, moved))
             found = jnp.append(found[0], own[1:])
         is_defined = mean(stays.astype(jnp.float32)) == 0
         found = jnp.where(is_defined, jnp.clip(found, -1, 1), NONE)
@@ -267,20 +265,20 @@ def compare(
     return jnp.stack(rows).astype(jnp.float32)
 
 
-def _sums(layered: Layered, x: PyTree, y: PyTree) -> list[jax.Array]:
+def _sums(counts: list[int], x: PyTree, y: PyTree) -> list[jax.Array]:
     """Sums products over each leaf but its axes of layers."""
-    leaves = stacking.counts(layered, x), jax.tree.leaves(x), jax.tree.leaves(y)
+    leaves = counts, jax.tree.leaves(x), jax.tree.leaves(y)
     return [
         jnp.sum(a * b, axis=tuple(range(n, jnp.ndim(a))))
         for n, a, b in zip(*leaves, strict=True)
     ]
 
 
-def _by_leaf(numbers: jax.Array, layered: Layered, tree: PyTree) -> PyTree:
+def _by_leaf(numbers: jax.Array, counts: list[int], tree: PyTree) -> PyTree:
     """Gives each leaf its numbers, one for each layer, in a shape that fits it."""
     leaves, form = jax.tree.flatten(tree)
     found, at = [], 0
-    for count, x in zip(stacking.counts(layered, tree), leaves, strict=True):
+    for count, x in zip(counts, leaves, strict=True):
         size = int(np.prod(x.shape[:count]))
         shape = *x.shape[:count], *[1] * (x.ndim - count)
         found.append(numbers[at : at + size].reshape(shape))

@@ -155,7 +155,7 @@ def plan(
     links, how = (link, _MESSAGE), (workers, fused)
     kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
     costs, messages = np.array(kinds)[moved.steps].T
-    clock = net.modelled_seconds(moved, link, workers, step_seconds, late, fused)
+    clock = net.wall_clock(costs.tolist(), step_seconds, late)
     of = step_seconds, share, late
     return Plan(
         workers=workers,
