@@ -99,13 +99,13 @@ class StudyConfig:
     )
     target: float | None = flag(
         "value of the measure to reach, such as 0.95, for the time to target",
-        otherwise="near the baseline's value",
+        otherwise="near the baseline's value, without a line in figures",
         above=0,
     )
     network: tuple[str, ...] = flag(
         "model the time on a network: '100Mbit/s, 20ms' or a preset; may be repeated",
         (),
-        otherwise="all presets",
+        otherwise="all presets, without figures",
         metavar="NET",
     )
     fused: bool = flag(

@@ -48,12 +48,12 @@ def counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else plural(seeds, "seed")
 
 
-def shown(x: float, measure: Measure) -> str:
+def shown(x: float, measure: Measure, least: float = 0.01) -> str:
     """Returns a value of the measure, scaled, without its unit."""
     if measure.scale == 100:
         return f"{100 * x:.2f}"
     # A function's loss falls by many powers of ten.
-    return f"{x:.2e}" if 0 < abs(x) < 0.01 else f"{x:.4f}"
+    return f"{x:.2e}" if 0 < abs(x) < least else f"{x:.4f}"
 
 
 def with_unit(text: str, measure: Measure) -> str:
@@ -65,8 +65,11 @@ def spread(value: Spread | None, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
     if value is None:
         return MISSING
-    parts = [shown(x, measure) for x in value[:2] if x is not None]
-    return with_unit(" ± ".join(parts), measure)
+    text = shown(value.mean, measure)
+    if value.deviation is not None:  # in the form of the mean
+        least = 0.01 if abs(value.mean) < 0.01 else 1e-4
+        text += f" ± {shown(value.deviation, measure, least)}"
+    return with_unit(text, measure)
 
 
 def places_of(x: float) -> int:
@@ -364,11 +367,7 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
     told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
-    mean, deviation = (by.scale * (x or 0.0) for x in top.measure[:2])
-    best = f"{mean:.4g}"
-    if deviation > 0:
-        best = " ± ".join(fixed(x, places_of(deviation)) for x in (mean, deviation))
-    best = f"{with_unit(best, by)} ({counted(top.measure.count)})"
+    best = f"{spread(top.measure, by)} ({counted(top.measure.count)})"
     how = "; ".join(told) or "there is nothing to compare it to"
     return (
         f"{_several([top])} has the best {by.name}, {best}: {how}."
@@ -439,7 +438,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         best = results.leader(pairs, by) or top
         said, who = best.comparison, f"{best.label} against {report.baseline}"
         about = f"{who}: {said.verdict} {said.basis}"
-        found.append((said.amount or "none seen", about))
+        found.append((said.amount or "no difference", about))
     if (cost := cost_of(rows, pool)) is None:
         return found
     (least, *_), most, part = cost
