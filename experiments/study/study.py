@@ -119,7 +119,7 @@ def make_runs(
     """
     with progress(plan) as bar, making.cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are already complete"
-        bar.say(there if plan.done else f"{plan.total} runs to make")
+        bar.say(there if plan.done else f"{plan.total} runs")
         try:
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)
@@ -309,6 +309,21 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Returns the first two differences as text."""
-    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-    return ", ".join(f"{n}: {old.get(n)!r}, not {new.get(n)!r}" for n in names[:2])
+    """Returns the first difference as text."""
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name))
+    noun = {"entries": "algorithms", "words": "flags"}.get(name, name)
+    return f"{noun}: {_given(old.get(name))}; now: {_given(new.get(name))}"
+
+
+def _given(value: Any) -> str:
+    """Returns a setting as on a command line: "bmuf, Slow=diloco --period 64"."""
+    match value:
+        case [str(label), str(algo), [*words]]:
+            call = " ".join([algo, *words])
+            return call if label in (algo, call) else f"{label}={call}"
+        case [[*_], *_]:
+            return ", ".join(map(_given, value))
+        case [*words]:
+            return " ".join(words) or "none"
+        case _:
+            return "none" if value is None else str(value)

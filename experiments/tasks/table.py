@@ -231,7 +231,7 @@ def _csv(path: Path, column: str) -> Rows:
     header = _header(path, cells)
     last = column.strip() or header[-1]
     if last not in header:
-        have = f"{path} has {_listed(header)}"
+        have = f"{path} has {_listed(header)}{checks.nearest(last, header)}"
         raise ValueError(f"--column: there is no column {column!r}: {have}")
     for line, row in rows:
         if len(row) != len(header):

@@ -74,7 +74,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     assert small.stdout.splitlines()[-1] == f"report: {small.out / 'report.html'}"
     assert not set("\x1b\r") & set(small.stderr)
     first, *lines = small.stderr.splitlines()
-    assert first == "4 runs to make"
+    assert first == "4 runs"
     runs = ["sync_sgd, seed 0", "sync_sgd, seed 1", "NBM, seed 0", "NBM, seed 1"]
     assert len(lines) == len(runs)
     for i, (line, name) in enumerate(zip(lines, runs, strict=True), 1):
@@ -190,11 +190,16 @@ def of_other_files(folder):
 
 KEPT = {
     "other settings": (
+        SHORT.replace("sync_sgd", "'sync_sgd, NBM=bmuf --nesterov'"),
+        None,
+        ["(algorithms: sync_sgd; now: sync_sgd, NBM=bmuf --nesterov)", "use another"],
+    ),
+    "with other settings (flags: --": (
         SHORT.replace("16", "48"),
         None,
-        ["48", "16", "use another folder"],
+        ["--steps 16", "; now: --", "--steps 48", "use another folder"],
     ),
-    "other versions": (SHORT, of_another_version, ["numpy: '0.0.1'"]),
+    "other versions": (SHORT, of_another_version, ["numpy: 0.0.1; now: "]),
     "holds other files": (SHORT, of_other_files, ["use another folder"]),
     "'test_accurcy'": (f"{SHORT} --measure test_accurcy", None, ["'test_accuracy'"]),
 }
