@@ -531,6 +531,7 @@ def remarks(
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
     yield from _on_tuning(config, runs, report.tuning)
+    yield from _on_examples(runs, report)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -579,6 +580,27 @@ def _on_tuning(
             tune_seeds=plural(config.tune_seeds, "seed"),
             share=100 * TUNE_SHARE,
         )
+
+
+def _on_examples(runs: Sequence[RunSet], report: Report) -> Iterator[str]:
+    """Yields warnings about test and validation data of few examples."""
+    # Runs of earlier versions do not say the sizes of their data sets.
+    if report.measure != statistics.ACCURACY or "examples" not in runs[0].any:
+        return
+    test = runs[0].any["examples"]["test"]
+    found = [row.comparison.difference for row in report.rows]
+    ends = [(d.low, d.high) for d in found if d]
+    widths = [high - low for low, high in ends if None not in (low, high)]
+    if widths and 10 / test > min(widths):
+        yield say("examples", points=100 / test, test=test)
+    if tried := [x for x in runs[0].trials if x.summaries]:
+        held_out = tried[0].any["examples"]["test"]
+        known = [[x for x in t.scores if x is not None] for t in report.tuning]
+        near = [sum(max(own) - x < 1.5 / held_out for x in own) for own in known]
+        most, values = max(zip(near, map(len, known), strict=True), default=(0, 0))
+        if most > 1:
+            points = 100 / held_out
+            yield say("validation", points=points, most=most, values=values)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

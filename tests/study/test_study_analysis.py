@@ -21,7 +21,7 @@ from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
 from experiments.training import run_folder
-from syncalgos.network import parse
+from syncalgos.network import PRESETS, parse
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
@@ -426,15 +426,15 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
 # What was tuned.
 
 
-def tried(points, scores):
+def tried(points, scores, **given):
     """Writes the runs that tune: by the algorithm and the values, each seed's end."""
     for point in points:
         for each in point.trials:
             results = scores[point.variant.label][",".join(each.values.values())]
             for seed, end in zip(each.seeds, results, strict=True):
-                diverged = end is None
+                more = {"diverged": end is None, **given}
                 curve = (0.1, 0.1, 0.1 if end is None else end)
-                write(each.run(seed), point.variant.algo, curve, diverged=diverged)
+                write(each.run(seed), point.variant.algo, curve, **more)
 
 
 def final(study, values):
@@ -564,6 +564,24 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
 
 
 @pytest.mark.parametrize(
+    ("test", "held_out", "said"),
+    [(100, 50, {"examples", "validation"}), (400, 250, {})],
+)
+def test_few_examples_are_said_to_weigh_much(make_study, test, held_out, said):
+    """The interval is 3.9 points wide, and the best two scores are 1 point apart."""
+    study = make_study("--tune=lr=0.1,0.2,0.3", seeds=5)
+    scores = {"0.1": [0.90], "0.2": [0.95], "0.3": [0.94]}
+    sizes = [{"train": 1, "test": count} for count in (test, held_out)]
+    tried(points(study), dict.fromkeys(BYTES, scores), examples=sizes[1])
+    ends = {("sync_sgd", ""): [0.9] * 5, ("bmuf", ""): [0.91, 0.92, 0.93, 0.94, 0.95]}
+    found = made(study, ends, [{"lr": "0.2"}] * 2, examples=sizes[0])
+    report = analysis.report(study, found, "")
+    assert {*told(report)} & {"examples", "validation"} == {*said}
+    if said:
+        assert "one algorithm, 2 of 3 values tried lie" in " ".join(report.remarks)
+
+
+@pytest.mark.parametrize(
     ("values", "said"),
     [(["4"], {"untuned", "budgets"}), (["2", "4"], {"budgets", "tuned"})],
 )
@@ -686,6 +704,14 @@ def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_s
     study = make_study("--algos=sync_sgd,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, None)])
     assert found.terms == "" and told(found) == ["tune_rates", "rates_unknown"]
+
+
+def test_figures_have_no_time_on_a_network_that_nobody_named(make_study):
+    study = replace(make_study(seeds=1), network=())
+    runs = made(study, {("sync_sgd", ""): [0.9], ("bmuf", ""): [0.8]})
+    found = analysis.report(study, runs, "")
+    assert found.rows[0].seconds.keys() == {*PRESETS} and not found.is_target_given
+    assert not any("time" in x.name for x in figures.plots(found))
 
 
 # What was run.
