@@ -312,10 +312,8 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
 def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, or flags that a run does not accept."""
     if (runs := count_runs(config)) > MOST_RUNS:
-        raise BadRequest(
-            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
-            "values to --tune or --sweep, or fewer seeds"
-        )
+        many = f"{runs:,} runs are more than {MOST_RUNS:,}"
+        raise BadRequest(f"{many}: give fewer values or fewer seeds")
     for variant in config.variants:
         trials = [*variant.decisive_trials()]
         for run, trial in product(config.points[variant.label].values(), trials):

@@ -239,10 +239,8 @@ class Jobs:
         for address, job in self._jobs.items():
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
-                self._bar.say(
-                    f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
-                    f"{address}: it compiles, is busy or hangs"
-                )
+                still = f"no step for {SILENCE:g} s on the Dask worker {address}"
+                self._bar.say(f"{job.run.name}: {still}: it compiles, is busy or hangs")
         if self._jobs:
             self._idle_since = now
         elif now - self._idle_since > SILENCE:
@@ -364,10 +362,8 @@ def _address(scheduler: str) -> str:
         address = files.read(Path(scheduler), "address")["address"]
         if isinstance(address, str):
             return address
-    raise BadRequest(
-        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
-        f"got {scheduler!r}"
-    )
+    must = "must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file"
+    raise BadRequest(f"--scheduler {must}, got {scheduler!r}")
 
 
 @contextmanager

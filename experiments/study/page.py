@@ -26,10 +26,9 @@ TIED = re.compile(
     r"|(?<=\d,) (?=-?[\d.e+-]+\])"
 )
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
-TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"})
-TEX |= str.maketrans(
-    {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
-)
+# What is special to TeX.
+WORDS = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | WORDS)
 
 
 def write(report: Report, out: Path) -> None:
@@ -52,10 +51,14 @@ def write(report: Report, out: Path) -> None:
         differences = next((x for x in plots if x.name == "differences"), None)
         if differences:
             figures.save_untitled(differences, look, paper)
-    files.write(paper / "table.tex", latex(report, differences))
-    files.write(out / "table.md", markdown(report))
-    files.write(out / "table.csv", csv(report))
-    files.write(out / "report.html", page(report, plots, pictures))
+    texts = {
+        "table.md": markdown(report),
+        "table.csv": csv(report),
+        "paper/table.tex": latex(report, differences),
+        "report.html": page(report, plots, pictures),
+    }
+    for name, text in texts.items():
+        files.write(out / name, text)
 
 
 def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:

@@ -60,10 +60,8 @@ def run(
             return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
-        terminal.say(
-            f"error: {described(error)}: completed runs are kept; the same command "
-            "continues from them"
-        )
+        what = "completed runs are kept; the same command continues from them"
+        terminal.say(f"error: {described(error)}: {what}")
         return stopping.TERMINATED
 
 
@@ -181,10 +179,8 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     if not runs and all(refused.is_request for _, refused in plan.failures):
         raise BadRequest(why.line)
     alone = command(first, config.devices_per_job)
-    terminal.say(
-        f"{count} of {plan.total} runs failed: the same command tries them again. To "
-        f"run only the first of them: {alone}"
-    )
+    failed = f"{count} of {plan.total} runs failed: the same command tries them again"
+    terminal.say(f"{failed}. To run only the first of them: {alone}")
     baseline = config.compared_to
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
@@ -297,15 +293,13 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     try:
         there = files.read(path)
         with files.using(path):
-            differing = [key for key, x in identity.items() if there[key] != x]
-            changed = [_changed(there[key], identity[key]) for key in differing]
+            pairs = [(key, there[key], x) for key, x in identity.items()]
+            changed = [f"{k} ({_changed(was, x)})" for k, was, x in pairs if was != x]
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
-    if differing:
-        raise ValueError(
-            f"--out {out} holds a study with other {differing[0]} ({changed[0]}): use "
-            "another folder"
-        )
+    if changed:
+        what = f"--out {out} holds a study with other {changed[0]}"
+        raise ValueError(f"{what}: use another folder")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -84,10 +84,8 @@ def check(order: Order) -> None:
         here = facts(order["factories"], _started)
         for name, value in order["facts"].items():
             if here.get(name) != value:
-                raise BadRequest(
-                    f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
-                    "once they agree"
-                )
+                differ = f"{name}: {here.get(name)!r} there, {value!r} here"
+                raise BadRequest(f"{differ}: restart it once they agree")
         _maker(order["topic"]).plan(RunConfig(**order["first"]))
 
 

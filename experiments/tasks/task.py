@@ -271,10 +271,8 @@ def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
         is_pair = isinstance(made, tuple | list) and len(made) == 2
         if is_pair and isinstance(made[0], Mapping):
             return dict(made[0])
-        raise ValueError(
-            "apply must return (values, buffers), with values such as {'loss': "
-            f"(batch,)}}, got {checks.shown(made)}"
-        )
+        must = "return (values, buffers), with values such as {'loss': (batch,)}"
+        raise ValueError(f"apply must {must}, got {checks.shown(made)}")
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))
@@ -307,10 +305,8 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     for values in (training, evaluation):
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
-            raise ValueError(
-                "apply must give values per example, {'loss': (batch,), …}; for a "
-                f"batch of 2 it gave shapes {shapes}"
-            )
+            must = "give values per example, {'loss': (batch,), …}"
+            raise ValueError(f"apply must {must}; for a batch of 2 it gave {shapes}")
     # Training uses these names for decisions and for workers' losses.
     if ours := training.keys() & {METRIC, OF_WORKERS}:
         raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")

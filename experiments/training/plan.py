@@ -449,10 +449,9 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
             f"the training data of {c.task} holds {data.examples} examples"
         )
     if c.batch_size > data.examples:
-        raise ValueError(
-            f"--batch-size {c.batch_size} is larger than the training data of {c.task} "
-            f"({data.examples} examples)"
-        )
+        larger = f"larger than the training data of {c.task}"
+        size = f"{data.examples} examples"
+        raise ValueError(f"--batch-size {c.batch_size} is {larger} ({size})")
 
 
 def make_trainer(

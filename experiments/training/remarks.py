@@ -86,8 +86,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         found.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
         found.append(
-            "the effective learning rate does not apply to the embedding tables, which "
-            "all workers update with the mean gradient at every step"
+            "the effective learning rate is not that of the embedding tables, whose "
+            "gradients are averaged at every step"
         )
     return found
 
