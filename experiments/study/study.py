@@ -117,7 +117,7 @@ def make_runs(
     """
     with progress(plan) as bar, making.cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are already complete"
-        bar.say(there if plan.done else f"{plan.total} runs")
+        bar.say(there if plan.done else f"{plan.total} run{'s' * (plan.total > 1)}")
         try:
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)

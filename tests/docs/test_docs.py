@@ -5,6 +5,7 @@ import io
 import re
 import sys
 import tomllib
+from itertools import pairwise
 
 import optax
 import pytest
@@ -28,16 +29,10 @@ FIRST = "README.md", "index.md", "own-loop.md", "adding-an-algorithm.md"
 def examples():
     """Each Python block, with the text block that follows it, if one does."""
     for page in PAGES:
-        blocks = list(BLOCK.finditer(page.read_text()))
-        for number, block in enumerate(blocks):
-            following = blocks[number + 1] if number + 1 < len(blocks) else None
-            shown = None
-            if (
-                following
-                and following[1] == "text"
-                and following.start() - block.end() < 3
-            ):
-                shown = following[2]
+        blocks = [*BLOCK.finditer(page.read_text()), None]
+        for number, (block, after) in enumerate(pairwise(blocks)):
+            is_shown = after and after[1] == "text" and after.start() - block.end() < 3
+            shown = after[2] if is_shown else None
             if block[1] == "python":
                 marks = [pytest.mark.slow] * (page.name not in FIRST)
                 name = f"{page.name}-{number}"

@@ -27,7 +27,7 @@ from experiments.compare import main
 from experiments.study.making import cleaned, unfinished
 
 FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
-FILES |= {"report.html"}
+FILES |= {"report.html", "paper"}
 # One algorithm, one seed: the shortest study that is none of the above.
 ONE = "--algos sync_sgd --seeds 1 --steps 16 --eval-every 8 --step-time 0.001"
 TINY = "--task tiny_tasks:drawing --workers 2 --network dsl"
@@ -188,17 +188,11 @@ def of_other_files(folder):
     (folder / "study.json").unlink()
 
 
+TWO = "sync_sgd, NBM=bmuf --nesterov"
+OTHERS = f"(algorithms: sync_sgd; now: {TWO}): use another folder"
 KEPT = {
-    "other settings": (
-        SHORT.replace("sync_sgd", "'sync_sgd, NBM=bmuf --nesterov'"),
-        None,
-        ["(algorithms: sync_sgd; now: sync_sgd, NBM=bmuf --nesterov)", "use another"],
-    ),
-    "with other settings (flags: --": (
-        SHORT.replace("16", "48"),
-        None,
-        ["--steps 16", "; now: --", "--steps 48", "use another folder"],
-    ),
+    "other settings": (SHORT.replace("sync_sgd", f"'{TWO}'"), None, [OTHERS]),
+    "settings (flags: --": (SHORT.replace("16", "48"), None, ["s 16", "now:", "s 48"]),
     "other versions": (SHORT, of_another_version, ["numpy: 0.0.1; now: "]),
     "holds other files": (SHORT, of_other_files, ["use another folder"]),
     "'test_accurcy'": (f"{SHORT} --measure test_accurcy", None, ["'test_accuracy'"]),
