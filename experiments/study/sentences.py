@@ -590,7 +590,7 @@ def _on_examples(runs: Sequence[RunSet], report: Report) -> Iterator[str]:
     test = runs[0].any["examples"]["test"]
     found = [row.comparison.difference for row in report.rows]
     ends = [(d.low, d.high) for d in found if d]
-    widths = [high - low for low, high in ends if None not in (low, high)]
+    widths = [y - x for x, y in ends if x is not None and y is not None]
     if widths and 10 / test > min(widths):
         yield say("examples", points=100 / test, test=test)
     if tried := [x for x in runs[0].trials if x.summaries]:

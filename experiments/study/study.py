@@ -193,7 +193,13 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
     words = without(cleaned(argv), ("jobs", "scheduler"))
-    return analysis.report(config, runs, shlex.join([*PROGRAM.split(), *words]))
+    return analysis.report(config, runs, " ".join([PROGRAM, *map(_quoted, words)]))
+
+
+def _quoted(word: str) -> str:
+    """Quotes a word for a shell; labels in single quotes stay readable."""
+    is_plain = "'" in word and not {*word} & {*'"$`\\!'}
+    return f'"{word}"' if is_plain else shlex.quote(word)
 
 
 def _report(

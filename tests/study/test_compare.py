@@ -25,9 +25,9 @@ from studies import (
 from experiments import api, files
 from experiments.compare import main
 from experiments.study.making import cleaned, unfinished
+from experiments.study.study import _quoted
 
-FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
-FILES |= {"report.html", "paper"}
+FILES = "study.json metrics.jsonl finals.jsonl table.md table.csv report.html paper"
 # One algorithm, one seed: the shortest study that is none of the above.
 ONE = "--algos sync_sgd --seeds 1 --steps 16 --eval-every 8 --step-time 0.001"
 TINY = "--task tiny_tasks:drawing --workers 2 --network dsl"
@@ -59,11 +59,16 @@ def copy(small, tmp_path):
 
 
 def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
-    assert {path.name for path in short.iterdir()} == FILES | {"runs", "figures"}
+    assert {x.name for x in short.iterdir()} == {*FILES.split(), "runs", "figures"}
     [run] = runs_done(short)
     names = {"config.json", "metrics.jsonl", "summary.json"}
     assert {path.name for path in run.iterdir()} == names
     assert [path.name for path in run.parent.glob(".*")] == []
+
+
+def test_a_shell_reads_the_words_of_the_command_as_they_were():
+    for word in ("lr", "a, 'b c'=d", "'$x'", "a \"b\" 'c'", "it's"):
+        assert shlex.split(_quoted(word)) == [word]
 
 
 @pytest.mark.slow
