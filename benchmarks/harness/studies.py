@@ -33,7 +33,6 @@ from experiments.study.results import Curve, Report
 from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import titled
 from experiments.study.statistics import measure
-from experiments.study.variants import combinations
 
 FOLDER = Path("docs/studies")
 JOINED = "atlas-mnist1d", "atlas-spoken-digits"
@@ -56,7 +55,7 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
         for point, common in config.points[variant.label].items():
             seeds = range(config.seeds)
             made = RunSet(variant, number, point, common, config.folder, seeds)
-            trials = [trial(config, made, x) for x in combinations(variant.budget)]
+            trials = [trial(config, made, x) for x in _tried(made, own)]
             done = _ended(made, own, reported=True)
             yield made._replace(
                 trials=[
@@ -66,6 +65,15 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
                 summaries=done,
                 lines={seed: _measured(made, measured, seed) for seed in done},
             )
+
+
+def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
+    """Returns the values that were tried, in the order of the records."""
+    flags = [x.flag for x in made.variant.tuned]
+    swept = _swept(made).items()
+    own = (x for x in lines if not x["reported"] and swept <= x.items())
+    found = dict.fromkeys(tuple(str(line[flag]) for flag in flags) for line in own)
+    return [dict(zip(flags, values, strict=True)) for values in found]
 
 
 def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, Any]]:

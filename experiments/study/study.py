@@ -22,7 +22,7 @@ from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, Plan, Stopped, progress
 from experiments.study.results import Report
-from experiments.study.runs import RunSet, chosen, command_of, run_sets
+from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
@@ -93,7 +93,8 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
-            plan = Plan(runs, partial(chosen, measure_key=config.measure))
+            choose = partial(chosen, measure_key=config.measure)
+            plan = Plan(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
