@@ -22,6 +22,7 @@ from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
+from experiments.training.loop import correct
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
 
@@ -274,6 +275,7 @@ class Maker(Loader):
                 outcome, summary = trained(own, shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
+                summary["correct"] = correct(run, outcome)
                 own.close(summary)
         except (Stopped, OSError):
             raise

@@ -251,6 +251,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
             own = _name(r, r.values)
             for seed, s in r.summaries.items():
                 kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
+                if r is made:  # a bit for each test example
+                    kept |= {"correct": s.get("correct")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
