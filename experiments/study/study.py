@@ -29,10 +29,11 @@ from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
-# Fields about the code that made a run; runs of earlier versions lack them.
-CODE = "commit", "versions"
+# Fields that a line of finals.jsonl has only if they differ from the line before: the
+# code and the machine, which runs of earlier versions lack, and the messages.
+SAME = "commit", "versions", "processor", "sends"
 # The fields of a summary to record, beside the measures on test data.
-FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *CODE
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *SAME
 
 
 def run(
@@ -231,10 +232,10 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
 
 
 def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines without what the line before says of the code, too."""
+    """Yields the lines without what the line before says, too."""
     # It is more than half of a line's bytes.
     for before, line in pairwise(chain([{}], lines)):
-        yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
+        yield {k: x for k, x in line.items() if k not in SAME or x != before.get(k, ())}
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:

@@ -5,12 +5,10 @@ docs/track.md has the rules; the preset has the fixed settings.
 
 import hashlib
 import platform
-import re
 import secrets
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from math import isclose
@@ -32,7 +30,7 @@ from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.task import check_model
 from experiments.training import config as training
 from experiments.training import run_folder
-from experiments.training.machine import commit, versions
+from experiments.training.machine import commit, processor, versions
 from experiments.training.plan import Plan
 from experiments.training.sends import from_json
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
@@ -342,8 +340,4 @@ def shown(found: Figures) -> str:
 def _versions() -> dict[str, str]:
     """Returns the versions and devices, on which rounding depends."""
     devices = f"{jax.device_count()} {jax.default_backend()} of {platform.machine()}"
-    with suppress(OSError):  # Linux alone has it; processors compile differently
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-        if model := re.search(r"^model name\s*: (.*)", text, re.MULTILINE):
-            devices += f", {model[1]}"
-    return {**versions(), "devices": devices}
+    return {**versions(), "devices": f"{devices}, {processor()}"}

@@ -311,6 +311,7 @@ def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
+        "processor": machine.processor(),
         "examples": {
             "train": data.examples,
             "test": len(next(iter(data.test.values()))),
