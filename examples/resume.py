@@ -1,4 +1,4 @@
-"""Save a training in the middle by Orbax, and continue from there to the very same bits.
+"""Save a training in the middle by Orbax, and continue to the very same bits.
 
     python examples/resume.py
 

@@ -212,8 +212,8 @@ def modelled_seconds(
 
     Without a delay a step ends when its messages have arrived. With a delay, messages
     of step t must have arrived at the end of step t + delay, and computation
-    continues until then. The link sends one message after the other, and a step waits
-    for a late arrival.
+    continues until then. The link sends one message after the other, and a step
+    waits for a late arrival.
 
     Args:
         sends: the sends of one worker.
