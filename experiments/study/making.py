@@ -248,7 +248,7 @@ class Maker(Loader):
         report: Callable[[News], None],
         asked_to_stop: stopping.Stopped,
     ) -> Made | Refused:
-        """Makes one run.
+        """Executes one run.
 
         Args:
             config: the config of the run.

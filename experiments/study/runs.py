@@ -164,7 +164,7 @@ class RunSet(NamedTuple):
 
 
 def command_of(config: RunConfig) -> list[str]:
-    """Returns the command that makes a run, without --seed."""
+    """Returns the command of a run, without --seed."""
     return [*PROGRAM.split(), *words_of(config)]
 
 

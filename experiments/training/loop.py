@@ -207,7 +207,7 @@ class _Feed:
         data, on_host = run.data, feeding.is_read_on_host(run.data)
         part = None if on_host else data.part_of
         train, numbers = part or (data.train, None)
-        # No method: its reader would hold what holds it, and its threads would go on.
+        # No method: its reader would hold what holds it, and its threads would not end.
         self._rows = partial(_rows, run, numbers)
         # Data on the devices is gathered inside the compiled loop. With 188 MB of data
         # as constants of the loop a dispatch costs 85-108 ms; with placed data, 2 ms.

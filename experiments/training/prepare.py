@@ -157,7 +157,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
-    """Makes a run from its plan and its data.
+    """Prepares a run from its plan and its data.
 
     Args:
         plan: the plan of the run.
