@@ -258,7 +258,7 @@ def strategy():
     return syncalgos.Strategy(reduce=lambda g, r, state, step: ({FREE[kind]}, state))
 """
     )
-    with pytest.raises(BadRequest, match="cannot be counted|only supports a single"):
+    with pytest.raises(BadRequest, match=r"cannot be counted|only supports a single"):
         track.run(path, lambda: 0)
 
 
