@@ -1,4 +1,4 @@
-"""Resuming: the content and the time of a save, and whether a run may go on."""
+"""Resuming: the content and the time of a save, and whether a run may continue."""
 
 import dataclasses
 import secrets

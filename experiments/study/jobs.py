@@ -1,6 +1,6 @@
 """Makes the missing runs of a study by jobs: a Dask task for each run.
 
-A Dask worker makes one run at a time, in its own process. It must see the study's
+A Dask worker executes one run at a time, in its own process. It must see the study's
 folder: the run's files appear there, and the task returns only how the run ended.
 """
 
@@ -204,7 +204,7 @@ class Jobs:
         return self._client.submit(operator.call, found, self._order, *given, **place)
 
     def _begin(self, address: str, run: Missing) -> None:
-        """Has a worker make a run."""
+        """Has a worker execute a run."""
         given = run.number, _plain(run.config), str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
         self._jobs[address] = Job(run, future)

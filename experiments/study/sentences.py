@@ -576,7 +576,7 @@ def _on_tuning(
         yield say(
             "tuned" if max(budgets) > 1 else "untuned",
             tuned=tuned.replace("_", "-"),
-            trials=max(budgets),
+            trials=" to ".join(map(str, sorted({min(budgets), max(budgets)}))),
             tune_seeds=plural(config.tune_seeds, "seed"),
             share=100 * TUNE_SHARE,
         )

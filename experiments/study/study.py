@@ -22,17 +22,18 @@ from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, Plan, Stopped, progress
 from experiments.study.results import Report
-from experiments.study.runs import RunSet, chosen, command_of, run_sets
+from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
-# Fields about the code that made a run; runs of earlier versions lack them.
-CODE = "commit", "versions"
+# Fields that a line of finals.jsonl has only if they differ from the line before: the
+# code and the machine, which runs of earlier versions lack, and the messages.
+SAME = "commit", "versions", "processor", "sends"
 # The fields of a summary to record, beside the measures on test data.
-FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *CODE
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *SAME
 
 
 def run(
@@ -91,7 +92,8 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
-            plan = Plan(runs, partial(chosen, measure_key=config.measure))
+            choose = partial(chosen, measure_key=config.measure)
+            plan = Plan(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
@@ -232,10 +234,10 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
 
 
 def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines without what the line before says of the code, too."""
+    """Yields the lines without what the line before says, too."""
     # It is more than half of a line's bytes.
     for before, line in pairwise(chain([{}], lines)):
-        yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
+        yield {k: x for k, x in line.items() if k not in SAME or x != before.get(k, ())}
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -252,6 +254,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
             own = _name(r, r.values)
             for seed, s in r.summaries.items():
                 kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
+                if r is made:  # a bit for each test example
+                    kept |= {"correct": s.get("correct")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 

@@ -92,7 +92,7 @@ def check(order: Order) -> None:
 def make_run(
     order: Order, number: int, config: Mapping[str, Any], folder: str
 ) -> "Made | Refused":
-    """Makes a run on this Dask worker, which has passed `check`.
+    """Executes a run on this Dask worker, which has passed `check`.
 
     Args:
         order: the command's order.

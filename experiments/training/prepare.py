@@ -157,7 +157,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
-    """Makes a run from its plan and its data.
+    """Prepares a run from its plan and its data.
 
     Args:
         plan: the plan of the run.
@@ -309,6 +309,7 @@ def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
+        "processor": machine.processor(),
         "examples": {
             "train": data.examples,
             "test": len(next(iter(data.test.values()))),

@@ -7,6 +7,7 @@ import resource
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 from commands import ROOT, in_background
 from faults import remount, small_disk
@@ -69,6 +70,18 @@ def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
 def test_a_shell_reads_the_words_of_the_command_as_they_were():
     for word in ("lr", "a, 'b c'=d", "'$x'", "a \"b\" 'c'", "it's"):
         assert shlex.split(_quoted(word)) == [word]
+
+
+def test_finals_say_which_examples_each_model_is_right_on(tmp_path, here):
+    words = "--algos sync_sgd,bmuf --tune lr=0.05,0.1 --steps 16 --eval-every 16"
+    assert here(f"{words} --seeds 2")[0] == 0
+    lines = (tmp_path / "study" / "finals.jsonl").read_text().splitlines()
+    found = [x for x in map(json.loads, lines) if x["reported"]]
+    assert len(found) == 4 < len(lines)
+    for line in found:
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["correct"]), np.uint8))
+        assert bits[:359].mean() == pytest.approx(line["test_accuracy"])
+        assert not bits[359:].any()
 
 
 @pytest.mark.slow
