@@ -36,37 +36,36 @@ def best(report: Report) -> list[str]:
     Figures are in % and points, or in nats as they are. A star marks a value at an end
     of those that were tried.
     """
-    by = report.measure
-    places = 1 if by.scale == 100 else 3
+    by, first = report.measure, next(x for x in report.rows if x.label == FIRST)
     edges = {(x.label, x.flag) for x in report.tuning if x.at_edge}
 
-    def value(row: Row, flag: str) -> str:
-        return f"{row.tuned[flag]:g}" + " \\*" * ((row.label, flag) in edges)
+    def cells(row: Row) -> list[str]:
+        assert row.measure and row.bytes_per_worker and first.bytes_per_worker
+        values = {
+            flag: f"{x:g}" + " \\*" * ((row.label, flag) in edges)
+            for flag, x in row.tuned.items()
+        }
+        rate = values.pop("lr")
+        own = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
+        sent = f"{row.bytes_per_worker / first.bytes_per_worker:.2g}"
+        known, difference = row is not first and row.comparison.difference, ""
+        if known:
+            mean, low, high = (_shown(x or 0.0, by) for x in known[:3])
+            difference = f"{mean} [{low}, {high}]"
+        end = _with_deviation(*row.measure[:2], by)
+        return [sent, end, difference, verdict(row, by), rate, ", ".join(own)]
 
-    rows = []
-    for row in _in_order(report):
-        assert row.measure is not None
-        mean, deviation = (by.scale * x for x in (row.measure[0], row.measure[1] or 0))
-        difference, sent = "", row.bytes_per_worker
-        if (found := row.comparison.difference) is not None and row.label != FIRST:
-            mean_, *ends = (by.scale * (x or 0.0) for x in found[:3])
-            low, high = (f"{x + 0.0:.{places}f}" for x in ends)
-            difference = f"{mean_ + 0.0:.{places}f} [{low}, {high}]"
-        own = [f"{_words(x)} {value(row, x)}" for x in row.tuned if x != "lr"]
-        rows.append(
-            [
-                f"`{row.label}`",
-                "" if sent is None else f"{sent / _of(report, FIRST):.2g}",
-                f"{mean:.{places}f} ± {deviation:.{places}f}",
-                difference,
-                verdict(row, by),
-                value(row, "lr"),
-                ", ".join(own),
-            ]
-        )
-    name = "accuracy" if places == 1 else "test loss"
-    heads = ["algorithm", "bytes", name, "difference", "verdict", "rate"]
-    return _table([*heads, "its own hyperparameter"], rows)
+    heads = "algorithm", "bytes", by.name.removeprefix("test "), "difference", "verdict"
+    rows = [[f"`{row.label}`", *cells(row)] for row in _in_order(report)]
+    return _table([*heads, "rate", "its own hyperparameter"], rows)
+
+
+def _shown(x: float, by: Measure) -> str:
+    return f"{by.scale * x:z.{1 if by.scale == 100 else 3}f}"
+
+
+def _with_deviation(mean: float, deviation: float | None, by: Measure) -> str:
+    return f"{_shown(mean, by)} ± {_shown(deviation or 0.0, by)}"
 
 
 def after(report: Report, links: Sequence[str] = tuple(LINKS)) -> list[str]:
@@ -90,26 +89,15 @@ def _by(curve: Curve, link: str, seconds: float, by: Measure) -> str:
     at = int(np.searchsorted(curve.seconds[link], seconds * (1 + 1e-9), "right")) - 1
     if at < 0:
         return ""
-    band, places = curve.bands[by.key], 1 if by.scale == 100 else 3
-    mean, deviation = band.mean[at], band.high[at] - band.mean[at]
-    shown = f"{by.scale * mean:.{places}f} ± {by.scale * deviation:.{places}f}"
+    band = curve.bands[by.key]
+    shown = _with_deviation(band.mean[at], band.high[at] - band.mean[at], by)
     return shown if at == len(curve.steps) - 1 else f"{shown} ({curve.steps[at]:,})"
 
 
 def _in_order(report: Report) -> list[Row]:
     """Returns the rows that have a result, the best first."""
-    side = report.measure.side
-    rows = [x for x in report.rows if x.measure is not None]
-    return sorted(rows, key=lambda x: -side * x.measure.mean if x.measure else 0.0)
-
-
-def _of(report: Report, label: str) -> float:
-    """Returns the bytes of a row."""
-    return next(x.bytes_per_worker or np.nan for x in report.rows if x.label == label)
-
-
-def _words(flag: str) -> str:
-    return flag.replace("beta", "β").replace("-", " ")
+    kept = [(-report.measure.side * x.measure[0], x) for x in report.rows if x.measure]
+    return [row for _, row in sorted(kept, key=lambda pair: pair[0])]
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
