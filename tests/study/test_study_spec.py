@@ -14,6 +14,7 @@ from experiments.command.words import as_words, flag_groups, parameter
 from experiments.study import config, runs, variants
 from experiments.study.runs import Loader, RunSet
 from experiments.training.config import RunConfig, parse
+from experiments.training.run_folder import default_out
 
 
 def config_of(*argv, task="digits"):
@@ -308,6 +309,9 @@ def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
     found = {p.folder for p in runs.run_sets(decided, loader)}
     assert len(found) == 3
     assert all(not f.is_absolute() and ".." not in f.parts for f in found)
+    # scp and rsync would take what is before a colon for a host.
+    names = default_out("a:b", "c:d"), config_of(task="tiny_tasks:drawing").folder
+    assert ":" not in "".join(map(str, names))
 
 
 def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
