@@ -79,7 +79,7 @@ class StudyConfig:
 
     tune: tuple[str, ...] = flag(
         "tune a flag for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
-        "LOW:HIGH:linear:COUNT or a list; log:COUNT+MORE goes on beyond an end and "
+        "LOW:HIGH:linear:COUNT or a list; log:COUNT+MORE continues beyond an end and "
         "near the best; may be repeated",
         (),
         group=Group("tuning"),
