@@ -22,8 +22,6 @@ from experiments.study.sentences import factor, number, say
 from experiments.study.statistics import LOSS, ROUNDING, Difference, Measure
 from syncalgos.network import Network, modelled_seconds
 
-# Distance of the target from the baseline's measure, as a fraction of that measure.
-SHARE = 0.05
 # Effective rates whose ratio is larger are not comparable.
 APART = 1.5
 
@@ -52,9 +50,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     rows, said = against_baseline(rows, label, by, is_named, is_given)
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
-    bases = [row for row in rows if row.label == label]
-    target = config.target or default_target(bases, by)
-    rows = [_timed(*pair, by, target) for pair in zip(rows, curves, strict=True)]
+    rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = Report(
         measure=by,
@@ -63,8 +59,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         points=rankings(rows, by),
         terms=terms,
         times=times,
-        target=target,
-        is_target_given=config.target is not None,
+        target=config.target,
         # Times on networks that nobody named are in tables alone.
         curves=curves if config.network else [c._replace(seconds={}) for c in curves],
         networks=list(config.networks),
@@ -88,27 +83,6 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         headline="\n".join(told),
         remarks=[*unfair, *sentences.remarks(config, runs, found)],
     )
-
-
-def default_target(rows: Sequence[Row], by: Measure) -> float | None:
-    """Returns a target 5 % from the baseline's measure, on the easier side.
-
-    Other rows do not change it. In a sweep the baseline's best row sets it.
-
-    Args:
-        rows: the baseline's rows.
-        by: the measure.
-    """
-    best = results.leader(rows, by)
-    if best is None or best.measure is None:
-        return None
-    margin = SHARE * abs(best.measure.mean)
-    target = by.side * best.measure.mean - margin
-    if not margin:
-        return by.side * target
-    unit = 10.0 ** (math.floor(math.log10(margin)) - 1)
-    # A mean may be a round number except for rounding: adding 1e-6 keeps it.
-    return by.side * round(math.floor(target / unit + 1e-6) * unit, 12)
 
 
 def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:

@@ -100,7 +100,6 @@ class StudyConfig:
     )
     target: float | None = flag(
         "value of the measure to reach, such as 0.95, for the time to target",
-        otherwise="near the baseline's value, without a line in figures",
         above=0,
     )
     network: tuple[str, ...] = flag(

@@ -561,7 +561,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     missing = [named(x) for x in curves if not low <= ends.get(x[:2], math.nan) <= high]
     note = f"Not in the picture, at least at the end: {', '.join(missing)}."
     goal = by.scale * (report.target or 0.0)
-    has_goal = report.is_target_given and group == "measure" and low < goal < high
+    has_goal = report.target and group == "measure" and low < goal < high
     return Plot(
         f"{by.key} by {slug}",
         group,

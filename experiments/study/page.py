@@ -208,6 +208,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     difference = row.comparison.difference or (None,) * 5
     heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
     low, high = row.comparison.retuned or (None, None)
+    goals = networks if report.target is not None else ()
     return {
         "algorithm": row.label,
         **swept,
@@ -228,6 +229,6 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         "syncs": row.syncs,
         "steps_to_target": row.steps_to_target,
         **{f"seconds: {name}": row.seconds.get(name) for name in networks},
-        **{f"seconds to target: {name}": row.to_target.get(name) for name in networks},
+        **{f"seconds to target: {name}": row.to_target.get(name) for name in goals},
         "command": row.command,
     }

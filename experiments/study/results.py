@@ -180,7 +180,6 @@ class Report(NamedTuple):
             learning rates are tuned or alike.
         times: ratio of the largest to the smallest effective learning rate.
         target: the target for "time to target", unscaled; None without one.
-        is_target_given: whether it was given, so that figures show it.
         curves: the curves, in the order of the rows.
         networks: networks on which time is modelled.
         step_seconds: seconds of one worker's local step, and their origin in words.
@@ -206,7 +205,6 @@ class Report(NamedTuple):
     terms: str = ""
     times: float = 1.0
     target: float | None = None
-    is_target_given: bool = False
     curves: Sequence[Curve] = ()
     networks: Sequence[Network] = ()
     step_seconds: tuple[float, str] = (0.0, "")

@@ -11,12 +11,10 @@ from functools import partial
 import dask.config
 import pytest
 from dask_cluster import certificates
-from reports import made_up
 from test_track import ENTRY, FIXED, MADE
 
-from benchmarks.harness import atlas
 from experiments.command.errors import BadRequest
-from experiments.study import config, page, presets, statistics, study, track
+from experiments.study import config, presets, statistics, study, track
 from experiments.study.jobs import TLS, reach
 from experiments.study.runs import Loader
 from syncalgos import network
@@ -79,12 +77,6 @@ def plan(code, out):
     Loader().plan(track.read_entry(path).config)
 
 
-def join(table, out):
-    """Joins a study to an atlas."""
-    out.with_name("table.csv").write_text(table)
-    atlas.read(out.parent)
-
-
 def found(function, *arguments):
     """A function that takes no folder."""
     return lambda out: function(*arguments)
@@ -94,7 +86,6 @@ REFUSED = [
     *((found(network.parse, text), words) for text, words in NETWORKS.items()),
     *((partial(compare, command), words) for command, words in STUDIES.items()),
     *((partial(plan, code), words) for code, words in ENTRIES.items()),
-    (partial(join, page.csv(made_up(sweep="period"))), ["sweeps a flag"]),
     (found(statistics.spread, []), [NOT_FINITE]),
     (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
     (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
