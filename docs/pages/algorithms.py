@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import syncalgos
 from experiments.command.terminal import size
-from pages import atlas, traffic
+from pages import atlas, papers, traffic
 from pages.docstrings import Docstring, formulas, is_formula, markdown, parsed
 from pages.signatures import definition, parameters
 
@@ -81,6 +81,7 @@ def page(
         update(doc, latex),
         *[markdown(note) for note in doc.notes],
         f"**Source.** {markdown(doc.source)}",
+        papers.folded(doc.source),
         "## Parameters",
         signature(name, make, doc),
         f"**Returns.** {markdown(doc.returns)}",
