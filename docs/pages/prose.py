@@ -11,16 +11,18 @@ from pages import papers
 
 CODE = nodes.literal, nodes.FixedTextElement, nodes.math, nodes.raw, desc_signature
 LINKS = nodes.reference, pending_xref, nodes.title, nodes.term, desc_signature
-# A sign of a number, one between two, a dash, and spaces at which no line may end.
+# A sign of a number, one between two, a dash, an arrow; spaces at which no line ends.
 SIGNS = (
     (re.compile(r"(?<![\w.\u2212-])-(?=\d)"), "\u2212"),
-    (re.compile(r"\s-\s"), "\u00a0\u2212\u00a0"),
+    (re.compile(r"(?<=\b1)\s-\s"), "\u00a0\u2212\u00a0"),
+    (re.compile(r"\s-\s"), " \u2212 "),
     (re.compile(r" -- "), " – "),
+    (re.compile("->"), "→"),
     (re.compile(r"\s±\s"), "\u00a0±\u00a0"),
     (re.compile(r"(?<=\d)\s(?=(?:[%*]|[kMGT]?B|[kMG]bit/s|ms|s)(?!\w))"), "\u00a0"),
     (re.compile(r"(?<=\d,)\s(?=[+\u2212]?[\d.]+\])"), "\u00a0"),
 )
-NUMBER = re.compile(r"[+\u2212]?\d[^A-Za-z]*(?:[A-Za-z]+[^A-Za-z]*)?")
+NUMBER = re.compile(r"[+\u2212]?\d[^A-Za-z;]*(?:[A-Za-z]+[^A-Za-z;]*)?")
 
 
 def finish(app, doctree: nodes.document) -> None:
@@ -29,7 +31,7 @@ def finish(app, doctree: nodes.document) -> None:
         if (shown := signed(text)) != text:
             text.parent.replace(text, nodes.Text(shown))
     for cell in doctree.findall(nodes.entry):
-        if len(cell.astext()) < 40 and NUMBER.fullmatch(cell.astext()):
+        if len(cell.astext()) < 28 and NUMBER.fullmatch(cell.astext()):
             cell["classes"].append("number")
     for text in texts(doctree, CODE + LINKS):
         text.parent.replace(text, [*cited(text)])
@@ -64,13 +66,20 @@ def cited(text: str) -> Iterator[nodes.Node]:
         yield nodes.reference("", part, refuri=where) if where else nodes.Text(part)
 
 
+def is_cell(text: nodes.Text) -> bool:
+    """Says whether a cell of a table holds this text alone."""
+    cell = text.parent.parent
+    return isinstance(cell, nodes.entry) and cell.astext() == text
+
+
 def to_algorithms(doctree: nodes.document, page: str, path: Callable) -> None:
     """Makes names of algorithms links, but for that of the page itself."""
-    for literal in [*doctree.findall(nodes.literal)]:
+    plain = [text for text in doctree.findall(nodes.Text) if is_cell(text)]
+    for literal in [*doctree.findall(nodes.literal), *plain]:
         name = literal.astext().partition(" --")[0]
         target = f"_made/algorithms/{name}"
         named = name in syncalgos.ALGORITHMS and target != page
         if named and not inside(literal, LINKS):
             link = nodes.reference("", "", internal=True, refuri=path(page, target))
-            literal.replace_self(link)
+            literal.parent.replace(literal, link)
             link += literal

@@ -156,7 +156,7 @@ def test_image_takes_extras_that_exist():
 def fields():
     """The entries of the bibliography: key to fields."""
     field = re.compile(r"^  (\w+) = \{(.*)\},$", re.MULTILINE)
-    found = {re.search(r"\{(\w+)", x)[1]: field.findall(x) for x in entries().values()}
+    found = {re.findall(r"{(\w+)", x)[0]: field.findall(x) for x in entries().values()}
     assert len(found) == BIBLIOGRAPHY.read_text("utf-8").count("\n@")
     return {key: dict(pairs) for key, pairs in found.items()}
 
