@@ -1,9 +1,9 @@
-"""Save a training in the middle by Orbax, and go on from there to the very same bits.
+"""Save a training in the middle by Orbax, and continue to the very same bits.
 
     python examples/resume.py
 
 A TrainState is a tree of arrays, which Orbax writes and restores in place, in one
-process or several. A new trainer goes on from it, and ends with the replicas and the
+process or several. A new trainer continues from it, and ends with the replicas and the
 strategy's state of the one that was saved. On other devices: docs/orbax.md.
 """
 

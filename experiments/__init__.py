@@ -1,6 +1,6 @@
 """The harness, which trains any strategy on any task.
 
-Runs with the same seed see the same batches. In Python, `train` makes one run and
+Runs with the same seed see the same batches. In Python, `train` executes a run and
 `compare` makes a study; see `experiments.api`.
 """
 

@@ -1,4 +1,4 @@
-"""The Python interface: `train` makes one run, and `compare` makes a study.
+"""The Python interface: `train` executes a run, and `compare` a study.
 
 Both can be imported from `experiments`. docs/from-python.md shows how to use them.
 """

@@ -153,11 +153,7 @@ class Folder:
     """
 
     def __init__(
-        self,
-        run: Run,
-        path: Path | None,
-        started: float,
-        saver: Saver | None = None,
+        self, run: Run, path: Path | None, started: float, saver: Saver | None = None
     ):
         self.run, self.path, self.saver, self._started = run, path, saver, started
         self.progress = saver.progress if saver else Progress()

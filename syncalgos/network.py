@@ -211,9 +211,9 @@ def modelled_seconds(
     """Returns the wall clock after each local step, (steps,), of identical workers.
 
     Without a delay a step ends when its messages have arrived. With a delay, messages
-    of step t must have arrived at the end of step t + delay, and computation goes on
-    until then. The link sends one message after the other, and a step waits for a late
-    arrival.
+    of step t must have arrived at the end of step t + delay, and computation
+    continues until then. The link sends one message after the other, and a step
+    waits for a late arrival.
 
     Args:
         sends: the sends of one worker.

@@ -1,130 +1,116 @@
-r"""Joins the tables of several studies, to show which algorithm is fast on a network.
+"""Tables of the atlas's page: every algorithm at its best, and after an equal time.
 
-    python -m benchmarks.harness.atlas docs/studies/atlas-mnist1d \
-        docs/studies/atlas-spoken-digits
-
-reads the table.csv of each folder, and prints one table of all algorithms with their
-scores over all workloads (each a study on a network). Studies that sweep a flag have
-several lines per algorithm, and are refused.
+`benchmarks.harness.studies` makes them from the records of the atlas's studies, and
+writes them between the marks of docs/studies/atlas.md.
 """
 
-import argparse
-import csv
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from experiments.command.errors import BadRequest
+from experiments.study.results import Curve, Report, Row
+from experiments.study.statistics import LEVEL, Measure
 
-TIME = "seconds to target: "
 FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes
-MOST = 4.0  # times as long as the fastest, at which a score is 0
+CLOCK = "model_averaging"  # all have the time of its whole run
+LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"}
+# "No loss" means that the 95 % interval lies above this difference.
+MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 
-Lines = Mapping[str, Mapping[str, str]]
-# Times to the target by label, by workload; None where it is never reached.
-Times = Mapping[str, Mapping[str, float | None]]
+
+def verdict(row: Row, by: Measure) -> str:
+    """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
+    found = row.comparison.difference
+    if found is None or found.low is None or found.high is None or found.p is None:
+        return ""
+    low, high = sorted((by.side * found.low, by.side * found.high))
+    if found.p < LEVEL and not low <= 0 <= high:
+        return "a loss" if high < 0 else "a gain"
+    return "no loss" if low > MARGINS[by.key] else "not resolved"
 
 
-def read(folder: Path) -> Lines:
-    """Returns the lines of a study's table by algorithm.
+def best(report: Report) -> list[str]:
+    """Returns a Markdown table of all rows, the best first.
 
-    Raises:
-        BadRequest: an algorithm has several lines.
+    Figures are in % and points, or in nats as they are. A star marks a value at an end
+    of those that were tried.
     """
-    with (folder / "table.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    found = {line["algorithm"]: line for line in lines}
-    if len(found) < len(lines):
-        raise BadRequest(f"{folder} sweeps a flag, but an atlas takes no sweeps")
-    return found
+    by, first = report.measure, next(x for x in report.rows if x.label == FIRST)
+    edges = {(x.label, x.flag) for x in report.tuning if x.at_edge}
 
-
-def joined(folders: Sequence[Path]) -> dict[str, Lines]:
-    """Returns the tables of studies by the studies' names."""
-    return {x.name.removeprefix("atlas-"): read(x) for x in folders}
-
-
-def times_of(studies: Mapping[str, Lines]) -> Times:
-    """Returns the times to the target by algorithm, by workload: "mnist1d: dsl"."""
-    return {
-        f"{name}: {head.removeprefix(TIME)}": {
-            label: float(line[head]) if line[head] else None
-            for label, line in lines.items()
+    def cells(row: Row) -> list[str]:
+        assert row.measure and row.bytes_per_worker and first.bytes_per_worker
+        values = {
+            flag: f"{x:g}" + " \\*" * ((row.label, flag) in edges)
+            for flag, x in row.tuned.items()
         }
-        for name, lines in studies.items()
-        for head in next(iter(lines.values()))
-        if head.startswith(TIME)
-    }
+        rate = values.pop("lr")
+        own = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
+        sent = f"{row.bytes_per_worker / first.bytes_per_worker:.2g}"
+        known, difference = row is not first and row.comparison.difference, ""
+        if known:
+            mean, low, high = (_shown(x or 0.0, by) for x in known[:3])
+            difference = f"{mean} [{low}, {high}]"
+        end = _with_deviation(*row.measure[:2], by)
+        return [sent, end, difference, verdict(row, by), rate, ", ".join(own)]
+
+    heads = "algorithm", "bytes", by.name.removeprefix("test "), "difference", "verdict"
+    rows = [[f"`{row.label}`", *cells(row)] for row in _in_order(report)]
+    return _table([*heads, "rate", "its own hyperparameter"], rows)
 
 
-def scores(times: Times) -> dict[str, float]:
-    """Returns the score of each algorithm, best first.
+def _shown(x: float, by: Measure) -> str:
+    return f"{by.scale * x:z.{1 if by.scale == 100 else 3}f}"
 
-    On a workload it is 1 for the fastest, falls in proportion to the time, and is 0
-    from `MOST` times the fastest's time on. The mean counts workloads on which any
-    algorithm reaches the target.
+
+def _with_deviation(mean: float, deviation: float | None, by: Measure) -> str:
+    return f"{_shown(mean, by)} ± {_shown(deviation or 0.0, by)}"
+
+
+def after(report: Report, links: Sequence[str] = tuple(LINKS)) -> list[str]:
+    """Returns a Markdown table of the measure after an equal time on each link.
+
+    It is that of the last evaluation by then. The time is that of the whole run of
+    `CLOCK` on the link.
     """
-    found = {label: [] for own in times.values() for label in own}
-    for own in times.values():
-        fastest = min((x for x in own.values() if x is not None), default=0.0)
-        for label, each in found.items() if fastest else ():
-            ratio = (own.get(label) or math.inf) / fastest
-            each.append(max(MOST - ratio, 0.0) / (MOST - 1))
-    means = {label: float(np.mean(each)) for label, each in found.items() if each}
-    return dict(sorted(means.items(), key=lambda x: -x[1]))
+    curves = {x.label: x for x in report.curves}
+    most = {link: curves[CLOCK].seconds[link][-1] for link in links}
+    rows = []
+    for row in _in_order(report):
+        ends = [_by(curves[row.label], x, most[x], report.measure) for x in links]
+        rows.append([f"`{row.label}`", *ends])
+    heads = [f"{LINKS[x]}, {most[x]:.2g} s" for x in links]
+    return _table(["algorithm", *heads], rows)
 
 
-def end(line: Mapping[str, str] | None) -> str:
-    """Returns the final measure of a study's runs, and how many diverged."""
-    if line is None:
+def _by(curve: Curve, link: str, seconds: float, by: Measure) -> str:
+    """Returns the measure of a curve's last evaluation by a time; "" before any."""
+    at = int(np.searchsorted(curve.seconds[link], seconds * (1 + 1e-9), "right")) - 1
+    if at < 0:
         return ""
-    key = next(head for head in line if head.endswith("_mean"))
-    if not line[key]:
-        return "diverged"
-    mean, deviation = (float(line[key.replace("mean", x)]) for x in ("mean", "sd"))
-    factor = 100 if "accuracy" in key else 1
-    lost = int(line["diverged"])
-    gone = f" ({lost} of {line['seeds']} diverged)" if lost else ""
-    return f"{mean * factor:.4g} ± {deviation * factor:.2g}{gone}"
+    band = curve.bands[by.key]
+    shown = _with_deviation(band.mean[at], band.high[at] - band.mean[at], by)
+    return shown if at == len(curve.steps) - 1 else f"{shown} ({curve.steps[at]:,})"
 
 
-def sent(lines: Lines, label: str) -> str:
-    """Returns a worker's bytes relative to those of `FIRST`; "" if not counted."""
-    both = [lines.get(x, {}).get("bytes_per_worker") for x in (label, FIRST)]
-    if not all(both):
-        return ""
-    own, first = (float(x or 0) for x in both)
-    return f"{own / first:.2g}"
+def _in_order(report: Report) -> list[Row]:
+    """Returns the rows that have a result, the best first."""
+    kept = [(-report.measure.side * x.measure[0], x) for x in report.rows if x.measure]
+    return [row for _, row in sorted(kept, key=lambda pair: pair[0])]
 
 
-def table(studies: Mapping[str, Lines]) -> list[str]:
-    """Returns a Markdown table, the algorithm with the best score first."""
-    times = times_of(studies)
-    networks = dict.fromkeys(name.partition(": ")[2] for name in times)
-    total, first = scores(times), next(iter(studies.values()))
-    own = {
-        network: scores(
-            {k: x for k, x in times.items() if k.partition(": ")[2] == network}
-        )
-        for network in networks
-    }
-    heads = ["algorithm", *studies, "sends", "score", *networks]
-    rows = [heads, ["---", *["--:"] * (len(heads) - 1)]]
-    for label, score in total.items():
-        ends = [end(lines.get(label)) for lines in studies.values()]
-        parts = [f"{own[network].get(label, 0.0):.2f}" for network in networks]
-        rows += [[f"`{label}`", *ends, sent(first, label), f"{score:.2f}", *parts]]
-    return [f"| {' | '.join(row)} |" for row in rows]
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a Markdown table; columns of single numbers are at right."""
+    under = ["--:" if head in ("bytes", "rate") else "---" for head in heads]
+    return [f"| {' | '.join(row)} |" for row in (heads, under, *rows)]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", type=Path, nargs="+")
-    print("\n".join(table(joined(parser.parse_args(argv).folders))))
-
-
-if __name__ == "__main__":
-    main()
+def written(page: Path, mark: str, table: Sequence[str]) -> bool:
+    """Writes a table between "<!-- MARK -->" and "<!-- end -->" of a page, if there."""
+    text = page.read_text("utf-8")
+    head, found, rest = text.partition(f"<!-- {mark} -->\n\n")
+    if found:
+        tail = rest[rest.index("\n\n<!-- end -->") :]
+        page.write_text(head + found + "\n".join(table) + tail, "utf-8")
+    return bool(found)

@@ -5,16 +5,15 @@
 makes all of docs/studies, or the folders given as arguments. For each folder it reads
 finals.jsonl, curves.jsonl if it exists (benchmarks.harness.curves), and the preset with
 the folder's name. It writes table.csv and the existing figures again. Values that the
-records lack, such as modelled times, do not change. Records made with other flags have
-a suffix, such as finals-2500.jsonl, and so do their table and figures. The atlas joins
-two of the tables.
+records lack do not change, such as modelled times of records without messages. Records
+made with other flags have a suffix, such as finals-2500.jsonl, and so do their table
+and figures. The page of the atlas has tables of three studies.
 """
 
 import argparse
 import csv
 import io
 import json
-import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -33,10 +32,9 @@ from experiments.study.results import Curve, Report
 from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import titled
 from experiments.study.statistics import measure
-from experiments.study.variants import combinations
 
 FOLDER = Path("docs/studies")
-JOINED = "atlas-mnist1d", "atlas-spoken-digits"
+JOINED = "atlas-mnist1d", "atlas-spoken-digits", "atlas-gpt"
 # The flags of studies without a preset.
 FLAGS = {
     "fashion-mnist": "--algos 'sync_sgd, model_averaging, bmuf, bmuf --nesterov, "
@@ -45,8 +43,8 @@ FLAGS = {
 }
 # Columns of a table that cannot be computed from the records.
 KEPT = "seconds", "steps_to_target", "syncs", "command"
-# The head and the rows of the atlas's table.
-ROWS = re.compile(r"(<!-- table -->\n\n(?:\|.*\n){2})(?:\|.*\n)*")
+# Fields that a line of a record has only if they differ from the line before.
+SAME = ("sends",)
 
 
 def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunSet]:
@@ -56,23 +54,33 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
         for point, common in config.points[variant.label].items():
             seeds = range(config.seeds)
             made = RunSet(variant, number, point, common, config.folder, seeds)
-            trials = [trial(config, made, x) for x in combinations(variant.budget)]
+            trials = [trial(config, made, x) for x in _tried(made, own)]
             done = _ended(made, own, reported=True)
             yield made._replace(
                 trials=[
                     x._replace(summaries=_ended(x, own, reported=False)) for x in trials
                 ],
-                config={"settings": {"steps": common.steps}},
+                config={"settings": {"steps": common.steps, "sync_until": 0}},
                 summaries=done,
                 lines={seed: _measured(made, measured, seed) for seed in done},
             )
 
 
+def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
+    """Returns the values that were tried, in the order of the records."""
+    flags = [x.flag for x in made.variant.tuned]
+    swept = _swept(made).items()
+    own = (x for x in lines if not x["reported"] and swept <= x.items())
+    found = dict.fromkeys(tuple(str(line[flag]) for flag in flags) for line in own)
+    return [dict(zip(flags, values, strict=True)) for values in found]
+
+
 def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, Any]]:
     """Returns the final lines of a run set, by seed."""
     wanted = {k: literal(x) for k, x in made.values.items()} | _swept(made)
+    own = {"workers": made.common.workers, "steps": made.common.steps}
     return {
-        line["seed"]: {**line, "syncs": None, "sends": None}
+        line["seed"]: {"sends": None, **line, "syncs": None, **own}
         for line in lines
         if line["reported"] == reported and wanted.items() <= line.items()
     }
@@ -97,11 +105,7 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
     runs = [made for made in runs_of(config, lines, measured) if made.summaries]
     by = measure(config.measure, [s for r in runs for s in r.summaries.values()])
     scores = [one for made in runs for one in tuning_of(made, by)]
-    chosen: dict[tuple[str, str], dict[str, float]] = {}
-    for one in scores:
-        chosen.setdefault((one.label, one.point), {})[one.flag] = one.chosen
-    rows = [row_of(made, by, scores) for made in runs]
-    rows = [x._replace(tuned=chosen.get((x.label, x.point), {})) for x in rows]
+    rows = [row_of(made._replace(values=_chosen(made)), by, scores) for made in runs]
     is_given = config.baseline is not None
     rows, sentences = against_baseline(rows, config.compared_to, by, True, is_given)
     return Report(
@@ -110,16 +114,21 @@ def report_of(config: StudyConfig, lines: Lines, measured: Lines) -> Report:
         measure=by,
         baseline=config.compared_to,
         rows=rows,
-        curves=[_curve(made) for made in runs],
+        curves=[_curve(config, made) for made in runs],
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
     )
 
 
-def _curve(made: RunSet) -> Curve:
+def _chosen(made: RunSet) -> dict[str, str]:
+    """Returns the tuned values of the reported runs."""
+    return {x.flag: str(made.any[x.flag]) for x in made.variant.tuned}
+
+
+def _curve(config: StudyConfig, made: RunSet) -> Curve:
     """Returns the curve of a run set; an empty one if there is no record of it."""
     if any(made.lines.values()):
-        return curve_of(made, 0.0, [], False)
+        return curve_of(made, config.step_time or 0.0, config.networks, config.fused)
     return Curve(made.variant.label, made.point, [], {}, None, {})
 
 
@@ -133,8 +142,8 @@ def table(report: Report, old: Sequence[Mapping[str, str]]) -> str:
             value = line.get(report.sweep) if report.sweep else None
             point = f"{report.sweep}={value}" if value else ""
             found = new[line["algorithm"], point]
-            left = {k: x for k, x in line.items() if k.startswith(KEPT)}
             known = {k: page.no_formula(found.get(k)) for k in line}
+            left = {k: x for k, x in line.items() if k.startswith(KEPT)}
             writer.writerow({**known, **left})
         return file.getvalue()
 
@@ -151,6 +160,8 @@ def again(folder: Path) -> list[Path]:
         measured = folder / "curves.jsonl"
         curves = evaluations(measured) if measured.exists() else []
         report = report_of(config, _lines_of(record), curves)
+        if folder.name in JOINED:
+            written += _in_page(folder, report)
         path = folder / f"table{suffix}.csv"
         if path.exists():
             old = list(csv.DictReader(io.StringIO(path.read_text("utf-8"), newline="")))
@@ -161,16 +172,21 @@ def again(folder: Path) -> list[Path]:
 
 
 def _lines_of(path: Path) -> Lines:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Returns the lines of a record, with what they leave out as in the line before."""
+    found: Lines = []
+    for line in path.read_text("utf-8").splitlines():
+        before = {k: x for k, x in found[-1].items() if k in SAME} if found else {}
+        found.append(before | json.loads(line))
+    return found
 
 
-def atlas_again(folder: Path) -> Path:
-    """Writes the table of the atlas again; returns its page."""
-    studies, page = atlas.joined([folder / x for x in JOINED]), folder / "atlas.md"
-    rows = "".join(f"{row}\n" for row in atlas.table(studies)[2:])
-    text = ROWS.sub(lambda found: found[1] + rows, page.read_text("utf-8"))
-    files.write(page, text)
-    return page
+def _in_page(folder: Path, report: Report) -> list[Path]:
+    """Writes a study's tables between the atlas's marks for them; returns its page."""
+    page, times = folder.with_name("atlas.md"), all(x.seconds for x in report.curves)
+    found = [atlas.written(page, folder.name, atlas.best(report))]
+    if times:
+        found += [atlas.written(page, f"{folder.name}: time", atlas.after(report))]
+    return [page] if any(found) else []
 
 
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
@@ -197,8 +213,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for path in again(folder):
             print(path)
     if not folders:
-        for path in [atlas_again(FOLDER), headline.write(FOLDER / JOINED[0])]:
-            print(path)
+        print(headline.write(FOLDER / JOINED[0]))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def row(number: int, path: Path, log: dict[str, Any]) -> Sequence[str]:
     p = f"{found['p']:.1g}" if found["p"] >= 1e-4 else "< 0.0001"
     seconds = [f"{float(f'{x:.3g}'):,g}" for x in found["seconds"].values()]
     return (
-        "missed" if misses(log) else str(number),
+        "not shown" if misses(log) else str(number),
         f"[{name}](track/{name}.py), [log](track/{name}.json): {what.rstrip('.')}",
         f"{mean:.1f} ± {deviation:.1f} % ({len(log['runs'])})",
         p,

@@ -235,18 +235,15 @@ def _job(target: Target, variant: Variant) -> Job:
     each = math.prod(mesh.values())
     if each < 1 or target.chips % each:
         axes = ", ".join(f"{name}={size}" for name, size in mesh.items())
+        there = f"the {target.chips} chips of {target.shown}"
         raise BadRequest(
-            f"--mesh {axes}: workers of {each} chips do not evenly divide the "
-            f"{target.chips} chips of {target.shown}"
+            f"--mesh {axes}: workers of {each} chips do not divide {there}"
         )
     places = target.chips // each
     argv = ("--workers", str(places), *variant.argv)
     config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
-        raise BadRequest(
-            f"--backend {config.backend}: only shard_map compiles for absent devices: "
-            "leave out --backend"
-        )
+        raise BadRequest(f"--backend {config.backend}: only shard_map is compiled here")
     if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "

@@ -147,10 +147,8 @@ def parse(text: str, slices: int = 1) -> Target:
         hint = hint or "".join(f"; did you mean {x!r}?" for x in whole[:1])
         raise ValueError(f"unknown {said}{hint} (known: {FORMS})")
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
-        raise ValueError(
-            f"{said}: the shape must be numbers with x between them, such as "
-            f"{platform}:{kind}:{chip.example}"
-        )
+        must = "the shape must be numbers with x between them"
+        raise ValueError(f"{said}: {must}, such as {platform}:{kind}:{chip.example}")
     shape = tuple(int(n) for n in grid.split("x"))
     if why := _impossible(chip, shape):
         raise ValueError(f"{said}: {why}")
@@ -190,9 +188,9 @@ def check_compiler(target: Target) -> None:
     """Raises a BadRequest if the target's compiler is not installed."""
     known = PLATFORMS[target.platform].get("compiler")
     if known and importlib.util.find_spec(known["module"]) is None:
+        how = f"pip install -e '.[experiments,{known['extra']}]' in the checkout"
         raise BadRequest(
-            f"--target {target.text}: its compiler is not installed: pip install -e "
-            f"'.[experiments,{known['extra']}]' in the checkout"
+            f"--target {target.text}: its compiler is not installed: {how}"
         )
 
 

@@ -69,7 +69,5 @@ def _acquire(lock: FileLock, out: Path) -> None:
     except OSError as error:
         if error.errno not in WITHOUT:
             raise
-        say(
-            f"--out {out} cannot be locked ({error.strerror}): do not start another "
-            "command that writes there"
-        )
+        what = f"--out {out} cannot be locked ({error.strerror})"
+        say(f"{what}: do not start another command that writes there")

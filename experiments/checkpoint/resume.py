@@ -1,4 +1,4 @@
-"""Resuming: the content and the time of a save, and whether a run may go on."""
+"""Resuming: the content and the time of a save, and whether a run may continue."""
 
 import dataclasses
 import secrets
@@ -480,7 +480,7 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     for name in names:
         if now.get(name) != before.get(name):
             flag = f"--{name.replace('_', '-')}"
+            was, asked = before.get(name), now.get(name)
             raise BadRequest(
-                f"--resume: the run was made with {flag} {before.get(name)}, not "
-                f"{now.get(name)}"
+                f"--resume: the run was made with {flag} {was}, not {asked}"
             )

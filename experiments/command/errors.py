@@ -61,8 +61,11 @@ def explain(where: str, error: BaseException) -> BadRequest:
     A ValueError of ours explains itself, and gets no file and line.
     """
     at = place(error)
-    is_ours = isinstance(error, ValueError) and not at
-    what = text_of(error).partition("\n")[0] if is_ours else f"{named(error)}{at}"
+    what = named(error) + at
+    if isinstance(error, ValueError) and not at:
+        what = text_of(error).partition("\n")[0]
+    elif isinstance(error, OSError) and error.filename:
+        what = described(error) + at
     return BadRequest(f"{where}: {what}")
 
 

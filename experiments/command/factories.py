@@ -328,10 +328,9 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     try:
         inspect.signature(names[attribute])
     except (TypeError, ValueError):  # not a function, or one without a signature
-        raise BadRequest(
-            f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
-            f"got {checks.shown(names[attribute])}"
-        ) from None
+        must = f"{attribute!r} must be a function that makes the {kind.noun}"
+        got = checks.shown(names[attribute])
+        raise BadRequest(f"{where}: {must}, got {got}") from None
     return names[attribute]
 
 

@@ -50,7 +50,7 @@ class _Bar(Report):
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     done = progress.BarColumn(), progress.MofNCompleteColumn(), "steps"
-    times = progress.TimeElapsedColumn(), "left", progress.TimeRemainingColumn()
+    times = progress.TimeElapsedColumn(), "+", progress.TimeRemainingColumn(), "left"
     columns = "{task.description}", *done, "{task.fields[loss]}", *times
     with bar(*columns) as shown:
         yield _Bar(shown, steps)
@@ -148,6 +148,11 @@ def rate(x: float | None) -> str:
     return "none" if x is None else "not found" if math.isnan(x) else f"{x:g}"
 
 
+def effective(x: float | None) -> str:
+    """Formats an effective learning rate with its name."""
+    return "an effective one is not defined" if x is None else f"{rate(x)} effective"
+
+
 def show_summary(summary: dict[str, Any], out: Any) -> None:
     """Prints summary.json for a person, on stdout."""
     # Here: the command line also refuses flags, which needs no jax.
@@ -162,7 +167,7 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     memory = "not known"
     if s["temp_bytes"] is not None:
         memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
-    rates = f"{rate(s['lr'])} nominal, {rate(s['effective_lr'])} effective"
+    rates = f"{rate(s['lr'])} nominal, {effective(s['effective_lr'])}"
     # Summaries of earlier releases lack it.
     if (last := s.get("learning_rate", s["lr"])) != s["lr"]:
         rates += f"; {last:.3g} nominal at the end"

@@ -169,7 +169,8 @@ def flag_groups(words: Sequence[str]) -> list[Words]:
         elif groups:
             groups[-1] += (word,)
         else:
-            raise BadRequest(f"unexpected argument {word!r}")
+            quoted = ": put a label with spaces in quotes" * ("=" in word)
+            raise BadRequest(f"unexpected argument {word!r}{quoted}")
     return groups
 
 

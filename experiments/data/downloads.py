@@ -148,10 +148,8 @@ def make_once(path: Path, write: Callable[[BinaryIO], None]) -> None:
                 with replacing(path) as part:
                     write(part)
     except OSError as error:
-        raise ValueError(
-            f"{path.parent} cannot be written: {error.strerror or error}: use another "
-            "--data-dir"
-        ) from error
+        what = f"{path.parent} cannot be written: {error.strerror or error}"
+        raise ValueError(f"{what}: use another --data-dir") from error
 
 
 @contextmanager

@@ -274,10 +274,8 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
         is_dict = isinstance(example, Mapping)
         arrays = {k: np.array(x) for k, x in example.items()} if is_dict else {}
         if not arrays or any(x.dtype.kind in "OSU" for x in arrays.values()):
-            raise BadRequest(
-                f"training example {number} must be a dict of arrays, got "
-                f"{checks.shown(example)}"
-            )
+            what = f"training example {number} must be a dict of arrays"
+            raise BadRequest(f"{what}, got {checks.shown(example)}")
         return arrays
     except (BadRequest, *STOPS):
         raise

@@ -1,1 +1,1 @@
-"""Starts and joins the processes that make a run together."""
+"""Starts and joins the processes that train together."""

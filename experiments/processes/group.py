@@ -66,14 +66,12 @@ def requested(config: RunConfig) -> ProcessGroup:
         raise BadRequest(str(error)) from error
     if config.max_restarts and config.processes == 1:
         raise BadRequest(
-            "--max-restarts needs --processes, whose processes it restarts: resume a "
-            "run of one process with --resume; after a loss, joined processes end with "
-            "exit code 75, and their scheduler may restart them"
+            "--max-restarts needs --processes, whose processes it restarts: resume one "
+            "with --resume; joined ones end with 75: their scheduler may restart them"
         )
     if config.backend == "vmap" and group.processes > 1:
         raise BadRequest(
-            "--backend vmap runs on one device, not in "
-            f"{group.processes} processes: use pmap or shard_map"
+            f"--backend vmap has one device, not {group.processes} processes: use pmap"
         )
     devices = config.worker_devices
     if config.workers * devices % group.processes:
@@ -101,10 +99,8 @@ def _joining(c: RunConfig) -> ProcessGroup | None:
     if where is not None and number is not None and count is not None:
         network.address(where)
         if number >= count:
-            raise ValueError(
-                f"--process-id must be 0 to {count - 1} with --num-processes {count}, "
-                f"got {number}"
-            )
+            must = f"must be 0 to {count - 1} with --num-processes {count}"
+            raise ValueError(f"--process-id {must}, got {number}")
         return ProcessGroup(number, count, coordinator=where)
     three = {"--coordinator": where, "--process-id": number, "--num-processes": count}
     given = [name for name, value in three.items() if value is not None]

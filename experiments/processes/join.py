@@ -269,10 +269,8 @@ def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     host, port = network.address(coordinator)
     own = network.own_address(host)
     if own is None and network.is_address(host):
-        raise Unconnected(
-            f"process 0 cannot listen at {host}, which is not an address of this "
-            "machine: set --coordinator to an address of this machine"
-        )
+        what = f"process 0 cannot listen at {host}, which is not an address of this"
+        raise Unconnected(f"{what} machine: set --coordinator to one that is")
     # Such as a load balancer's name, or a name that DNS does not know yet.
     if own is None:
         log(
@@ -428,8 +426,6 @@ def check_tls() -> None:
         raise BadRequest(f"{first} is set, but not {missing[0]}: TLS needs both")
     parameters = inspect.signature(jax.distributed.initialize).parameters
     if "mtls_cert_file" not in parameters:
-        raise BadRequest(
-            f"{first} is set, but jax {jax.__version__} does not support TLS: "
-            "install jax 0.12, or unset the variable"
-        )
+        lacks = f"jax {jax.__version__} does not support TLS"
+        raise BadRequest(f"{first}: {lacks}: install jax 0.12, or unset the variable")
     certificates.check({name: given[name] for name in _TLS})

@@ -64,7 +64,9 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         terms=terms,
         times=times,
         target=target,
-        curves=curves,
+        is_target_given=config.target is not None,
+        # Times on networks that nobody named are in tables alone.
+        curves=curves if config.network else [c._replace(seconds={}) for c in curves],
         networks=list(config.networks),
         step_seconds=(seconds, how),
         sweep=config.swept.flag if config.swept else "",

@@ -79,7 +79,8 @@ class StudyConfig:
 
     tune: tuple[str, ...] = flag(
         "tune a flag for each algorithm on validation data, over LOW:HIGH:log:COUNT, "
-        "LOW:HIGH:linear:COUNT or a list; may be repeated",
+        "LOW:HIGH:linear:COUNT or a list; log:COUNT+MORE goes on beyond an end and "
+        "near the best; may be repeated",
         (),
         group=Group("tuning"),
         metavar="FLAG=…",
@@ -99,13 +100,13 @@ class StudyConfig:
     )
     target: float | None = flag(
         "value of the measure to reach, such as 0.95, for the time to target",
-        otherwise="near the baseline's value",
+        otherwise="near the baseline's value, without a line in figures",
         above=0,
     )
     network: tuple[str, ...] = flag(
         "model the time on a network: '100Mbit/s, 20ms' or a preset; may be repeated",
         (),
-        otherwise="all presets",
+        otherwise="all presets, without figures",
         metavar="NET",
     )
     fused: bool = flag(
@@ -312,10 +313,8 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
 def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, or flags that a run does not accept."""
     if (runs := count_runs(config)) > MOST_RUNS:
-        raise BadRequest(
-            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
-            "values to --tune or --sweep, or fewer seeds"
-        )
+        many = f"{runs:,} runs are more than {MOST_RUNS:,}"
+        raise BadRequest(f"{many}: give fewer values or fewer seeds")
     for variant in config.variants:
         trials = [*variant.decisive_trials()]
         for run, trial in product(config.points[variant.label].values(), trials):

@@ -133,7 +133,6 @@ class Plot(NamedTuple):
         target: the y value of a horizontal line, and its text.
         height: the height of a panel; None for the usual one.
         note: a caption; "" for none.
-        folded: the heading that it is folded under; "" if it is always shown.
         more: draws what is not a line.
     """
 
@@ -152,7 +151,6 @@ class Plot(NamedTuple):
     target: tuple[float, str] | None = None
     height: float | None = None
     note: str = ""
-    folded: str = ""
     more: "Callable[[Axes], Any]" = lambda axes: None
 
 
@@ -207,11 +205,23 @@ def save(plot: Plot, look: Styles, folder: Path, dpi: int) -> str:
     figure = draw(plot, look)
     text = svg(plot, figure)
     files.write(folder / f"{plot.name}.svg", text)
-    with io.BytesIO() as png:
-        # Takes a third of the usual time and a fifth more bytes.
-        figure.savefig(png, format="png", dpi=dpi, pil_kwargs={"compress_level": 1})
-        files.write(folder / f"{plot.name}.png", png.getvalue())
+    # Takes a third of the usual time and a fifth more bytes.
+    quick = {"compress_level": 1}
+    _write(figure, folder / f"{plot.name}.png", dpi=dpi, pil_kwargs=quick)
     return themed(plot, text)
+
+
+def save_untitled(plot: Plot, look: Styles, folder: Path) -> None:
+    """Writes a figure for a paper, whose caption has its title, as PDF and SVG."""
+    figure = draw(plot._replace(title=""), look)
+    files.write(folder / f"{plot.name}.svg", svg(plot, figure))
+    _write(figure, folder / f"{plot.name}.pdf", metadata={"CreationDate": None})
+
+
+def _write(figure: "Figure", path: Path, **how: Any) -> None:
+    with io.BytesIO() as file:
+        figure.savefig(file, format=path.suffix[1:], **how)
+        files.write(path, file.getvalue())
 
 
 def svg(plot: Plot, figure: "Figure") -> str:
@@ -521,20 +531,14 @@ def is_empty(report: Report, by: Measure) -> bool:
 
 def _curves(report: Report) -> Iterator[Plot]:
     """Yields every metric by steps; the compared ones by bytes and time, too."""
-    # Only the slowest network is unfolded, because bytes cost the most there.
-    names = [network.name for network in report.networks]
-    ends = [(x[-1], n) for c in report.curves for n in names if (x := c.seconds.get(n))]
-    slowest = max(ends, key=lambda x: x[0], default=(0.0, ""))[1]
     for group, by in quantities(report):
         if is_empty(report, by):
             continue
         yield _curve(report, group, by, STEPS)
         if group not in ("measure", "loss") or by.key == "train_loss":
             continue
-        yield _curve(report, group, by, BYTES)
-        for n in names:
-            folded = "" if n == slowest else sentences.sentence(by.name)
-            yield _curve(report, group, by, n)._replace(folded=folded)
+        for view in (BYTES, *(network.name for network in report.networks)):
+            yield _curve(report, group, by, view)
 
 
 def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
@@ -557,7 +561,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     missing = [named(x) for x in curves if not low <= ends.get(x[:2], math.nan) <= high]
     note = f"Not in the picture, at least at the end: {', '.join(missing)}."
     goal = by.scale * (report.target or 0.0)
-    has_goal = report.target is not None and group == "measure" and low < goal < high
+    has_goal = report.is_target_given and group == "measure" and low < goal < high
     return Plot(
         f"{by.key} by {slug}",
         group,
@@ -670,6 +674,11 @@ def _trials(flag: str, tried: Sequence[Tuning], by: Measure) -> Plot:
     values = [x for t in tried for x in t.values]
     is_log = min(values) > 0 and ("lr" in flag or max(values) > 10 * min(values))
     limits, log = _limits(lines, by, 0.0, 0.5, 1000.0)
+    if limits and by.higher_is_better:
+        # Far below, as at rates that are too high, trials would hide the differences.
+        best = [float(np.nanmax(line.y, initial=limits[0])) for line in lines]
+        wide = max(2 * (max(best) - min(best)), 0.05 * max(best))
+        limits = max(limits[0], min(best) - wide), limits[1]
     name = _titled(by.name.removeprefix("test "), by.unit)
     edges = [f"{named(t)} ({number(t.chosen)})" for t in tried if t.at_edge]
     notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []

@@ -1,6 +1,6 @@
 """Makes the missing runs of a study by jobs: a Dask task for each run.
 
-A Dask worker makes one run at a time, in its own process. It must see the study's
+A Dask worker executes one run at a time, in its own process. It must see the study's
 folder: the run's files appear there, and the task returns only how the run ended.
 """
 
@@ -204,7 +204,7 @@ class Jobs:
         return self._client.submit(operator.call, found, self._order, *given, **place)
 
     def _begin(self, address: str, run: Missing) -> None:
-        """Has a worker make a run."""
+        """Has a worker execute a run."""
         given = run.number, _plain(run.config), str(run.folder.absolute())
         future = self._submit(address, worker.make_run, *given)
         self._jobs[address] = Job(run, future)
@@ -239,10 +239,8 @@ class Jobs:
         for address, job in self._jobs.items():
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
-                self._bar.say(
-                    f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
-                    f"{address}: it compiles, is busy or hangs"
-                )
+                still = f"no step for {SILENCE:g} s on the Dask worker {address}"
+                self._bar.say(f"{job.run.name}: {still}: it compiles, is busy or hangs")
         if self._jobs:
             self._idle_since = now
         elif now - self._idle_since > SILENCE:
@@ -364,10 +362,8 @@ def _address(scheduler: str) -> str:
         address = files.read(Path(scheduler), "address")["address"]
         if isinstance(address, str):
             return address
-    raise BadRequest(
-        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, "
-        f"got {scheduler!r}"
-    )
+    must = "must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file"
+    raise BadRequest(f"--scheduler {must}, got {scheduler!r}")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from experiments.one_run import Folder, trained
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
+from experiments.training.loop import correct
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
 
@@ -105,8 +106,10 @@ class Plan:
     Final runs wait only for the trials of their own variant.
 
     Args:
-        planned: the run sets to report, with their trials.
+        planned: the run sets to report, with their first trials.
         choose: function that chooses the values of a run set whose trials are done.
+        further: function that yields more trials of a run set, each time once all
+            earlier ones are done.
 
     Attributes:
         total: the number of all runs.
@@ -117,9 +120,13 @@ class Plan:
     """
 
     def __init__(
-        self, planned: Sequence[RunSet], choose: Callable[[RunSet], RunSet | None]
+        self,
+        planned: Sequence[RunSet],
+        choose: Callable[[RunSet], RunSet | None],
+        further: Callable[[RunSet], Iterator[list[RunSet]]] = lambda made: iter(()),
     ):
-        self.planned, self._choose = planned, choose
+        self.planned, self._choose = [*planned], choose
+        self._further = [further(runs) for runs in planned]
         sets = [x for runs in planned for x in (runs, *runs.trials)]
         self.total, self.done = sum(len(x.seeds) for x in sets), 0
         self.failures = list[tuple[Missing, Refused]]()
@@ -132,7 +139,7 @@ class Plan:
             self._trials[number] = self._add(number, runs.trials, len(self.waiting))
         for number in range(len(planned)):
             if not self._trials[number]:
-                self._add_finals(number, len(self.waiting))
+                self._go_on(number, len(self.waiting))
 
     @property
     def missing(self) -> int:
@@ -169,16 +176,23 @@ class Plan:
         self._trials[run.number] -= 1
         if self._trials[run.number] == 0:  # final runs count on, below it
             # First of all that wait: their variant has been under way the longest.
-            self._add_finals(run.number, 0)
+            self._go_on(run.number, 0)
 
     def give_back(self, run: Missing) -> None:
         """Takes back a run that a job has not made."""
         self._taken[run.number] -= 1
         self.waiting.insert(0, run)
 
-    def _add_finals(self, number: int, place: int) -> None:
-        """Chooses the values of a run set, and adds its runs."""
+    def _go_on(self, number: int, place: int) -> None:
+        """Adds further trials, or, without any, the runs with the chosen values."""
         planned = self.planned[number]
+        for trials in self._further[number]:
+            planned = planned._replace(trials=[*planned.trials, *trials])
+            self.planned[number] = planned
+            self.total += sum(len(x.seeds) for x in trials)
+            self._trials[number] = self._add(number, trials, place)
+            if self._trials[number]:
+                return
         runs = self.found[number] = self._choose(planned)
         if runs is not None:
             self._add(number, [runs], place)
@@ -234,7 +248,7 @@ class Maker(Loader):
         report: Callable[[News], None],
         asked_to_stop: stopping.Stopped,
     ) -> Made | Refused:
-        """Makes one run.
+        """Executes one run.
 
         Args:
             config: the config of the run.
@@ -261,6 +275,7 @@ class Maker(Loader):
                 outcome, summary = trained(own, shown, asked_to_stop)
                 if outcome.stopped:
                     raise Stopped
+                summary["correct"] = correct(run, outcome)
                 own.close(summary)
         except (Stopped, OSError):
             raise

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from experiments import files
@@ -26,6 +26,9 @@ TIED = re.compile(
     r"|(?<=\d,) (?=-?[\d.e+-]+\])"
 )
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
+# What is special to TeX.
+WORDS = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | WORDS)
 
 
 def write(report: Report, out: Path) -> None:
@@ -38,15 +41,24 @@ def write(report: Report, out: Path) -> None:
     Raises:
         OSError: a file cannot be written.
     """
-    folder = out / "figures"
+    folder, paper = out / "figures", out / "paper"
     folder.mkdir(parents=True, exist_ok=True)
+    paper.mkdir(exist_ok=True)
     look = styles({row.label: row.algo for row in report.rows})
     with figures.style():
         plots = figures.plots(report)
         pictures = {x.name: figures.save(x, look, folder, DPI) for x in plots}
-    files.write(out / "table.md", markdown(report))
-    files.write(out / "table.csv", csv(report))
-    files.write(out / "report.html", page(report, plots, pictures))
+        differences = next((x for x in plots if x.name == "differences"), None)
+        if differences:
+            figures.save_untitled(differences, look, paper)
+    texts = {
+        "table.md": markdown(report),
+        "table.csv": csv(report),
+        "paper/table.tex": latex(report, differences),
+        "report.html": page(report, plots, pictures),
+    }
+    for name, text in texts.items():
+        files.write(out / name, text)
 
 
 def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> str:
@@ -57,21 +69,9 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         plots: the figures, in order.
         pictures: SVGs by the names of the figures.
     """
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        # Labels are text of the user, which must not become tags.
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        # A misspelt name raises an error instead of leaving a gap in the page.
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    own = {"sentence": sentences.sentence, "number": sentences.number}
-    environment.filters.update(prose=prose, svg=Markup, rate=rate, **own)
     measured = {key for curve in report.curves for key in curve.bands}
     inside = [by for by in figures.INSIDE if by.key in measured]
-    return environment.get_template("report.html.j2").render(
+    return template("report.html.j2").render(
         r=report,
         plots=plots,
         pictures=pictures,
@@ -81,6 +81,34 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
     )
+
+
+def template(name: str) -> Template:
+    """Returns a template of this folder."""
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        # Labels are text of the user, which must not become tags.
+        autoescape=name.endswith(".html.j2"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # A misspelt name raises an error instead of leaving a gap in the page.
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    own = {"sentence": sentences.sentence, "number": sentences.number, "tex": tex}
+    environment.filters.update(prose=prose, svg=Markup, rate=rate, **own)
+    return environment.get_template(name)
+
+
+def latex(report: Report, figure: Plot | None) -> str:
+    """Returns the table, and the figure of the differences, for LaTeX."""
+    rows = [cells(report, row, times=False) for row in report.rows]
+    return template("table.tex.j2").render(r=report, rows=rows, figure=figure)
+
+
+def tex(text: str) -> str:
+    """Returns text in one line, with what is special to TeX escaped."""
+    return " ".join(text.split()).translate(TEX).replace("--", "-{}-")
 
 
 def prose(text: str) -> Markup:

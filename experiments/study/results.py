@@ -24,7 +24,7 @@ class Curve(NamedTuple):
             test_accuracy, divergence, drift, pseudo_gradient, displacement_cosine, …
         bytes_per_worker: bytes sent until each evaluation; None if not counted.
         seconds: modelled seconds until each evaluation, by the network's name; empty if
-            bytes were not counted.
+            bytes were not counted. A report has those of named networks only.
     """
 
     label: str
@@ -180,6 +180,7 @@ class Report(NamedTuple):
             learning rates are tuned or alike.
         times: ratio of the largest to the smallest effective learning rate.
         target: the target for "time to target", unscaled; None without one.
+        is_target_given: whether it was given, so that figures show it.
         curves: the curves, in the order of the rows.
         networks: networks on which time is modelled.
         step_seconds: seconds of one worker's local step, and their origin in words.
@@ -205,6 +206,7 @@ class Report(NamedTuple):
     terms: str = ""
     times: float = 1.0
     target: float | None = None
+    is_target_given: bool = False
     curves: Sequence[Curve] = ()
     networks: Sequence[Network] = ()
     step_seconds: tuple[float, str] = (0.0, "")

@@ -3,7 +3,8 @@
 import re
 import shlex
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,12 +13,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.command import factories
+from experiments.command.errors import BadRequest
 from experiments.command.factories import TASK
 from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, at, combinations, named, replaced
+from experiments.study.variants import (
+    Range,
+    Variant,
+    at,
+    combinations,
+    named,
+    replaced,
+)
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -155,7 +164,7 @@ class RunSet(NamedTuple):
 
 
 def command_of(config: RunConfig) -> list[str]:
-    """Returns the command that makes a run, without --seed."""
+    """Returns the command of a run, without --seed."""
     return [*PROGRAM.split(), *words_of(config)]
 
 
@@ -232,8 +241,8 @@ def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
             loader.plan(common)
             for values in variant.decisive_trials():
                 loader.plan(trial(study, made, values).config_of(FIRST_TUNING_SEED))
-            each = combinations(variant.budget)
-            found.append(made._replace(trials=[trial(study, made, x) for x in each]))
+            each = [trial(study, made, x) for x in combinations(variant.tuned)]
+            found.append(made._replace(trials=each))
     return found
 
 
@@ -308,6 +317,52 @@ class Tuning(NamedTuple):
     shortfalls: Sequence[float] = ()
 
 
+def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[RunSet]]:
+    """Yields more trials of a run set, each time once all earlier ones have ended.
+
+    All variants follow one rule: a best value at an end of a range is followed beyond
+    it, and then values near the best one are tried. See `Range`.
+    """
+    ranges, trials = made.variant.tuned, [*made.trials]
+
+    def more(own: Range, is_near: bool) -> list[RunSet]:
+        if not own.near or (best := _best(trials, study.measure)) is None:
+            return []
+        given = {x.values[own.flag] for x in trials}, best.values[own.flag]
+        values = own.around(*given) if is_near else own.beyond(*given)
+        others = {x: (value,) for x, value in best.values.items()} if is_near else {}
+        grid = combinations(
+            [
+                r._replace(values=values if r is own else others.get(r.flag, r.values))
+                for r in ranges
+            ]
+        )
+        found = [*_possible(study, loader, made, grid)]
+        trials.extend(found)
+        return found
+
+    for own in ranges:
+        while found := more(own, is_near=False):
+            yield found
+    for own in ranges:
+        yield more(own, is_near=True)
+
+
+def _possible(
+    study: StudyConfig,
+    loader: Loader,
+    made: RunSet,
+    values: Iterable[Mapping[str, str]],
+) -> Iterator[RunSet]:
+    """Yields the trials of values, except those that a run refuses."""
+    for each in values:
+        # Beyond the ends that the user gave, a value may be impossible.
+        with suppress(BadRequest, ValueError):
+            found = trial(study, made, each)
+            loader.plan(found.config_of(FIRST_TUNING_SEED))
+            yield found
+
+
 def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     """Returns the runs to report, with the best values of their trials.
 
@@ -321,13 +376,21 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     Raises:
         ValueError: the trials lack this measure.
     """
-    trials = [x for trial in made.trials if (x := trial.read()).summaries]
-    if not trials:
-        return None if made.trials else made
-    by = measure(measure_key, [s for x in trials for s in x.summaries.values()])
-    best = max(trials, key=partial(_rank, by=by))
-    common = replace(best.common, validation=None)
-    return made._replace(values=best.values, common=common)
+    if not made.trials:
+        return made
+    best = _best(made.trials, measure_key)
+    if best is None:
+        return None
+    return made._replace(
+        values=best.values, common=replace(best.common, validation=None)
+    )
+
+
+def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
+    """Returns the best of the trials that were made; None if there is none."""
+    there = [x for trial in trials if (x := trial.read()).summaries]
+    by = measure(measure_key, [s for x in there for s in x.summaries.values()])
+    return max(there, key=partial(_rank, by=by), default=None)
 
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:

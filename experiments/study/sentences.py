@@ -48,12 +48,12 @@ def counted(seeds: int) -> str:
     return "one seed" if seeds == 1 else plural(seeds, "seed")
 
 
-def shown(x: float, measure: Measure) -> str:
+def shown(x: float, measure: Measure, least: float = 0.01) -> str:
     """Returns a value of the measure, scaled, without its unit."""
     if measure.scale == 100:
         return f"{100 * x:.2f}"
     # A function's loss falls by many powers of ten.
-    return f"{x:.2e}" if 0 < abs(x) < 0.01 else f"{x:.4f}"
+    return f"{x:.2e}" if 0 < abs(x) < least else f"{x:.4f}"
 
 
 def with_unit(text: str, measure: Measure) -> str:
@@ -65,8 +65,11 @@ def spread(value: Spread | None, measure: Measure) -> str:
     """Returns "97.24 ± 0.12 %"; the mean alone for one seed."""
     if value is None:
         return MISSING
-    parts = [shown(x, measure) for x in value[:2] if x is not None]
-    return with_unit(" ± ".join(parts), measure)
+    text = shown(value.mean, measure)
+    if value.deviation is not None:  # in the form of the mean
+        least = 0.01 if abs(value.mean) < 0.01 else 1e-4
+        text += f" ± {shown(value.deviation, measure, least)}"
+    return with_unit(text, measure)
 
 
 def places_of(x: float) -> int:
@@ -364,11 +367,7 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
     told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
-    mean, deviation = (by.scale * (x or 0.0) for x in top.measure[:2])
-    best = f"{mean:.4g}"
-    if deviation > 0:
-        best = " ± ".join(fixed(x, places_of(deviation)) for x in (mean, deviation))
-    best = f"{with_unit(best, by)} ({counted(top.measure.count)})"
+    best = f"{spread(top.measure, by)} ({counted(top.measure.count)})"
     how = "; ".join(told) or "there is nothing to compare it to"
     return (
         f"{_several([top])} has the best {by.name}, {best}: {how}."
@@ -439,7 +438,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         best = results.leader(pairs, by) or top
         said, who = best.comparison, f"{best.label} against {report.baseline}"
         about = f"{who}: {said.verdict} {said.basis}"
-        found.append((said.amount or "none seen", about))
+        found.append((said.amount or "no difference", about))
     if (cost := cost_of(rows, pool)) is None:
         return found
     (least, *_), most, part = cost
@@ -532,6 +531,7 @@ def remarks(
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
     yield from _on_tuning(config, runs, report.tuning)
+    yield from _on_examples(runs, report)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -576,10 +576,31 @@ def _on_tuning(
         yield say(
             "tuned" if max(budgets) > 1 else "untuned",
             tuned=tuned.replace("_", "-"),
-            trials=max(budgets),
+            trials=" to ".join(map(str, sorted({min(budgets), max(budgets)}))),
             tune_seeds=plural(config.tune_seeds, "seed"),
             share=100 * TUNE_SHARE,
         )
+
+
+def _on_examples(runs: Sequence[RunSet], report: Report) -> Iterator[str]:
+    """Yields warnings about test and validation data of few examples."""
+    # Runs of earlier versions do not say the sizes of their data sets.
+    if report.measure != statistics.ACCURACY or "examples" not in runs[0].any:
+        return
+    test = runs[0].any["examples"]["test"]
+    found = [row.comparison.difference for row in report.rows]
+    ends = [(d.low, d.high) for d in found if d]
+    widths = [y - x for x, y in ends if x is not None and y is not None]
+    if widths and 10 / test > min(widths):
+        yield say("examples", points=100 / test, test=test)
+    if tried := [x for x in runs[0].trials if x.summaries]:
+        held_out = tried[0].any["examples"]["test"]
+        known = [[x for x in t.scores if x is not None] for t in report.tuning]
+        near = [sum(max(own) - x < 1.5 / held_out for x in own) for own in known]
+        most, values = max(zip(near, map(len, known), strict=True), default=(0, 0))
+        if most > 1:
+            points = 100 / held_out
+            yield say("validation", points=points, most=most, values=values)
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

@@ -147,9 +147,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired(
-    values: Mapping[int, float],
-    baseline: Mapping[int, float],
-    confidence: float = 0.95,
+    values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
 ) -> Difference | None:
     """Returns the mean difference over the common seeds; None without any.
 

@@ -22,17 +22,18 @@ from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, Plan, Stopped, progress
 from experiments.study.results import Report
-from experiments.study.runs import RunSet, chosen, command_of, run_sets
+from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
 from experiments.study.statistics import ACCURACY, measure
 from experiments.tasks.task import check_apply, check_model
 from experiments.training import run_folder
 from experiments.training.machine import cores, use_cpu_devices, use_devices
 
 NAME = "study.json"
-# Fields about the code that made a run; runs of earlier versions lack them.
-CODE = "commit", "versions"
+# Fields that a line of finals.jsonl has only if they differ from the line before: the
+# code and the machine, which runs of earlier versions lack, and the messages.
+SAME = "commit", "versions", "processor", "sends"
 # The fields of a summary to record, beside the measures on test data.
-FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *CODE
+FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *SAME
 
 
 def run(
@@ -60,10 +61,8 @@ def run(
             return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
-        terminal.say(
-            f"error: {described(error)}: completed runs are kept; the same command "
-            "continues from them"
-        )
+        what = "completed runs are kept; the same command continues from them"
+        terminal.say(f"error: {described(error)}: {what}")
         return stopping.TERMINATED
 
 
@@ -93,7 +92,8 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
-            plan = Plan(runs, partial(chosen, measure_key=config.measure))
+            choose = partial(chosen, measure_key=config.measure)
+            plan = Plan(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
@@ -119,7 +119,7 @@ def make_runs(
     """
     with progress(plan) as bar, making.cleaned(config.folder):
         there = f"{plan.done} of {plan.total} runs are already complete"
-        bar.say(there if plan.done else f"{plan.total} runs to make")
+        bar.say(there if plan.done else f"{plan.total} run{'s' * (plan.total > 1)}")
         try:
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)
@@ -181,10 +181,8 @@ def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     if not runs and all(refused.is_request for _, refused in plan.failures):
         raise BadRequest(why.line)
     alone = command(first, config.devices_per_job)
-    terminal.say(
-        f"{count} of {plan.total} runs failed: the same command tries them again. To "
-        f"run only the first of them: {alone}"
-    )
+    failed = f"{count} of {plan.total} runs failed: the same command tries them again"
+    terminal.say(f"{failed}. To run only the first of them: {alone}")
     baseline = config.compared_to
     if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
@@ -197,7 +195,13 @@ def report(config: StudyConfig, argv: Sequence[str], runs: list[RunSet]) -> Repo
     # Flags that change neither the runs nor the report are left out of the command.
     # Repeating it finds the runs, instead of making them again.
     words = without(cleaned(argv), ("jobs", "scheduler"))
-    return analysis.report(config, runs, shlex.join([*PROGRAM.split(), *words]))
+    return analysis.report(config, runs, " ".join([PROGRAM, *map(_quoted, words)]))
+
+
+def _quoted(word: str) -> str:
+    """Quotes a word for a shell; labels in single quotes stay readable."""
+    is_plain = "'" in word and not {*word} & {*'"$`\\!'}
+    return f'"{word}"' if is_plain else shlex.quote(word)
 
 
 def _report(
@@ -230,10 +234,10 @@ def write_all(config: StudyConfig, found: Report, runs: Sequence[RunSet]) -> Non
 
 
 def _without_repeats(lines: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields the lines without what the line before says of the code, too."""
+    """Yields the lines without what the line before says, too."""
     # It is more than half of a line's bytes.
     for before, line in pairwise(chain([{}], lines)):
-        yield {k: x for k, x in line.items() if k not in CODE or x != before.get(k, ())}
+        yield {k: x for k, x in line.items() if k not in SAME or x != before.get(k, ())}
 
 
 def study_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
@@ -250,6 +254,8 @@ def final_lines(runs: Iterable[RunSet]) -> Iterator[dict[str, Any]]:
             own = _name(r, r.values)
             for seed, s in r.summaries.items():
                 kept = {k: s[k] for k in s if k in FINAL or k.startswith("test_")}
+                if r is made:  # a bit for each test example
+                    kept |= {"correct": s.get("correct")}
                 yield {**own, "seed": seed, "reported": r is made, **kept}
 
 
@@ -297,18 +303,31 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     try:
         there = files.read(path)
         with files.using(path):
-            differing = [key for key, x in identity.items() if there[key] != x]
-            changed = [_changed(there[key], identity[key]) for key in differing]
+            pairs = [(key, there[key], x) for key, x in identity.items()]
+            changed = [f"{k} ({_changed(was, x)})" for k, was, x in pairs if was != x]
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
-    if differing:
-        raise ValueError(
-            f"--out {out} holds a study with other {differing[0]} ({changed[0]}): use "
-            "another folder"
-        )
+    if changed:
+        what = f"--out {out} holds a study with other {changed[0]}"
+        raise ValueError(f"{what}: use another folder")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
-    """Returns the first two differences as text."""
-    names = [name for name in {**new, **old} if old.get(name) != new.get(name)]
-    return ", ".join(f"{n}: {old.get(n)!r}, not {new.get(n)!r}" for n in names[:2])
+    """Returns the first difference as text."""
+    name = next(name for name in {**new, **old} if old.get(name) != new.get(name))
+    noun = {"entries": "algorithms", "words": "flags"}.get(name, name)
+    return f"{noun}: {_given(old.get(name))}; now: {_given(new.get(name))}"
+
+
+def _given(value: Any) -> str:
+    """Returns a setting as on a command line: "bmuf, Slow=diloco --period 64"."""
+    match value:
+        case [str(label), str(algo), [*words]]:
+            call = " ".join([algo, *words])
+            return call if label in (algo, call) else f"{label}={call}"
+        case [[*_], *_]:
+            return ", ".join(map(_given, value))
+        case [*words]:
+            return " ".join(words) or "none"
+        case _:
+            return "none" if value is None else str(value)

@@ -33,6 +33,9 @@ MOST_RUNS = 10_000
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
+# How trials go on after a range's own values: see `Range`.
+NEAR = 1.2  # the factor between values near the best
+MOST_BEYOND = 4  # values beyond the ends
 # Flags of additional measurements that every study makes.
 ADDED: Words = ("--displacements",)
 _SWITCH = one_of({"true": True, "false": False})
@@ -46,19 +49,22 @@ class Range(NamedTuple):
             an algorithm uses the first that it has.
         values: the values, as on a command line.
         bounds: low, high and whether logarithmic, for a range; None for a list.
+        near: how many values near the best one are tried after these. With any, a best
+            value at an end is first followed beyond it.
         others: lists of the same length, for algorithms without these parameters.
     """
 
     flag: str
     values: Words
     bounds: tuple[float, float, bool] | None = None
+    near: int = 0
     others: tuple["Range", ...] = ()
 
     @property
     def each(self) -> list["Range"]:
         """A range for each parameter."""
         named = [(x, flag) for x in (self, *self.others) for flag in x.flag.split("|")]
-        return [Range(flag, x.values, x.bounds) for x, flag in named]
+        return [x._replace(flag=flag, others=()) for x, flag in named]
 
     def of(self, known: Collection[str]) -> list["Range"]:
         """Returns the range of the first parameter that an algorithm has."""
@@ -72,7 +78,9 @@ class Range(NamedTuple):
     @property
     def listed(self) -> list[str]:
         """The parameters and their values, as given on the command line."""
-        return [x for own in (self, *self.others) for x in (own.flag, *own.values)]
+        near = [f"+{self.near}"] if self.near else []
+        each = self, *self.others
+        return [x for own in each for x in (own.flag, *own.values)] + near
 
     @property
     def decisive(self) -> Words:
@@ -85,12 +93,31 @@ class Range(NamedTuple):
             return self.values
         return self.values[0], self.values[-1]
 
-    def refined(self, factor: int) -> "Range":
-        """Returns a range with `factor` times as many values; lists do not change."""
-        if self.bounds is None or factor == 1:
-            return self
-        values = spaced(*self.bounds, len(self.values) * factor)
-        return self._replace(values=values)
+    def beyond(self, tried: Collection[str], best: str) -> Words:
+        """Returns the value after the ends of those tried, if the best is at an end."""
+        ends = sorted(map(float, tried))
+        if self.bounds is None or len(ends) >= len(self.values) + MOST_BEYOND:
+            return ()
+        low, high, _ = self.bounds
+        ratio = (high / low) ** (1 / (len(self.values) - 1))
+        factors = {ends[0]: 1 / ratio, ends[-1]: ratio}
+        return self._times(best, [factors.get(float(best), 1)], tried)
+
+    def around(self, tried: Collection[str], best: str) -> Words:
+        """Returns the values near the best that are not tried yet."""
+        below = self.near // 2
+        powers = [*range(-below, 0), *range(1, self.near - below + 1)]
+        return self._times(best, [NEAR**n for n in powers], tried)
+
+    def _times(
+        self, best: str, factors: Sequence[float], tried: Collection[str]
+    ) -> Words:
+        """Returns the products that are not tried yet, with three digits."""
+        is_whole = self.bounds is not None and _are_whole(*self.bounds[:2])
+        found = [float(best) * factor for factor in factors]
+        texts = [f"{x:.0f}" if is_whole else f"{x:.3g}" for x in found]
+        known = {*map(float, tried)}
+        return tuple(x for x in dict.fromkeys(texts) if float(x) not in known)
 
 
 @contextmanager
@@ -141,14 +168,16 @@ def _read(flag: str, name: str, listed: str) -> Range:
     """Reads the values of one range."""
     # A list may have colons, too: partition=iid,dirichlet:0.1.
     if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):
-        bounds, count = _bounds(listed)
+        bounds, count, near = _bounds(listed)
+        if near and flag == "--sweep":
+            raise ValueError("values near the best are for --tune")
         found = spaced(*bounds, count)
         if len(found) < count:
             raise ValueError(
                 f"there are not {count} whole numbers in this range; write the ends "
                 "with a point, such as 1.0, for other numbers"
             )
-        return Range(name, found, bounds)
+        return Range(name, found, bounds, near)
     found = tuple(value.strip() for value in listed.split(","))
     # 0.1 and 0.10 are one value.
     if not all(found) or len(set(map(literal, found))) < len(found):
@@ -167,17 +196,22 @@ def _are_whole(low: float, high: float) -> bool:
     return isinstance(low, int) and isinstance(high, int)
 
 
-def _bounds(listed: str) -> tuple[tuple[float, float, bool], int]:
-    """Reads the ends, the spacing and the number of values of a range."""
+def _bounds(listed: str) -> tuple[tuple[float, float, bool], int, int]:
+    """Reads the ends, the spacing, and the numbers of values and of near ones."""
     parts = listed.split(":")
-    match [literal(x) for x in parts]:
-        case [int() | float() as low, int() | float() as high, how, int() as count] if (
-            how in ("log", "linear")
-        ):
+    number, plus, more = parts[-1].partition("+")
+    match [literal(x) for x in (*parts[:-1], number, more if plus else "0")]:
+        case [
+            int() | float() as low,
+            int() | float() as high,
+            ("log" | "linear") as how,
+            int() as count,
+            int() as near,
+        ] if near == 0 or (how == "log" and near > 0):
             is_log = how == "log"
         case _:
-            form = "LOW:HIGH:log:COUNT or LOW:HIGH:linear:COUNT"
-            raise ValueError(f"a range must be {form}")
+            forms = "LOW:HIGH:log:COUNT, with +MORE behind it for values near the best"
+            raise ValueError(f"a range must be {forms}, or LOW:HIGH:linear:COUNT")
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{parts[0]} must be below {parts[1]}")
     if is_log and low <= 0:
@@ -188,7 +222,7 @@ def _bounds(listed: str) -> tuple[tuple[float, float, bool], int]:
         raise ValueError(
             f"{count:,} values are too many: a study makes at most {MOST_RUNS:,} runs"
         )
-    return (low, high, is_log), count
+    return (low, high, is_log), count, near
 
 
 def spaced(low: float, high: float, logarithmic: bool, count: int) -> Words:
@@ -255,7 +289,6 @@ class Variant(NamedTuple):
             that reads its value.
         swept: the range of the sweep, if its runs have the flag.
         tuned: the tuned ranges, of flags that it has.
-        trials: number of trials at each point; ranges of whole numbers may give fewer.
     """
 
     label: str
@@ -265,7 +298,6 @@ class Variant(NamedTuple):
     known: Mapping[str, Callable[[str], Any]] = MappingProxyType({})
     swept: Sequence[Range] = ()
     tuned: Sequence[Range] = ()
-    trials: int = 0
 
     @property
     def points(self) -> dict[str, dict[str, str]]:
@@ -287,13 +319,10 @@ class Variant(NamedTuple):
         return flag_groups(self.words)
 
     @property
-    def budget(self) -> list[Range]:
-        """The ranges of its trials, the first one refined to reach the trial count."""
-        # With a plain grid, a variant that lacks one of the tuned flags would have only
-        # a fraction of the others' trials.
-        times = self.trials // math.prod(len(r.values) for r in self.tuned)
-        first = next((r for r in self.tuned if r.bounds is not None), None)
-        return [r.refined(times) if r is first else r for r in self.tuned]
+    def trials(self) -> int:
+        """The number of trials at each point; an optimum at an end adds some."""
+        grid = math.prod(len(r.values) for r in self.tuned) if self.tuned else 0
+        return grid + sum(r.near for r in self.tuned)
 
     def taking(self, given: Given) -> "Variant":
         """Returns the variant with the flags that its runs accept."""
@@ -304,16 +333,12 @@ class Variant(NamedTuple):
         known = {k: x or _SWITCH for k, x in readers.items() if k not in given.taken}
         run = ("--algo", self.algo, "--task", given.task, *given.added)
         shared = [group for group in given.shared if parameter(group[0]) in known]
-        ranges = [r for each in given.tuned for r in each.of(known)]
-        # Counted without the refined values: they may be too many to list.
-        counted = given.tuned if any(r.bounds for r in ranges) else ranges
         return self._replace(
             # Its own flags come last: the last of two equal flags wins.
             argv=(*run, *chain(*shared), *self.words),
             known=known,
             swept=[r for r in given.swept if r.flag in known],
-            tuned=ranges,
-            trials=math.prod(len(r.values) for r in counted) if ranges else 0,
+            tuned=[r for each in given.tuned for r in each.of(known)],
         )
 
     def configs(self) -> dict[str, RunConfig]:

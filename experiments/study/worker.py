@@ -84,17 +84,15 @@ def check(order: Order) -> None:
         here = facts(order["factories"], _started)
         for name, value in order["facts"].items():
             if here.get(name) != value:
-                raise BadRequest(
-                    f"{name}: {here.get(name)!r} there, {value!r} here: restart it "
-                    "once they agree"
-                )
+                differ = f"{name}: {here.get(name)!r} there, {value!r} here"
+                raise BadRequest(f"{differ}: restart it once they agree")
         _maker(order["topic"]).plan(RunConfig(**order["first"]))
 
 
 def make_run(
     order: Order, number: int, config: Mapping[str, Any], folder: str
 ) -> "Made | Refused":
-    """Makes a run on this Dask worker, which has passed `check`.
+    """Executes a run on this Dask worker, which has passed `check`.
 
     Args:
         order: the command's order.

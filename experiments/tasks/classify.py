@@ -99,10 +99,8 @@ def network(
     # Not ignored: a flag without effect would silently spoil a comparison.
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
-            raise ValueError(
-                f"{flag}: model {model!r} has no blocks with batch normalisation: "
-                "use resnet20"
-            )
+            lacks = f"model {model!r} has no blocks with batch normalisation"
+            raise ValueError(f"{flag}: {lacks}: use resnet20")
     if model == "lenet":
         if shape[:2] != (28, 28):
             raise ValueError(f"--model lenet takes 28×28 pixels, got {shape}: resnet20")

@@ -132,10 +132,8 @@ def _data(codes: np.ndarray, context: int) -> Data:
     """Cuts the characters of a text into windows."""
     train, test = tokens.split(codes)
     if context >= len(test):
-        raise ValueError(
-            f"--context {context} is longer than the held-out text "
-            f"({len(test)} characters)"
-        )
+        held_out = f"the held-out text ({len(test)} characters)"
+        raise ValueError(f"--context {context} is longer than {held_out}")
     stride = -(-context // OVERLAP)
     # The first character of a held-out window is the last one of the window before, so
     # that each is predicted once. The end that does not fill a window is left out.

@@ -1,12 +1,13 @@
 """MNIST-1D: digits as curves of 40 numbers, made by the package mnist1d."""
 
 import random
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from experiments.tasks.classify import fields, labelled, perceptron, without_buffers
-from experiments.tasks.task import Data, Task
+from experiments.tasks.task import Arrays, Data, Task
 from models import convolution_1d
 
 LENGTH, CLASSES = 40, 10
@@ -14,7 +15,9 @@ LENGTH, CLASSES = 40, 10
 SIZES = {"mlp": (LENGTH, 100, 100, CLASSES), "logistic": (LENGTH, CLASSES)}
 
 
-def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
+def mnist1d(
+    model: Literal["cnn", "mlp", "logistic"] = "cnn", test_seed: int | None = None
+) -> Task:
     """MNIST-1D: 4,000 curves of 40 numbers in 10 classes, and 1,000 held out.
 
     It is small, but separates models well: as published, logistic regression reaches
@@ -23,6 +26,7 @@ def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
 
     Args:
         model: cnn, mlp or logistic.
+        test_seed: the seed of other test curves, which replace the package's.
 
     Source: Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", 2020.
     """
@@ -32,7 +36,7 @@ def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
         network = perceptron(*SIZES[model])
     return Task(
         **fields(network),
-        load=_load,
+        load=partial(_load, test_seed),
         batch_size=64,
         steps=1200,
         lr={"sgd": 0.05, "": 0.003},
@@ -41,14 +45,23 @@ def mnist1d(model: Literal["cnn", "mlp", "logistic"] = "cnn") -> Task:
     )
 
 
-def _load() -> Data:
+def _load(test_seed: int | None) -> Data:
+    train, test = _made()
+    return labelled(train, test if test_seed is None else _made(test_seed)[1])
+
+
+def _made(seed: int | None = None) -> tuple[Arrays, Arrays]:
+    """Makes the curves to train on and to test on; None is the package's own seed."""
     # This imports matplotlib and scipy, which takes a second.
     from mnist1d.data import get_dataset_args, make_dataset
 
+    asked = get_dataset_args()
+    if seed is not None:
+        asked.seed = seed
     # `make_dataset` seeds the global generators of the process.
     before = random.getstate(), np.random.get_state()
     try:
-        made = make_dataset(get_dataset_args())
+        made = make_dataset(asked)
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
@@ -59,4 +72,4 @@ def _load() -> Data:
         }
         for part in ("", "_test")
     )
-    return labelled(train, test)
+    return train, test

@@ -125,9 +125,8 @@ def _shape(found: Rows, pictures: bool) -> tuple[int, ...]:
     shape = found.x.shape[1:]
     looks = len(shape) in (2, 3) and min(shape[:2]) > 4
     if pictures and not looks:
-        raise ValueError(
-            f"{found.path} holds no pictures, but x {found.x.shape}: --model mlp"
-        )
+        what = f"holds no pictures, but x {found.x.shape}"
+        raise ValueError(f"{found.path} {what}: --model mlp")
     if pictures:
         return (*shape, 1)[:3]
     if looks:
@@ -157,9 +156,8 @@ def _standardized(found: Rows, x: np.ndarray, train: np.ndarray) -> np.ndarray:
             wide /= np.abs(wide[train]).max()  # the squares stay in range
             scaled[..., at] = wide / wide[train].std()
         if not np.isfinite(scaled[..., at]).all():
-            raise ValueError(
-                f"{found.path}: {name!r} has numbers that are too far apart"
-            )
+            far = f"{name!r} has numbers that are too far apart"
+            raise ValueError(f"{found.path}: {far}")
     told = {
         "left out, as all rows to train on are equal": equal,
         "other whole numbers in each row, as of ids": numbered,
@@ -231,7 +229,7 @@ def _csv(path: Path, column: str) -> Rows:
     header = _header(path, cells)
     last = column.strip() or header[-1]
     if last not in header:
-        have = f"{path} has {_listed(header)}"
+        have = f"{path} has {_listed(header)}{checks.nearest(last, header)}"
         raise ValueError(f"--column: there is no column {column!r}: {have}")
     for line, row in rows:
         if len(row) != len(header):
@@ -243,11 +241,9 @@ def _csv(path: Path, column: str) -> Rows:
         values, are_words = _numbers(cells)
         if np.isnan(values).any():
             at = np.isnan(values).argmax()
-            raise ValueError(
-                f"{path}, line {rows[at][0]}: column {name!r} has "
-                f"{cells[at].strip()!r}, no finite number: encode words and dates, "
-                "fill gaps, or remove the column"
-            )
+            has = f"column {name!r} has {cells[at].strip()!r}, no finite number"
+            todo = "encode words and dates, fill gaps, or remove the column"
+            raise ValueError(f"{path}, line {rows[at][0]}: {has}: {todo}")
         if are_words:
             remarks.append(f"column {name!r}: false and true are read as 0 and 1")
         x.append(values)
@@ -258,10 +254,8 @@ def _csv(path: Path, column: str) -> Rows:
 def _header(path: Path, cells: Sequence[str]) -> list[str]:
     """Returns the names of the columns."""
     if len(cells) < 2:
-        raise ValueError(
-            f"{path} must have a header of two columns or more, separated by "
-            f"commas, got {','.join(cells)!r}"
-        )
+        must = "must have a header of two columns or more, separated by commas"
+        raise ValueError(f"{path} {must}, got {','.join(cells)!r}")
     header = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
     if twice := [name for name, count in Counter(header).items() if count > 1]:
         raise ValueError(f"{path}: the header has {twice[0]!r} twice: rename one")
@@ -316,15 +310,11 @@ def _npz(path: Path) -> Rows:
         same = x.shape[1:] == arrays["x"].shape[1:] and x.dtype == arrays["x"].dtype
         if x.dtype.kind not in "biuf" or not same:
             shape = ", ".join(["examples", *map(str, arrays["x"].shape[1:])])
-            raise ValueError(
-                f"{path}: x{end} must be numbers, ({shape}), all of one type, got "
-                f"{x.dtype} {x.shape}"
-            )
+            must = f"must be numbers, ({shape}), all of one type"
+            raise ValueError(f"{path}: x{end} {must}, got {x.dtype} {x.shape}")
         if y.ndim != 1 or x.shape[:1] != y.shape or y.dtype.kind not in "biufSU":
-            raise ValueError(
-                f"{path}: y{end} must have shape {x.shape[:1]}, a class for each row "
-                f"of x{end}, got {y.dtype} {y.shape}"
-            )
+            must = f"must have shape {x.shape[:1]}, a class for each row of x{end}"
+            raise ValueError(f"{path}: y{end} {must}, got {y.dtype} {y.shape}")
         if not np.isfinite(x).all():
             raise ValueError(f"{path}: a number of x{end} is not finite")
     x = np.concatenate([arrays[f"x{end}"] for end in ends])

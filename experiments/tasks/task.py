@@ -260,7 +260,7 @@ def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[...,
     return program
 
 
-def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
+def values_of(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
     """Returns a function of (params, buffers, batch): the values of apply.
 
     They have the engine's axes: a loss may use them, as for global batch statistics.
@@ -271,10 +271,8 @@ def _values(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
         is_pair = isinstance(made, tuple | list) and len(made) == 2
         if is_pair and isinstance(made[0], Mapping):
             return dict(made[0])
-        raise ValueError(
-            "apply must return (values, buffers), with values such as {'loss': "
-            f"(batch,)}}, got {checks.shown(made)}"
-        )
+        must = "return (values, buffers), with values such as {'loss': (batch,)}"
+        raise ValueError(f"apply must {must}, got {checks.shown(made)}")
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))
@@ -301,16 +299,14 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
         ValueError: it returns no loss per example.
     """
     training, evaluation = (
-        jax.eval_shape(_values(task, train), params, buffers, _two_of(test))
+        jax.eval_shape(values_of(task, train), params, buffers, _two_of(test))
         for train in (True, False)
     )
     for values in (training, evaluation):
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
-            raise ValueError(
-                "apply must give values per example, {'loss': (batch,), …}; for a "
-                f"batch of 2 it gave shapes {shapes}"
-            )
+            must = "give values per example, {'loss': (batch,), …}"
+            raise ValueError(f"apply must {must}; for a batch of 2 it gave {shapes}")
     # Training uses these names for decisions and for workers' losses.
     if ours := training.keys() & {METRIC, OF_WORKERS}:
         raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
@@ -323,7 +319,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
 
 def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:
     """Whether the model has a convolution of XLA, found by tracing on shapes."""
-    traced = jax.make_jaxpr(_values(task, train=True))(params, buffers, _two_of(test))
+    traced = jax.make_jaxpr(values_of(task, train=True))(params, buffers, _two_of(test))
     return "conv_general_dilated" in str(traced)
 
 
@@ -333,7 +329,7 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
     Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
     whole numbers of the data are tried, and only their results are computed.
     """
-    values = _values(task, train=False)
+    values = values_of(task, train=False)
 
     def loss(*given):
         return values(*given)["loss"]

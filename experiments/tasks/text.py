@@ -188,10 +188,8 @@ def _load(
         cut = int(len(rows[0]) * (1 - share))
         rows = [rows[0][:cut], rows[0][cut:]]
     if len(rows[1]) > MOST_HELD_OUT:
-        raise ValueError(
-            f"{len(rows[1])} held-out tokens are more than an evaluation takes "
-            f"({MOST_HELD_OUT}): lower --held-out"
-        )
+        many = f"{len(rows[1])} held-out tokens are more than {MOST_HELD_OUT}"
+        raise ValueError(f"{many}, which an evaluation takes: lower --held-out")
     for name, row in zip(("to train on", "held out"), rows, strict=True):
         if len(row) <= context:
             raise ValueError(

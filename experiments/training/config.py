@@ -258,10 +258,8 @@ class RunConfig:
         if self.mesh is None:
             return
         if self.backend not in ("auto", "shard_map"):
-            raise ValueError(
-                f"--backend {self.backend} supports only workers of one device: --mesh "
-                "needs shard_map"
-            )
+            has = f"--backend {self.backend} supports only workers of one device"
+            raise ValueError(f"{has}: --mesh needs shard_map")
         if self.devices is not None:
             raise ValueError(
                 "--mesh always uses the first devices: leave out --devices"

@@ -87,6 +87,15 @@ def versions() -> dict[str, str]:
     }
 
 
+@cache
+def processor() -> str:
+    """Returns the processor's name; another one rounds otherwise."""
+    known = Path("/proc/cpuinfo")  # Linux: platform.processor() is empty there
+    lines = known.read_text("utf-8").splitlines() if known.exists() else []
+    names = (x.partition(":")[2].strip() for x in lines if x.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
 @cache  # edits of files during a run do not change the code that runs
 def commit() -> str | None:
     """Returns the checkout's commit, "-dirty" if files differ; None without one."""

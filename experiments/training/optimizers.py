@@ -93,10 +93,7 @@ def plateau(steps: int) -> optax.GradientTransformationExtraArgs:
     """
     # Mini-batches are noisy, so that means over hundredths of the run are compared.
     return optax.contrib.reduce_on_plateau(
-        factor=0.1,
-        patience=5,
-        accumulation_size=max(1, steps // 100),
-        min_scale=1e-3,
+        factor=0.1, patience=5, accumulation_size=max(1, steps // 100), min_scale=1e-3
     )
 
 

@@ -107,6 +107,8 @@ class Programs:
         rate: computes the effective learning rate; None until a run needs it.
         measuring: the ends of rounds, and the engine that records the displacements
             at them; None until a run needs it.
+        hits: whether a model is right on each held-out example; None until a run
+            needs it.
     """
 
     settings: Settings
@@ -116,6 +118,7 @@ class Programs:
     trainer: DataParallel
     rate: Rate | None = None
     measuring: tuple[np.ndarray, DataParallel] | None = None
+    hits: Callable[..., jax.Array] | None = None
 
     def serve(self, settings: Settings) -> bool:
         """Whether a run with other settings can use these programs."""
@@ -449,10 +452,9 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
             f"the training data of {c.task} holds {data.examples} examples"
         )
     if c.batch_size > data.examples:
-        raise ValueError(
-            f"--batch-size {c.batch_size} is larger than the training data of {c.task} "
-            f"({data.examples} examples)"
-        )
+        larger = f"larger than the training data of {c.task}"
+        size = f"{data.examples} examples"
+        raise ValueError(f"--batch-size {c.batch_size} is {larger} ({size})")
 
 
 def make_trainer(

@@ -157,7 +157,7 @@ def check_files(config: RunConfig) -> None:
 
 
 def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
-    """Makes a run from its plan and its data.
+    """Prepares a run from its plan and its data.
 
     Args:
         plan: the plan of the run.
@@ -201,10 +201,8 @@ def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> No
     # The models of this project have no convolutions on CPUs.
     may_be_slow = is_on_cpu and c.dispatch_steps > 1 and _is_custom(c.task)
     if may_be_slow and convolves(task, params, buffers, data.test):
-        terminal.say(
-            "convolutions are several times slower on CPUs in dispatches of "
-            f"{c.dispatch_steps} steps: try --dispatch-steps 1"
-        )
+        slow = "convolutions are several times slower on CPUs in dispatches of"
+        terminal.say(f"{slow} {c.dispatch_steps} steps: try --dispatch-steps 1")
 
 
 def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:
@@ -311,6 +309,7 @@ def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]
         "mesh": dict(layout.inner),
         "processes": layout.processes,
         "platform": layout.devices[0].platform,
+        "processor": machine.processor(),
         "examples": {
             "train": data.examples,
             "test": len(next(iter(data.test.values()))),

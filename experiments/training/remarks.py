@@ -44,10 +44,10 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     backend = str(run.trainer)
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
-    rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)}, effective "
-    rates += terminal.rate(layout["effective_lr"])
+    effective = terminal.effective(layout["effective_lr"])
+    rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)} nominal, {effective}"
     if layout["effective_lr"] is None:
-        rates += " (undefined: the model's step is not proportional to the gradient)"
+        rates += ": the model's step is not proportional to the gradient"
     lines += [backend, rates]
     is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
     if is_early and rounds.ends is not None:
@@ -86,8 +86,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         found.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
         found.append(
-            "the effective learning rate does not apply to the embedding tables, which "
-            "all workers update with the mean gradient at every step"
+            "the effective learning rate is not that of the embedding tables, whose "
+            "gradients are averaged at every step"
         )
     return found
 

@@ -126,10 +126,9 @@ def check(names: Iterable[str]) -> None:
     for name in names:
         checks.one_of("--track", name, KINDS, GONE)
         if util.find_spec(module := KINDS[name].module) is None:
-            raise ValueError(
-                f"--track {name} needs {module}, which is not installed: run "
-                "pip install -e '.[trackers]' in the checkout of syncalgos"
-            )
+            how = "run pip install -e '.[trackers]' in the checkout of syncalgos"
+            needs = f"needs {module}, which is not installed"
+            raise ValueError(f"--track {name} {needs}: {how}")
 
 
 class Tracking:

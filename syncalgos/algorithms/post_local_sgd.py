@@ -48,8 +48,8 @@ def post_local_sgd(
     ICLR 2020 (2018), section 3.
     """
     dense_steps = checks.whole("post_local_sgd: dense_steps", dense_steps, least=0)
-    # The period is counted from step 0 of training. torch's hook also goes on averaging
-    # gradients inside a machine after `dense_steps`.
+    # The period is counted from step 0 of training. torch's hook also continues to
+    # average gradients inside a machine after `dense_steps`.
     return chain(
         until(sync_sgd(axis=axis), dense_steps),
         after(model_averaging(period, axis=axis), dense_steps),

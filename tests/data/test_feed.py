@@ -139,7 +139,7 @@ def missing(example):
         (lambda x: [1.0], 2, "example 7 must be a dict of arrays, got [1.0]"),
         (lambda x: {**x, "y": "cat"}, 2, "example 7 must be a dict of arrays, got {"),
         (lambda x: x["z"], 2, "7: KeyError: 'z' (test_feed.py:"),
-        (missing, 2, "7: FileNotFoundError: [Errno 2]"),
+        (missing, 2, "7: /nowhere/7.png: No such file or d"),
         (lambda x: os.read(-1, 1), 75, "7: OSError: [Errno 9] Bad file descriptor"),
     ],
 )

@@ -5,6 +5,7 @@ import io
 import re
 import sys
 import tomllib
+from itertools import pairwise
 
 import optax
 import pytest
@@ -28,16 +29,10 @@ FIRST = "README.md", "index.md", "own-loop.md", "adding-an-algorithm.md"
 def examples():
     """Each Python block, with the text block that follows it, if one does."""
     for page in PAGES:
-        blocks = list(BLOCK.finditer(page.read_text()))
-        for number, block in enumerate(blocks):
-            following = blocks[number + 1] if number + 1 < len(blocks) else None
-            shown = None
-            if (
-                following
-                and following[1] == "text"
-                and following.start() - block.end() < 3
-            ):
-                shown = following[2]
+        blocks = [*BLOCK.finditer(page.read_text()), None]
+        for number, (block, after) in enumerate(pairwise(blocks)):
+            is_shown = after and after[1] == "text" and after.start() - block.end() < 3
+            shown = after[2] if is_shown else None
             if block[1] == "python":
                 marks = [pytest.mark.slow] * (page.name not in FIRST)
                 name = f"{page.name}-{number}"
@@ -68,18 +63,21 @@ def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
 # What jax, optax and Python bring, and the folders of a checkout.
 PRESENT = {"conformance", "jax", "numpy", "optax", "syncalgos", "models", "recurrences"}
 PRESENT |= sys.stdlib_module_names
-BROUGHT = {"experiments": {"experiments", "sklearn"}}  # by an extra
+BROUGHT = {"experiments": {"experiments", "sklearn"}, "benchmarks": {"torch"}}
+BROUGHT["examples"] = {*BROUGHT["experiments"], "equinox", "flax", "orbax"}
+CODE = {page: BLOCK.findall(page.read_text()) for page in PAGES}
+CODE[ROOT / "examples" / "README.md"] = [
+    ("py", path.read_text()) for path in ROOT.glob("examples/*.py")
+]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CODE, ids=lambda page: page.name)
 def test_a_page_says_what_its_programs_need(page):
-    text = page.read_text()
-    asked = re.findall(r"[\w-]+", " ".join(re.findall(r"pip install ([^`\n#]+)", text)))
-    there = PRESENT.union(*(BROUGHT.get(x, {x.partition("-")[0]}) for x in asked))
-    code = "".join(
-        code for kind, code in BLOCK.findall(text) if kind in ("py", "python")
-    )
+    asked = " ".join(re.findall(r"pip install ([^`\n#]+)", page.read_text()))
+    extras = [BROUGHT.get(x, {x.split("-")[0]}) for x in re.findall(r"[\w-]+", asked)]
+    code = "\n".join(code for kind, code in CODE[page] if kind in ("py", "python"))
     used = {*re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)}
+    there = PRESENT.union(*extras)
     assert used <= there, "name it after `pip install` on this page"
 
 

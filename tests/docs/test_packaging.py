@@ -32,13 +32,8 @@ print(syncalgos.__file__)
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        timeout=120,
-    )
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True, timeout=120)
     [built] = folder.glob("syncalgos-*.whl")
     return built
 
@@ -92,15 +87,9 @@ def test_wheel_works_in_a_bare_environment(wheel, tmp_path):
     venv.create(tmp_path / "bare", with_pip=True)
     python = tmp_path / "bare" / "bin" / "python"
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
     for arguments in (["-m", "pip", "install", "-q", str(wheel)], ["-c", USE]):
-        done = subprocess.run(
-            [python, *arguments],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
+        done = subprocess.run([python, *arguments], timeout=900, **how)
         assert done.returncode == 0, done.stderr
     first, *_, last = done.stdout.splitlines()
     assert first == f"syncalgos {syncalgos.__version__}"

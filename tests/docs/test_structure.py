@@ -40,9 +40,9 @@ def test_docstrings_begin_with_a_verb_or_a_noun(package):
 def test_words_that_readers_stumbled_over_stay_away():
     listed = (ROOT / "CONTRIBUTING.md").read_text().partition("A test refuses")[2]
     refused = re.compile(rf"\b({'|'.join(re.findall('`(.+?)`', listed))})\b", re.I)
-    paths = [ROOT / path for path in all_files()]
-    paths += [ROOT / "README.md", *ROOT.glob("docs/[!_]*.md")]
-    for path in [*paths, *ROOT.glob("docs/studies/*.md")]:
+    paths = [ROOT / path for path in (*all_files(), "README.md")]
+    paths += [*ROOT.glob("docs/**/[!_]*.md"), *ROOT.glob("examples/*.py")]
+    for path in paths:
         assert not (found := refused.search(path.read_text())), f"{path}: {found[0]}"
 
 

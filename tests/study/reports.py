@@ -70,6 +70,7 @@ def made_up(
         terms="",
         baseline=names[baseline],
         target=0.95,
+        is_target_given=True,
         rows=[row(*each) for each in every],
         curves=[curve(*each) for each in every],
         networks=NETWORKS,

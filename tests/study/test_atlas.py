@@ -1,40 +1,75 @@
-"""The joined tables of an atlas."""
+"""The tables of the atlas: verdicts by the preset's rule, and equal times."""
 
 import pytest
-from reports import NETWORKS, made_up
+from reports import made_up
 
 from benchmarks.harness import atlas
-from experiments.study import page
+from experiments.study.results import Comparison, Curve
+from experiments.study.statistics import ACCURACY, LOSS, Band, Difference
 
 
-def test_scores_of_two_workloads():
-    found = atlas.scores(
-        {
-            "one": {"a": 1.0, "b": 2.0, "c": None},
-            "two": {"a": 9.0, "b": 3.0, "c": 15.0},
-            "three": {"a": None, "b": None},  # nobody reaches it
-        }
-    )
-    # 1 for the fastest, 2/3 at twice its time, 1/3 at three times, 0 from four on.
-    assert list(found.items()) == [
-        ("b", pytest.approx((2 / 3 + 1) / 2)),
-        ("a", pytest.approx((1 + 1 / 3) / 2)),
-        ("c", 0.0),
+@pytest.mark.parametrize(
+    ("by", "low", "high", "p", "expected"),
+    [
+        (ACCURACY, -0.004, 0.002, 0.5, "no loss"),
+        (ACCURACY, -0.006, 0.002, 0.5, "not resolved"),
+        (ACCURACY, -0.004, -0.001, 0.01, "a loss"),  # though it is small
+        (ACCURACY, -0.02, -0.001, 0.06, "not resolved"),  # after Holm
+        (ACCURACY, -0.004, -0.001, 0.06, "no loss"),
+        (ACCURACY, 0.001, 0.02, 0.01, "a gain"),
+        (LOSS, -0.01, 0.019, 0.5, "no loss"),
+        (LOSS, -0.01, 0.021, 0.5, "not resolved"),
+        (LOSS, 0.01, 0.03, 0.01, "a loss"),
+        (LOSS, -0.03, -0.01, 0.01, "a gain"),
+    ],
+)
+def test_a_verdict_follows_the_rule_of_the_preset(by, low, high, p, expected):
+    found = Difference((low + high) / 2, low, high, 0.01, 25, False, p)
+    row = made_up().rows[1]._replace(comparison=Comparison("", difference=found))
+    assert atlas.verdict(row, by) == expected
+
+
+def test_a_row_has_its_bytes_difference_and_tuned_values():
+    report = made_up()
+    head, _, *lines = atlas.best(report)
+    assert head.startswith("| algorithm | bytes | accuracy | difference | verdict |")
+    assert len(lines) == sum(x.measure is not None for x in report.rows)
+    ends = {x.split("`")[1]: [y.strip() for y in x.split("|")[2:-1]] for x in lines}
+    first = ends["sync_sgd"]
+    assert (first[0], first[2], first[3]) == ("1", "", "")
+    means = [float(x[1].split(" ")[0]) for x in ends.values()]
+    assert means == sorted(means, reverse=True)
+
+
+def test_all_have_the_time_of_averaging():
+    """On the slow link sync_sgd has made half of its steps by then."""
+
+    def curve(label, *seconds):
+        mean = [0.1, 0.4, 0.9]
+        band = Band(mean, [x - 0.01 for x in mean], [x + 0.01 for x in mean])
+        clocks = dict(zip(("dsl", "10gbe"), seconds, strict=True))
+        return Curve(label, "", [10, 20, 30], {"test_accuracy": band}, None, clocks)
+
+    averaging = curve(atlas.CLOCK, [2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    sync = curve("sync_sgd", [3.0, 6.0, 9.0], [1.0, 2.0, 3.0])
+    late = curve("late", [7.0, 14.0, 21.0], [1.0, 2.0, 3.0])
+    curves = averaging, sync, late
+    row = made_up().rows[0]
+    rows = [row._replace(label=x.label) for x in curves]
+    report = made_up()._replace(curves=curves, rows=rows)
+    head, _, *lines = atlas.after(report, ["dsl", "10gbe"])
+    assert head == "| algorithm | DSL, 6 s | 10 GbE, 3 s |"
+    whole = "90.0 ± 1.0"
+    assert lines == [
+        f"| `{atlas.CLOCK}` | {whole} | {whole} |",
+        f"| `sync_sgd` | 40.0 ± 1.0 (20) | {whole} |",
+        f"| `late` |  | {whole} |",
     ]
 
 
-def test_the_atlas_joins_studies(tmp_path, capsys):
-    for name, fast in ("atlas-one", "bmuf --nesterov"), ("atlas-two", "diloco"):
-        (tmp_path / name).mkdir()
-        report = made_up(labels={fast: "fast"})
-        (tmp_path / name / "table.csv").write_text(page.csv(report))
-    atlas.main([*map(str, sorted(tmp_path.glob("atlas-*")))])
-    head, _, *lines = capsys.readouterr().out.splitlines()
-    names = [network.name for network in NETWORKS]
-    assert head == f"| algorithm | one | two | sends | score | {' | '.join(names)} |"
-    # Five names: a label that one study lacks has not reached its target.
-    assert len(lines) == 5
-    cells = {x.split("|")[1].strip(" `"): x.split("|") for x in lines}
-    assert cells["diloco"][3].strip() == ""
-    assert cells["sync_sgd"][4].strip() == "1"
-    assert "1 of 5 diverged" in cells["slowmo --slow-momentum 0.95"][2]
+def test_a_table_is_written_between_its_marks_alone(tmp_path):
+    page = tmp_path / "atlas.md"
+    page.write_text("a\n<!-- one -->\n\nold\n\n<!-- end -->\nb\n")
+    assert atlas.written(page, "one", ["new", "lines"])
+    assert page.read_text() == "a\n<!-- one -->\n\nnew\nlines\n\n<!-- end -->\nb\n"
+    assert not atlas.written(page, "two", ["new"])

@@ -7,6 +7,7 @@ import resource
 import shlex
 import shutil
 
+import numpy as np
 import pytest
 from commands import ROOT, in_background
 from faults import remount, small_disk
@@ -25,9 +26,9 @@ from studies import (
 from experiments import api, files
 from experiments.compare import main
 from experiments.study.making import cleaned, unfinished
+from experiments.study.study import _quoted
 
-FILES = {"study.json", "metrics.jsonl", "finals.jsonl", "table.md", "table.csv"}
-FILES |= {"report.html"}
+FILES = "study.json metrics.jsonl finals.jsonl table.md table.csv report.html paper"
 # One algorithm, one seed: the shortest study that is none of the above.
 ONE = "--algos sync_sgd --seeds 1 --steps 16 --eval-every 8 --step-time 0.001"
 TINY = "--task tiny_tasks:drawing --workers 2 --network dsl"
@@ -59,11 +60,28 @@ def copy(small, tmp_path):
 
 
 def test_a_study_leaves_its_runs_and_a_report_and_nothing_else(short):
-    assert {path.name for path in short.iterdir()} == FILES | {"runs", "figures"}
+    assert {x.name for x in short.iterdir()} == {*FILES.split(), "runs", "figures"}
     [run] = runs_done(short)
     names = {"config.json", "metrics.jsonl", "summary.json"}
     assert {path.name for path in run.iterdir()} == names
     assert [path.name for path in run.parent.glob(".*")] == []
+
+
+def test_a_shell_reads_the_words_of_the_command_as_they_were():
+    for word in ("lr", "a, 'b c'=d", "'$x'", "a \"b\" 'c'", "it's"):
+        assert shlex.split(_quoted(word)) == [word]
+
+
+def test_finals_say_which_examples_each_model_is_right_on(tmp_path, here):
+    words = "--algos sync_sgd,bmuf --tune lr=0.05,0.1 --steps 16 --eval-every 16"
+    assert here(f"{words} --seeds 2")[0] == 0
+    lines = (tmp_path / "study" / "finals.jsonl").read_text().splitlines()
+    found = [x for x in map(json.loads, lines) if x["reported"]]
+    assert len(found) == 4 < len(lines)
+    for line in found:
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(line["correct"]), np.uint8))
+        assert bits[:359].mean() == pytest.approx(line["test_accuracy"])
+        assert not bits[359:].any()
 
 
 @pytest.mark.slow
@@ -74,7 +92,7 @@ def test_stdout_answers_and_stderr_has_a_line_a_run_with_the_time_left(small):
     assert small.stdout.splitlines()[-1] == f"report: {small.out / 'report.html'}"
     assert not set("\x1b\r") & set(small.stderr)
     first, *lines = small.stderr.splitlines()
-    assert first == "4 runs to make"
+    assert first == "4 runs"
     runs = ["sync_sgd, seed 0", "sync_sgd, seed 1", "NBM, seed 0", "NBM, seed 1"]
     assert len(lines) == len(runs)
     for i, (line, name) in enumerate(zip(lines, runs, strict=True), 1):
@@ -188,13 +206,12 @@ def of_other_files(folder):
     (folder / "study.json").unlink()
 
 
+TWO = "sync_sgd, NBM=bmuf --nesterov"
+OTHERS = f"(algorithms: sync_sgd; now: {TWO}): use another folder"
 KEPT = {
-    "other settings": (
-        SHORT.replace("16", "48"),
-        None,
-        ["48", "16", "use another folder"],
-    ),
-    "other versions": (SHORT, of_another_version, ["numpy: '0.0.1'"]),
+    "other settings": (SHORT.replace("sync_sgd", f"'{TWO}'"), None, [OTHERS]),
+    "settings (flags: --": (SHORT.replace("16", "48"), None, ["s 16", "now:", "s 48"]),
+    "other versions": (SHORT, of_another_version, ["numpy: 0.0.1; now: "]),
     "holds other files": (SHORT, of_other_files, ["use another folder"]),
     "'test_accurcy'": (f"{SHORT} --measure test_accurcy", None, ["'test_accuracy'"]),
 }

@@ -136,7 +136,8 @@ def replaced(report, key, values, *which):
 def test_a_report_is_a_page_two_tables_and_each_figure_twice(folder, page):
     names = {str(path.relative_to(folder)) for path in folder.rglob("*.*")}
     figures = {name for name in names if name.startswith("figures/")}
-    assert names - figures == {"report.html", "table.md", "table.csv"}
+    paper = {f"paper/{x}" for x in ("table.tex", "differences.pdf", "differences.svg")}
+    assert names - figures == {"report.html", "table.md", "table.csv", *paper}
     stems = Counter(name[8:].rpartition(".")[0] for name in figures)
     assert set(stems.values()) == {2}
     assert {"differences", "tuning-lr", "test-accuracy-by-steps"} <= {*stems}
@@ -162,6 +163,7 @@ def test_page_and_tables_say_what_the_golden_ones_say():
     said = "\n".join(" ".join(x.split()) for x in words if x.strip())
     found = {"page.txt": said + "\n", "table.md": pages.markdown(made_up())}
     found["table.csv"] = pages.csv(made_up())
+    found["table.tex"] = pages.latex(made_up(), plotted(made_up())["differences"])
     for name, text in found.items():
         if not (golden := GOLDEN / name).exists():
             golden.write_text(text, "utf-8")
@@ -332,6 +334,12 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     rows = [x for x in table.splitlines() if x.startswith("|")]
     assert len(rows) == 2 + len(ALGORITHMS) and any("| b c |" in row for row in rows)
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
+    table = (tmp_path / "paper" / "table.tex").read_text()
+    rows = re.findall(r"(.*) \\\\\n", table)
+    assert [len(re.findall(r"(?<!\\)&", x)) for x in rows] == [7] * (
+        1 + len(ALGORITHMS)
+    )
+    assert not re.search(r"(?<!\\)[#_]", "".join(rows))
 
 
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():

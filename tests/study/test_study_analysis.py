@@ -21,7 +21,7 @@ from experiments.study.statistics import ACCURACY, LOSS
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
 from experiments.training import run_folder
-from syncalgos.network import parse
+from syncalgos.network import PRESETS, parse
 
 AT = (10, 20, 30)  # steps of the evaluations
 STEPS, WORKERS = AT[-1], 2
@@ -80,7 +80,7 @@ def points(study):
         for point, common in study.points[variant.label].items():
             seeds = range(study.seeds)
             runs = RunSet(variant, number, point, common, study.out, seeds)
-            values = combinations(variant.budget)
+            values = combinations(variant.tuned)
             trials = [trial(study, runs, each) for each in values]
             found.append(runs._replace(trials=trials))
     return found
@@ -426,15 +426,15 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
 # What was tuned.
 
 
-def tried(points, scores):
+def tried(points, scores, **given):
     """Writes the runs that tune: by the algorithm and the values, each seed's end."""
     for point in points:
         for each in point.trials:
             results = scores[point.variant.label][",".join(each.values.values())]
             for seed, end in zip(each.seeds, results, strict=True):
-                diverged = end is None
+                more = {"diverged": end is None, **given}
                 curve = (0.1, 0.1, 0.1 if end is None else end)
-                write(each.run(seed), point.variant.algo, curve, diverged=diverged)
+                write(each.run(seed), point.variant.algo, curve, **more)
 
 
 def final(study, values):
@@ -541,26 +541,40 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
 
 def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
     study = make_study("--tune=lr=0.1:0.3:linear:3", "--tune=period=2,4", seeds=1)
-    fine = [f"{0.1 + 0.04 * i:.3g}" for i in range(6)]  # it lacks the period
     grid = {
         **{"0.1,2": [0.5], "0.2,2": [0.7], "0.3,2": [0.6]},
         **{"0.1,4": [0.8], "0.2,4": [0.9], "0.3,4": [0.4]},
     }
-    peak = dict(zip(fine, [[x] for x in (0.1, 0.2, 0.9, 0.3, 0.2, 0.1)], strict=True))
+    peak = {"0.1": [0.1], "0.2": [0.9], "0.3": [0.3]}  # it lacks the period
     tried(points(study), {"sync_sgd": peak, "bmuf": grid})
-    found = final(study, ({"lr": "0.18"}, {"lr": "0.2", "period": "4"}))
+    found = final(study, ({"lr": "0.2"}, {"lr": "0.2", "period": "4"}))
     report = analysis.report(study, found, "")
     lr, grid_lr, period = report.tuning
-    assert (lr.label, lr.flag, lr.chosen, lr.at_edge) == ("sync_sgd", "lr", 0.18, False)
-    assert lr.scores == pytest.approx([0.1, 0.2, 0.9, 0.3, 0.2, 0.1])
+    assert (lr.label, lr.flag, lr.chosen, lr.at_edge) == ("sync_sgd", "lr", 0.2, False)
+    assert lr.scores == pytest.approx([0.1, 0.9, 0.3])
     assert (grid_lr.chosen, grid_lr.at_edge) == (0.2, False)
     assert grid_lr.scores == pytest.approx([0.8, 0.9, 0.6])  # over both periods
     assert (period.flag, period.chosen, period.at_edge) == ("period", 4.0, True)
     assert period.scores == pytest.approx([0.7, 0.9])
-    tuned = [{"lr": 0.18}, {"lr": 0.2, "period": 4.0}]
+    tuned = [{"lr": 0.2}, {"lr": 0.2, "period": 4.0}]
     assert [row.tuned for row in report.rows] == tuned
     assert [row.at_edge for row in report.rows] == [[], ["period"]]
-    assert [*map(told(report).count, ("edge", "tuned", "budgets"))] == [1, 1, 0]
+    assert [*map(told(report).count, ("edge", "tuned", "budgets"))] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_few_examples_are_said_to_weigh_much(make_study, times):
+    """The interval is 3.9 points wide, and the best two scores are 1 point apart."""
+    study = make_study("--tune=lr=0.1,0.2,0.3", seeds=5)
+    scores = {"0.1": [0.90], "0.2": [0.95], "0.3": [0.94]}
+    sizes = [{"train": 1, "test": times * x} for x in (100, 50)]
+    tried(points(study), dict.fromkeys(BYTES, scores), examples=sizes[1])
+    ends = {("sync_sgd", ""): [0.9] * 5, ("bmuf", ""): [0.91, 0.92, 0.93, 0.94, 0.95]}
+    found = made(study, ends, [{"lr": "0.2"}] * 2, examples=sizes[0])
+    report = analysis.report(study, found, "")
+    keys, text = {"examples", "validation"}, " ".join(report.remarks)
+    assert keys & {*told(report)} == (keys if times == 1 else set())
+    assert ("2 of 3 values tried lie" in text) == (times == 1)
 
 
 @pytest.mark.parametrize(
@@ -686,6 +700,14 @@ def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_s
     study = make_study("--algos=sync_sgd,sign_sgd")
     found = rated(study, [(0.05, 0.05), (0.05, None)])
     assert found.terms == "" and told(found) == ["tune_rates", "rates_unknown"]
+
+
+def test_figures_have_no_time_on_a_network_that_nobody_named(make_study):
+    study = replace(make_study(seeds=1), network=())
+    runs = made(study, {("sync_sgd", ""): [0.9], ("bmuf", ""): [0.8]})
+    found = analysis.report(study, runs, "")
+    assert found.rows[0].seconds.keys() == {*PRESETS} and not found.is_target_given
+    assert not any("time" in x.name for x in figures.plots(found))
 
 
 # What was run.

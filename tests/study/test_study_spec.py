@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import shlex
 from pathlib import Path
 
@@ -101,20 +100,25 @@ def test_a_list_is_taken_as_it_is_written():
     assert variants.read_range("--sweep", "outer-lr=1").flag == "outer_lr"
 
 
-def test_a_finer_range_has_more_values_between_the_same_ends():
-    coarse = variants.read_range("--tune", "lr=0.01:1:log:3")
-    fine = coarse.refined(5)
-    numbers = [float(value) for value in fine.values]
-    np.testing.assert_allclose(numbers, np.geomspace(0.01, 1, 15), rtol=5e-3)
-    listed = variants.read_range("--tune", "lr=0.1,0.2")
-    assert listed.refined(5) == listed
-    assert coarse.refined(1) == coarse
-
-
 def test_values_of_a_narrow_range_differ():
     """Else fewer are tried than the report says."""
-    found = variants.read_range("--tune", "momentum=0.99:0.999:linear:4").refined(7)
+    found = variants.read_range("--tune", "momentum=0.99:0.999:linear:28")
     assert len(set(found.values)) == 28
+
+
+def test_values_beyond_an_end_and_near_the_best_follow_a_range():
+    found = variants.read_range("--tune", "lr=0.1:0.4:log:3+4")
+    assert (found.values, found.near) == (("0.1", "0.2", "0.4"), 4)
+    tried = {"0.1", "0.2", "0.4"}
+    ends = [found.beyond(tried, best) for best in ("0.1", "0.2", "0.4")]
+    assert ends == [("0.05",), (), ("0.8",)]
+    assert found.beyond({*tried, *"1234"}, "4") == ()  # four beyond are enough
+    near = ("0.139", "0.167", "0.24", "0.288")
+    assert found.around(tried, "0.2") == near
+    assert found.around({*tried, "0.240"}, "0.2") == (*near[:2], near[3])
+    whole = variants.read_range("--tune", "period=2:8:log:3+3")
+    assert whole.beyond(whole.values, "8") == ("16",)
+    assert whole.around(whole.values, "4") == ("3", "5", "6")
 
 
 # Which flags are whose.
@@ -157,43 +161,63 @@ def test_a_flag_applies_to_the_algorithms_that_take_it():
 OUTER = "outer-lr=0.1:1:linear:5"
 
 
+def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
+    tune = "momentum=0.1,0.5", "lr=0.01:1:log:3", OUTER, "weight-decay=0.001:0.1:log:2"
+    decided = config_of("--algos=sync_sgd,diloco", *(f"--tune={x}" for x in tune))
+    given = {x.flag: x for x in (variants.read_range("--tune", each) for each in tune)}
+    sync, diloco = decided.variants
+    assert diloco.tuned == [*given.values()]
+    assert sync.tuned == [x for name, x in given.items() if name != "outer_lr"]
+    assert (sync.trials, diloco.trials) == (2 * 3 * 2, 2 * 3 * 5 * 2)
+
+
 @pytest.mark.parametrize(
-    "tune",
+    ("peak", "expected"),
     [
-        ["lr=0.01:1:log:3"],
-        ["lr=0.01:1:log:3", OUTER],
-        [OUTER, "lr=0.01:1:log:3", "momentum=0.1,0.5"],
-        ["momentum=0.1,0.5", "lr=0.01:1:log:2", OUTER],
+        # The end of the range moves until the best lies inside, then values near it.
+        (0.9, [["0.8"], ["1.6"], ["0.556", "0.667", "0.96", "1.15"]]),
+        (0.2, [["0.139", "0.167", "0.24", "0.288"]]),
+        # Not for ever.
+        (99, [["0.8"], ["1.6"], ["3.2"], ["6.4"], ["4.44", "5.33", "7.68", "9.22"]]),
     ],
 )
-def test_all_algorithms_have_the_same_budget(tune):
-    decided = config_of(
-        "--algos=sync_sgd,diloco", *(w for t in tune for w in ("--tune", t))
-    )
-    given = [variants.read_range("--tune", text) for text in tune]
-    budget = math.prod(len(r.values) for r in given)
-    for variant in decided.variants:
-        own = variant.budget
-        tried = list(variants.combinations(own))
-        assert len({tuple(each.items()) for each in tried}) == len(tried) == budget
-        for each in own:
-            (coarse,) = (r for r in given if r.flag == each.flag)
-            values = {trial[each.flag] for trial in tried}
-            assert values == set(each.values)
-            assert {coarse.values[0], coarse.values[-1]} <= values
+def test_an_optimum_at_an_end_is_followed_and_then_refined(
+    loader, tmp_path, peak, expected
+):
+    """The same values of the other flag stand beside each."""
+    tune = "--tune=lr=0.1:0.4:log:3+4", "--tune=momentum=0.1,0.5"
+    decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
+
+    def made(trials):
+        for x in trials:
+            lr, momentum = float(x.values["lr"]), float(x.values["momentum"])
+            score = 0.9 - abs(np.log(lr / peak)) / 20 - momentum / 10
+            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, score))
+
+    (first,) = runs.run_sets(decided, loader)
+    made(first.trials)
+    found = []
+    for trials in runs.further(decided, loader, first):
+        made(trials)
+        found += [trials] if trials else []
+    *ends, last = ([tuple(x.values.values()) for x in each] for each in found)
+    assert ends == [[(x, "0.1"), (x, "0.5")] for (x,) in expected[:-1]]
+    assert last == [(x, "0.1") for x in expected[-1]]
 
 
-def test_the_first_range_is_the_finer_one_where_a_flag_is_lacking():
-    decided = config_of(
-        *("--algos=sync_sgd,diloco", "--tune", "momentum=0.1,0.5"),
-        *("--tune", "lr=0.01:1:log:3", "--tune", OUTER),
-        *("--tune", "weight-decay=0.001:0.1:log:2"),
-    )
-    sync, diloco = (variant.budget for variant in decided.variants)
-    counts = {r.flag: len(r.values) for r in sync}
-    assert counts == {"momentum": 2, "lr": 15, "weight_decay": 2}
-    counts = {r.flag: len(r.values) for r in diloco}
-    assert counts == {"momentum": 2, "lr": 3, "outer_lr": 5, "weight_decay": 2}
+def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
+    tune = "--tune=density=0.25:0.5:log:2+2"
+    decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
+    (first,) = runs.run_sets(decided, loader)
+    for x in first.trials:
+        density = float(x.values["density"])
+        write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, density))
+    found = []
+    for trials in runs.further(decided, loader, first):
+        found += [x.trial for x in trials]
+        for x in trials:
+            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, float(x.values["density"])))
+    assert found == ["density=1", "density=0.833"]  # neither 2 nor 1.2
 
 
 @pytest.mark.parametrize(
@@ -236,7 +260,7 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
     words = "--algos=sync_sgd,bmuf,slowmo,powersgd", "--tune=lr=0.1:0.4:log:3"
     own = "block_momentum|slow_momentum=0.5,0.9|rank=1,4"
     decided = config_of(*words, f"--tune={own}")
-    tried = {x.algo: x.budget[1:] for x in decided.variants}
+    tried = {x.algo: x.tuned[1:] for x in decided.variants}
     assert tried == {
         "sync_sgd": [],
         "bmuf": [variants.Range("block_momentum", ("0.5", "0.9"))],
@@ -244,19 +268,19 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
         "powersgd": [variants.Range("rank", ("1", "4"))],
     }
     for point in runs.run_sets(decided, loader):
-        assert len(point.trials) == point.variant.trials == 6
+        is_plain = point.variant.algo == "sync_sgd"
+        assert len(point.trials) == point.variant.trials == (3 if is_plain else 6)
     other = config_of(*words, f"--tune={own.replace('1,4', '1,8')}")
     assert other.identity != decided.identity
     # A preset's range serves some of its algorithms alone.
     few = config_of("--algos=sync_sgd,bmuf", f"--tune={own}")
-    assert few.variants[1].budget == [tried["bmuf"][0]]
+    assert few.variants[1].tuned == [tried["bmuf"][0]]
 
 
 def test_an_algorithm_without_any_tuned_flag_is_not_tried():
     decided = config_of("--algos=sync_sgd,diloco", "--tune", OUTER)
-    own = decided.variants[0].budget
-    assert (own, list(variants.combinations(own))) == ([], [])
-    assert config_of("--algos=bmuf").variants[0].budget == []
+    assert decided.variants[0].tuned == []
+    assert [*variants.combinations([])] == [] and decided.variants[0].trials == 0
 
 
 def test_runs_that_tune_hold_data_out_and_have_seeds_of_their_own(loader):

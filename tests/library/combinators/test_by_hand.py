@@ -174,11 +174,7 @@ ALONE = {
     ),
     "weighted gradients first and models later": (
         participating(sa.post_local_sgd(dense_steps=4, period=4), by_round),
-        {
-            "ends": late,
-            "weights": of_round,
-            "combine": at_first(reduced(of_round)),
-        },
+        {"ends": late, "weights": of_round, "combine": at_first(reduced(of_round))},
     ),
     "in vain, stale": (
         in_vain(AVERAGED, stale=True),
@@ -190,11 +186,7 @@ ALONE = {
     ),
     "in vain, in one gate": (
         in_vain(every(chain(RESET, sa.average()), 4)),
-        {
-            "weights": nobody_in_the_second_round,
-            "moments": zeroed,
-            "momentum": 0.9,
-        },
+        {"weights": nobody_in_the_second_round, "moments": zeroed, "momentum": 0.9},
     ),
     # At the paper's fraction of 0.1, which of 4 workers is 0.
     "fedavg never copies one of several models to all": (

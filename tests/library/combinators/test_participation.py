@@ -6,13 +6,7 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from problems.quadratics import (
-    ROUNDING,
-    START,
-    flatten,
-    train,
-    unflatten,
-)
+from problems.quadratics import ROUNDING, START, flatten, train, unflatten
 from tiers import tiers
 
 import syncalgos as sa

@@ -246,10 +246,7 @@ CALLS = [
             sa.paced(SLOW, [4, 2]),
         )
     ),
-    (
-        lambda: moments_of(contrib.madgrad(0.1)),
-        r"\(MadgradState\) has no moments",
-    ),
+    (lambda: moments_of(contrib.madgrad(0.1)), r"\(MadgradState\) has no moments"),
     (lambda: moments_of(contrib.cocob()), r"\(COCOBState\) has no moments that"),
 ]
 
