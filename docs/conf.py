@@ -31,6 +31,7 @@ extensions = [
 # Records and tables are files to download.
 exclude_patterns = ["_build", "pages", "records", "studies/*/*.md"]
 default_role = "py:obj"
+smartquotes = False  # quotes and dashes of code in prose are to be copied
 
 myst_enable_extensions = ["deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -49,7 +50,7 @@ python_maximum_signature_line_length = 60
 
 html_theme = "sphinx_book_theme"
 html_title = f"syncalgos {version}"
-html_favicon = "static/icon.svg"
+html_favicon = html_logo = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_use_index = False  # the reference and the search are the index
@@ -59,20 +60,21 @@ html_show_copyright = False
 html_copy_source = False
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system
 html_theme_options = {
+    "logo": {"text": html_title},
     "home_page_in_toc": False,
     "show_navbar_depth": 1,
     "use_download_button": False,
     "use_fullscreen_button": False,
     "repository_url": "https://github.com/syncalgos/syncalgos",
+    "path_to_docs": "docs",
     "use_repository_button": True,
+    "use_edit_page_button": True,
     "show_toc_level": 2,
     "navbar_persistent": [],  # the sidebar has the search
     "primary_sidebar_end": [],
     # Nothing is loaded from elsewhere: also no badge and no icon link.
     "icon_links": [],
 }
-# Pages on which the name of an algorithm is a link to its page.
-NAMING = ("algorithms", "choosing", "index", "start")
 # Pages that are folded below another in the sidebar.
 CHILDREN = {
     "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
@@ -112,8 +114,6 @@ def read_source(app, docname: str, source: list[str]) -> None:
     """Leads links to where things are on the site, and lists a page's own pages."""
     if not docname.startswith(("_made/", "notebooks/")):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
-    if docname in NAMING:
-        source[0] = links.named(source[0])
     if docname.startswith("wire/"):  # made by experiments.aim, without a title
         source[0] = f"# {docname}\n\n{source[0]}"
     if docname in CHILDREN:
@@ -131,11 +131,21 @@ def read_signature(app, what, name, obj, options, signature, returned):
     return signatures.text(obj) or signature, ""
 
 
+def read_context(app, page: str, template: str, context: dict, doctree) -> None:
+    """Lets made pages be without a button that leads to their source."""
+    if page.startswith("_made/"):
+        context["page_source_suffix"] = ""
+
+
 def setup(app) -> None:
-    """Connects the above."""
+    """Connects the above, and what needs Sphinx itself."""
+    from pages import prose
+
     write_pictures()  # pages show those that are there
     write_pages()
     app.connect("source-read", read_source)
+    app.connect("doctree-read", prose.finish)
     # Before napoleon, which turns sections into fields.
     app.connect("autodoc-process-docstring", read_docstring, priority=100)
     app.connect("autodoc-process-signature", read_signature)
+    app.connect("html-page-context", read_context)

@@ -1,10 +1,10 @@
 """Rows of the atlas: what each algorithm reached with an equal budget of trials."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness.atlas import Lines, read
 from experiments.command.terminal import size
 
 
@@ -33,6 +33,7 @@ ATLASES = (
     Atlas("atlas-spoken-digits", "Spoken digits, test accuracy"),
     Atlas("atlas-gpt", "A small GPT, test loss", "test_loss", 1, "", ""),
 )
+Lines = Mapping[str, Mapping[str, str]]
 # Each with the lines of its table by algorithm.
 Tables = Sequence[tuple[Atlas, Lines]]
 BASELINE = "sync_sgd"
@@ -46,6 +47,12 @@ def read_all(studies: Path) -> Tables:
     """Reads the atlases that are there."""
     folders = [(atlas, studies / atlas.folder) for atlas in ATLASES]
     return [(atlas, read(folder)) for atlas, folder in folders if folder.exists()]
+
+
+def read(folder: Path) -> Lines:
+    """Returns the lines of a study's table by algorithm."""
+    lines = (folder / "table.csv").read_text("utf-8").splitlines()
+    return {line["algorithm"]: line for line in csv.DictReader(lines)}
 
 
 def table(algorithm: str, tables: Tables) -> str:

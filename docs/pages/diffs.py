@@ -21,8 +21,8 @@ def filled(page: str) -> str:
 def diff(pair: str) -> str:
     """Returns what differs in two programs, but for their docstrings."""
     before, after = (code(f"{pair}_{side}.py") for side in ("before", "after"))
-    # Behind the names of both files.
-    lines = [*difflib.unified_diff(before, after, n=2)][2:]
+    # Behind the names of both files and the first @@.
+    lines = [*difflib.unified_diff(before, after, n=2)][3:]
     lines = ["@@" if line.startswith("@@") else line.rstrip() for line in lines]
     return "".join(f"{line}\n" for line in lines)
 

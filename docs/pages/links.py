@@ -8,13 +8,10 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
-import syncalgos
-
 DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 FENCE = re.compile(r"^(```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
-NAME = re.compile(r"(?<![`\[])`(\w+)`(?![`\]])")
 CODE = {".py": "python", ".toml": "toml", ".sh": "sh"}
 # Pages that lie outside of docs/, and what they are called on the site.
 COPIED = {
@@ -77,19 +74,6 @@ def rewritten(text: str, page: str) -> str:
     pieces = FENCE.split(text)
     pieces[::2] = [LINK.sub(replacement(page), piece) for piece in pieces[::2]]
     return "".join(pieces)
-
-
-def named(text: str) -> str:
-    """Returns a page's text in which `name` of an algorithm leads to its page."""
-    pieces = FENCE.split(text)
-    pieces[::2] = [NAME.sub(to_its_page, piece) for piece in pieces[::2]]
-    return "".join(pieces)
-
-
-def to_its_page(match: re.Match) -> str:
-    """Returns the link that replaces a name."""
-    known = match[1] in syncalgos.ALGORITHMS
-    return f"[{match[0]}](/_made/algorithms/{match[1]}.md)" if known else match[0]
 
 
 def replacement(page: str) -> Callable[[re.Match], str]:

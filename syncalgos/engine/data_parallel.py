@@ -17,7 +17,7 @@ from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import outside_meshes
-from syncalgos.engine.placement.make_layout import USUAL, Placement, make_layout
+from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.engine.program import Model, Own
 from syncalgos.engine.state import (
     StepCount,
@@ -123,7 +123,7 @@ class DataParallel:
         tables: sharded_tables.Mask | None = None,
         each_worker: bool = False,
         hyperparams: PyTree = None,
-        placement: Placement = USUAL,
+        placement: Placement = Placement(),
     ):
         has_numbers = hyperparams is not None
 

@@ -71,7 +71,6 @@ class Placement:
 
 
 Placement.__init__ = keyword_only(explained(Placement.__init__))
-USUAL = Placement()
 
 
 class Request(NamedTuple):
@@ -94,7 +93,7 @@ class Request(NamedTuple):
     batch_axes: tuple[str, ...]
 
 
-def make_layout(workers: int, backend: str, placement: Placement = USUAL) -> Layout:
+def make_layout(workers: int, backend: str, placement: Placement) -> Layout:
     """Lays workers over devices.
 
     Args:

@@ -11,7 +11,7 @@ import conf
 import pytest
 import web
 from commands import ROOT, ran
-from pages import algorithms, docstrings, links
+from pages import algorithms, docstrings, links, papers
 
 import syncalgos
 
@@ -53,6 +53,19 @@ def test_page_of_an_algorithm_lists_its_parameters(name):
     assert shown == [*inspect.signature(make).parameters]
 
 
+@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
+def test_page_of_an_algorithm_links_its_papers(name):
+    source = docstrings.parsed(syncalgos.ALGORITHMS[name]).source
+    found = [*filter(None, map(papers.titled, papers.QUOTED.findall(source)))]
+    assert 0 < len(found) == source.count('"') / 2 and all(map(papers.address, found))
+
+
+def test_numbers_on_the_site_have_minus_signs_and_do_not_break():
+    signed = pytest.importorskip("pages.prose").signed
+    shown = signed("-0.7 [-1.2, -0.2], 1 - 1/n; 8-bit")
+    assert shown == "−0.7 [−1.2,\u00a0−0.2], 1\u00a0−\u00a01/n; 8-bit"
+
+
 def test_code_of_an_algorithm_is_that_of_its_file():
     shown = algorithms.code(syncalgos.bmuf)
     assert shown.startswith("`syncalgos/algorithms/bmuf.py`, without its docstring:")
@@ -83,8 +96,7 @@ def test_every_public_name_has_a_place_in_the_reference():
             if found := NAMED.match(line):
                 inside = line.startswith(".. auto")
                 shown.add((prefix if inside else "") + found[1])
-    names = public(syncalgos)
-    names |= public(syncalgos.collectives, "collectives.")
+    names = public(syncalgos) | public(syncalgos.collectives, "collectives.")
     names |= public(syncalgos.reducers, "reducers.")
     assert names - shown == set()
 
