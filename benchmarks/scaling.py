@@ -139,8 +139,7 @@ def measure(
     trainings = {n: Training(make(name), n) for n in workers}
     ready = {n: warmed(one, seconds) for n, one in trainings.items()}
     steps = {n: taken for n, (taken, _) in ready.items()}
-    dispatches = {str(n): go for n, (_, go) in ready.items()}
-    found = in_turn(dispatches, repeats, warmups=0)
+    found = in_turn({str(n): go for n, (_, go) in ready.items()}, repeats, warmups=0)
     micros = {n: [1e6 * s / (steps[n] * n) for s in found[str(n)]] for n in trainings}
     base = FEW if FEW in micros else min(micros)
     return [

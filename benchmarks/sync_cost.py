@@ -118,8 +118,7 @@ def per_sync(training: Training, first: int, last: int) -> tuple[int, dict[str, 
     def since_first(cumulative):
         return float(cumulative[-1] - cumulative[first - 1])
 
-    at_steps = np.diff(sent.calls_per_step[first - 1 :])
-    syncs = int((at_steps > 0).sum())
+    syncs = int((np.diff(sent.calls_per_step[first - 1 :]) > 0).sum())
     kinds = sent.by_collective.items()
     return syncs, {name: since_first(one.per_step) / syncs for name, one in kinds}
 

@@ -63,8 +63,7 @@ def read(
     [content] = _objects(path, lambda text: [text])
     if missing := [key for key in keys if key not in content]:
         raise Damaged(path, f"it has no {missing[0]!r}")
-    others = [_bytes(x) for x in beside]
-    check_seal(path, content, *others, seal=seal)
+    check_seal(path, content, *[_bytes(x) for x in beside], seal=seal)
     return content
 
 
@@ -142,8 +141,7 @@ def write_json(
     # The checksum is of the content as it will be read.
     read = json.loads(json.dumps(plain(content), default=repr))
     others = (x.read_bytes() for x in beside)
-    whole = sealed(read, *others, seal=seal)
-    write(path, json.dumps(whole, indent=2) + "\n")
+    write(path, json.dumps(sealed(read, *others, seal=seal), indent=2) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -88,8 +88,7 @@ def _one_by_one(work: Work, sync: Callable, workers: int) -> Callable:
                 (state["params"], rows),
             )
             own = jax.tree.map(lambda x: x.mean(0), params)
-            mean = lax.pmean(own, "devices")
-            state = sync(state, mean, workers)
+            state = sync(state, lax.pmean(own, "devices"), workers)
             everywhere = jax.tree.map(
                 lambda x: jnp.broadcast_to(x, (lanes, *x.shape)), state["params"]
             )

@@ -54,8 +54,7 @@ def _under_shard_map(work: Work, mesh: Mesh, specs: PyTree) -> Callable:
 
         def block(params, rows):
             params, values = lax.scan(local_step, params, rows)
-            mean = lax.pmean(params, WORKERS)
-            return jax.tree.map(put, mean, specs), values
+            return jax.tree.map(put, lax.pmean(params, WORKERS), specs), values
 
         first = jax.tree.map(lambda x: x[0], params)
         params, values = lax.scan(block, first, rows[:, :, 0])

@@ -108,8 +108,7 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 def written(page: Path, mark: str, table: Sequence[str]) -> bool:
     """Writes a table between "<!-- MARK -->" and "<!-- end -->" of a page, if there."""
-    text = page.read_text("utf-8")
-    head, found, rest = text.partition(f"<!-- {mark} -->\n\n")
+    head, found, rest = page.read_text("utf-8").partition(f"<!-- {mark} -->\n\n")
     if found:
         tail = rest[rest.index("\n\n<!-- end -->") :]
         page.write_text(head + found + "\n".join(table) + tail, "utf-8")

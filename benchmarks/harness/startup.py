@@ -71,8 +71,7 @@ def turn(task: str, steps: int, first: int) -> dict[str, tuple[float, float]]:
         folder, found = Path(name), {}
         arguments = run(task, steps, first, folder / "out")
         for kind in KINDS:
-            environ = environment(folder / "cache", kind != "off")
-            found[kind] = timed(arguments, environ)
+            found[kind] = timed(arguments, environment(folder / "cache", kind != "off"))
     return found
 
 

@@ -69,8 +69,7 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
 def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
     """Returns the values that were tried, in the order of the records."""
     flags = [x.flag for x in made.variant.tuned]
-    swept = _swept(made).items()
-    own = (x for x in lines if not x["reported"] and swept <= x.items())
+    own = (x for x in lines if not x["reported"] and _swept(made).items() <= x.items())
     found = dict.fromkeys(tuple(str(line[flag]) for flag in flags) for line in own)
     return [dict(zip(flags, values, strict=True)) for values in found]
 
@@ -155,8 +154,7 @@ def again(folder: Path) -> list[Path]:
         suffix = record.stem.removeprefix("finals")
         names = folder.name + suffix, folder.name
         name = next((x for x in names if x in presets.NAMES), "")
-        flags = FLAGS.get(folder.name, f"--preset {name}")
-        config = configs.read(shlex.split(flags))
+        config = configs.read(shlex.split(FLAGS.get(folder.name, f"--preset {name}")))
         measured = folder / "curves.jsonl"
         curves = evaluations(measured) if measured.exists() else []
         report = report_of(config, _lines_of(record), curves)

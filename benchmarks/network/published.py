@@ -178,8 +178,7 @@ def of_two(model: Model, method: Method) -> Sends:
     layer = jax.ShapeDtypeStruct((int(model.params) // model.layers,), jnp.bfloat16)
     fragments = model.layers // 3  # of three layers, as in the paper
     period = math.ceil(100 / fragments) * fragments  # 100 there; a multiple here
-    strategy = method.make(period, fragments)
-    return sent(strategy, [layer] * model.layers, 2, 4 * period)
+    return sent(method.make(period, fragments), [layer] * model.layers, 2, 4 * period)
 
 
 def bandwidths(model: Model, method: Method, hidden: float = 0.0) -> list[float]:

@@ -179,8 +179,7 @@ def read(argv: Sequence[str]) -> AimConfig:
         BadRequest: a flag is unknown or out of range; one line.
     """
     known, rest = parser().parse_known_args(cleaned(argv))
-    shared = tuple(flag_groups(rest))
-    config = flags.made(AimConfig, vars(known), {"shared": shared})
+    config = flags.made(AimConfig, vars(known), {"shared": tuple(flag_groups(rest))})
     try:
         _ = config.jobs
     except ValueError as error:

@@ -178,8 +178,7 @@ class Saver(NamedTuple):
                 self.progress.saved = shard.step
                 self._prune(shard.step)
             elif failure is None:  # without the other shards it is useless
-                step = [shard.step]
-                shards.remove(self.folder, step, *self._place, self.run_ids)
+                shards.remove(self.folder, [shard.step], *self._place, self.run_ids)
 
     def _shard(self, state: TrainState, seconds: float) -> Shard:
         """Returns this process's part of everything needed to resume."""
@@ -287,8 +286,7 @@ def _newest(run: Run, folder: Path) -> Shard | None:
     step = 2**31
     while True:
         # A host may lack the newest step: agree on one that all processes have.
-        older = (x for x in there if x < step)
-        step = run.group.smallest(max(older, default=-1))
+        step = run.group.smallest(max((x for x in there if x < step), default=-1))
         if step < 0:
             _check_begins(run, folder, there, problems)
             return None
@@ -377,8 +375,7 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
             )
         try:
             for each in place.addressable_shards:
-                bounds = bounds_of(each.index, place.shape)[2:]
-                part.read(((0, layout.lanes), *bounds))
+                part.read(((0, layout.lanes), *bounds_of(each.index, place.shape)[2:]))
         except ValueError as error:
             raise Incomplete(f"array {name}: {error}") from None
 

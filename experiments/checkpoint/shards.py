@@ -501,8 +501,7 @@ def prune(
     """
     # Includes steps of damaged checkpoints: only the file names are known here.
     found = [x for x in steps(folder) if newest is None or x <= newest]
-    old = [x for x in found[keep:] if x != best]
-    remove(folder, old, number, of, run_ids)
+    remove(folder, [x for x in found[keep:] if x != best], number, of, run_ids)
     for name in _file_names(folder):
         owner = writer(name)
         if owner and (owner[0] == number or owner[1] != of):
@@ -584,8 +583,7 @@ def _common(shard: Shard) -> dict[str, Any]:
 
 def _shard_names(folder: Path) -> list[ShardName]:
     """Returns the names of the shards in a folder, in order."""
-    names = map(parse_name, _file_names(folder))
-    return sorted(name for name in names if name)
+    return sorted(name for name in map(parse_name, _file_names(folder)) if name)
 
 
 def _file_names(folder: Path) -> list[str]:

@@ -75,8 +75,7 @@ def restarted(
     Raises:
         Misfit: the arrays are not those of this run.
     """
-    like_center = {"center": trainer.center(like), "step": like.step}
-    found = _filled(like_center, shared)
+    found = _filled({"center": trainer.center(like), "step": like.step}, shared)
     model = found["center"]
     fresh = trainer.to_host(trainer.init(model.params, model.buffers, seed))
     before = _filled((Replica((), like.replica.opt_state), ()), own, 1)[0].opt_state

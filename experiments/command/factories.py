@@ -244,8 +244,7 @@ def named(kind: Kind, name: str) -> Callable[..., Any]:
         return lambda: None  # the object is there already, and takes no flags
     if ":" in name:
         return _import(kind, name)
-    file = kind.files[_known(kind, name)]
-    return _import(kind, f"{kind.package}.{file.stem}:{name}")
+    return _import(kind, f"{kind.package}.{kind.files[_known(kind, name)].stem}:{name}")
 
 
 def call(

@@ -83,8 +83,7 @@ def evaluation_line(
     line: dict[str, Any], steps: int, lr: float, validation: float | None
 ) -> str:
     """Formats one evaluation, with the learning rate if it differs from `lr`."""
-    shown = measured(line, validation)
-    figures = [f"{name} {figure(x)}" for name, x in shown.items()]
+    figures = [f"{name} {figure(x)}" for name, x in measured(line, validation).items()]
     if (now := line["learning_rate"]) != lr:
         figures.append(f"lr {now:.3g}")
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])

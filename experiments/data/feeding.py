@@ -206,8 +206,7 @@ def _drawn(labels: np.ndarray | None, examples: int, count: int) -> np.ndarray:
         order = order[np.argsort(labels[order], kind="stable")]
     # Evenly spaced places in shuffled examples sorted by label: these take each label's
     # share, rounded up or down, and `count` examples in all.
-    places = (2 * np.arange(count) + 1) * examples // (2 * count)
-    return np.sort(order[places])
+    return np.sort(order[(2 * np.arange(count) + 1) * examples // (2 * count)])
 
 
 def read_ahead(

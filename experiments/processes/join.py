@@ -136,8 +136,7 @@ class Member:
         group = self._group._replace(
             hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
-        out = config.out or Path(hellos[0].out)
-        code = train(replace(config, out=out), group)
+        code = train(replace(config, out=config.out or Path(hellos[0].out)), group)
         is_leaving.set()
         watch.join()
         jax.distributed.shutdown()

@@ -168,8 +168,7 @@ def _by_variables(rank: str, size: str, hosts: str, port: str) -> tuple[int, int
     """Returns what the variables of these names say, in the order of ProcessGroup."""
     # torchrun itself listens at its port; we take the next one.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
-    host = os.environ[hosts].split()[0]
-    where = joined_address(host, _whole(port, "9999") + shift)
+    where = joined_address(os.environ[hosts].split()[0], _whole(port, "9999") + shift)
     return _whole(rank), _whole(size), where
 
 

@@ -633,8 +633,7 @@ def _sweep(report: Report) -> Iterator[Plot]:
     gone = [named(row) for row in report.rows if row not in rows]
     title = f"{_titled(by.name, by.unit)} by {report.sweep}"
     plot = _swept(report, f"{by.key} by {report.sweep}", title, lines)
-    note = f"All runs diverged: {', '.join(gone)}." if gone else ""
-    yield plot._replace(note=note)
+    yield plot._replace(note=f"All runs diverged: {', '.join(gone)}." if gone else "")
 
 
 def _tuning(report: Report) -> Iterator[Plot]:

@@ -108,8 +108,7 @@ def job_environment(devices: int | None) -> dict[str, str]:
         return environment(devices, devices)
     if jax.default_backend() != "cpu":
         return {}
-    threads = int(os.environ.get("NPROC", cores()))
-    return environment(jax.local_device_count(), threads)
+    return environment(jax.local_device_count(), int(os.environ.get("NPROC", cores())))
 
 
 def _order(config: StudyConfig, plan: Plan) -> worker.Order:
@@ -206,8 +205,7 @@ class Jobs:
     def _begin(self, address: str, run: Missing) -> None:
         """Has a worker execute a run."""
         given = run.number, _plain(run.config), str(run.folder.absolute())
-        future = self._submit(address, worker.make_run, *given)
-        self._jobs[address] = Job(run, future)
+        self._jobs[address] = Job(run, self._submit(address, worker.make_run, *given))
         self._bar.begin(run)
         self._last[address] = run.number
 

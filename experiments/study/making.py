@@ -417,8 +417,7 @@ class StudyProgress:
 
     def _show_all(self) -> None:
         """Updates the overall progress from all lines."""
-        lines = self._lines.values()
-        parts = [x.completed for x in self._bar.tasks if x.id in lines]
+        parts = [x.completed for x in self._bar.tasks if x.id in self._lines.values()]
         text = f"{self.plan.done}/{self.plan.total} runs"
         if len(parts) > 1:
             text += f", {len(parts)} running"

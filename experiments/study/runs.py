@@ -19,14 +19,7 @@ from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import (
-    Range,
-    Variant,
-    at,
-    combinations,
-    named,
-    replaced,
-)
+from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -324,28 +317,19 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
     it, and then values near the best one are tried. See `Range`.
     """
     ranges, trials = made.variant.tuned, [*made.trials]
-
-    def more(own: Range, is_near: bool) -> list[RunSet]:
-        if not own.near or (best := _best(trials, study.measure)) is None:
-            return []
-        given = {x.values[own.flag] for x in trials}, best.values[own.flag]
-        values = own.around(*given) if is_near else own.beyond(*given)
-        others = {x: (value,) for x, value in best.values.items()} if is_near else {}
-        grid = combinations(
-            [
-                r._replace(values=values if r is own else others.get(r.flag, r.values))
-                for r in ranges
-            ]
-        )
-        found = [*_possible(study, loader, made, grid)]
-        trials.extend(found)
-        return found
-
-    for own in ranges:
-        while found := more(own, is_near=False):
-            yield found
-    for own in ranges:
-        yield more(own, is_near=True)
+    for is_near in (False, True):
+        for own in (x for x in ranges if x.near):
+            while best := _best(trials, study.measure):
+                tried = {x.values[own.flag] for x in trials}
+                values = own.more(tried, best.values[own.flag], is_near)
+                fixed = {k: (x,) for k, x in best.values.items()} if is_near else {}
+                fixed |= {own.flag: values}
+                grid = [r._replace(values=fixed.get(r.flag, r.values)) for r in ranges]
+                found = [*_possible(study, loader, made, combinations(grid))]
+                trials += found
+                yield found
+                if is_near or not found:
+                    break
 
 
 def _possible(
@@ -378,8 +362,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
     """
     if not made.trials:
         return made
-    best = _best(made.trials, measure_key)
-    if best is None:
+    if (best := _best(made.trials, measure_key)) is None:
         return None
     return made._replace(
         values=best.values, common=replace(best.common, validation=None)
@@ -456,8 +439,7 @@ def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
     # Seeds are resampled for all trials together: they saw the same batches.
     scores = by.side * np.array([[x.final(by)[s] for s in seeds] for x in fine])
     losses = np.array([[x.final(LOSS)[s] for s in seeds] for x in fine])
-    rng = np.random.default_rng(0)
-    picks = rng.integers(len(seeds), size=(RESAMPLES, len(seeds)))
+    picks = np.random.default_rng(0).integers(len(seeds), size=(RESAMPLES, len(seeds)))
     scores, losses = (x[:, picks].mean(axis=2) for x in (scores, losses))
     scores = _graded(scores, by)
     # As in `_rank`: the loss decides between equal accuracies.

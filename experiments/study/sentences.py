@@ -425,8 +425,7 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         return []
     fine = [row for row in rows if row.measure]
     pool = rows if is_swept else next(iter(points.values())).best
-    reached = with_unit(shown(top.measure.mean, by), by)
-    found = [(reached, f"{by.name} of {named(top)}")]
+    found = [(with_unit(shown(top.measure.mean, by), by), f"{by.name} of {named(top)}")]
     span = ends(fine, by), f"{by.name}, lowest and highest"
     if report.terms == ONE_NOMINAL:
         found = [span, (factor(report.times), "ratio of effective learning rates")]

@@ -131,10 +131,8 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
 def unseen(entry: Entry, seed: int) -> Entry:
     """Returns an entry that is evaluated on test examples that no entry has seen."""
     known = entry.config.task_arguments
-    if UNSEEN not in known:
-        return entry
-    own = replace(entry.config, task_arguments={**known, UNSEEN: seed})
-    return entry._replace(config=own)
+    own = {**known, UNSEEN: seed} if UNSEEN in known else known
+    return entry._replace(config=replace(entry.config, task_arguments=own))
 
 
 def read_entry(path: Path) -> Entry:

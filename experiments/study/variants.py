@@ -33,7 +33,7 @@ MOST_RUNS = 10_000
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
 RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
-# How trials go on after a range's own values: see `Range`.
+# Trials after a range's own values: see `Range`.
 NEAR = 1.2  # the factor between values near the best
 MOST_BEYOND = 4  # values beyond the ends
 # Flags of additional measurements that every study makes.
@@ -93,31 +93,20 @@ class Range(NamedTuple):
             return self.values
         return self.values[0], self.values[-1]
 
-    def beyond(self, tried: Collection[str], best: str) -> Words:
-        """Returns the value after the ends of those tried, if the best is at an end."""
-        ends = sorted(map(float, tried))
-        if self.bounds is None or len(ends) >= len(self.values) + MOST_BEYOND:
-            return ()
+    def more(self, tried: Collection[str], best: str, is_near: bool) -> Words:
+        """Returns new values near the best, or one beyond an end at which it lies."""
+        assert self.bounds is not None
         low, high, _ = self.bounds
+        known, below = sorted(map(float, tried)), self.near // 2
         ratio = (high / low) ** (1 / (len(self.values) - 1))
-        factors = {ends[0]: 1 / ratio, ends[-1]: ratio}
-        return self._times(best, [factors.get(float(best), 1)], tried)
-
-    def around(self, tried: Collection[str], best: str) -> Words:
-        """Returns the values near the best that are not tried yet."""
-        below = self.near // 2
-        powers = [*range(-below, 0), *range(1, self.near - below + 1)]
-        return self._times(best, [NEAR**n for n in powers], tried)
-
-    def _times(
-        self, best: str, factors: Sequence[float], tried: Collection[str]
-    ) -> Words:
-        """Returns the products that are not tried yet, with three digits."""
-        is_whole = self.bounds is not None and _are_whole(*self.bounds[:2])
-        found = [float(best) * factor for factor in factors]
-        texts = [f"{x:.0f}" if is_whole else f"{x:.3g}" for x in found]
-        known = {*map(float, tried)}
-        return tuple(x for x in dict.fromkeys(texts) if float(x) not in known)
+        factors = [NEAR**n for n in range(-below, self.near - below + 1)]
+        if not is_near:
+            is_enough = len(known) >= len(self.values) + MOST_BEYOND
+            ends = {} if is_enough else {known[0]: 1 / ratio, known[-1]: ratio}
+            factors = [ends.get(float(best), 1)]
+        form = ".0f" if _are_whole(low, high) else ".3g"
+        texts = dict.fromkeys(f"{float(best) * x:{form}}" for x in factors)
+        return tuple(x for x in texts if float(x) not in known)
 
 
 @contextmanager

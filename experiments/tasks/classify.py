@@ -149,8 +149,7 @@ def values(logits: jax.Array, y: jax.Array) -> dict[str, jax.Array]:
 def normalised(x: jax.Array, mean: Any, deviation: Any) -> jax.Array:
     """Converts bytes, (..., channels), to float32 of mean 0 and deviation 1."""
     # On the device: the stored data would take four times the memory as float32.
-    pixels = x.astype(jnp.float32) / 255
-    return (pixels - jnp.asarray(mean)) / jnp.asarray(deviation)
+    return (x.astype(jnp.float32) / 255 - jnp.asarray(mean)) / jnp.asarray(deviation)
 
 
 def muon_axes(params: PyTree) -> PyTree:

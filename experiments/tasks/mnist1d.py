@@ -57,7 +57,7 @@ def _made(seed: int | None = None) -> tuple[Arrays, Arrays]:
 
     asked = get_dataset_args()
     if seed is not None:
-        asked.seed = seed
+        vars(asked)["seed"] = seed
     # `make_dataset` seeds the global generators of the process.
     before = random.getstate(), np.random.get_state()
     try:

@@ -108,8 +108,7 @@ def _model(
         made = {"context": 128, "width": 128, "layers": 4, "heads": 4} | given
         check_sizes(**made)
         heads = made.pop("heads")
-        init = partial(gpt.init, vocabulary=vocabulary, **made)
-        return init, made["context"], heads
+        return partial(gpt.init, vocabulary=vocabulary, **made), made["context"], heads
     checks.one_of("--model", model, gpt.SHAPES)
     if own := given.keys() - {"context"}:
         raise ValueError(f"--{min(own)} is set by --model {model}: leave it out")

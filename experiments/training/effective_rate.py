@@ -87,8 +87,7 @@ def _steady_rate(track: Track, sizes: list[int], tolerance: float) -> float:
             continue
         # (leaves, windows)
         rates = np.array([_rates(leaf) for leaf in np.concatenate(tracks).T])
-        limits = [_limit(leaf, tolerance) for leaf in rates]
-        rate = np.average(limits, weights=sizes)
+        rate = np.average([_limit(leaf, tolerance) for leaf in rates], weights=sizes)
         if abs(rate - last) <= 1e-4 * abs(rate):
             return float(rate)
         last = rate
@@ -110,8 +109,7 @@ def _tracker(make: Make, params: PyTree, workers: int) -> Callable[..., Track]:
     def start(hyperparams, _):
         strategy, optimizer = make(hyperparams)
         own = jax.tree.map(jnp.asarray, params)
-        replica = seeing(strategy, Replica(own, optimizer.init(own)))
-        return replica, strategy.init(own)
+        return seeing(strategy, Replica(own, optimizer.init(own))), strategy.init(own)
 
     def local_step(strategy, lr, gradient, carry, step):
         replica, state = carry

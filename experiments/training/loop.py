@@ -188,8 +188,7 @@ def _held_out(run: Run) -> Batches:
     # once for any number of workers and devices.
     layout = run.trainer.layout
     test, rows = held_out(run.data.test, layout.readers, run.task.eval_batch)
-    own = layout.own_rows(rows.shape[1])
-    return Batches(rows[:, own], run.trainer.place(test))
+    return Batches(rows[:, layout.own_rows(rows.shape[1])], run.trainer.place(test))
 
 
 class _Feed:
@@ -299,20 +298,20 @@ def correct(run: Run, outcome: Outcome) -> str | None:
         return None
     data, rows = held_out(run.data.test, 1, task.eval_batch)
     if programs.hits is None:
-        values = values_of(task, train=False)
 
         def of_rows(model, data, rows):
             batch = {name: x[rows] for name, x in data.items()}
+            values = values_of(task, train=False)
             return values(model.params, model.buffers, batch)["accuracy"]
 
         programs.hits = jax.jit(
             lambda model, data, rows: jax.lax.map(partial(of_rows, model, data), rows)
         )
-    center = run.trainer.center(outcome.state)
-    found = np.ravel(programs.hits(center, data, rows))
+    found = np.ravel(programs.hits(run.trainer.center(outcome.state), data, rows))
     found = found[: len(data[WEIGHT]) - 1]
-    is_bit = np.isin(found, (0, 1)).all()
-    return np.packbits(found > 0).tobytes().hex() if is_bit else None
+    return (
+        np.packbits(found > 0).tobytes().hex() if np.isin(found, (0, 1)).all() else None
+    )
 
 
 def _figures(task: Task, means: dict[str, float]) -> dict[str, float]:

@@ -108,8 +108,7 @@ def in_force(config: Settings, opt_state: PyTree, done: int) -> float:
     c = config
     rate, scale = schedule(c.schedule, c.lr, c.steps, c.warmup_steps), 1.0
     if c.schedule == "plateau":  # it comes last: see `inner`
-        shard = opt_state[-1].scale.addressable_shards[0]
-        scale = float(np.ravel(shard.data)[0])
+        scale = float(np.ravel(opt_state[-1].scale.addressable_shards[0].data)[0])
     if not callable(rate) and scale == 1:
         return rate
     found = rate(max(done - 1, 0)) if callable(rate) else rate

@@ -342,8 +342,7 @@ def _varied(config: Settings, make: Callable[[Settings], Method], task: Task) ->
     used = partial(_use, make, config, task)
 
     def is_taken(varied: Varied) -> bool:
-        numbers = varied.of(config)
-        return _is_traceable(lambda x: declaring(config.at(x), task), numbers)
+        return _is_traceable(lambda x: declaring(config.at(x), task), varied.of(config))
 
     # Usually all are data; otherwise each argument is asked for by itself.
     found = Varied((*_OF_OPTIMIZER, "seed"), floats)

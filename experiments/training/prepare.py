@@ -286,8 +286,7 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
         if c.algo == OWN:
             return plan.method.algorithm, plan.method.optimizer
         optimizer = inner(c, plan.task.muon)[1]
-        made = make_algorithm(c, c.lr, optimizer, group.hosts, plan.task)
-        return made, optimizer
+        return make_algorithm(c, c.lr, optimizer, group.hosts, plan.task), optimizer
 
     programs.rate = programs.rate or effective_lr(make, params, plan.config.workers)
     try:

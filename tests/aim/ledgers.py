@@ -45,8 +45,7 @@ def trainer_of(name, workers, devices):
     if each > 1:
         grid = np.array(devices).reshape(workers, each)
         axes = {"fsdp": each}
-        mesh = Mesh(grid, ("devices", *axes))
-        how = {"mesh": mesh, "shardings": meshed.rule(axes)}
+        how = {"mesh": Mesh(grid, ("devices", *axes)), "shardings": meshed.rule(axes)}
     return syncalgos.DataParallel(
         syncalgos.stateless(meshed.loss),
         owed(name).optimizer,

@@ -105,8 +105,7 @@ def test_products_of_a_step_are_those_of_the_mlp(found):
     """Forward, and backward for params and for inputs but those of the first layer."""
     _, of, _ = found
     examples = 64 // 4
-    layers = [(64, 128), (128, 128), (128, 10)]
-    forward = sum(2 * examples * n * m for n, m in layers)
+    forward = sum(2 * examples * n * m for n, m in [(64, 128), (128, 128), (128, 10)])
     inputs = forward - 2 * examples * 64 * 128
     assert of["bmuf"]["flops"]["step"] == forward + forward + inputs
 

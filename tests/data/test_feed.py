@@ -78,8 +78,7 @@ def test_dispatches_come_in_their_order_each_once(train, most):
 def test_reading_goes_on_in_other_threads_but_not_far():
     """A run of a million steps must not fill the memory."""
     source = Squares()
-    parts = [(step, 1) for step in range(1000)]
-    ahead = feeding.read_ahead(source, parts, rows)
+    ahead = feeding.read_ahead(source, [(step, 1) for step in range(1000)], rows)
     for taken in (1, 2, 3):
         next(ahead)
         time.sleep(0.2)  # time enough to read hundreds
@@ -93,8 +92,7 @@ def test_reading_goes_on_in_other_threads_but_not_far():
 
 def test_what_a_source_raises_comes_out_where_it_is_read():
     source = Squares(bad=int(rows(3, 1)[0, 5]))
-    parts = [(step, 1) for step in range(5)]
-    ahead = feeding.read_ahead(source, parts, rows)
+    ahead = feeding.read_ahead(source, [(step, 1) for step in range(5)], rows)
     whole = rows(0, 5)
     assert source.bad not in whole[:3]
     caught, taken = [], []

@@ -69,9 +69,7 @@ def test_which_group_comes_first_is_drawn():
 
 def test_a_cut_group_is_dealt_at_random_not_in_its_order():
     """Half of one label: as many of its early examples as of its late ones."""
-    groups = even_labels(1, 1000)
-    part = shards("label", 2, 0, groups)[0]
-    early = int((part < 500).sum())
+    early = int((shards("label", 2, 0, even_labels(1, 1000))[0] < 500).sum())
     assert abs(early - 250) < 5 * 8  # hypergeometric: deviation 7.9
 
 
@@ -96,8 +94,7 @@ def test_shares_of_a_label_have_the_moments_of_the_dirichlet(alpha):
 
 
 def test_dirichlet_examples_of_a_label_are_dealt_at_random_not_in_their_order():
-    groups = even_labels(1, 3000)
-    parts = shards("dirichlet:1e8", 3, 0, groups)
+    parts = shards("dirichlet:1e8", 3, 0, even_labels(1, 3000))
     for part in parts:
         assert abs(part.mean() - 1500) < 5 * 866 / np.sqrt(1000)
 

@@ -32,8 +32,7 @@ def counting() -> Task:
 
     def apply(params, buffers, batch, key, train):
         loss = -params.at[batch["number"]].get(mode="fill", fill_value=0)
-        number = batch["number"].astype(jnp.float32)
-        return {"loss": loss, "number": number}, buffers
+        return {"loss": loss, "number": batch["number"].astype(jnp.float32)}, buffers
 
     return Task(
         init=lambda key: (jnp.zeros(EXAMPLES), ()),

@@ -90,8 +90,7 @@ def test_whole_numbers_of_64_bits_keep_all_of_them(dtype, tmp_path):
     y = np.arange(100) % 2
     x = np.array([[np.iinfo(dtype).max - 2]], dtype) + y[:, None].astype(dtype)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    data = table(str(tmp_path / "data.npz")).load()
-    x = np.asarray(data.train["x"])
+    x = np.asarray(table(str(tmp_path / "data.npz")).load().train["x"])
     assert {*np.round(x.ravel() - x.min()).tolist()} > {0.0}
 
 

@@ -187,8 +187,7 @@ def test_a_batch_nobody_asked_for_is_not_blamed(words, told, tmp_path):
 @pytest.mark.parametrize(("steps", "said"), [(3, True), (1, False)])
 def test_slow_convolutions_are_told_before_the_run(steps, said, capfd):
     def apply(params, buffers, batch, key, train):
-        kernel = jnp.ones((1, 1, 3))
-        x = jax.lax.conv(batch["x"][:, None], kernel, (1,), "SAME")[:, 0]
+        x = jax.lax.conv(batch["x"][:, None], jnp.ones((1, 1, 3)), (1,), "SAME")[:, 0]
         return BASE.apply(params, buffers, {**batch, "x": x}, key, train)
 
     config = RunConfig("sync_sgd", OWN, workers=1, steps=8, dispatch_steps=steps)

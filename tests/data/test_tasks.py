@@ -168,8 +168,7 @@ def test_images_to_train_on_are_augmented_and_held_out_ones_are_not(monkeypatch)
 
 def planned(task, words):
     """The run that the command line makes from flags, on real data."""
-    folder = folder_of(task)
-    given = ["--task", task, "--data-dir", str(folder), "--backend", "vmap"]
+    given = ["--task", task, "--data-dir", str(folder_of(task)), "--backend", "vmap"]
     return prepare(parse([*given, *words.split()]))
 
 

@@ -316,8 +316,7 @@ def test_tokens_are_found_again_by_what_the_files_hold(songs, tmp_path, monkeypa
     assert names(folder) == kept
     monkeypatch.undo()
     before = moved.stat()
-    content = moved.read_bytes()
-    moved.write_bytes(content[:-1] + b"!")
+    moved.write_bytes(moved.read_bytes()[:-1] + b"!")
     os.utime(moved, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert made(found(moved), folder)[1].sha256 != row.sha256
 

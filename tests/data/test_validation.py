@@ -124,8 +124,7 @@ def test_test_data_is_not_looked_at():
 
 
 def test_the_part_of_a_part_is_of_what_was_left():
-    data = numbered(groups={"label": LABELS})
-    once = feeding.split(data, 0.2)
+    once = feeding.split(numbered(groups={"label": LABELS}), 0.2)
     twice = feeding.split(once, 0.25)
     assert twice.examples == 600 and len(twice.test["number"]) == 200
     assert not set(twice.test["number"]) & set(once.test["number"])

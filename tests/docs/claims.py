@@ -182,8 +182,7 @@ def styled(value, shown):
     mantissa, power, _ = shown.partition("e")
     decimals = len(mantissa.partition(".")[2])
     sign = "+" if shown[0] == "+" else "-"
-    text = f"{value:{sign}z,.{decimals}{'e' if power else 'f'}}"
-    return text.replace("e-0", "e-")
+    return f"{value:{sign}z,.{decimals}{'e' if power else 'f'}}".replace("e-0", "e-")
 
 
 def fits(shown, hole, value):
@@ -208,8 +207,7 @@ def claimed(page):
             row = text.count("\n", 0, at) + 1
             assert found, f"from {page}:{row} on there is not: {line}"
             at = at if each else found.end()
-            holes = HOLE.findall(line)
-            figures = [(x, y) for x in holes for y in part.figures(x)]
+            figures = [(x, y) for x in HOLE.findall(line) for y in part.figures(x)]
             made.append((part, line, found, figures))
     return made
 

@@ -203,5 +203,6 @@ def test_table_and_tests_name_every_program():
     page = (FOLDER / "README.md").read_text()
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))
     assert sorted(re.findall(r"\[(\w+\.py)\]\(\1\)", rows)) == PROGRAMS
-    others = "grid learn_outer_rate one_worker resume torch_loop two_processes"
+    others = "grid learn_outer_rate one_worker resume to_huggingface torch_loop"
+    others += " two_processes"
     assert {*TRAINED} | {f"{name}.py" for name in others.split()} == {*PROGRAMS}

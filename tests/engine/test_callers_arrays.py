@@ -68,8 +68,7 @@ def mixed(weights):
 
 
 def synced(params):
-    state = STACKED.init(params)
-    return STACKED.sync(sa.Replica(params), state, 0)
+    return STACKED.sync(sa.Replica(params), STACKED.init(params), 0)
 
 
 WHOLE = (STEPS, BATCH)

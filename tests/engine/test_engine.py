@@ -273,8 +273,7 @@ def test_negatives_of_all_workers_are_those_of_the_whole_batch():
         return jnp.mean(jax.nn.logsumexp(logits, 1) - own)
 
     def train(workers, backend):
-        strategy = syncalgos.sync_sgd()
-        trainer = make_trainer(strategy, workers, backend, stateless(loss))
+        trainer = make_trainer(syncalgos.sync_sgd(), workers, backend, stateless(loss))
         state, metrics = trainer.run(trainer.init(make_params()), BATCHES)
         return metrics["loss"], trainer.center(state).params["w"]
 

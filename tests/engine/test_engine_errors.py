@@ -585,11 +585,9 @@ def averaging_if(asks):
         total = sum(jnp.sum(x) for x in jax.tree.leaves(replica.params))
 
         def averaged():
-            params = sa.collectives.mean(replica.params)
-            return replica._replace(params=params)
+            return replica._replace(params=sa.collectives.mean(replica.params))
 
-        choice = asks(total, state, step)
-        new = jax.lax.cond(choice, averaged, lambda: replica)
+        new = jax.lax.cond(asks(total, state, step), averaged, lambda: replica)
         return new, {"count": state["count"] + 1, "sum": 0.9 * state["sum"] + total}
 
     def init(_):

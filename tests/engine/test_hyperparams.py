@@ -37,8 +37,7 @@ def constant(numbers, **rest):
 def results(trainer, state):
     """The center, and the metrics of training and evaluation."""
     state, metrics = trainer.run(state, BATCHES)
-    evaluated = trainer.evaluate(state, BATCHES)
-    found = trainer.center(state).params, metrics, evaluated
+    found = trainer.center(state).params, metrics, trainer.evaluate(state, BATCHES)
     return jax.tree.map(np.asarray, found)
 
 
@@ -117,8 +116,7 @@ def test_rounds_that_follow_the_learning_rate_are_counted_at_each():
 
 @pytest.mark.slow
 def test_workers_that_are_meshes_take_them():
-    where = sa.Placement(mesh={"fsdp": 2}, lanes=4)
-    trainer = trainer_of(placement=where)
+    trainer = trainer_of(placement=sa.Placement(mesh={"fsdp": 2}, lanes=4))
     found = results(trainer, trainer.init(make_params(), hyperparams=SECOND))
     own = constant(SECOND)
     assert_close(found, results(own, own.init(make_params())))

@@ -314,8 +314,7 @@ def test_replicas_that_differ_are_not_merged():
             syncalgos.sync_sgd(), loss=per_example(values), lane_form=form
         )
         state = jax.tree.map(jnp.copy, apart._replace(key=()))._replace(key=apart.key)
-        sync = trainer.init(PARAMS).sync
-        state = state._replace(sync=sync)
+        state = state._replace(sync=trainer.init(PARAMS).sync)
         for _ in range(2):  # that they differed is known the next time, too
             state, _ = trainer.run(state, WIDE)
             assert trainer.lane_form == "vectorized"

@@ -143,8 +143,7 @@ PLATEAU = "--task tiny_tasks:drawing --workers 2 --steps 40 --eval-every 20 --lr
 @pytest.mark.slow
 def test_a_run_on_a_plateau_ends_at_a_lower_rate_and_says_so(tmp_path):
     with jax.enable_x64(False):
-        words = f"{PLATEAU} --schedule plateau --algo sync_sgd"
-        ended = run(words, tmp_path / "out")
+        ended = run(f"{PLATEAU} --schedule plateau --algo sync_sgd", tmp_path / "out")
     assert ended.code == 0, ended.stderr
     # The mean loss of each step counts: it rises and falls by dropout alone, so that
     # the rate falls within 40 steps as far as it may.

@@ -36,8 +36,7 @@ def doubled(tree):
 
 
 def cross_entropy(logits, batch):
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
-    return losses.mean()
+    return optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"]).mean()
 
 
 class Model(NamedTuple):
@@ -361,8 +360,7 @@ def test_a_modules_own_random_state_draws_apart_on_each_worker():
     def masks(workers, steps=3):
         trainer = DataParallel(loss, optax.sgd(LR), bmuf(2), workers=workers)
         state = trainer.init(np.ones(1, np.float32), buffers)
-        batches = np.tile(np.arange(workers), (steps, 1))
-        state, metrics = trainer.run(state, batches)
+        state, metrics = trainer.run(state, np.tile(np.arange(workers), (steps, 1)))
         assert int(jax.tree.leaves(trainer.center(state).buffers)[0]) == steps
         return np.asarray(metrics["masks"]) * (workers / 4)
 

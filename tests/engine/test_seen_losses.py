@@ -100,8 +100,7 @@ def test_a_vote_may_go_by_the_loss():
     def rose(replica, state, step):
         return replica.loss > 2.0
 
-    member = sa.average()._replace(sees_loss=True)
-    metrics = trained(sa.decided(member, rose))[1]
+    metrics = trained(sa.decided(sa.average()._replace(sees_loss=True), rose))[1]
     w, expected = np.zeros(WORKERS), []
     for target in TARGETS:
         expected.append(((w - target) ** 2 > 2.0).any())

@@ -65,8 +65,7 @@ def literal(rule, workers):
     tables = {name: START[name] for name in ("scale", "words")}
     rests = [START["rest"]] * workers
     center, block = START["rest"], jax.tree.map(np.zeros_like, START["rest"])
-    zeros = jax.tree.map(np.zeros_like, (tables, rests))
-    (of_tables, of_rests), losses = zeros, []
+    (of_tables, of_rests), losses = jax.tree.map(np.zeros_like, (tables, rests)), []
 
     def heavy_ball(velocity, grads):
         return jax.tree.map(lambda v, g: MOMENTUM * v + g, velocity, grads)
@@ -122,8 +121,7 @@ def test_tables_step_synchronously_beside_what_the_strategy_does(name, backend, 
     expected, rests, expected_losses = literal(name, workers=4)
     assert_close((center, losses), (expected, np.array(expected_losses)))
     own = jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), state.replica.params)
-    stacked = jax.tree.map(lambda *xs: np.stack(xs), *rests)
-    assert_close(own["rest"], stacked)
+    assert_close(own["rest"], jax.tree.map(lambda *xs: np.stack(xs), *rests))
     assert_close(own["words"], np.split(expected["words"], 4))
     assert np.abs(center["words"] - START["words"]).max() > CLEARLY
     evaluated = [gradient(center, batch)[0] for batch in zip(*BATCHES, strict=True)]
@@ -133,16 +131,14 @@ def test_tables_step_synchronously_beside_what_the_strategy_does(name, backend, 
 @pytest.mark.slow
 def test_center_is_the_strategys_own_between_syncs():
     """BMUF's center is the last sync's; the tables are the last step's."""
-    trainer = make(sa.bmuf(STEPS + 1), workers=2)
-    state, _, center = train(trainer)
+    state, _, center = train(make(sa.bmuf(STEPS + 1), workers=2))
     assert_close(center["rest"], START["rest"])
     words = np.asarray(state.replica.params["words"])
     np.testing.assert_array_equal(center["words"], words.reshape(ROWS, 3))
 
 
 def test_each_worker_holds_its_rows_only():
-    trainer = make(sa.bmuf(PERIOD), optimizer=optax.adam(0.1))
-    state = trainer.init(START)
+    state = make(sa.bmuf(PERIOD), optimizer=optax.adam(0.1)).init(START)
     words = np.asarray(state.replica.params["words"])
     np.testing.assert_array_equal(words.reshape(ROWS, 3), START["words"])
     moments = state.replica.opt_state[0]
@@ -268,8 +264,7 @@ def test_rows_outside_of_the_table_are_nan_and_take_no_gradient():
 def mean_loss(words, kernels, batch):
     """A loss of no symmetry, of all workers, from the whole table, in NumPy."""
     rows = words[batch[0]] * np.sin(words[batch[1]])  # (workers, batch, 3)
-    output = np.einsum("wbd,wd->wb", rows, kernels)
-    return np.mean((output - batch[2]) ** 3)
+    return np.mean((np.einsum("wbd,wd->wb", rows, kernels) - batch[2]) ** 3)
 
 
 def loss_gradient(axis):

@@ -74,8 +74,7 @@ def in_a_loop(name, mesh, by_shard_map):
     train = jax.jit(partial(jax.lax.scan, local_step), donate_argnums=0)
     # Two programs at once may wait for each other's devices on a CPU.
     (replica, state, _), _ = jax.block_until_ready(train(carry, batches))
-    center = strategy.center(replica.params, state)
-    return jax.device_get((replica.params, center))
+    return jax.device_get((replica.params, strategy.center(replica.params, state)))
 
 
 def in_the_engine(name):

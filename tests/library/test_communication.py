@@ -205,11 +205,9 @@ def test_switch_and_jit_and_loop_are_counted():
         return lax.fori_loop(0, 3, lambda _, p: collectives.shift(p, 1), params)
 
     def action(params, step):
-        branches = [lambda p: p, collectives.mean, rotate]
-        return lax.switch(step % 3, branches, params)
+        return lax.switch(step % 3, [lambda p: p, collectives.mean, rotate], params)
 
-    sent = count(syncing(action), workers=4, steps=6)
-    moved = np.diff(sent.per_step, prepend=0)
+    moved = np.diff(count(syncing(action), workers=4, steps=6).per_step, prepend=0)
     np.testing.assert_array_equal(moved, [0, 1.5 * BYTES, 3 * BYTES] * 2)
 
 

@@ -51,8 +51,7 @@ def test_a_torus_is_a_grid_whose_ends_are_joined(workers, rows):
         pairs.append((i, row * length + (column + 1) % length))
         pairs.append((i, (row + 1) % rows * length + column))
     expected = graphs.metropolis(pairs, workers)
-    found = sa.graph("torus", workers).weights
-    np.testing.assert_allclose(found, expected, atol=1e-15)
+    np.testing.assert_allclose(sa.graph("torus", workers).weights, expected, atol=1e-15)
 
 
 def test_erdos_renyi_graphs_are_connected_and_drawn_by_the_seed():
@@ -62,8 +61,7 @@ def test_erdos_renyi_graphs_are_connected_and_drawn_by_the_seed():
     again = sa.graph("erdos_renyi", 16, seed=3).weights
     np.testing.assert_array_equal(drawn[3].weights, again)
     for each in drawn:
-        pairs = np.argwhere(each.weights).tolist()
-        expected = graphs.metropolis(pairs, 16)
+        expected = graphs.metropolis(np.argwhere(each.weights).tolist(), 16)
         np.testing.assert_allclose(each.weights, expected, atol=1e-15)
 
 
@@ -148,8 +146,7 @@ def test_mixing_by_permutes_is_the_dense_product(data, workers, seed):
     found = over_workers(topology.moves, weights, values)
     np.testing.assert_allclose(found, expected, atol=2e-6)
     # All hold the same: nothing moves, exactly.
-    alike = np.tile(values[:1], (workers, 1))
-    found = over_workers(topology.moves, weights, alike)
+    found = over_workers(topology.moves, weights, np.tile(values[:1], (workers, 1)))
     np.testing.assert_array_equal(found, np.zeros((workers, 5)))
 
 
@@ -172,13 +169,11 @@ def test_mixing_is_the_same_on_devices_and_lanes():
 
     def program(own, shared):
         found = [topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]
-        pushed = [topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
-        return found, pushed
+        return found, [topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
 
     def on(backend, devices):
         layout = make_layout(6, backend, Placement(range(devices)))
-        own = values.reshape(*layout.shape, 7)
-        result = on_workers(layout, program, own)
+        result = on_workers(layout, program, values.reshape(*layout.shape, 7))
         return [np.asarray(x).reshape(6, 7) for x in jax.tree.leaves(result)]
 
     here, there = on("vmap", 1), on("shard_map", 2)

@@ -143,8 +143,7 @@ def test_composition_is_its_papers_update(name):
     path = [(center, list(theta)) for center, theta in recurrence()]
     strategy = from_page(name)(**arguments)
 
-    seen = tuple(range(1, STEPS + 1))
-    trained = train(strategy, SGD, WORKERS, seen, (X, TARGET))
+    trained = train(strategy, SGD, WORKERS, tuple(range(1, STEPS + 1)), (X, TARGET))
 
     assert relative_error(trained.centers, np.array([x for x, _ in path])) <= 1e-12
     assert relative_error(trained.replicas, np.array([x for _, x in path])) <= 1e-12

@@ -56,8 +56,7 @@ def test_a_loss_that_is_seen_is_asked_for_and_not_kept():
     replica, state = replica_of(strategy)
     with pytest.raises(ValueError, match="needs the loss"):
         strategy.sync(replica, state, 0)
-    seen = replica._replace(loss=jnp.array([1.0, 5.0]))
-    after, _ = strategy.sync(seen, state, 0)
+    after, _ = strategy.sync(replica._replace(loss=jnp.array([1.0, 5.0])), state, 0)
     np.testing.assert_array_equal(after.params["w"], [[3.0], [3.0]])
     assert after.loss == ()
 
@@ -99,8 +98,7 @@ def test_other_axes_and_numbers_of_workers_are_refused(
 
 def test_a_state_is_made_of_params_that_lie_on_one_device_yet():
     mesh = jax.make_mesh((2,), ("diloco",), axis_types=(AxisType.Auto,))
-    strategy = stacked(syncalgos.bmuf(axis="diloco"), mesh)
-    state = strategy.init({"w": jnp.ones((2, 3))})
+    state = stacked(syncalgos.bmuf(axis="diloco"), mesh).init({"w": jnp.ones((2, 3))})
     for leaf in jax.tree.leaves(state):
         assert leaf.sharding.spec == PartitionSpec("diloco")
 

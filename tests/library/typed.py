@@ -86,8 +86,7 @@ def leaning(keep: float = 0.5) -> sa.Strategy:
     def sync(
         replica: sa.Replica, state: Any, step: jax.Array
     ) -> tuple[sa.Replica, Any]:
-        means = sa.collectives.mean(replica.params)
-        params = jax.tree.map(leaf, replica.params, means)
+        params = jax.tree.map(leaf, replica.params, sa.collectives.mean(replica.params))
         return replica._replace(params=params), replica.loss
 
     return sa.Strategy(
@@ -139,8 +138,7 @@ PARAMS = {"w": np.zeros(4, np.float32)}
 
 def trained() -> tuple[sa.Replica, sa.Communication]:
     """Trains for two steps."""
-    strategy = sa.every(leaning(), 2)
-    trainer = sa.DataParallel(plain, optax.sgd(0.1), strategy, workers=2)
+    trainer = sa.DataParallel(plain, optax.sgd(0.1), sa.every(leaning(), 2), workers=2)
     state: sa.TrainState = trainer.init(PARAMS, seed=1)
     batches = np.ones((2, 4, 4), np.float32)
     state, metrics = trainer.run(state, batches)
@@ -148,8 +146,7 @@ def trained() -> tuple[sa.Replica, sa.Communication]:
     assert metrics["loss"].shape == evaluated["loss"].shape
     assert trainer.divergence(state) >= 0
     state = trainer.from_host(trainer.to_host(state))
-    data = trainer.place(batches[0])
-    state, _ = trainer.run(state, np.zeros((2, 4), np.int32), data)
+    state, _ = trainer.run(state, np.zeros((2, 4), np.int32), trainer.place(batches[0]))
     return trainer.center(state), trainer.communication(state, steps=2, workers=8)
 
 

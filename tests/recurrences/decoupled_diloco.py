@@ -26,8 +26,7 @@ SETTINGS = [
 
 def mean_of_directions(moves, weights):
     """The mean of norms along the mean of directions, of a leaf."""
-    norms = [np.linalg.norm(x) for x in moves]
-    pairs = list(zip(moves, norms, weights, strict=True))
+    pairs = list(zip(moves, [np.linalg.norm(x) for x in moves], weights, strict=True))
     along = sum(w * x / n for x, n, w in pairs if n)
     if not np.any(along):
         return np.zeros_like(moves[0])

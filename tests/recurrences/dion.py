@@ -26,8 +26,7 @@ def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon
     q, reconstructed = {}, {}  # by the number of the leaf
 
     def first_q(number, matrix):
-        rank = ceil(rank_fraction * min(matrix.shape))
-        shape = matrix.shape[1], rank
+        shape = matrix.shape[1], ceil(rank_fraction * min(matrix.shape))
         return np.asarray(jax.random.normal(draw_key(seed, number), shape))
 
     def direction(number, grad, vector, *owed):

@@ -37,8 +37,7 @@ def corrected(delta, m, aligned, shrink, turn, kappa=3, cap=0.5, epsilon=1e-8):
     if cosine >= aligned:
         return delta
     if cosine < 0:
-        beta = min(shrink * -cosine * conf, cap)
-        return delta - beta * cosine * size * v
+        return delta - min(shrink * -cosine * conf, cap) * cosine * size * v
     part = min(turn * (1 - cosine) * conf, 1)
     mixed = (1 - part) * u + part * v
     return size * mixed / max(np.linalg.norm(mixed), epsilon)

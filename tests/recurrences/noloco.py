@@ -32,8 +32,7 @@ def recurrence(
     delta = [np.zeros_like(START)] * workers
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:
-            key = draw_key(seed, step)
-            partner = table[jax.random.randint(key, (), 0, len(table))]
+            partner = table[jax.random.randint(draw_key(seed, step), (), 0, len(table))]
             moved = [theta[i] - phi[i] for i in range(workers)]
             pull = [mean([phi[i], phi[partner[i]]]) - phi[i] for i in range(workers)]
             for i in range(workers):

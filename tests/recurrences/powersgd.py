@@ -31,8 +31,7 @@ def recurrence(workers, rank=2, seed=0, min_rate=2.0, dense_steps=0):
             return mean(leaves)
         if number not in q:
             q[number] = first_q(number, leaves[0])
-        p = mean([m @ q[number] for m in leaves])
-        p_hat[number] = np.linalg.qr(p).Q
+        p_hat[number] = np.linalg.qr(mean([m @ q[number] for m in leaves])).Q
         q[number] = mean([m.T @ p_hat[number] for m in leaves])
         return p_hat[number] @ q[number].T
 

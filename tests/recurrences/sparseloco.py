@@ -38,8 +38,7 @@ def recurrence(
         flat, d = x.ravel(), np.zeros(x.size)
         chosen = []
         for places in equal_parts(x.size, chunk):
-            count = ceil(density * len(places))
-            chosen.append(places[largest(flat[places], count)])
+            chosen.append(places[largest(flat[places], ceil(density * len(places)))])
         chosen = np.concatenate(chosen)
         d[chosen] = in_bins(flat[chosen], bits)
         return d

@@ -18,8 +18,7 @@ SETTINGS = [
 def recurrence(workers, density=0.005, period=1, seed=0):
     def chosen(number, draws):
         """As many entries of a leaf as the density says: those of the largest draws."""
-        least = np.sort(draws, axis=None)[-ceil(density * draws.size)]
-        return draws >= least
+        return draws >= np.sort(draws, axis=None)[-ceil(density * draws.size)]
 
     for step, theta in local_steps(workers):
         if (step + 1) % period == 0:

@@ -24,7 +24,6 @@ def here(tmp_path, capsys, monkeypatch):
 
     def run(words, out=tmp_path / "study"):
         capsys.readouterr()  # of runs between the studies
-        code = main([*shlex.split(words), "--out", str(out)])
-        return code, *capsys.readouterr()
+        return main([*shlex.split(words), "--out", str(out)]), *capsys.readouterr()
 
     return run

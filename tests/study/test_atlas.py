@@ -52,10 +52,8 @@ def test_all_have_the_time_of_averaging():
 
     averaging = curve(atlas.CLOCK, [2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
     sync = curve("sync_sgd", [3.0, 6.0, 9.0], [1.0, 2.0, 3.0])
-    late = curve("late", [7.0, 14.0, 21.0], [1.0, 2.0, 3.0])
-    curves = averaging, sync, late
-    row = made_up().rows[0]
-    rows = [row._replace(label=x.label) for x in curves]
+    curves = averaging, sync, curve("late", [7.0, 14.0, 21.0], [1.0, 2.0, 3.0])
+    rows = [made_up().rows[0]._replace(label=x.label) for x in curves]
     report = made_up()._replace(curves=curves, rows=rows)
     head, _, *lines = atlas.after(report, ["dsl", "10gbe"])
     assert head == "| algorithm | DSL, 6 s | 10 GbE, 3 s |"

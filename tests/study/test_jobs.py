@@ -132,8 +132,7 @@ def plan_of(sets):
 def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
     variants, seeds, trials, order, jobs, tmp_path_factory
 ):
-    folder = tmp_path_factory.mktemp("plan")
-    plan = plan_of(planned(folder, variants, seeds, trials))
+    plan = plan_of(planned(tmp_path_factory.mktemp("plan"), variants, seeds, trials))
     busy, made, lost, last = [], [], 0, None
     while not plan.is_over:
         while len(busy) < jobs and (run := plan.take(last)):
@@ -178,8 +177,7 @@ def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     sets = planned(tmp_path, variants=2, seeds=2, trials=1)
     plan = Plan(sets, lambda made: None if made.number == 0 else made)
     while run := plan.take():
-        is_bad = run.name.startswith("v0")
-        plan.ended(run, Refused("bad") if is_bad else Made(""))
+        plan.ended(run, Refused("bad") if run.name.startswith("v0") else Made(""))
     assert [x is None for x in plan.found] == [True, False]
     assert [x.line for _, x in plan.failures][-1].startswith("all of its trials failed")
 

@@ -315,6 +315,5 @@ def test_bandwidths_are_those_of_the_streaming_diloco_paper(method):
     """Table 4, on a grid of bandwidths a fifth apart."""
     given = published.MODELS["10B"], published.METHODS[method]
     modelled = published.bandwidths(*given, hidden=published.BACKWARD)
-    rows = zip(published.METHODS, published.PUBLISHED["10B"], strict=True)
-    told = dict(rows)[method]
+    told = dict(zip(published.METHODS, published.PUBLISHED["10B"], strict=True))[method]
     np.testing.assert_allclose(modelled[:4], told[:4], rtol=0.2)

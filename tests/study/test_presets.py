@@ -48,8 +48,7 @@ def test_papers_values_are_taken_for_own_flags(name):
 
 
 def test_papers_values_may_be_compared_with_defaults():
-    algos = ["--algos", "bmuf, diloco, published=diloco --preset paper"]
-    three = config.read(algos)
+    three = config.read(["--algos", "bmuf, diloco, published=diloco --preset paper"])
     runs = [parse(variant.argv).arguments for variant in three.variants]
     assert [run["period"] for run in runs] == [16, 16, 500]
     published = config.read(["--preset", "paper", "--algos", "bmuf, diloco"])
@@ -142,8 +141,7 @@ def test_the_atlas_has_the_45_algorithms_that_it_was_made_of():
 
 
 def test_goyals_rate_grows_with_the_batch():
-    decided = under("large-batch")
-    points = runs.run_sets(decided, loader := runs.Loader())
+    points = runs.run_sets(under("large-batch"), loader := runs.Loader())
     settings = [loader.plan(point.common)[0].config for point in points]
     assert {s.batch_size // s.workers for s in settings} == {8}
     assert max(s.batch_size for s in settings) == 128

@@ -159,8 +159,7 @@ def test_the_page_asks_for_no_other_file(page):
 
 def test_page_and_tables_say_what_the_golden_ones_say():
     """Delete a golden file to have it written anew, and read the difference."""
-    words = page_of(made_up()).words
-    said = "\n".join(" ".join(x.split()) for x in words if x.strip())
+    said = "\n".join(" ".join(x.split()) for x in page_of(made_up()).words if x.strip())
     found = {"page.txt": said + "\n", "table.md": pages.markdown(made_up())}
     found["table.csv"] = pages.csv(made_up())
     found["table.tex"] = pages.latex(made_up(), plotted(made_up())["differences"])
@@ -492,8 +491,7 @@ def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
     assert len({x["color"] for x in first}) == len(COLOURS)
     colours = [colour_of(label) for label in ALGORITHMS]
     for name, figure in usual.items():
-        lines = figure.axes[0].lines
-        used = [x.get_color() for x in lines if x.get_color() in colours]
+        used = [x.get_color() for x in figure.axes[0].lines if x.get_color() in colours]
         assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
         assert len(set(used)) >= 3
 

@@ -86,8 +86,7 @@ def test_four_pairs_have_no_interval():
 
 @pytest.mark.parametrize(("pairs", "confidence"), [(5, 0.95), (20, 0.8)])
 def test_interval_and_p_value_are_those_of_scipys_paired_t_test(pairs, confidence):
-    rng = np.random.default_rng(pairs)
-    values, baseline = rng.exponential(size=(2, pairs))
+    values, baseline = np.random.default_rng(pairs).exponential(size=(2, pairs))
     expected = ttest_rel(values, baseline)
     found: Any = paired(by_seed(values), by_seed(baseline), confidence)
     assert found.p == pytest.approx(expected.pvalue)

@@ -78,10 +78,8 @@ def points(study):
     found = []
     for number, variant in enumerate(study.variants, 1):
         for point, common in study.points[variant.label].items():
-            seeds = range(study.seeds)
-            runs = RunSet(variant, number, point, common, study.out, seeds)
-            values = combinations(variant.tuned)
-            trials = [trial(study, runs, each) for each in values]
+            runs = RunSet(variant, number, point, common, study.out, range(study.seeds))
+            trials = [trial(study, runs, each) for each in combinations(variant.tuned)]
             found.append(runs._replace(trials=trials))
     return found
 
@@ -508,8 +506,7 @@ def test_a_law_is_the_answer_of_a_study_of_one_algorithm(make_study):
     torn = [0.4] * 4 + [0.95]  # the best where the last seed is drawn once: 0.51 > 0.5
     for point, better in zip(points(study), ("0.1", "0.2"), strict=True):
         tried([point], {"bmuf": {"0.1": [0.5] * 5, "0.2": [0.5] * 5, better: torn}})
-    found = final(study, ({"lr": "0.1"}, {"lr": "0.2"}))
-    report = analysis.report(study, found, "")
+    report = analysis.report(study, final(study, ({"lr": "0.1"}, {"lr": "0.2"})), "")
     ends = [(x.low, x.chosen, x.high) for x in report.tuning]
     assert ends == [(0.1, 0.1, 0.2), (0.1, 0.2, 0.2)]
     lead, law = laws(report.tuning)
@@ -716,8 +713,7 @@ def test_a_presets_paper_is_in_its_report(make_study):
 def test_every_line_of_every_run_says_what_it_is_of_and_has_a_name(make_study):
     study = make_study("--sweep=period=2,4", "--algos=sync_sgd,B=bmuf", seeds=2)
     finals = {("B" if a == "bmuf" else a, point): x for (a, point), x in SWEPT.items()}
-    runs = made(study, finals)
-    lines = [*study_lines(runs)]
+    lines = [*study_lines(made(study, finals))]
     assert len(lines) == 3 * 2 * len(AT)
     assert lines[0]["label"] == "sync_sgd" and "period" not in lines[0]
     own = [x for x in lines if (x["label"], x.get("period"), x["seed"]) == ("B", 4, 1)]

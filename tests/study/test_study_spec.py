@@ -53,8 +53,7 @@ def planned(loader, *argv):
     ],
 )
 def test_algorithms_may_have_flags_and_labels(text, expected):
-    found = variants.read(text)
-    shown = [f"{x.label}: {' '.join([x.algo, *x.words])}" for x in found]
+    shown = [f"{x.label}: {' '.join([x.algo, *x.words])}" for x in variants.read(text)]
     assert "; ".join(shown) == expected
 
 
@@ -111,15 +110,15 @@ def test_values_beyond_an_end_and_near_the_best_follow_a_range():
     found = variants.read_range("--tune", "lr=0.1:0.4:log:3+4")
     assert (found.values, found.near) == (("0.1", "0.2", "0.4"), 4)
     tried = {"0.1", "0.2", "0.4"}
-    ends = [found.beyond(tried, best) for best in ("0.1", "0.2", "0.4")]
+    ends = [found.more(tried, best, False) for best in ("0.1", "0.2", "0.4")]
     assert ends == [("0.05",), (), ("0.8",)]
-    assert found.beyond({*tried, *"1234"}, "4") == ()  # four beyond are enough
+    assert found.more({*tried, *"1234"}, "4", False) == ()  # four beyond are enough
     near = ("0.139", "0.167", "0.24", "0.288")
-    assert found.around(tried, "0.2") == near
-    assert found.around({*tried, "0.240"}, "0.2") == (*near[:2], near[3])
+    assert found.more(tried, "0.2", True) == near
+    assert found.more({*tried, "0.240"}, "0.2", True) == (*near[:2], near[3])
     whole = variants.read_range("--tune", "period=2:8:log:3+3")
-    assert whole.beyond(whole.values, "8") == ("16",)
-    assert whole.around(whole.values, "4") == ("3", "5", "6")
+    assert whole.more(whole.values, "8", False) == ("16",)
+    assert whole.more(whole.values, "4", True) == ("3", "5", "6")
 
 
 # Which flags are whose.
@@ -211,8 +210,7 @@ def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
     decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
     (first,) = runs.run_sets(decided, loader)
     for x in first.trials:
-        density = float(x.values["density"])
-        write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, density))
+        write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, float(x.values["density"])))
     found = []
     for trials in runs.further(decided, loader, first):
         found += [x.trial for x in trials]

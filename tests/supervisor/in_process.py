@@ -109,8 +109,7 @@ def algorithms(backend, workers):
         workers=workers,
         backend=backend,
     )
-    state = trainer.init(dict.fromkeys(KINDS, params))
-    return train(trainer, state, batches)[1]
+    return train(trainer, trainer.init(dict.fromkeys(KINDS, params)), batches)[1]
 
 
 def of_draws(backend, workers, devices=None):

@@ -38,8 +38,7 @@ def test_what_differs_is_named(facts, expected):
 
 
 def test_processes_that_differ_alike_are_named_together():
-    seeds = [0, 1, 0, 1, 2]
-    hellos = [hello({"--seed": seed}) for seed in seeds]
+    hellos = [hello({"--seed": seed}) for seed in [0, 1, 0, 1, 2]]
     line = "processes 1 and 3 have --seed 1, but process 0 has --seed 0"
     assert difference(hellos) == line
 

@@ -254,8 +254,7 @@ def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
 
 def imported_by(code):
     """Names of the modules that a fresh process has after some code."""
-    program = f"{code}\nimport sys\nprint(*sys.modules)"
-    ended = ran([sys.executable, "-c", program])
+    ended = ran([sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"])
     assert ended.returncode == 0, ended.stderr
     return set(ended.stdout.split())
 

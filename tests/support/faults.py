@@ -99,8 +99,7 @@ def listening(pids):
 
 def is_halted(pid):
     """Whether a process is stopped, as by SIGSTOP."""
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return stat.rpartition(")")[2].split()[0] == "T"
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @contextmanager

@@ -138,8 +138,7 @@ def killed_and_restarted(start, words, folder, kinds, draw, seconds):
         out = folder / f"together-{number}"
         command = start(f"{words} --processes 2 --max-restarts 1", out)
         which = draw.randrange(2)
-        victim = Victim(command, command.member(which), which, 2)
-        strike(victim, left[0], draw, seconds)
+        strike(Victim(command, command.member(which), which, 2), left[0], draw, seconds)
         ended = command.ended()
         if "restart 1 of 1" in ended.stderr:
             left.pop(0)

@@ -84,8 +84,7 @@ def of_gradients(strategy):
     """The reducer that a strategy applies to gradients."""
 
     def combine(updates, state, step):
-        replica = Replica(updates)
-        combined, state = strategy.reduce(updates, replica, state, step)
+        combined, state = strategy.reduce(updates, Replica(updates), state, step)
         return combined, updates, state
 
     return reducers.Reducer(combine, strategy.init)

@@ -222,8 +222,7 @@ def test_any_rows_are_put_together_from_any_parts(split):
         for number, (a, b) in enumerate(pairwise(edges)):
             write(folder, a_part(8, workers, a, b - a), number, of)
         found = load(folder, 8, rows(first, count))
-    expected = a_part(8, workers, first, count)
-    assert_same(found, expected._replace(record=found.record))
+    assert_same(found, a_part(8, workers, first, count)._replace(record=found.record))
     assert found.record["first"] in edges
 
 
@@ -245,8 +244,7 @@ def test_few_parts_are_read(of, first, count, are_read, tmp_path):
             path.unlink()
             path.symlink_to("/proc/self/mem")
     found = load(tmp_path, 8, rows(first, count))
-    expected = a_part(8, 12, first, count)
-    assert_same(found, expected._replace(record=found.record))
+    assert_same(found, a_part(8, 12, first, count)._replace(record=found.record))
     if len(are_read) < of:
         with pytest.raises(OSError):
             load(tmp_path, 8)
@@ -477,8 +475,7 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
-    path = write(tmp_path, a_part(16), 0, 1)
-    path.rename(tmp_path / file_name(32))
+    write(tmp_path, a_part(16), 0, 1).rename(tmp_path / file_name(32))
     with pytest.raises(Damaged) as caught:
         load(tmp_path, 32)
     assert str(caught.value) == "step-00000032.0-of-1.npz holds step 16, not 32"

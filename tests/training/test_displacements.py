@@ -108,8 +108,7 @@ def same(state, plain):
 
 def same_array(x, y):
     x, y = np.asarray(x), np.asarray(y)
-    rounds = np.issubdtype(x.dtype, np.floating)
-    within = 100 * np.finfo(x.dtype).eps if rounds else 0
+    within = 100 * np.finfo(x.dtype).eps if np.issubdtype(x.dtype, np.floating) else 0
     np.testing.assert_allclose(x, y, rtol=within, atol=within, strict=True)
 
 

@@ -214,8 +214,7 @@ def test_every_offered_optimizer_takes_a_step(name):
     optimizer = optax.with_extra_args_support(optimizers.make(name, 0.1))
 
     def step(params):
-        state = optimizer.init(params)
-        return optimizer.update(params, state, params, value=1.0)[0]
+        return optimizer.update(params, optimizer.init(params), params, value=1.0)[0]
 
     updates = jax.eval_shape(step, params)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
@@ -286,8 +285,7 @@ def test_effective_lr_is_none_where_there_is_none(strategy):
 
 @pytest.mark.slow
 def test_effective_lr_is_nan_where_movement_never_gets_steady():
-    faster_and_faster = every(outer_step(optax.sgd(0.1, momentum=1.0)), 4)
-    found = rate_of(faster_and_faster, 4)
+    found = rate_of(every(outer_step(optax.sgd(0.1, momentum=1.0)), 4), 4)
     assert found is not None and np.isnan(found)
 
 

@@ -350,8 +350,7 @@ def test_it_goes_on_bit_for_bit_and_on_other_meshes(words, spanned, of_one, tmp_
 def test_others_go_on_over_two_processes_and_start_from_their_center(
     spanned, of_one, tmp_path
 ):
-    over_two = resumed(of_one, tmp_path / "two", SPAN, 9, run=of_devices)
-    assert_near(over_two, of_one)
+    assert_near(resumed(of_one, tmp_path / "two", SPAN, 9, run=of_devices), of_one)
     words, resume = f"{TINY} --steps 14", "--resume-center"
     assert resumed(spanned, tmp_path / "new", words, 11, resume, of_devices).code == 0
 

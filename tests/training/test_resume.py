@@ -176,8 +176,7 @@ def assert_refused(out, command, told, code=2):
 
 @pytest.mark.parametrize("workers", tiers([1, 4], slow=[4]))
 def test_new_workers_start_from_the_center(workers, stopped, out):
-    command = f"{BMUF} --workers {workers} --steps 7 --resume-center"
-    ended = run(command, out)
+    ended = run(f"{BMUF} --workers {workers} --steps 7 --resume-center", out)
     assert ended.code == 0, ended.stderr
     assert ended.lines[-1]["step"] == 7
     for name in ("test_loss", "test_accuracy"):
@@ -389,8 +388,7 @@ def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
 
 
 def test_finished_run_that_is_resumed_says_the_same(whole, tmp_path):
-    out = shutil.copytree(whole.out, tmp_path / "out")
-    ended = assert_goes_on(out, whole, 11)
+    ended = assert_goes_on(shutil.copytree(whole.out, tmp_path / "out"), whole, 11)
     assert ended.lines == whole.lines
     new, old = ended.summary, whole.summary
     assert (new["resumed_at"], old["resumed_at"]) == ([11], [])

@@ -63,8 +63,7 @@ def in_wandb(folder):
 
     curves, starts = {}, []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        identity = path.stem.removeprefix("run-")
-        own = curves.setdefault(identity, {})
+        own = curves.setdefault(path.stem.removeprefix("run-"), {})
         for record in logged(path):
             found = messages.Record.FromString(record)
             if found.HasField("run"):

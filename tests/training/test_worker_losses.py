@@ -33,10 +33,8 @@ def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
 
 def of_a_checkpoint(progress):
     """Returns what goes on from a checkpoint, whose record is JSON."""
-    kept = Record(progress, {}, {}, None)
-    text = json.dumps(dataclasses.asdict(kept))
-    shard = Shard(progress.step, 2, 0, {}, {}, json.loads(text))
-    return record_of(shard).progress
+    text = json.dumps(dataclasses.asdict(Record(progress, {}, {}, None)))
+    return record_of(Shard(progress.step, 2, 0, {}, {}, json.loads(text))).progress
 
 
 def test_losses_are_summed_across_a_checkpoint_within_a_stretch():

@@ -22,8 +22,7 @@ def larger(params):
 
 
 def norm_in_numpy(layer, x):
-    deviation = math.sqrt(x.var() + 1e-5)
-    return (x - x.mean()) / deviation * layer["scale"] + layer["b"]
+    return (x - x.mean()) / math.sqrt(x.var() + 1e-5) * layer["scale"] + layer["b"]
 
 
 def gelu_in_numpy(x):

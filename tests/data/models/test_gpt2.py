@@ -14,8 +14,9 @@ from safetensors import safe_open
 from safetensors.numpy import load_file
 from test_gpt import gpt_in_numpy
 
+from examples import to_huggingface
 from experiments.tasks.language import gpt2_synthetic, shakespeare
-from experiments.training import export, huggingface
+from experiments.training import export
 from models import gpt
 from syncalgos import Replica
 
@@ -107,8 +108,7 @@ def gpt2_in_numpy(folder, tokens):
     x = {name.removeprefix("transformer."): np.float64(y) for name, y in x.items()}
 
     def layers(name, part):
-        layers = range(config["n_layer"])
-        return np.stack([x[f"h.{n}.{name}.{part}"] for n in layers])
+        return np.stack([x[f"h.{n}.{name}.{part}"] for n in range(config["n_layer"])])
 
     blocks = {}
     for ours, theirs in NAMES.items():
@@ -133,7 +133,7 @@ def converted(tmp_path_factory):
     """Params with logits of size 1, and the folder that the command makes of them."""
     params, folder = make_params(), tmp_path_factory.mktemp("gpt2")
     path = exported(folder, params, {"model": "gpt2-tiny"})
-    assert huggingface.main([str(path), str(folder / "made")]) == 0
+    assert to_huggingface.main([str(path), str(folder / "made")]) == 0
     return params, folder / "made"
 
 
@@ -159,11 +159,10 @@ def test_a_gpt_of_characters_is_a_gpt2_too(tmp_path):
     task = shakespeare(context=8, width=16, layers=2, heads=2)
     params = jax.jit(task.init)(jax.random.key(0))[0]
     path = exported(tmp_path, params, {"model": "gpt", "heads": 2})
-    huggingface.convert(path, tmp_path / "made")
+    to_huggingface.convert(path, tmp_path / "made")
     tokens = TOKENS[:1, :8] % 65
     expected = gpt2_in_numpy(tmp_path / "made", tokens)
-    logits = gpt.apply(params, tokens, heads=2)
-    np.testing.assert_allclose(logits, expected, **CLOSE)
+    np.testing.assert_allclose(gpt.apply(params, tokens, heads=2), expected, **CLOSE)
 
 
 NARROW = TINY._replace(head_size=8)
@@ -187,7 +186,7 @@ ROTARY = TINY._replace(rotary=True)
 def test_what_gpt2_cannot_be_is_refused_in_a_line(params, task, line, tmp_path, capfd):
     params = params.init(jax.random.key(0)) if params else {"w": np.ones(3)}
     path = exported(tmp_path, params, task)
-    assert huggingface.main([str(path), str(tmp_path / "made")]) == 2
+    assert to_huggingface.main([str(path), str(tmp_path / "made")]) == 2
     [error] = capfd.readouterr().err.splitlines()
     assert error.startswith(f"error: {path}") and line in error
     assert not (tmp_path / "made").exists()
@@ -197,7 +196,7 @@ def test_a_model_that_is_there_stays(converted, capfd):
     folder = converted[1]
     path = folder / "model.safetensors"
     before = path.read_bytes()
-    assert huggingface.main([str(path), str(folder)]) == 2
+    assert to_huggingface.main([str(path), str(folder)]) == 2
     [error] = capfd.readouterr().err.splitlines()
     assert error == f"error: {folder / 'config.json'} exists: use another folder"
     assert path.read_bytes() == before

@@ -125,8 +125,7 @@ def test_streaming_gives_the_outputs_of_training():
     params = make_params()
     carry, streamed, step = lstm.start(params, BATCH), [], jax.jit(lstm.step)
     for frame in range(FRAMES):
-        stored = jax.tree.map(np.asarray, carry)
-        carry, output = step(params, stored, X[:, frame])
+        carry, output = step(params, jax.tree.map(np.asarray, carry), X[:, frame])
         streamed.append(output)
     np.testing.assert_allclose(np.stack(streamed, 1), lstm.apply(params, X), atol=1e-12)
 
@@ -147,8 +146,7 @@ def test_no_frame_adds_to_the_recurrent_weights_gradient():
     def adds(apply):
         gradient = jax.grad(partial(loss, apply=apply), has_aux=True)
         jaxpr = jax.make_jaxpr(gradient)(make_params(), X).jaxpr
-        found = [v.aval.shape for loop in loops(jaxpr) for v in loop.outvars]
-        return shape in found
+        return shape in [v.aval.shape for loop in loops(jaxpr) for v in loop.outvars]
 
     assert adds(plain_apply)
     assert not adds(lstm.apply)
@@ -163,8 +161,7 @@ def test_a_worker_of_two_devices_trains_as_one(remat_chunk):
     params = make_params()
 
     def mean_loss(params, batch):
-        y = lstm.apply(params, batch["x"], remat_chunk)
-        return jnp.mean((y - batch["y"]) ** 2)
+        return jnp.mean((lstm.apply(params, batch["x"], remat_chunk) - batch["y"]) ** 2)
 
     def trained(**options):
         given = syncalgos.stateless(mean_loss), optax.sgd(0.1), syncalgos.sync_sgd()
@@ -174,15 +171,13 @@ def test_a_worker_of_two_devices_trains_as_one(remat_chunk):
 
     cut = jax.tree.map(lambda x: sharding.MATRICES("", x.shape, mesh), params)
     options = {"devices": [0, 1], "mesh": mesh, "shardings": cut}
-    actual = trained(backend="shard_map", **options)
-    assert_near(actual, trained(devices=[0]), 1e-12)
+    assert_near(trained(backend="shard_map", **options), trained(devices=[0]), 1e-12)
 
 
 def test_forget_gates_alone_start_with_a_bias():
     params = lstm.init(jax.random.key(0), INPUTS, HIDDEN, OUTPUTS, layers=2)
     for layer in params["layers"]:
-        expected = np.repeat([0, 1, 0, 0], HIDDEN)
-        np.testing.assert_array_equal(layer["b"], expected)
+        np.testing.assert_array_equal(layer["b"], np.repeat([0, 1, 0, 0], HIDDEN))
     assert not params["output"]["b"].any()
 
 

@@ -94,8 +94,7 @@ def test_every_public_name_has_a_place_in_the_reference():
             if module := re.match(r"\.\. currentmodule:: syncalgos\.?(\w*)", line):
                 prefix = f"{module[1]}." if module[1] else ""
             if found := NAMED.match(line):
-                inside = line.startswith(".. auto")
-                shown.add((prefix if inside else "") + found[1])
+                shown.add((prefix if line.startswith(".. auto") else "") + found[1])
     names = public(syncalgos) | public(syncalgos.collectives, "collectives.")
     names |= public(syncalgos.reducers, "reducers.")
     assert names - shown == set()

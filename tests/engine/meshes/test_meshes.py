@@ -189,8 +189,7 @@ def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts():
 
 def test_each_device_sends_its_shards():
     trainer = trainer_of(workers=2, lanes=2, shardings={"in": SPECS["in"], "out": P()})
-    state = trainer.init(small_model()[0])
-    sent = trainer.communication(state, 2)
+    sent = trainer.communication(trainer.init(small_model()[0]), 2)
     ring = 2 * (2 - 1) / 2
     assert sent.devices == 3
     assert sent.bytes_per_device == ring * 4 * (4 * 6 / 3 + 6 * 3)
@@ -214,8 +213,7 @@ def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
         "whole": jnp.linspace(-1, 1, 200),
         "empty": jnp.zeros((0, 4)),
     }
-    batches = {"x": np.zeros((2, 6, 1), np.float32)}
-    state, _ = trainer.run(trainer.init(start), batches)
+    state, _ = trainer.run(trainer.init(start), {"x": np.zeros((2, 6, 1), np.float32)})
     for name, x in trainer.center(state).params.items():
         np.testing.assert_allclose(x, start[name] - 2, atol=0.02)
 

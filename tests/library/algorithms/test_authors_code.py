@@ -82,8 +82,7 @@ def one_step_off(switch, period):
     ids=["clocks that agree", "another offset"],
 )
 def test_post_local_sgd_matches_pytorchs(strategy, figures):
-    params = least_squares(strategy, optax.sgd(0.1, momentum=0.9), 12)
-    assert_after(params, figures)
+    assert_after(least_squares(strategy, optax.sgd(0.1, momentum=0.9), 12), figures)
 
 
 # meta-pytorch/torchft 7eb7087, local_sgd.DiLoCo with a stub for its manager (all-reduce

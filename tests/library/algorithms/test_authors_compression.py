@@ -147,8 +147,7 @@ def test_sparseloco_codes_a_tile_as_its_authors_code_does():
     expected = np.array(TABLE)[list(map(int, BINS))]
     assert_close(sent[0, 0].ravel()[indices], expected, SAME)
     # Theirs is the mean over those that sent an entry, ours over all.
-    senders = np.maximum((sent[0] != 0).sum(0), 1)
-    mean = np.float64(combined[0, 0]) * 2 / senders
+    mean = np.float64(combined[0, 0]) * 2 / np.maximum((sent[0] != 0).sum(0), 1)
     sums = mean.sum(), (mean**2).sum(), (mean * wave(64, 64, phase=1.0)).sum()
     np.testing.assert_allclose((np.count_nonzero(mean), *sums), MEAN, rtol=SAME)
 

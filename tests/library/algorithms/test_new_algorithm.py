@@ -55,8 +55,7 @@ def project(tmp_path_factory):
         assert made.returncode == 0, made.stderr
 
     after = snapshot(copy)
-    changed = {name for name in after if after[name] != before.get(name)}
-    return copy, changed
+    return copy, {name for name in after if after[name] != before.get(name)}
 
 
 def run(copy, *arguments):

@@ -191,8 +191,7 @@ class Program:
         apart, ends = 1e-6 * value, []
         for at in (value + apart, value - apart):
             moved = {**self.second, name: {**self.second[name], number: at}}
-            found = self.compiled(arrays(moved))[name]
-            ends.append(float(jnp.sum(found[:, -1] ** 2)))
+            ends.append(float(jnp.sum(self.compiled(arrays(moved))[name][:, -1] ** 2)))
         return (ends[0] - ends[1]) / (2 * apart)
 
 

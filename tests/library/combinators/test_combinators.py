@@ -104,8 +104,7 @@ def test_mean_of_a_chain_is_over_the_axis_of_its_members(strategy):
 
 @pytest.mark.parametrize("field", ["params", "opt_state", "buffers"])
 def test_average_touches_only_its_field(field):
-    state = optax.adam(0.1).init(jnp.float32(0))
-    [(replica, *_)] = follow(sa.average(field), 1, state)
+    [(replica, *_)] = follow(sa.average(field), 1, optax.adam(0.1).init(jnp.float32(0)))
     mean = np.ones(3) if field == "params" else np.arange(3.0)
     np.testing.assert_array_equal(replica.params, mean)
     assert replica.opt_state[0].count.dtype == jnp.int32

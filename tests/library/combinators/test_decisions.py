@@ -49,8 +49,7 @@ def trained(strategy, parts=(STEPS,), **options):
 
 def test_one_worker_that_asks_lets_all_sync_and_each_sync_is_counted():
     """And the center is that of the last sync."""
-    strategy = sa.decided(sa.outer_step(optax.sgd(1.0)), at([2, 3, 7]))
-    trainer = make_trainer(strategy)
+    trainer = make_trainer(sa.decided(sa.outer_step(optax.sgd(1.0)), at([2, 3, 7])))
     state, apart, told = trainer.init(make_params()), [], []
     centers = [trainer.center(state).params["w"]]
     for step in range(STEPS):

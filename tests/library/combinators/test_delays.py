@@ -40,8 +40,7 @@ def test_bytes_are_counted_at_the_step_that_sends():
 
 
 def test_a_result_replaces_a_model_that_is_not_finite():
-    average = sa.average(reduce="median", axis="workers")
-    strategy = delayed(sa.every(average, 2), 1)
+    strategy = delayed(sa.every(sa.average(reduce="median", axis="workers"), 2), 1)
 
     def follow(x):
         replica = sa.Replica({"w": x})

@@ -67,6 +67,5 @@ def test_every_row_is_in_one_fragment(cut, count):
 def test_rows_that_are_not_masked_are_not_sent():
     params = {"bias": np.zeros(4, np.float32), "kernel": np.zeros((3, 4), np.float32)}
     rows = {"bias": slice(1, 3), "kernel": slice(0, None, 2)}
-    strategy = masked(model_averaging(4), rows)
-    sent = communication(strategy, params, workers=2, steps=8)
+    sent = communication(masked(model_averaging(4), rows), params, workers=2, steps=8)
     assert sent.bytes_per_worker == 2 * 4 * (2 + 2 * 4)  # two syncs, a ring of two

@@ -38,8 +38,7 @@ def weighing(weights):
 def synced(strategy):
     """Syncs a replica whose optimizer has momentum."""
     params = {"w": jnp.ones((3, 2))}
-    replica = sa.Replica(params, MOMENTUM.init(params))
-    strategy.sync(replica, strategy.init(params), 0)
+    strategy.sync(sa.Replica(params, MOMENTUM.init(params)), strategy.init(params), 0)
 
 
 def moments_of(optimizer):

@@ -280,8 +280,7 @@ def equivariant(asked: Asked) -> Iterator[Found]:
     if named & ON_GRAPHS:
         order = np.roll(np.arange(workers), not named & TABLES)
     end, center, metrics = asked.found
-    batches = {k: x[:, order] for k, x in asked.batches.items()}
-    state, *found = asked.made.train(batches)
+    state, *found = asked.made.train({k: x[:, order] for k, x in asked.batches.items()})
     right = jax.tree.map(lambda x: x[order], end.replica), center, metrics
     yield same("equivariance", order, (state.replica, *found), right)
 
@@ -391,8 +390,7 @@ def rate(drawn: Drawn) -> float | None:
     }
     symbols |= {"N": drawn.workers, "mean": lambda x: x}
     symbols["speed"] = (1 + values.get("slowest", 1.0)) / 2
-    text = re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1])
-    return float(eval(text, symbols))
+    return float(eval(re.sub(r"(?<=[\w)]) (?=[\w(])", " * ", factor[1]), symbols))
 
 
 LAWS = [resumed, equivariant, nobody, agreed, steady]

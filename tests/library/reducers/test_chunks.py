@@ -14,8 +14,7 @@ decode = jax.jit(chunks.decode, static_argnums=(0, 2))
 
 
 def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
-    indices = jnp.array([1, 2, 4095, 0, 300, 4000])
-    packed = hops.pack_12(indices)
+    packed = hops.pack_12(jnp.array([1, 2, 4095, 0, 300, 4000]))
     assert packed.dtype == jnp.uint8
     # i & 255, (i >> 8) | ((j & 15) << 4), j >> 4 of each pair
     assert packed.tolist() == [1, 32, 0, 255, 15, 0, 44, 1, 250]
@@ -76,8 +75,7 @@ def test_largest_entries_of_each_chunk_are_sent():
     x = normal((4, 5), steps=2)
     combined, sent, _ = run(chunked_top_k(0.4, bits=None, chunk=8), x)
     flat = np.pad(x.reshape(2, 3, 20), [(0, 0), (0, 0), (0, 1)]).reshape(2, 3, 3, 7)
-    least = np.sort(np.abs(flat), -1)[..., [-3]]
-    expected = np.where(np.abs(flat) >= least, flat, 0)
+    expected = np.where(np.abs(flat) >= np.sort(np.abs(flat), -1)[..., [-3]], flat, 0)
     expected = expected.reshape(2, 3, 21)[..., :20].reshape(x.shape)
     np.testing.assert_array_equal(sent, expected)
     assert_close(combined, np.broadcast_to(expected.mean(1, keepdims=True), x.shape))

@@ -27,8 +27,7 @@ def test_error_feedback_keeps_what_each_worker_did_not_send():
     """Takes a reducer of each kind: what each has sent is tested with all."""
     x, counts = normal((5, 4), steps=5), np.arange(15, dtype=np.int32).reshape(5, 3)
     names = "top_k", "power_sgd", "int4"
-    results = run(fed(*names), {"count": counts, "x": x})
-    combined, sent, states = results
+    combined, sent, states = run(fed(*names), {"count": counts, "x": x})
     for name in names:
         given, parts = combined[name], sent[name]
         owed = np.float64(x).cumsum(0)

@@ -21,8 +21,7 @@ def test_mean_is_taken_in_the_dtype_it_is_told():
 def test_fp16_overflows_and_underflows_where_it_says():
     x = np.array([65504, 7e4, -7e4, 1e-8, 1e-6], np.float32)
     combined, _, _ = run(reducers.fp16(), np.broadcast_to(x, (1, 2, 5)))
-    kept = [65504, np.inf, -np.inf, 0]
-    np.testing.assert_array_equal(combined[0, 0, :4], kept)
+    np.testing.assert_array_equal(combined[0, 0, :4], [65504, np.inf, -np.inf, 0])
     # A subnormal: steps of 6e-8, halved by rounding to nearest.
     np.testing.assert_allclose(combined[0, 0, 4], 1e-6, atol=3e-8)
 

@@ -83,8 +83,7 @@ OUTER = {
 
 def test_outer_steps_reduce_what_params_moved():
     several = {name: of_outer_deltas(strategy) for name, strategy in OUTER.items()}
-    alone = {"alone": top_k(0.3)}
-    combined, _, _ = run(side_by_side(several | alone), normal((12,)))
+    combined, _, _ = run(side_by_side(several | {"alone": top_k(0.3)}), normal((12,)))
     for name in OUTER:
         assert_close(combined[name], combined["alone"])
 
@@ -102,8 +101,7 @@ def test_a_strategy_binds_a_reducer_to_its_axis(name):
     x = np.random.default_rng(0).normal(size=(3, 27, 19)).astype(np.float32)
 
     def of_axis(axis):
-        outer = optax.sgd(1.0)
-        strategy = outer_step(outer, reducers.late(REDUCERS[name]), axis=axis)
+        strategy = outer_step(optax.sgd(1.0), reducers.late(REDUCERS[name]), axis=axis)
 
         def worker(x):
             replica = syncalgos.Replica({"matrix": x})

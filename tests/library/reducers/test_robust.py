@@ -84,7 +84,6 @@ def test_clipped_goes_on_from_its_last_result_where_nobody_is_finite():
 
 
 def test_clipped_of_bfloat16_keeps_its_center_in_float32():
-    x = np.full((600, 2, 1), 1, jnp.bfloat16)
-    combined, _, [center] = run(clipped(2.0**-9), x)
+    combined, _, [center] = run(clipped(2.0**-9), np.full((600, 2, 1), 1, jnp.bfloat16))
     assert combined.dtype == jnp.bfloat16 and center.dtype == np.float32
     assert center[-1].ravel() == pytest.approx([1.0, 0.0])  # the second has no part

@@ -41,8 +41,7 @@ def flatten(tree, lead=0):
 def unflatten(vectors):
     """The tree of vectors (*lead, SIZE)."""
     lead = np.shape(vectors)[:-1]
-    parts = np.split(vectors, _STOPS[:-1], axis=-1)
-    pairs = zip(parts, _SHAPES, strict=True)
+    pairs = zip(np.split(vectors, _STOPS[:-1], axis=-1), _SHAPES, strict=True)
     return _FORM.unflatten([part.reshape((*lead, *shape)) for part, shape in pairs])
 
 

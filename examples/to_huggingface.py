@@ -1,6 +1,9 @@
 """Converts an exported GPT to a GPT-2 for Hugging Face transformers.
 
-python -m experiments.training.huggingface model.safetensors folder
+    python examples/to_huggingface.py
+
+reads model.safetensors, the file of `experiments.run --export`, and writes config.json
+and model.safetensors into the new folder gpt2; two arguments name others.
 """
 
 import json
@@ -8,22 +11,15 @@ import sys
 from pathlib import Path
 
 from experiments.command.errors import BadRequest, guarded
-from experiments.command.flags import Parser
 from experiments.command.stopping import Stopped
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the command line; returns the exit code, 2 for a bad request."""
-    parser = Parser(prog="python -m experiments.training.huggingface")
-    parser.description = "Convert an exported GPT to a GPT-2 for Hugging Face."
-    parser.add_argument("model", type=Path, help="file of experiments.run --export")
-    parser.add_argument(
-        "folder", type=Path, help="folder for config.json and model.safetensors"
-    )
+    """Converts the model that two arguments name; returns the exit code."""
+    asked = [*map(Path, sys.argv[1:] if argv is None else argv)]
 
     def program(stopped: Stopped) -> int:
-        asked = parser.parse_args(argv)
-        convert(asked.model, asked.folder)
+        convert(*(asked or (Path("model.safetensors"), Path("gpt2"))))
         return 0
 
     return guarded(program)
