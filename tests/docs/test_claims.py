@@ -50,6 +50,14 @@ def test_what_is_not_seen_has_an_interval_around_zero(page):
                 assert low <= 0 <= high, line
 
 
+@pytest.mark.parametrize("page", CLAIMS)
+def test_no_loss_means_that_half_a_point_is_excluded(page):
+    for _, line, _, figures in claimed(page):
+        for pair in re.findall(r"{([^}]+)}, no loss|no loss[^{]*{([^}]+)}", line):
+            low, _ = [x for hole, x in figures if hole in pair][-2:]
+            assert low > -0.5, line
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_figure_of_a_page_is_claimed(page):
     text = (ROOT / page).read_text("utf-8")
