@@ -26,7 +26,7 @@ def mnist1d(
 
     Args:
         model: cnn, mlp or logistic.
-        test_seed: the seed of other test curves, which replace the package's.
+        test_seed: the seed of other test curves; None means the package's own curves.
 
     Source: Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", 2020.
     """
