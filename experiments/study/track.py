@@ -29,8 +29,7 @@ from experiments.study.making import Maker, Refused
 from experiments.study.statistics import LEVEL, ROUNDING, is_fine, spread
 from experiments.tasks.task import check_model
 from experiments.training import config as training
-from experiments.training import run_folder
-from experiments.training.machine import commit, processor, versions
+from experiments.training import machine, run_folder
 from experiments.training.plan import Plan
 from experiments.training.sends import from_json
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
@@ -89,7 +88,7 @@ def run(path: Path, stopped: Callable[[], int]) -> int:
         raise BadRequest(f"{path.parent}: {error.strerror}") from error
     rows = runs(entry, range(entry.track.seeds), stopped)
     found = figures(rows, entry.track.target)
-    code = {"versions": _versions(), "commit": commit()}
+    code = {"versions": _versions(), "commit": machine.commit()}
     log = {**entry.identity, **code, "found": found, "runs": rows}
     terminal.show(shown(found))  # first: its runs have taken minutes
     files.write_json(out, log, seal=SEAL)
@@ -112,10 +111,8 @@ def verify(path: Path, first_seed: int | None, stopped: Callable[[], int]) -> in
         logged, count = [row["seed"] for row in log["runs"]], entry.track.seeds
         first = secrets.choice(FRESH) if first_seed is None else first_seed
         if first < len(logged):
-            raise BadRequest(
-                f"--first-seed must be at least {len(logged)}, because lower seeds are "
-                f"logged, got {first}"
-            )
+            least = f"--first-seed must be at least {len(logged)}"
+            raise BadRequest(f"{least}: lower seeds are logged, got {first}")
         again = runs(entry, logged, stopped)
         terminal.show(f"logged {repeated(log, again)}")
         seeds = range(first, first + count)
@@ -141,6 +138,8 @@ def read_entry(path: Path) -> Entry:
     Raises:
         BadRequest: the file is not an entry, or sets a fixed flag.
     """
+    # As runs do: soon jax runs, and keeps its devices.
+    machine.use_cpu_devices(machine.cores())
     try:
         code = path.read_bytes().decode()
         module = ModuleType(MODULE)
@@ -341,4 +340,4 @@ def shown(found: Figures) -> str:
 def _versions() -> dict[str, str]:
     """Returns the versions and devices, on which rounding depends."""
     devices = f"{jax.device_count()} {jax.default_backend()} of {platform.machine()}"
-    return {**versions(), "devices": f"{devices}, {processor()}"}
+    return {**machine.versions(), "devices": f"{devices}, {machine.processor()}"}
