@@ -271,8 +271,7 @@ def test_a_draw_is_evaluated_on_curves_that_no_entry_has_seen(real):
     assert np.array_equal(seen.train["x"], unseen.train["x"])
     assert seen.test["x"].shape == unseen.test["x"].shape
     curves = [np.concatenate([seen.train["x"], seen.test["x"]]), unseen.test["x"]]
-    own, other = ({x.tobytes() for x in each} for each in curves)
-    assert not own & other
+    assert not set.intersection(*({x.tobytes() for x in each} for each in curves))
     assert np.bincount(unseen.test["y"]).min() > 50  # all ten classes
 
 
