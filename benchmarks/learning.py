@@ -112,8 +112,7 @@ def table(made: dict[str, dict[str, Any]]) -> str:
             steps = next((str(one["steps"]) for one in runs if one), "")
             name = figure.removeprefix("test_").replace("_", " ")
             head = f"{task}: {name}, {steps} steps" if workers == WORKERS[0] else ""
-            cells = [head, str(workers), *shown]
-            rows.append(f"| {' | '.join(cells)} |")
+            rows.append(f"| {' | '.join([head, str(workers), *shown])} |")
     return "\n".join(rows)
 
 

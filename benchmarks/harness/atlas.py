@@ -4,30 +4,37 @@
 writes them between the marks of docs/studies/atlas.md.
 """
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from experiments.study.results import Curve, Report, Row
-from experiments.study.statistics import LEVEL, Measure
+from experiments.study.sentences import kind_of
+from experiments.study.statistics import Measure
 
 FIRST = "sync_sgd"  # other algorithms' bytes are relative to its bytes
 CLOCK = "model_averaging"  # all have the time of its whole run
 LINKS = {"10gbe": "10 GbE", "two-data-centres": "two data centres", "dsl": "DSL"}
+KINDS = {"worse": "a loss", "better": "a gain", "few": ""}
 # "No loss" means that the 95 % interval lies above this difference.
 MARGINS = {"test_accuracy": -0.005, "test_loss": -0.02}
 
 
 def verdict(row: Row, by: Measure) -> str:
     """Returns "no loss", "a loss", "a gain" or "not resolved", as the preset says."""
-    found = row.comparison.difference
-    if found is None or found.low is None or found.high is None or found.p is None:
-        return ""
-    low, high = sorted((by.side * found.low, by.side * found.high))
-    if found.p < LEVEL and not low <= 0 <= high:
-        return "a loss" if high < 0 else "a gain"
+    found, kind = row.comparison.difference, kind_of(row.comparison.difference, by)
+    if found is None or kind in KINDS:
+        return KINDS.get(kind, "")
+    low = min(by.side * (x or 0.0) for x in (found.low, found.high))
     return "no loss" if low > MARGINS[by.key] else "not resolved"
+
+
+def read(folder: Path) -> Mapping[str, Mapping[str, str]]:
+    """Returns the lines of a study's table by algorithm."""
+    with (folder / "table.csv").open(newline="") as file:
+        return {line["algorithm"]: line for line in csv.DictReader(file)}
 
 
 def best(report: Report) -> list[str]:
@@ -48,10 +55,9 @@ def best(report: Report) -> list[str]:
         rate = values.pop("lr")
         own = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
         sent = f"{row.bytes_per_worker / first.bytes_per_worker:.2g}"
-        known, difference = row is not first and row.comparison.difference, ""
-        if known:
-            mean, low, high = (_shown(x or 0.0, by) for x in known[:3])
-            difference = f"{mean} [{low}, {high}]"
+        known = () if row is first else row.comparison.difference or ()
+        shown = [_shown(x or 0.0, by) for x in known[:3]]
+        difference = "{} [{}, {}]".format(*shown) if shown else ""
         end = _with_deviation(*row.measure[:2], by)
         return [sent, end, difference, verdict(row, by), rate, ", ".join(own)]
 
@@ -80,8 +86,7 @@ def after(report: Report, links: Sequence[str] = tuple(LINKS)) -> list[str]:
     for row in _in_order(report):
         ends = [_by(curves[row.label], x, most[x], report.measure) for x in links]
         rows.append([f"`{row.label}`", *ends])
-    heads = [f"{LINKS[x]}, {most[x]:.2g} s" for x in links]
-    return _table(["algorithm", *heads], rows)
+    return _table(["algorithm", *[f"{LINKS[x]}, {most[x]:.2g} s" for x in links]], rows)
 
 
 def _by(curve: Curve, link: str, seconds: float, by: Measure) -> str:

@@ -5,14 +5,13 @@ worker sent, and the test accuracy. A line joins the algorithms that no other be
 as few bytes.
 """
 
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from benchmarks.harness.atlas import FIRST
+from benchmarks.harness.atlas import FIRST, read
 from experiments import files
 from experiments.study import figures
 from experiments.study.figures import LIGHT, Line, Plot
@@ -61,8 +60,7 @@ def plot(points: Mapping[str, tuple[float, float]]) -> Plot:
 
 def write(folder: Path) -> Path:
     """Writes the figure of a study beside its records, and returns its path."""
-    with (folder / "table.csv").open(newline="") as file:
-        lines = {line["algorithm"]: line for line in csv.DictReader(file)}
+    lines = read(folder)
     sent = {name: float(x["bytes_per_worker"]) for name, x in lines.items()}
     ends = {name: 100 * float(x["test_accuracy_mean"]) for name, x in lines.items()}
     found = plot({name: (sent[name] / sent[FIRST], ends[name]) for name in lines})

@@ -32,6 +32,7 @@ from experiments.study.results import Curve, Report
 from experiments.study.runs import Lines, RunSet, trial, tuning_of
 from experiments.study.sentences import titled
 from experiments.study.statistics import measure
+from experiments.study.study import SAME
 
 FOLDER = Path("docs/studies")
 JOINED = "atlas-mnist1d", "atlas-spoken-digits", "atlas-gpt"
@@ -43,8 +44,6 @@ FLAGS = {
 }
 # Columns of a table that cannot be computed from the records.
 KEPT = "seconds", "steps_to_target", "syncs", "command"
-# Fields that a line of a record has only if they differ from the line before.
-SAME = ("sends",)
 
 
 def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunSet]:
@@ -69,7 +68,8 @@ def runs_of(config: StudyConfig, lines: Lines, measured: Lines) -> Iterator[RunS
 def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
     """Returns the values that were tried, in the order of the records."""
     flags = [x.flag for x in made.variant.tuned]
-    own = (x for x in lines if not x["reported"] and _swept(made).items() <= x.items())
+    swept = _swept(made).items()
+    own = (x for x in lines if not x["reported"] and swept <= x.items())
     found = dict.fromkeys(tuple(str(line[flag]) for flag in flags) for line in own)
     return [dict(zip(flags, values, strict=True)) for values in found]
 
@@ -77,9 +77,9 @@ def _tried(made: RunSet, lines: Lines) -> list[dict[str, str]]:
 def _ended(made: RunSet, lines: Lines, reported: bool) -> dict[int, dict[str, Any]]:
     """Returns the final lines of a run set, by seed."""
     wanted = {k: literal(x) for k, x in made.values.items()} | _swept(made)
-    own = {"workers": made.common.workers, "steps": made.common.steps}
+    own = {"syncs": None, "workers": made.common.workers}
     return {
-        line["seed"]: {"sends": None, **line, "syncs": None, **own}
+        line["seed"]: {"sends": None, **line, **own}
         for line in lines
         if line["reported"] == reported and wanted.items() <= line.items()
     }
@@ -180,10 +180,10 @@ def _lines_of(path: Path) -> Lines:
 
 def _in_page(folder: Path, report: Report) -> list[Path]:
     """Writes a study's tables between the atlas's marks for them; returns its page."""
-    page, times = folder.with_name("atlas.md"), all(x.seconds for x in report.curves)
-    found = [atlas.written(page, folder.name, atlas.best(report))]
-    if times:
-        found += [atlas.written(page, f"{folder.name}: time", atlas.after(report))]
+    page, tables = folder.with_name("atlas.md"), {folder.name: atlas.best(report)}
+    if all(x.seconds for x in report.curves):
+        tables[f"{folder.name}: time"] = atlas.after(report)
+    found = [atlas.written(page, mark, table) for mark, table in tables.items()]
     return [page] if any(found) else []
 
 

@@ -1,10 +1,10 @@
 """Rows of the atlas: what each algorithm reached with an equal budget of trials."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness.atlas import read
 from experiments.command.terminal import size
 
 
@@ -47,12 +47,6 @@ def read_all(studies: Path) -> Tables:
     """Reads the atlases that are there."""
     folders = [(atlas, studies / atlas.folder) for atlas in ATLASES]
     return [(atlas, read(folder)) for atlas, folder in folders if folder.exists()]
-
-
-def read(folder: Path) -> Lines:
-    """Returns the lines of a study's table by algorithm."""
-    lines = (folder / "table.csv").read_text("utf-8").splitlines()
-    return {line["algorithm"]: line for line in csv.DictReader(lines)}
 
 
 def table(algorithm: str, tables: Tables) -> str:

@@ -286,7 +286,8 @@ def _numbers(words: Sequence[str]) -> tuple[np.ndarray, bool]:
     with np.errstate(over="ignore"):
         is_far = x.size and np.ptp(x) <= np.abs(x).max() * 2**-28
     if is_far:  # float64 would round the differences
-        x = np.array([float(Decimal(word) - Decimal(words[0])) for word in words])
+        first = Decimal(words[0])
+        x = np.array([float(Decimal(word) - first) for word in words])
     return x, False
 
 
