@@ -26,7 +26,7 @@ def cells(name):
     """The code of a notebook, cell by cell, without magics."""
     notebook = jupytext.read(FOLDER / name, fmt="md:myst")
     code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    return [re.sub(r"^%", "# %", source, flags=re.MULTILINE) for source in code]
+    return [re.sub(r"^( *)[%!].*", r"\1pass", x, flags=re.MULTILINE) for x in code]
 
 
 def printed(name, tmp_path):
