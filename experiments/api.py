@@ -238,9 +238,7 @@ def _argv(
             name = getattr(x, "__name__", "")
             label = name if name.isidentifier() else f"strategy {number}"
             pairs.append(("" if isinstance(x, str) else label, x))
-        named = [
-            (f"{shlex.quote(k)}=" if k else "") + _name(x, given) for k, x in pairs
-        ]
+        named = [f"{shlex.quote(k)}=" * bool(k) + _name(x, given) for k, x in pairs]
         algos = ", ".join(named)
     tuned = [f"{name}={values}" for name, values in tune.items()]
     argv = as_words({"algos": algos, "seeds": seeds, "tune": tuned})

@@ -189,9 +189,7 @@ def check_compiler(target: Target) -> None:
     known = PLATFORMS[target.platform].get("compiler")
     if known and importlib.util.find_spec(known["module"]) is None:
         how = f"pip install -e '.[experiments,{known['extra']}]' in the checkout"
-        raise BadRequest(
-            f"--target {target.text}: its compiler is not installed: {how}"
-        )
+        raise BadRequest(f"--target {target.text}: its compiler is missing: {how}")
 
 
 def compiler_version(target: Target) -> dict[str, str]:

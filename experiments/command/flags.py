@@ -213,9 +213,7 @@ def command_parser(
     usage = f"{prog} {flags}" if flags else None
     parser = Parser(prog, usage, about, more, allow_abbrev=False)
     if has_help_all:
-        parser.add_argument(
-            "--help-all", action="help", help="show all flags, and exit"
-        )
+        parser.add_argument("--help-all", action="help", help="show all flags and exit")
     parser.add_argument(
         "--version",
         action=_Show,

@@ -51,6 +51,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     seconds, how = _step_seconds(config.step_time, runs)
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
+    about = sentences.settings(config, runs)
     machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = Report(
         measure=by,
@@ -66,9 +67,9 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         step_seconds=(seconds, how),
         sweep=config.swept.flag if config.swept else "",
         tuning=scores,
-        title=sentences.titled([x.label for x in config.variants], config.task),
+        title=sentences.titled([x.label for x in config.variants], about["task"]),
         sentences=said,
-        settings=sentences.settings(config, runs),
+        settings=about,
         environment={**runs[0].config["versions"], "machine": machine},
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,

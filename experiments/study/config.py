@@ -108,9 +108,7 @@ class StudyConfig:
         otherwise="all presets, without figures",
         metavar="NET",
     )
-    fused: bool = flag(
-        "model all arrays of a sync as one message, as with bucketing", False
-    )
+    fused: bool = flag("model a sync's arrays as one message, as with bucketing", False)
     step_time: float | None = flag(
         "seconds per local step of a worker, for modelled times",
         otherwise="as measured",

@@ -559,7 +559,9 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     ends = {x[:2]: x.y[np.isfinite(x.y)][-1] for x in lines}
     curves = [curve for curve in report.curves if by.key in curve.bands]
     missing = [named(x) for x in curves if not low <= ends.get(x[:2], math.nan) <= high]
-    note = f"Not in the picture, at least at the end: {', '.join(missing)}."
+    note = f"Not in the picture, at least at the end: {', '.join(missing)}. "
+    peak = max([0.0, *(float(np.nanmax(line.y)) for line in lines)])
+    cut = f"The y axis is cut: values reach {number(float(f'{peak:.2g}'))}."
     goal = by.scale * (report.target or 0.0)
     has_goal = report.target and group == "measure" and low < goal < high
     return Plot(
@@ -573,7 +575,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
         limits,
         _widened(seen, log=True) if is_log and len(seen) else None,
         target=(goal, f"target {sentences.target(report)}") if has_goal else None,
-        note=note if missing else "",
+        note=(note * bool(missing) + cut * (peak > high)).strip(),
     )
 
 

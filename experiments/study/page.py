@@ -102,7 +102,7 @@ def template(name: str) -> Template:
 
 def latex(report: Report, figure: Plot | None) -> str:
     """Returns the table, and the figure of the differences, for LaTeX."""
-    rows = [cells(report, row, times=False) for row in report.rows]
+    rows = _few(report)
     return template("table.tex.j2").render(r=report, rows=rows, figure=figure)
 
 
@@ -138,17 +138,21 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
 
 
-def screen(report: Report, out: Path) -> str:
-    """Returns the summary that is printed on the screen."""
+def _few(report: Report) -> list[dict[str, str]]:
+    """Returns the rows for a narrow place: sentences give the seeds."""
     rows = [cells(report, row, times=False) for row in report.rows]
-    # Some columns are left out to fit a terminal: the sentences give the seeds.
     is_said = {
         "seeds": len({row["seeds"] for row in rows}) == 1,
         "diverged": all(row["diverged"] == "0" for row in rows),
     }
-    heads = [head for head in rows[0] if not is_said.get(head)]
-    widths = {x: max(len(x), *(len(row[x]) for row in rows)) for x in heads}
-    lines = [{x: x for x in heads}, *rows]
+    return [{k: x for k, x in row.items() if not is_said.get(k)} for row in rows]
+
+
+def screen(report: Report, out: Path) -> str:
+    """Returns the summary that is printed on the screen."""
+    rows = _few(report)
+    widths = {x: max(len(x), *(len(row[x]) for row in rows)) for x in rows[0]}
+    lines = [{x: x for x in rows[0]}, *rows]
     table = ["  ".join(x[k].ljust(n) for k, n in widths.items()) for x in lines]
     notes = [f"note: {remark}" for remark in report.remarks]
     texts = [report.title, *table, "", report.headline, *report.sentences, *notes]

@@ -22,7 +22,6 @@ FINDINGS = PHRASES["standing"]
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 SPEEDS = ("Tbit/s", 1e12), ("Gbit/s", 1e9), ("Mbit/s", 1e6), ("kbit/s", 1e3)
 MOST_NAMED = 8  # labels in a sentence; the table has all
-LONGEST = 40  # characters of two names that fit in one line
 
 
 def grouped(each: Iterable[X], key: Callable[[X], K]) -> dict[K, list[X]]:
@@ -299,7 +298,7 @@ def _line(ranking: Ranking, by: Measure) -> str:
     elif top.diverged:
         but = f"{top.diverged} of its {top.seeds} runs diverged"
     elif alike and len(alike) == others:
-        return _unseen(top, results.leader(alike, by) or top, others, by)
+        return _unseen(top, alike, by)
     elif alike:
         but = f"{len(alike)} of {others} others cannot be distinguished from it"
     elif edge:
@@ -310,14 +309,15 @@ def _line(ranking: Ranking, by: Measure) -> str:
     return f"{top.label} leads, but {but}"
 
 
-def _unseen(top: Row, second: Row, others: int, by: Measure) -> str:
+def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
     """Returns the line where no row can be distinguished from the best."""
+    apart = [row for row in alike if row.final != top.final]
+    second = results.leader(apart or alike, by) or top
     difference = statistics.paired(top.final, second.final)
-    apart = " ".join(figures(difference, by, by.side)) if difference else ""
-    # Names that need a second line are left out: the headline has them.
-    if others == 1 and len(top.label + second.label) <= LONGEST:
-        return f"No difference seen between {top.label} and {second.label}: {apart}"
-    return f"No difference seen: {top.label} is ahead by {apart}"
+    if not apart or difference is None:
+        return f"No difference: {top.label} equals {second.label} in all seeds"
+    ahead = f"ahead of {second.label} by {' '.join(figures(difference, by, by.side))}"
+    return f"No difference seen: {top.label} is {ahead}"
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
@@ -482,7 +482,9 @@ def _best(each: Tuning) -> str:
 
 def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     """Returns the settings of the runs; where they differ, those of each run set."""
-    shown = {"task": config.task, "seeds": f"0 to {config.seeds - 1}"}
+    file = runs[0].config["task_arguments"].get("file")
+    task = Path(str(file)).name if file else config.task
+    shown = {"task": task, "seeds": f"0 to {config.seeds - 1}"}
     # Runs of earlier versions do not say the sizes of their data sets.
     if sizes := runs[0].any.get("examples"):
         found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
@@ -530,7 +532,7 @@ def remarks(
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
     yield from _on_tuning(config, runs, report.tuning)
-    yield from _on_examples(runs, report)
+    yield from _on_examples(config, runs, report)
     settings = [r.config["settings"] for r in runs]
     shares = {s["batch_size"] / s["workers"] for s in settings}
     if len(shares) > 1 and config.step_time is None:
@@ -581,7 +583,9 @@ def _on_tuning(
         )
 
 
-def _on_examples(runs: Sequence[RunSet], report: Report) -> Iterator[str]:
+def _on_examples(
+    config: StudyConfig, runs: Sequence[RunSet], report: Report
+) -> Iterator[str]:
     """Yields warnings about test and validation data of few examples."""
     # Runs of earlier versions do not say the sizes of their data sets.
     if report.measure != statistics.ACCURACY or "examples" not in runs[0].any:
@@ -594,12 +598,16 @@ def _on_examples(runs: Sequence[RunSet], report: Report) -> Iterator[str]:
         yield say("examples", points=100 / test, test=test)
     if tried := [x for x in runs[0].trials if x.summaries]:
         held_out = tried[0].any["examples"]["test"]
-        known = [[x for x in t.scores if x is not None] for t in report.tuning]
-        near = [sum(max(own) - x < 1.5 / held_out for x in own) for own in known]
-        most, values = max(zip(near, map(len, known), strict=True), default=(0, 0))
-        if most > 1:
-            points = 100 / held_out
-            yield say("validation", points=points, most=most, values=values)
+        near = {}
+        for t in report.tuning:
+            own = [x for x in t.scores if x is not None]
+            near[named(t)] = sum(max(own) - x < 1.5 / held_out for x in own), len(own)
+        most = max(near.values(), default=(0, 0))
+        if most[0] > 1:
+            names = listed([name for name, count in near.items() if count == most])
+            figures = {"points": 100 / held_out, "most": most[0], "values": most[1]}
+            advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
+            yield say("validation", names=names, **figures) + advice
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

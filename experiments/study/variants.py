@@ -447,9 +447,7 @@ def _separated(lexer: Iterable[str]) -> list[list[str]]:
             else:
                 groups[-1].append(token)
     except ValueError:
-        raise ValueError(
-            "a quotation mark is not closed, or a backslash is last"
-        ) from None
+        raise ValueError("an open quotation mark, or a backslash at the end") from None
     return groups
 
 

@@ -103,7 +103,8 @@ def network(
             raise ValueError(f"{flag}: {lacks}: use resnet20")
     if model == "lenet":
         if shape[:2] != (28, 28):
-            raise ValueError(f"--model lenet takes 28×28 pixels, got {shape}: resnet20")
+            must = f"takes pictures of 28×28, got {shape}: use resnet20"
+            raise ValueError(f"--model lenet {must}")
         init = partial(lenet.init, classes=classes, channels=shape[-1])
         return without_buffers(init, lenet.apply)
     return perceptron(math.prod(shape), 128, 128, classes)

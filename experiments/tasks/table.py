@@ -113,7 +113,9 @@ def _read(
     x = found.x.reshape(len(y), -1, shape[-1])
     x = _standardized(found, x, train).reshape(len(y), *shape)
     where = f" in {found.names[-1]!r}" if found.names else ""
-    size = f"rows: {len(y)}; columns: {x[0].size}; classes: {len(names)}{where}"
+    by = "×".join(map(str, shape))
+    what = f"pictures of {by}" if pictures else f"columns: {by}"
+    size = f"rows: {len(y)}; {what}; classes: {len(names)}{where}"
     found.remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
     parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
     data = classify.labelled(*parts)._replace(sha256=downloads.sha256(path))
@@ -183,9 +185,10 @@ def _classes(found: Rows) -> tuple[np.ndarray, list[str]]:
         row = next(i for i, name in enumerate(found.y) if values[name] is None)
         where = f"{path}, line {found.lines[row]}" if found.lines else str(path)
         name = repr(found.y[row])
-        raise ValueError(
-            f"{where}: the class {name} is neither a whole number nor a word"
-        )
+        told = f"the class {name} is neither a whole number nor a word"
+        if found.names:
+            told += f" (--column NAME reads another column than {found.names[-1]!r})"
+        raise ValueError(f"{where}: {told}")
     order = sorted({*values.values()}, key=lambda x: (isinstance(x, str), x))
     names = [str(value) for value in order]
     if len(names) < 2:
@@ -243,6 +246,7 @@ def _csv(path: Path, column: str) -> Rows:
             at = np.isnan(values).argmax()
             has = f"column {name!r} has {cells[at].strip()!r}, no finite number"
             todo = "encode words and dates, fill gaps, or remove the column"
+            todo += f". If it holds the classes: --column {name}" * (not column)
             raise ValueError(f"{path}, line {rows[at][0]}: {has}: {todo}")
         if are_words:
             remarks.append(f"column {name!r}: false and true are read as 0 and 1")

@@ -48,9 +48,7 @@ class RunConfig:
     algo: str = flag(
         f"how the workers synchronize: {', '.join(ALGORITHM.files)}, {OWN}", "bmuf"
     )
-    task: str = flag(
-        f"the model and its data: {', '.join(TASK.files)}, {OWN}", "digits"
-    )
+    task: str = flag(f"the model and data: {', '.join(TASK.files)}, {OWN}", "digits")
 
     steps: int | None = count(
         "local steps of each worker",
@@ -61,9 +59,7 @@ class RunConfig:
     batch_size: int | None = count(
         "global batch size, divided among the workers", otherwise=TASKS
     )
-    lr: float | None = flag(
-        "learning rate of the inner optimizer", otherwise=TASKS, above=0
-    )
+    lr: float | None = flag("inner optimizer's learning rate", otherwise=TASKS, above=0)
     optimizer: str | None = flag(
         "inner optimizer of optax: sgd, adam, adamw, muon, …", otherwise=TASKS
     )
@@ -89,9 +85,7 @@ class RunConfig:
         "local steps of learning-rate warmup", otherwise=TASKS, least=0
     )
     accumulate: int = count("microbatches into which each worker's batch is split", 1)
-    seed: int = flag(
-        "seed for initialization, batch order and all random draws", 0, least=0
-    )
+    seed: int = flag("seed of the model, the batch order and random draws", 0, least=0)
     init_from: Path | None = flag(
         "start from this model, a .safetensors file written by --export",
         otherwise="a new one",
@@ -261,9 +255,7 @@ class RunConfig:
             has = f"--backend {self.backend} supports only workers of one device"
             raise ValueError(f"{has}: --mesh needs shard_map")
         if self.devices is not None:
-            raise ValueError(
-                "--mesh always uses the first devices: leave out --devices"
-            )
+            raise ValueError("--mesh takes the first devices: leave out --devices")
 
     @property
     def worker_devices(self) -> int:

@@ -145,7 +145,7 @@ EARLY |= {
     "compare --algos 'A= bmuf'": ["'A=' must be a label, = and a name"],
     "compare --algos 'bmuf, sync_sgd, bmuf'": ["'bmuf' twice", "other=bmuf"],
     "compare --algos A=bmuf,A=diloco": ["'A'", "twice", "other=bmuf"],
-    '''compare --algos "'bmuf"''': ["quotation mark is not closed"],
+    '''compare --algos "'bmuf"''': ["open quotation mark"],
     "compare --algos bmuf diloco": ["'diloco': use --algos 'bmuf, diloco'"],
     "compare bmuf diloco": ["'bmuf': use --algos 'bmuf, diloco'"],
     "compare --algos bmuf stray": ["unexpected argument 'stray'"],

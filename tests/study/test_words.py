@@ -246,11 +246,13 @@ ANSWERS: list[tuple[Any, ...]] = [
         "(12 syncs in 200 steps).",
     ),
     # With the mean difference, which is 0.1, and its interval.
-    ("No difference seen between a and b: 0.10 points [-0.19, 0.39]", [A, SECOND]),
+    ("No difference seen: a is ahead of b by 0.10 points [-0.19, 0.39]", [A, SECOND]),
+    # One that is equal on all seeds shows nothing about the others.
     (
-        "No difference seen: a is ahead by 0.10 points [-0.19, 0.39]",
-        [A, SECOND, row("c", UNSEEN, mean=0.9315)],
+        "No difference seen: a is ahead of b by 0.10 points [-0.19, 0.39]",
+        [A, A._replace(label="same"), SECOND],
     ),
+    ("No difference: a equals b in all seeds", [A, A._replace(label="b")]),
     # A mean that is higher by rounding does not lead.
     (
         "a leads, but one seed is too few to tell",
