@@ -107,9 +107,7 @@ def shortened(
 ) -> dict[str, Setting]:
     """Returns the basic settings, in one group and without long lists of choices."""
     return {
-        name: each._replace(
-            group=None, choices=() if len(each.choices) > 9 else each.choices
-        )
+        name: each._replace(group=None, choices=each.choices * (len(each.choices) < 10))
         for name, each in settings.items()
         if name in basic
     }

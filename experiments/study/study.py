@@ -303,13 +303,18 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
     try:
         there = files.read(path)
         with files.using(path):
-            pairs = [(key, there[key], x) for key, x in identity.items()]
-            changed = [f"{k} ({_changed(was, x)})" for k, was, x in pairs if was != x]
+            # Another syncalgos continues a study: finals.jsonl names each run's.
+            was = there["versions"]["syncalgos"]
+            now = identity | {"versions": identity["versions"] | {"syncalgos": was}}
+            pairs = [(key, there[key], x) for key, x in now.items()]
+            changed = [f"{k} ({_changed(old, x)})" for k, old, x in pairs if old != x]
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
     if changed:
         what = f"--out {out} holds a study with other {changed[0]}"
         raise ValueError(f"{what}: use another folder")
+    if now != identity:
+        terminal.say(f"syncalgos {was} began this study: results may differ since")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:

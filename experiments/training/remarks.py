@@ -76,10 +76,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
             "the results are those of the model at the last sync: it does not include "
             f"the last {since} local steps"
         )
-    if outcome.diverged_at is not None:
-        found.append(
-            f"diverged: the loss of step {outcome.diverged_at} was {_how(outcome)}"
-        )
+    if (at := outcome.diverged_at) is not None:
+        found.append(f"diverged: the loss of step {at} was {_how(outcome)}")
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:
