@@ -5,6 +5,7 @@ writes them between the marks of docs/studies/atlas.md.
 """
 
 import csv
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -59,11 +60,11 @@ def best(report: Report) -> list[str]:
         shown = [_shown(x or 0.0, by) for x in known[:3]]
         difference = "{} [{}, {}]".format(*shown) if shown else ""
         end = _with_deviation(*row.measure[:2], by)
-        return [sent, end, difference, verdict(row, by), rate, ", ".join(own)]
+        return [sent, end, difference, rate, ", ".join(own), verdict(row, by)]
 
-    heads = "algorithm", "bytes", by.name.removeprefix("test "), "difference", "verdict"
+    heads = "algorithm", "bytes", by.name.removeprefix("test "), "difference"
     rows = [[f"`{row.label}`", *cells(row)] for row in _in_order(report)]
-    return _table([*heads, "rate", "its own hyperparameter"], rows)
+    return _table([*heads, "rate", "its own hyperparameter", "verdict"], rows)
 
 
 def _shown(x: float, by: Measure) -> str:
@@ -108,7 +109,7 @@ def _in_order(report: Report) -> list[Row]:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a Markdown table; columns of single numbers are at right."""
     under = ["--:" if head in ("bytes", "rate") else "---" for head in heads]
-    return [f"| {' | '.join(row)} |" for row in (heads, under, *rows)]
+    return [re.sub("  +", " ", f"| {' | '.join(row)} |") for row in (heads, under, *rows)]
 
 
 def written(page: Path, mark: str, table: Sequence[str]) -> bool:
