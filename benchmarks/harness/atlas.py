@@ -95,8 +95,7 @@ def _by(curve: Curve, link: str, seconds: float, by: Measure) -> str:
     at = int(np.searchsorted(curve.seconds[link], seconds * (1 + 1e-9), "right")) - 1
     if at < 0:
         return ""
-    band = curve.bands[by.key]
-    shown = _with_deviation(band.mean[at], band.high[at] - band.mean[at], by)
+    shown = _shown(curve.bands[by.key].mean[at], by)
     return shown if at == len(curve.steps) - 1 else f"{shown} ({curve.steps[at]:,})"
 
 
