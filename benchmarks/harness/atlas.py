@@ -5,7 +5,6 @@ writes them between the marks of docs/studies/atlas.md.
 """
 
 import csv
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -108,7 +107,7 @@ def _in_order(report: Report) -> list[Row]:
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a Markdown table; columns of single numbers are at right."""
     under = ["--:" if head in ("bytes", "rate") else "---" for head in heads]
-    return [re.sub("  +", " ", f"| {' | '.join(row)} |") for row in (heads, under, *rows)]
+    return [" ".join(f"| {' | '.join(x)} |".split()) for x in (heads, under, *rows)]
 
 
 def written(page: Path, mark: str, table: Sequence[str]) -> bool:

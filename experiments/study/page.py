@@ -102,7 +102,7 @@ def template(name: str) -> Template:
 
 def latex(report: Report, figure: Plot | None) -> str:
     """Returns the table, and the figure of the differences, for LaTeX."""
-    rows = _few(report)
+    rows = [cells(report, row, times=False) for row in report.rows]
     return template("table.tex.j2").render(r=report, rows=rows, figure=figure)
 
 
@@ -134,23 +134,18 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
         goal = sentences.target(report)
         found[f"steps until {goal}"] = sentences.until_step(row)
         found |= {f"until {goal}, {x}": sentences.until(row, x) for x in links}
-    rates = {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
-    return found | rates | {"seeds": str(row.seeds), "diverged": str(row.diverged)}
-
-
-def _few(report: Report) -> list[dict[str, str]]:
-    """Returns the rows for a narrow place: sentences give the seeds."""
-    rows = [cells(report, row, times=False) for row in report.rows]
-    is_said = {
-        "seeds": len({row["seeds"] for row in rows}) == 1,
-        "diverged": all(row["diverged"] == "0" for row in rows),
-    }
-    return [{k: x for k, x in row.items() if not is_said.get(k)} for row in rows]
+    found |= {"lr": sentences.nominal(row), "effective lr": rate(row.effective_lr)}
+    # Without times it is for a narrow place, whose sentences give the seeds.
+    if times or len({each.seeds for each in report.rows}) > 1:
+        found["seeds"] = str(row.seeds)
+    if times or any(each.diverged for each in report.rows):
+        found["diverged"] = str(row.diverged)
+    return found
 
 
 def screen(report: Report, out: Path) -> str:
     """Returns the summary that is printed on the screen."""
-    rows = _few(report)
+    rows = [cells(report, row, times=False) for row in report.rows]
     widths = {x: max(len(x), *(len(row[x]) for row in rows)) for x in rows[0]}
     lines = [{x: x for x in rows[0]}, *rows]
     table = ["  ".join(x[k].ljust(n) for k, n in widths.items()) for x in lines]
