@@ -3,12 +3,8 @@
 Made pages and pictures lie in docs/_made; `make docs` builds the site.
 """
 
-import os
 import sys
 from pathlib import Path
-
-from docutils import nodes
-from sphinx.addnodes import download_reference
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -125,18 +121,6 @@ def read_source(app, docname: str, source: list[str]) -> None:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
 
 
-def offer_notebook(app, doctree: nodes.document) -> None:
-    """Puts a link to the executed notebook below its title."""
-    page = app.env.docname
-    if page.startswith("notebooks/"):
-        path = Path(app.env.mystnb_config.output_folder) / f"{page}.ipynb"
-        target = "/" + os.path.relpath(path, app.srcdir)
-        link = download_reference("", "this notebook, executed", reftarget=target)
-        ends = ". In Colab, its first cell installs what it needs."
-        line = nodes.paragraph("", "Download ", link, nodes.Text(ends))
-        next(doctree.findall(nodes.title)).parent.insert(1, line)
-
-
 def read_docstring(app, what, name, obj, options, lines: list[str]) -> None:
     """Marks what docstrings write as plain text."""
     lines[:] = rst.marked(lines)
@@ -161,7 +145,7 @@ def setup(app) -> None:
     write_pages()
     app.connect("source-read", read_source)
     # Before Sphinx looks for files to download.
-    app.connect("doctree-read", offer_notebook, priority=100)
+    app.connect("doctree-read", prose.offer_notebook, priority=100)
     app.connect("doctree-read", prose.finish)
     # Before napoleon, which turns sections into fields.
     app.connect("autodoc-process-docstring", read_docstring, priority=100)

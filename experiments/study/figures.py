@@ -562,6 +562,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     note = f"Not in the picture, at least at the end: {', '.join(missing)}. "
     peak = max([0.0, *(float(np.nanmax(line.y)) for line in lines)])
     cut = f"The y axis is cut: values reach {number(float(f'{peak:.2g}'))}."
+    cut *= group == "replicas" and peak > high
     goal = by.scale * (report.target or 0.0)
     has_goal = report.target and group == "measure" and low < goal < high
     return Plot(
@@ -575,7 +576,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
         limits,
         _widened(seen, log=True) if is_log and len(seen) else None,
         target=(goal, f"target {sentences.target(report)}") if has_goal else None,
-        note=(note * bool(missing) + cut * (peak > high)).strip(),
+        note=(note * bool(missing) + cut).strip(),
     )
 
 

@@ -304,8 +304,8 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         there = files.read(path)
         with files.using(path):
             # Another syncalgos continues a study: finals.jsonl names each run's.
-            was = there["versions"]["syncalgos"]
-            now = identity | {"versions": identity["versions"] | {"syncalgos": was}}
+            was = {k: x for k, x in there["versions"].items() if k == "syncalgos"}
+            now = identity | {"versions": identity["versions"] | was}
             pairs = [(key, there[key], x) for key, x in now.items()]
             changed = [f"{k} ({_changed(old, x)})" for k, old, x in pairs if old != x]
     except files.Damaged as error:
@@ -314,7 +314,7 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         what = f"--out {out} holds a study with other {changed[0]}"
         raise ValueError(f"{what}: use another folder")
     if now != identity:
-        terminal.say(f"syncalgos {was} began this study: results may differ since")
+        terminal.say("another syncalgos began this study: results may differ since")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:
