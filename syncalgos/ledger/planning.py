@@ -15,7 +15,7 @@ from syncalgos.network import Network
 from syncalgos.strategy import Replica, Strategy, check_strategy
 
 ROUNDS = 8  # to plan for
-FARTHEST = 2**14  # local steps within which the first sync is looked for
+FARTHEST = 2**14  # local steps within which two syncs are looked for
 _MESSAGE = Network("seconds are messages", math.inf, 1.0)
 
 
@@ -63,7 +63,8 @@ class Plan(NamedTuple):
     enough: int | None
 
     def __str__(self) -> str:
-        took, step = _time(self.seconds), _time(self.step_seconds)
+        times = self.seconds, self.step_seconds
+        took, step = (_in_units(1e3 * x, "ms", "s") for x in times)
         size = _in_units(self.bytes, "B", "kB", "MB", "GB", "TB")
         hidden = f", beside {self.late} local steps of computation" * bool(self.late)
         often = f"{self.syncs:,} syncs in {self.steps:,} local steps"
@@ -105,7 +106,7 @@ def plan(
         workers: N, at least 2.
         step_seconds: seconds of computation of one local step, above 0.
         network: the link between any two workers, such as "100Mbit/s, 20ms" or "dsl":
-            see `syncalgos.network.parse`.
+            see `syncalgos.network.parse`. The latency is one-way: half a ping.
         share: the fraction of the time that communication may take, above 0, below 1.
         steps: local steps to plan for, such as those of a whole run; by default eight
             periods.
@@ -143,14 +144,15 @@ def plan(
     count = partial(communication, strategy, replica, workers=workers, taken=taken)
     planned = steps or ROUNDS * (period or ROUNDS)
     sent = count(steps=planned)
-    while not (sent.syncs or steps or planned > FARTHEST):
-        planned *= 2
-        sent = count(steps=planned)
+    while sent.syncs < 2 and not steps and planned <= FARTHEST:
+        planned, sent = 2 * planned, count(steps=2 * planned)
     if not sent.syncs:
         raise ValueError(f"plan: the strategy sends nothing in {planned} local steps")
     if period is None:
         gaps = {*np.diff(np.flatnonzero(np.diff(sent.per_step, prepend=0.0))).tolist()}
         period = gaps.pop() if len(gaps) == 1 else None
+        if period and not steps:
+            sent = count(steps=(planned := max(planned, ROUNDS * period)))
     moved, late = net.sends(sent), strategy.late
     links, how = (link, _MESSAGE), (workers, fused)
     kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
@@ -179,7 +181,3 @@ def _in_units(x: float, *units: str) -> str:
     while x >= 999.5 and units[1:]:
         x, units = x / 1000, units[1:]
     return f"{float(f'{x:.3g}'):,g} {units[0]}"
-
-
-def _time(seconds: float) -> str:
-    return _in_units(1e3 * seconds, "ms", "s")

@@ -78,6 +78,7 @@ def test_what_every_step_sends_is_in_no_period():
 def test_a_first_sync_beyond_eight_periods_is_found():
     late = sa.after(sa.average(), 5000)
     assert plan(late).steps > 5000 and plan(late).period == 1
+    assert plan(sa.ema(sa.diloco(100), decay=0.9)).period == 100
 
 
 @pytest.mark.slow

@@ -335,7 +335,7 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     assert len({len(re.findall(r"(?<!\\)\|", row)) for row in rows}) == 1
     table = (tmp_path / "paper" / "table.tex").read_text()
     rows = re.findall(r"(.*) \\\\\n", table)
-    assert [len(re.findall(r"(?<!\\)&", x)) for x in rows] == [7] * (
+    assert [len(re.findall(r"(?<!\\)&", x)) for x in rows] == [6] * (
         1 + len(ALGORITHMS)
     )
     assert not re.search(r"(?<!\\)[#_]", "".join(rows))
