@@ -601,13 +601,14 @@ def _on_examples(
         near = {}
         for t in report.tuning:
             own = [x for x in t.scores if x is not None]
-            near[named(t)] = sum(max(own) - x < 1.5 / held_out for x in own), len(own)
+            count = sum(max(own) - x < 1.5 / held_out for x in own)
+            near[named(t), t.flag] = count, len(own)
         most = max(near.values(), default=(0, 0))
         if most[0] > 1:
-            names = listed([name for name, count in near.items() if count == most])
-            figures = {"points": 100 / held_out, "most": most[0], "values": most[1]}
+            names = dict.fromkeys(x for (x, _), y in near.items() if y == most)
+            counts = {"points": 100 / held_out, "most": most[0], "values": most[1]}
             advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
-            yield say("validation", names=names, **figures) + advice
+            yield say("validation", names=listed([*names]), **counts) + advice
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

@@ -151,8 +151,8 @@ def plan(
     if period is None:
         gaps = {*np.diff(np.flatnonzero(np.diff(sent.per_step, prepend=0.0))).tolist()}
         period = gaps.pop() if len(gaps) == 1 else None
-        if period and not steps:
-            sent = count(steps=(planned := max(planned, ROUNDS * period)))
+        if period and not steps and planned < ROUNDS * period:
+            sent = count(steps=(planned := ROUNDS * period))
     moved, late = net.sends(sent), strategy.late
     links, how = (link, _MESSAGE), (workers, fused)
     kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]

@@ -249,7 +249,7 @@ ANSWERS: list[tuple[Any, ...]] = [
     # With the mean difference, which is 0.1, and its interval.
     (AHEAD, [A, SECOND]),
     # One that is equal on all seeds shows nothing about the others.
-    (AHEAD, [A, A._replace(label="same"), SECOND]),
+    (AHEAD, [A, A._replace(label="same"), SECOND, row("c", UNSEEN, mean=0.93)]),
     ("No difference: a equals b in all seeds", [A, A._replace(label="b")]),
     # A mean that is higher by rounding does not lead.
     (
