@@ -37,7 +37,8 @@ class _Bar(Report):
     """A bar under the lines; if stderr is no terminal, only the lines."""
 
     def __init__(self, bar: progress.Progress, steps: int):
-        self.bar, self.task = bar, bar.add_task("training", total=steps, loss="")
+        self.bar = bar
+        self.task = bar.add_task("training", total=steps, loss="compiling")
 
     def step(self, done: int, loss: float) -> None:
         self.bar.update(self.task, completed=done, loss=f"loss {figure(loss)}")
