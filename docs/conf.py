@@ -115,7 +115,8 @@ def read_source(app, docname: str, source: list[str]) -> None:
     if not docname.startswith(("_made/", "notebooks/")):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
     if docname.startswith("wire/"):  # made by experiments.aim, without a title
-        source[0] = f"# {docname}\n\n{source[0]}"
+        columns = "[Aim](../aim.md#the-columns) explains the columns."
+        source[0] = f"# {docname}\n\n{columns}\n\n{source[0]}"
     if docname in CHILDREN:
         pages = CHILDREN[docname].replace(" ", "\n")
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"
