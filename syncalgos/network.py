@@ -53,7 +53,7 @@ class Network(NamedTuple):
     Attributes:
         name: the name to show.
         bandwidth: bytes per second in each direction.
-        latency: seconds per hop.
+        latency: seconds of a hop, one way: half a ping.
     """
 
     name: str
@@ -99,9 +99,9 @@ def parse(text: str) -> Network:
 
     Args:
         text: a name in PRESETS, or such as "100Mbit/s, 20ms": a bandwidth in bit/s or
-            B/s, with k, M, G or T before it, and a latency in ns, us, ms or s, in any
-            order; the latency defaults to 0. With "gloo" after them a hop takes two
-            latencies, as between processes on CPUs.
+            B/s, with k, M, G or T before it, and a one-way latency in ns, us, ms or s,
+            in any order; the latency defaults to 0. With "gloo" after them a hop takes
+            two latencies, as between processes on CPUs.
 
     Raises:
         ValueError: any other text, such as one without a unit or a bandwidth.

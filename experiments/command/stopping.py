@@ -160,7 +160,7 @@ class Stop:
         Later the first signal waits for the dispatch, which a checkpoint then holds.
         """
         if not self._looks:
-            return "stopped before training began"
+            return "stopped with nothing to save"
         return "" if _trained or not _is_compiling(frame) else "stopped while compiling"
 
 

@@ -314,7 +314,8 @@ class DataParallel:
             state: as in `run`; it stays usable.
             batches, data: as in `run`. In one process, the global batch need not divide
                 over the workers if metrics are means over independent examples. All
-                examples then weigh the same.
+                examples then weigh the same. With several processes, each gives its own
+                part, or all give the whole; it must divide over the process's workers.
 
         Returns:
             Metrics with leaves (steps, ...), as from `run`. Raises the errors of `run`.

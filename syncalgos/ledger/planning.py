@@ -68,8 +68,8 @@ class Plan(NamedTuple):
         size = _in_units(self.bytes, "B", "kB", "MB", "GB", "TB")
         hidden = f", beside {self.late} local steps of computation" * bool(self.late)
         often = f"{self.syncs:,} syncs in {self.steps:,} local steps"
-        often = f"a period of {self.period:,} local steps" if self.period else often
-        limit = f"{100 * self.limit:.3g} %"
+        period, limit = self.period, f"{100 * self.limit:.3g} %"
+        often = f"a period of {period:,} local steps" if (period or 1) > 1 else often
         enough = f"no period brings that to {limit}"
         enough = f"{limit} from a period of {self.enough:,}" if self.enough else enough
         return (
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
             f"{100 * self.share:.3g} % of the time; {enough}. Left out: headers and "
             "acknowledgements, with which measured links took up to 14 % longer; other "
             "traffic; the arithmetic of means and of compression; waiting for slower "
-            "workers; evaluation; what the loss sends."
+            "workers; metrics and evaluation; what the loss sends."
         )
 
 
@@ -99,6 +99,7 @@ def plan(
 
     It counts bytes as `communication` does, and models their time by bytes / bandwidth
     plus a latency for each message that has to follow another (`syncalgos.network`).
+    Each call of `DataParallel.step` or `run` averages its metrics, too: not counted.
 
     Args:
         strategy: the strategy.
@@ -106,12 +107,15 @@ def plan(
         workers: N, at least 2.
         step_seconds: seconds of computation of one local step, above 0.
         network: the link between any two workers, such as "100Mbit/s, 20ms" or "dsl":
-            see `syncalgos.network.parse`. The latency is one-way: half a ping.
+            see `syncalgos.network.parse`. The latency is one-way: half a ping. All
+            sends take this link, also those within the groups of `hierarchical`.
         share: the fraction of the time that communication may take, above 0, below 1.
         steps: local steps to plan for, such as those of a whole run; by default eight
             periods.
         fused: whether the arrays of a collective are sent as one message, as most
-            backends do; otherwise each leaf adds latencies of its own.
+            backends do with means. Otherwise each array is a message, as `calls` of
+            `communication` counts them: nearer for reduce="int8" on GPUs and TPUs,
+            where no compiler that we tried joins the arrays of an all-to-all.
         taken: as for `communication`.
 
     Returns:

@@ -152,5 +152,5 @@ def test_signal_ends_a_program_that_has_not_begun(module, task, number, code, tm
         process.send_signal(number)
         assert process.wait(TIMEOUT) == code
     stderr = (tmp_path / STDERR).read_text("utf-8")
-    assert stderr.splitlines()[-1] == "stopped before training began"
+    assert stderr.splitlines()[-1] == "stopped with nothing to save"
     assert not (tmp_path / "out").exists()

@@ -175,7 +175,11 @@ class Layout(NamedTuple):
         return self.readers // len(self.own_rows(self.readers))
 
     def own_rows(self, batch: int) -> np.ndarray:
-        """The rows of a global batch that this process gives to `run`, in order."""
+        """The rows of a global batch that this process gives to `run`, in order.
+
+        Args:
+            batch: the size of the global batch, which the workers divide.
+        """
         rows = np.arange(batch).reshape(*self.shape, batch // self.workers)
         sharding = NamedSharding(self.mesh, self.batch_spec)
         where = sharding.devices_indices_map(rows.shape)
