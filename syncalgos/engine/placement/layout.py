@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from syncalgos import checks
 from syncalgos.collectives import WORKERS, PyTree
 from syncalgos.held_parts import HeldPart, bounds_of, pieces_of
 from syncalgos.keys import is_key
@@ -179,12 +180,14 @@ class Layout(NamedTuple):
 
         Args:
             batch: the size of the global batch, which the workers divide.
+
+        Raises:
+            ValueError: the workers do not divide it.
         """
+        checks.global_batch(batch, self.workers)
         rows = np.arange(batch).reshape(*self.shape, batch // self.workers)
-        sharding = NamedSharding(self.mesh, self.batch_spec)
-        where = sharding.devices_indices_map(rows.shape)
-        own = [rows[where[device]].ravel() for device in self.own_devices]
-        return np.unique(np.concatenate(own))
+        at = NamedSharding(self.mesh, self.batch_spec).devices_indices_map(rows.shape)
+        return np.unique([rows[at[x]] for x in self.own_devices])
 
     @property
     def blocking(self) -> bool:

@@ -234,6 +234,8 @@ def test_rows_of_a_batch_are_given_in_order():
     layout = trainer_of(workers=2).layout
     assert layout.own_rows(12).tolist() == [*range(12)]
     assert layout.feeders == 1
+    with pytest.raises(ValueError, match="12 or 14"):
+        layout.own_rows(13)
 
 
 @pytest.mark.parametrize("spec", [P("a"), P(None, "b"), P("b", "a"), P(("a", "b"))])
