@@ -13,6 +13,7 @@ from pages import papers
 
 CODE = nodes.literal, nodes.FixedTextElement, nodes.math, nodes.raw, desc_signature
 LINKS = nodes.reference, pending_xref, nodes.title, nodes.term, desc_signature
+PAGES = "https://github.com/syncalgos/syncalgos/blob/main/docs"
 # A sign of a number, one between two, a dash, an arrow; spaces at which no line ends.
 SIGNS = (
     (re.compile(r"(?<![\w.\u2212-])-(?=\d)"), "\u2212"),
@@ -43,10 +44,15 @@ def finish(app, doctree: nodes.document) -> None:
 
 
 def offer_notebook(app, doctree: nodes.document) -> None:
-    """Puts a link to the executed notebook below its title."""
+    """Puts a link to the executed notebook below its title.
+
+    In the notebook, which is read elsewhere, links to pages lead to the repository.
+    """
     page = app.env.docname
     if page.startswith("notebooks/"):
         path = Path(app.env.mystnb_config.output_folder) / f"{page}.ipynb"
+        text = re.sub(r"\]\(\.\./(?=[\w-]+\.md)", f"]({PAGES}/", path.read_text())
+        path.write_text(re.sub(r"\]\((?=[\w-]+\.md)", f"]({PAGES}/notebooks/", text))
         target = "/" + os.path.relpath(path, app.srcdir)
         link = download_reference("", "this notebook, executed", reftarget=target)
         ends = ". In Colab, its first cell installs what it needs."
