@@ -69,8 +69,7 @@ def test_algorithm_trains_as_workers_without_a_mesh_and_sends_what_is_counted(
         if name in ON_A_RING and layout.startswith("2x"):
             counted = {"permute": counted["permute"] / 2}
         assert seen["sent"] == pytest.approx(counted)
-    steps = 8
-    if not owed(name).decided and len(owed(name).sends_at) < steps and seen["sent"]:
+    if not owed(name).decided and len(owed(name).sends_at) < 8 and seen["sent"]:
         assert seen["branched"]
 
 

@@ -196,8 +196,7 @@ def test_algorithm_matches_its_recurrence(case, trained):
 
 
 def test_choco_sgd_whose_peers_know_nothing_is_its_papers():
-    settings, _ = choco_sgd.SETTINGS[0]
-    case = Case("choco_sgd", 0, 4, choco_sgd.recurrence, settings, {})
+    case = Case("choco_sgd", 0, 4, choco_sgd.recurrence, choco_sgd.SETTINGS[0][0], {})
     strategy, inner = case.made()
 
     def nothing_known(params):
