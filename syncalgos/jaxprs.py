@@ -8,11 +8,10 @@ from jax.extend import core
 
 # Collectives of jax: primitives that send along the axes that they name. Some are in
 # two parts, of which the second waits.
-_SENDS = "psum pmax pmin psum_invariant unreduced_psum all_gather all_gather_invariant "
-_SENDS += "all_gather_reduced reduce_scatter unreduced_reduce_scatter all_to_all "
-_SENDS += "ragged_all_to_all ppermute pbroadcast psend precv preduced "
-_SENDS += "vary_unreduced_cast_p"
-SENDS = {name + part for name in _SENDS.split() for part in ("", "_start", "_done")}
+_SENT = "psum pmax pmin all_gather reduce_scatter all_to_all ragged_all_to_all "
+_SENT += "ppermute pbroadcast psend precv preduced vary_unreduced_cast"
+_ENDS = "", "_start", "_done", "_invariant", "_reduced", "_dynamic", "_p"
+SENDS = {x + y + z for x in ("", "unreduced_") for y in _SENT.split() for z in _ENDS}
 
 # Primitives that name an axis, but send nothing along it.
 SILENT = {"axis_index", "pvary"}
@@ -49,8 +48,11 @@ def _one_of(equation: Any, values: list) -> Runs:
 
 
 def _scan(equation: Any, values: list) -> Runs:
-    params, first = equation.params, equation.params["num_consts"]
-    carry = slice(first, first + params["num_carry"])
+    params = equation.params
+    numbers = [params.get("num_consts"), params.get("num_carry")]
+    if "ft_in" in params:  # since jax 0.11: constants, carry and rows
+        numbers = [len([*part]) for part in params["ft_in"].unpack()]
+    carry = slice(numbers[0], numbers[0] + numbers[1])
     return Runs([(params["jaxpr"], values)], carry, params["length"])
 
 
@@ -62,9 +64,9 @@ def _while(equation: Any, values: list) -> Runs:
 
 
 # Primitives that run one jaxpr once. Its results are theirs.
+_WHOLE = "jit call closed_call remat2 composite custom_jvp_call custom_vjp_call"
 CALLS = {
-    **dict.fromkeys(("jit", "call", "closed_call", "remat2", "composite"), _whole),
-    **dict.fromkeys(("custom_jvp_call", "custom_vjp_call"), _whole),
+    **dict.fromkeys(f"{_WHOLE} call_hi_primitive".split(), _whole),
     "custom_linear_solve": _solver,
 }
 # All primitives whose jaxprs are run in a known way.
@@ -112,6 +114,8 @@ def axes(equation: Any, mapped: Container[str] = ()) -> list[str]:
 
 def inner(equation: Any) -> list[Any]:
     """Returns the jaxprs in an equation's parameters, with their constants."""
+    if made := equation.params.get("_prim"):  # jnp.nonzero and others since jax 0.11
+        return [jax.make_jaxpr(made.expand)(*made.in_avals)]
     return [x for x in _parts(equation) if _is_jaxpr(x)]
 
 

@@ -55,11 +55,8 @@ ATTRIBUTES: dict[str, str] = dict.fromkeys(
     "train one state after the other, which compiles only once",
 )
 # Of `lane_form`.
-LANE_FORMS = {
-    "together": "use 'vectorized'",
-    "in-turn": "use 'sequential'",
-    "joined": "use 'merged'",
-}
+LANE_FORMS = {"together": "use 'vectorized'", "in-turn": "use 'sequential'"}
+LANE_FORMS |= {"joined": "use 'merged'"}
 
 
 def missing(owner: str, name: str, hint: str = "") -> AttributeError:

@@ -15,10 +15,9 @@ from syncalgos.combinators.decided import BY_DATA
 from syncalgos.jaxprs import CALLS, SILENT, Runs, axes, follow, hides, runs, within
 
 # Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
+_ALL_REDUCE = "all_reduce", lambda n: Fraction(2 * (n - 1), n)
 COLLECTIVES = {
-    **dict.fromkeys(
-        ("psum", "pmax", "pmin"), ("all_reduce", lambda n: Fraction(2 * (n - 1), n))
-    ),
+    **dict.fromkeys(("psum", "pmax", "pmin"), _ALL_REDUCE),
     "all_gather": ("all_gather", lambda n: Fraction(n - 1)),
     "reduce_scatter": ("reduce_scatter", lambda n: Fraction(n - 1, n)),
     "all_to_all": ("all_to_all", lambda n: Fraction(n - 1, n)),

@@ -96,10 +96,10 @@ def test_ours_pass(name, request):
 def test_a_file_is_what_the_command_makes(file):
     made, there = vectors(file), read(file)
     assert (FOLDER / f"{file}.json").read_text("utf-8") == text(there)
-    for now, row in zip(made["steps"], there["steps"], strict=True):
-        for what in ("params", "center"):
-            np.testing.assert_allclose(now[what], row.pop(what), 0, LAST_DIGIT)
-            del now[what]
+    both = [x["steps"] + x.get("drawn", []) for x in (made, there)]
+    for now, row in zip(*both, strict=True):
+        for what in {"params", "center", "draw"} & {*now}:
+            np.testing.assert_allclose(now.pop(what), row.pop(what), 0, LAST_DIGIT)
     assert made == there, "make vectors"
 
 
