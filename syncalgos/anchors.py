@@ -29,7 +29,7 @@ def restart(replica: Replica, anchor: PyTree) -> Replica:
 
 
 def shipped(field: str, axis: Axis | None = None) -> Callable[[PyTree, PyTree], PyTree]:
-    """A center: that field of the state, or its mean over an axis."""
+    """A center: the named field of the state, or its mean over an axis."""
 
     def center(params, state):
         model = getattr(state, field)

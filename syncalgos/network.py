@@ -98,10 +98,10 @@ def parse(text: str) -> Network:
     """Returns the network with this name, or with this bandwidth and latency.
 
     Args:
-        text: a name in PRESETS, or such as "100Mbit/s, 20ms": a bandwidth in bit/s or
-            B/s, with k, M, G or T before it, and a one-way latency in ns, us, ms or s,
-            in any order; the latency defaults to 0. With "gloo" after them a hop takes
-            two latencies, as between processes on CPUs.
+        text: a name in PRESETS, or text such as "100Mbit/s, 20ms": a bandwidth in bit/s
+            or B/s, with k, M, G or T before it, and a one-way latency in ns, us, ms or
+            s, in any order; the latency defaults to 0. With "gloo" after them, a hop
+            takes two latencies, as between processes on CPUs.
 
     Raises:
         ValueError: any other text, such as one without a unit or a bandwidth.
@@ -172,8 +172,8 @@ Kind = Mapping[str, tuple[float, int]]  # bytes and calls by collective
 def cost(kind: Kind, network: Network, workers: int, fused: bool = False) -> float:
     """Returns the seconds of one step's collectives, one after the other.
 
-    Bytes / bandwidth + latency · hops · calls, with 2 (N-1) hops of an all-reduce, one
-    of a permutation and N-1 of all others, by rings.
+    The time is bytes / bandwidth + latency · hops · calls. In rings, an all-reduce has
+    2 (N-1) hops, a permutation has one, and all others have N-1.
 
     Args:
         kind: bytes and calls of a step by collective, as in `Sends`.
@@ -210,10 +210,10 @@ def modelled_seconds(
 ) -> np.ndarray:
     """Returns the wall clock after each local step, (steps,), of identical workers.
 
-    Without a delay a step ends when its messages have arrived. With a delay, messages
-    of step t must have arrived at the end of step t + delay, and computation
-    continues until then. The link sends one message after the other, and a step
-    waits for a late arrival.
+    Without a delay, a step ends when its messages have arrived. With a delay, messages
+    of step t must have arrived at the end of step t + delay, and computation continues
+    until then. The link sends one message after the other, and a step waits for a late
+    arrival.
 
     Args:
         sends: the sends of one worker.
@@ -224,11 +224,11 @@ def modelled_seconds(
         delay: local steps that a message may take, at least 0 (see
             `syncalgos.Strategy.late`).
         fused: as in `cost`.
-        since: first local step, from 0, to which the delay applies, as after
-            --sync-until.
+        since: first local step, from 0, to which the delay applies, as with
+            `--sync-until`.
 
     The last step does not wait for later arrivals, because no result uses them. Within
-    a step nothing overlaps: gradients are sent once all are computed.
+    a step, nothing overlaps: gradients are sent once all are computed.
     """
     costs = [cost(kind, network, workers, fused) for kind in sends.kinds]
     return wall_clock([costs[x] for x in sends.steps], step_seconds, delay, since)

@@ -46,12 +46,12 @@ class OptimizerState(NamedTuple):
 def as_optimizer(
     strategy: Strategy, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes the outer loop of a strategy an optimizer, for training without workers.
+    """Turns the outer loop of a strategy into an optimizer, for a single worker.
 
-    A single worker has no others to average with, but an outer step along its own
-    displacement may still help: Nesterov momentum every few steps of a fast inner
-    optimizer (`diloco`), or an average of its path (`lookahead`). Any loop with an
-    optax optimizer can use it:
+    A single worker has no others to average with, but an outer step along its own path
+    may still help: Nesterov momentum every few steps of a fast inner optimizer
+    (`diloco`), or an average of the path (`lookahead`). Any loop with an optax
+    optimizer can use it:
 
         optimizer = as_optimizer(syncalgos.diloco(period=30), optax.adamw(1e-3))
 
@@ -90,7 +90,8 @@ def as_optimizer(
         1.0
 
     Source: Kallusky et al., "SNOO: step-K Nesterov outer optimizer", 2025,
-    arXiv:2510.15830, which is `diloco` of one worker; its momentum 0 is Lookahead.
+    arXiv:2510.15830, which is `diloco` of one worker; with a momentum of 0, it is
+    Lookahead.
     """
     check_strategy("as_optimizer", strategy)
     if not isinstance(inner, optax.GradientTransformation):

@@ -43,8 +43,8 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
 
     Args:
         strategy: any strategy with a single axis name, such as diloco(axis="diloco").
-            With a mesh, it must be the mesh axis of the workers; each position along it
-            holds one worker.
+            With a mesh, this must be the mesh axis of the workers; each position along
+            it holds one worker.
         mesh: the mesh of the arrays. Each worker then sends to its peers as under
             `DataParallel`: jax.shard_map maps this axis alone, and XLA still shards
             each replica over the other axes. None: jax.vmap maps the workers, on one
@@ -55,11 +55,12 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         A Strategy of stacked arrays. Its init copies the params that it keeps, with
         their sharding. Call init on arrays, outside jax.jit; params and state may then
         both be donated. Its center is one plain model; if only some workers take part
-        in a round, ask for it at the end of a round. Each worker keeps its own buffers.
+        in a round, ask for the center at the round's end. Each worker keeps its own
+        buffers.
 
     Raises:
         ValueError: the argument is not a Strategy or has several axes; the arrays hold
-            another number of workers than the mesh; sync is called without reduce
+            a different number of workers from the mesh; sync is called without reduce
             although the strategy changes gradients; or a strategy `sees_loss` and the
             replica holds no losses, (workers,).
 

@@ -150,9 +150,10 @@ class Strategy(NamedTuple):
     `step` counts local steps from 0 and is the same on all workers. Gradients, replicas
     and state keep their structure, shapes and dtypes.
 
-    The fields from `acts` on are declarations: they tell what the functions do, which
-    cannot be seen without running them. All are optional, and combinators pass them on.
-    `reduce=MeanOfGrads(…)` and `center=MeanCenter(…)` declare a function to be a mean.
+    The fields from `acts` on are declarations: they state what the functions do,
+    because this cannot be seen without running them. All are optional, and combinators
+    pass them on. `reduce=MeanOfGrads(…)` and `center=MeanCenter(…)` declare a function
+    to be a mean.
 
     Attributes:
         init: params -> state; default: an empty state.
@@ -164,18 +165,18 @@ class Strategy(NamedTuple):
             mean of the replicas.
         acts: step -> whether sync may do anything at this step, a scalar boolean
             computed by jax operations from the step alone; None: it may act at every
-            step. At any other step sync must return exactly its inputs, and send
+            step. At any other step, sync must return exactly its inputs, and send
             nothing.
         sees_loss: whether the strategy reads `replica.loss`.
         axis: the mapped axis or axes over which the workers lie, for the combinators
             around the strategy; None: the axis of a MeanCenter, else WORKERS.
         late: local steps until a message is used; 0: the workers wait for it.
-        unit_steps: whether entries move by about the learning rate, whatever the
-            gradient, as with Adam.
+        unit_steps: whether a step moves entries by about the learning rate, whatever
+            the gradient, as with Adam.
         own_momentum: whether the strategy's own momentum replaces that of the inner
             optimizer.
-        learning_rate: the inner optimizer's learning rate as the strategy was told it,
-            a number or a schedule of local steps; None: it was not told.
+        learning_rate: the inner optimizer's learning rate as given to the strategy, a
+            number or a schedule of local steps; None: none was given.
         own_steps: whether a sync replaces params by sums of the strategy's own steps,
             so that only plain SGD at `learning_rate` may be inside.
 
@@ -183,8 +184,8 @@ class Strategy(NamedTuple):
     and declare its steps. Replace both fields together: `_replace(sync=…, acts=…)`.
     With the declaration, `at_syncs` and `delayed` know the steps of the syncs, and the
     engine may run several local steps of one worker before those of the next. The
-    fields from `late` on change no step: they help to choose learning rates, to model
-    the time on a network, and to refuse inner optimizers that do not fit.
+    fields from `late` on do not change any step: they help to choose learning rates, to
+    model the time on a network, and to refuse inner optimizers that do not fit.
 
     Example:
         >>> import jax.numpy as jnp

@@ -57,10 +57,10 @@ def async_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, m and D, shaped like params, at least
-        float32, identical on all workers; each worker's own y, params and opt_state. At
-        an arrival all workers gather all updates, in place of the server. The center is
-        x. Buffers stay local.
+        A Strategy. State: x, m and D, shaped like params, at least float32, identical
+        on all workers; each worker's own y, params and opt_state. At an arrival, all
+        workers gather all updates, in place of the server. The center is x. Buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range.

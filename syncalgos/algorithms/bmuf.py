@@ -50,8 +50,9 @@ def bmuf(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center ζ / (1 - μ) times as far as plain averaging. With
-    nesterov a block's update is measured from the look-ahead point; if measured from w,
-    the recursion diverges for μ ≥ 1/2. Published code differs: see docs/algorithms.md.
+    nesterov, a block's update is measured from the look-ahead point; if measured from
+    w, the recursion diverges for μ ≥ 1/2. Published code differs: see
+    docs/algorithms.md.
 
     Example:
         >>> import jax.numpy as jnp

@@ -49,11 +49,12 @@ def choco_sgd(
         the mean of the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter out of range, or a graph of another number of workers.
+        ValueError: a parameter out of range, or a graph for a different number of
+            workers.
 
     Replicas do not agree. Mixing keeps their mean, whatever the compression loses. With
-    γ above 4 × density they may drift apart permanently. x̂ starts at the params, which
-    are identical on all workers; in the paper it starts at 0.
+    γ above 4 × density, replicas may drift apart permanently. x̂ starts at the params,
+    which are identical on all workers; in the paper it starts at 0.
 
     Example:
         >>> import numpy as np

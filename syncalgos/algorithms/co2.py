@@ -30,11 +30,11 @@ def co2(
     penalty: bool = True,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """CO2: outer momentum on the mean displacement of the round before.
+    """CO2: outer momentum on the pseudo-gradient of the round before.
 
     After every `period` local steps, for workers' params θ that started from x, G the
-    mean displacement that was sent a round ago, and s the last step of x; G, s and m
-    are 0 at first, and Λ is 1 where G is 0:
+    pseudo-gradient that was sent a round ago, and s the last step of x; G, s and m are
+    0 at first, and Λ is 1 where G is 0:
 
         Λ ← 1 + ‖s‖ / ‖G‖;   m ← β m + G / Λ;   s ← α clip(m);   x, θ ← x - s
         G ← mean(x - θ), of the old x, used a round later
@@ -59,7 +59,7 @@ def co2(
 
     When the first round ends, nothing has arrived: the workers restart from x. A steady
     drift moves the center α / ((1 - β) Λ) times as far as plain averaging, once Λ has
-    settled: 0.62 times as far with the defaults. With β = 0.5 small models oscillate.
+    settled: 0.62 times as far with the defaults. With β = 0.5, small models oscillate.
 
     Example:
         >>> import jax.numpy as jnp

@@ -47,12 +47,12 @@ def d2(
         the replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph for another number of
+        ValueError: a parameter outside its range, or a graph for a different number of
             workers.
 
-    Replicas do not agree. With plain SGD inside and without noise they converge to the
-    minimum of the mean loss, unlike `gossip`. All workers must start from the same
-    params.
+    Replicas do not agree. With plain SGD as the inner optimizer and without noise, they
+    converge to the minimum of the mean loss, unlike `gossip`. All workers must start
+    from the same params.
 
     Example:
         >>> import numpy as np

@@ -39,7 +39,7 @@ def decoupled_diloco(
     """Decoupled DiLoCo: workers never wait; a syncer waits for a quorum of them.
 
     Fragment p of P is due after (p + 1) H / P local steps of the fastest worker, and
-    every H from then on. Each worker answers as it ends a local step, then or next, and
+    every H from then on. Each worker answers at the end of its current local step, and
     continues. Once K have answered, the syncer waits `grace` steps for others, but no
     longer than until all have, or until the fragment is due again. Then it merges the
     present params θ of the workers that have answered:
@@ -62,7 +62,7 @@ def decoupled_diloco(
         quorum: K, answers the syncer waits for, at least 1; with fewer workers, all.
         grace: steps of the fastest worker to wait for more answers, at least 0.
         radial: whether each leaf of g has the mean norm and the mean direction; in the
-            paper embeddings have not.
+            paper, those of embeddings do not.
         slowest: speed of the last worker, above 0 and at most 1; the first has speed 1,
             and speeds fall evenly in between.
         optimizer: the inner optimizer; if given, its state does not change while its

@@ -50,7 +50,7 @@ def demo(
         ValueError: a parameter outside its range.
 
     A leaf is a matrix (all axes but the last, the last). m takes the place of the inner
-    optimizer's momentum. With `sign` the learning rate must be that of a sign method,
+    optimizer's momentum. With `sign`, the learning rate must be that of a sign method,
     about a hundred times smaller than SGD's.
 
     Example:

@@ -16,7 +16,7 @@ def diloco(
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
-    """DiLoCo: outer SGD with Nesterov momentum on the mean displacement.
+    """DiLoCo: outer SGD with Nesterov momentum on the pseudo-gradient.
 
     After every `period` local steps, for workers' params θ that began at the anchor,
     and m, 0 at first:
@@ -42,8 +42,8 @@ def diloco(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center η / (1 - μ) times as far as plain averaging: 7 times
-    with the defaults. The paper's inner optimizer is AdamW. For another outer optimizer
-    use `every(outer_step(optimizer), period)`.
+    with the defaults. The paper's inner optimizer is AdamW. For another outer
+    optimizer, use `every(outer_step(optimizer), period)`.
 
     Example:
         >>> import jax.numpy as jnp

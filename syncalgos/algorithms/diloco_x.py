@@ -54,9 +54,9 @@ def diloco_x(
 
     When the first round ends, nothing has arrived: the workers restart from the anchor.
     A steady drift moves the center η / (1 - μ) times as far as plain averaging. With
-    DiLoCo's η and μ the delay makes small models oscillate. The factors are float32 and
-    the rank is fixed; the paper rounds factors to 4 bits, and adapts rank and period to
-    the gradients.
+    DiLoCo's η and μ, the delay makes small models oscillate. The factors are float32
+    and the rank is fixed; the paper rounds factors to 4 bits, and adapts rank and
+    period to the gradients.
 
     Example:
         >>> import jax.numpy as jnp

@@ -45,7 +45,7 @@ def distributed_lion(
 
     The inner optimizer is plain SGD, with Lion's weight decay. Entries move by at most
     the learning rate, whatever the gradient: use Lion's learning rate, about a hundred
-    times smaller than SGD's. In the published code the sign of 0 is -, which moves
+    times smaller than SGD's. In the published code, the sign of 0 is -, which moves
     entries without a gradient by the learning rate at every step.
 
     Example:

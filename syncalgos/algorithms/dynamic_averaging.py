@@ -43,7 +43,7 @@ def dynamic_averaging(
     Raises:
         ValueError: a parameter outside its range.
 
-    After each vote the replicas' mean squared distance to their mean is at most Δ. The
+    After each vote, the replicas' mean squared distance to their mean is at most Δ. The
     right Δ grows with the size of the model and the square of the learning rate.
 
     Example:

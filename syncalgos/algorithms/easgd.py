@@ -42,7 +42,7 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
         ValueError: a parameter outside its range.
 
     Replicas do not agree: they explore around c. Gradient and spring act at the same
-    old θ; an exchange after the local step has another fixed point. A steady drift
+    old θ; an exchange after the local step has a different fixed point. A steady drift
     moves the center N / (N + 1) times as far as plain averaging.
 
     Example:

@@ -68,7 +68,7 @@ def edit(
 
     A leaf that is unusual on all workers returns to the anchor, and its m stays. NaN
     and infinity are always unusual. Other norms enter mean and variance, as in the
-    authors' code: norms that stay large soon become usual. Below the clip a steady
+    authors' code: norms that stay large soon become usual. Below the clip, a steady
     drift moves the center η / (1 - μ) times as far as averaging. The paper begins with
     synchronous steps.
 

@@ -36,7 +36,7 @@ def ef21(
     Raises:
         ValueError: a parameter outside its range.
 
-    Unsent parts are not summed: they appear in the next M - G. In the papers M and G
+    Unsent parts are not summed: they appear in the next M - G. In the papers, M and G
     begin as the gradients of the first params, sent whole. Here they begin as zeros,
     and most entries move only after about 1 / density steps. M takes the place of the
     inner optimizer's momentum, at the learning rate of plain SGD; around Muon this is

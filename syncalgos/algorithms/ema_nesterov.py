@@ -56,7 +56,7 @@ def ema_nesterov(
 
     It is meant for one worker (see `as_optimizer`); several workers take the same steps
     as one. A steady drift goes 1 / (1 - β) times as far as in plain training. With a γ
-    of 0 and a constant rate it is Nesterov's momentum β. The paper sets β to 0 during
+    of 0 and a constant rate, it is Nesterov's momentum β. The paper sets β to 0 during
     warmup and in the last steps; here β is 0 where the schedule is 0.
 
     Example:

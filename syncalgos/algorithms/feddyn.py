@@ -46,7 +46,7 @@ def feddyn(
         ValueError: a parameter outside its range.
 
     A steady drift moves the center 1 / (α · period · lr) times as far as plain
-    averaging: with a small α and few local steps x overshoots. Workers with different
+    averaging: with a small α and few local steps, x overshoots. Workers with different
     data converge to the minimum of their mean loss.
 
     Example:

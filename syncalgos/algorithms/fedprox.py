@@ -43,7 +43,7 @@ def fedprox(
 
     A steady drift moves the center (1 - (1 - μ lr)^H) / (H μ lr) times as far as plain
     averaging in H = `period` steps of SGD. An inner optimizer that normalizes
-    gradients, such as Adam, normalizes the pull too.
+    gradients, such as Adam, also normalizes the pull.
 
     Example:
         >>> import jax.numpy as jnp

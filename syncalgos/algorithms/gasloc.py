@@ -54,11 +54,11 @@ def gasloc(
         mean of θ. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph for another number of
+        ValueError: a parameter outside its range, or a graph for a different number of
             workers.
 
-    Replicas do not agree, except on a complete graph without momentum. On any graph the
-    mean of θ moves like the anchor of `diloco`, except that gradients are taken at
+    Replicas do not agree, except on a complete graph without momentum. On any graph,
+    the mean of θ moves like the anchor of `diloco`, except that gradients are taken at
     other points. A steady drift moves it η / (1 - γ) times as far as plain averaging.
 
     Example:

@@ -44,7 +44,7 @@ def gossip(
         replicas. buffers stay local, and so does opt_state without mix_opt_state.
 
     Raises:
-        ValueError: an unknown graph, or a graph for another number of workers.
+        ValueError: an unknown graph, or a graph for a different number of workers.
 
     Replicas do not agree. Without training, the exponential graph of 2ᵏ workers reaches
     the exact mean in k steps.

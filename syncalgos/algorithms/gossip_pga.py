@@ -37,7 +37,7 @@ def gossip_pga(
     Raises:
         ValueError: a parameter outside its range.
 
-    All graphs mix the params after the step; in `gossip` most graphs mix the params
+    All graphs mix the params after the step; in `gossip`, most graphs mix the params
     from before it. In a ring, a worker and each neighbour have weight 1/3.
 
     Example:

@@ -44,8 +44,8 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
     It is meant for one worker, whose optimizer it smooths (see `as_optimizer`); several
     workers take the same steps as one. At μx = 0 it is plain training. DiLoCo of one
     worker with momentum μ and period H corresponds to μx = μ^(1/H): 0.9967 corresponds
-    to μ = 0.9 and H = 32. In the paper weight decay shrinks z; here the inner optimizer
-    applies it to y.
+    to μ = 0.9 and H = 32. In the paper, weight decay shrinks z; here the inner
+    optimizer applies it to y.
 
     Example:
         >>> import jax.numpy as jnp

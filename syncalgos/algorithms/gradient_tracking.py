@@ -45,11 +45,11 @@ def gradient_tracking(
         stay local.
 
     Raises:
-        ValueError: an unknown graph, or a graph for another number of workers.
+        ValueError: an unknown graph, or a graph for a different number of workers.
 
-    Replicas do not agree. With plain SGD inside and without noise they converge to the
-    minimum of the mean loss, unlike `gossip`. A worker's gradient that is not finite
-    counts as 0 for the others.
+    Replicas do not agree. With plain SGD as the inner optimizer and without noise, they
+    converge to the minimum of the mean loss, unlike `gossip`. A worker's gradient that
+    is not finite counts as 0 for the others.
 
     Example:
         >>> import numpy as np

@@ -94,17 +94,17 @@ def halos(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: x, each region's z and s, all m and D, at least
-        float32, identical on all workers; each worker's own y, params and opt_state. At
-        an arrival all workers gather all updates, in place of the servers. The center
-        is x. Buffers stay local.
+        A Strategy. State: x, each region's z and s, all m and D, at least float32,
+        identical on all workers; each worker's own y, params and opt_state. At an
+        arrival, all workers gather all updates, in place of the servers. The center is
+        x. Buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.
 
     It runs on the clock of `async_diloco`, and drops updates that are not finite. A
     steady drift moves the center mean(speed) η η' / ((1 - β) (1 - β')) times as far as
-    plain averaging: 0.875 times with the defaults. In the authors' simulator a worker
+    plain averaging: 0.875 times with the defaults. In the authors' simulator, a worker
     starts before the exchange has come back.
 
     Example:

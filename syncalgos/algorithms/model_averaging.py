@@ -23,7 +23,8 @@ def model_averaging(period: int = 16, *, axis: Axis = WORKERS) -> Strategy:
     Raises:
         ValueError: a period that is not a whole number of at least 1.
 
-    With a period of 1 and SGD inside this is synchronous SGD, with momentum too.
+    With a period of 1 and SGD as the inner optimizer, with or without momentum, this is
+    synchronous SGD.
 
     Example:
         >>> import jax.numpy as jnp

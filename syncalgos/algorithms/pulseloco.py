@@ -63,12 +63,12 @@ def pulseloco(
     Raises:
         ValueError: a parameter outside its range.
 
-    A steady drift moves the center η / (1 - μ) times as far as plain averaging.
-    The paper sends all entries that change, however many these are, and has no TopK.
-    Here messages have a fixed length: entries beyond it wait in e, and if fewer change,
+    A steady drift moves the center η / (1 - μ) times as far as plain averaging. The
+    paper sends all entries that change, however many these are, and has no TopK. Here
+    messages have a fixed length: entries beyond it wait in e, and if fewer change,
     zeros are sent. An entry changes once it has moved by about 1/256 of itself. Few do
     if moves are small, as with Adam at a learning rate of 1e-6 in the paper; at usual
-    rates nearly all do.
+    rates, nearly all do.
 
     Example:
         >>> import numpy as np

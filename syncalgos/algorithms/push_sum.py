@@ -55,11 +55,11 @@ def push_sum(
         local.
 
     Raises:
-        ValueError: a parameter outside its range, or a graph for another number of
+        ValueError: a parameter outside its range, or a graph for a different number of
             workers.
 
-    Replicas do not agree. Without failures all w stay 1, which is `gossip`. With them
-    plain gossip would drift: its matrix would no longer keep the mean.
+    Replicas do not agree. Without failures, all w stay 1, which is `gossip`. With
+    failures, plain gossip would drift: its matrix would no longer keep the mean.
 
     Example:
         >>> import numpy as np

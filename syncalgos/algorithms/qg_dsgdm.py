@@ -53,11 +53,12 @@ def qg_dsgdm(
         replicas. opt_state and buffers stay local.
 
     Raises:
-        ValueError: a parameter out of range, or a graph of another number of workers.
+        ValueError: a parameter out of range, or a graph for a different number of
+            workers.
 
     Replicas do not agree. m holds the moves of neighbours too: a worker whose data
-    differ strays less. The inner optimizer is SGD without momentum. At η = 0 m stays. A
-    steady drift goes 1 / (1 - β) times as far as plain averaging takes it.
+    differ strays less. The inner optimizer is SGD without momentum. At η = 0, m stays.
+    A steady drift goes 1 / (1 - β) times as far as plain averaging takes it.
 
     Example:
         >>> import numpy as np

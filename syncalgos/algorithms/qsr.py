@@ -20,8 +20,8 @@ def qsr(
 ) -> Strategy:
     """Local SGD by the quadratic synchronization rule: longer rounds at a lower rate.
 
-    A round from local step s, at learning rate η(s), before its first peak that of the
-    peak, takes H local steps and ends with an average of the workers' params θ:
+    A round from local step s, at learning rate η(s) (before the first peak, the rate of
+    the peak), takes H local steps and ends with an average of the workers' params θ:
 
         H = max(H₀, ⌊(α / η(s))²⌋);   after H steps: θ ← mean(θ)
 
@@ -40,8 +40,8 @@ def qsr(
     Raises:
         ValueError: a parameter outside its range.
 
-    With the low rates of a warmup, the first round would last too long: hence the peak
-    rate until there, as in the paper.
+    With the low rates of a warmup, the first round would last too long. Until the peak,
+    its rate is therefore used, as in the paper.
 
     Example:
         >>> import numpy as np

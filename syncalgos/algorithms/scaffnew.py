@@ -50,9 +50,10 @@ def scaffnew(
     Raises:
         ValueError: a parameter outside its range.
 
-    With plain SGD inside, as in the paper, workers with different data converge to the
-    minimum of their mean loss, for half of what `scaffold` sends. Momentum in the inner
-    optimizer makes a step longer than γ times a gradient, and training may diverge.
+    With plain SGD as the inner optimizer, as in the paper, workers with different data
+    converge to the minimum of their mean loss, for half of what `scaffold` sends.
+    Momentum in the inner optimizer makes a step longer than γ times a gradient, and
+    training may diverge.
 
     Example:
         >>> import numpy as np

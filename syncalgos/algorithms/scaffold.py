@@ -46,10 +46,10 @@ def scaffold(
     Raises:
         ValueError: a parameter outside its range.
 
-    With plain SGD inside, as in the paper, (x - θ) / K η is the mean gradient of the
-    round, and workers with different data converge to the minimum of their mean loss,
-    unlike with model averaging. Momentum in the inner optimizer makes it larger than a
-    gradient, and training may diverge.
+    With plain SGD as the inner optimizer, as in the paper, (x - θ) / K η is the mean
+    gradient of the round, and workers with different data converge to the minimum of
+    their mean loss, unlike with model averaging. Momentum in the inner optimizer makes
+    this term larger than a gradient, and training may diverge.
 
     Example:
         >>> import numpy as np

@@ -34,7 +34,7 @@ def sign_sgd(
     Raises:
         ValueError: a seed or layers outside their range.
 
-    With `majority` every entry moves by the learning rate at every step, whatever the
+    With `majority`, every entry moves by the learning rate at every step, whatever the
     gradient: the rate must be about a hundred times smaller than SGD's. Use `masked` to
     exclude leaves without a gradient. The residual is that of g; in the papers it is
     that of η g (see `topk_sgd`).

@@ -29,9 +29,9 @@ def signum(
         ValueError: a parameter outside its range.
 
     This is `distributed_lion` with β₁ = β₂. `sign_sgd(majority=True)` with momentum in
-    the inner optimizer is another algorithm: momentum of votes. Every entry moves by
-    the learning rate at every step: this rate must be about a hundred times smaller
-    than SGD's. The inner optimizer is SGD without momentum. In the published code the
+    the inner optimizer is a different algorithm: momentum of votes. Every entry moves
+    by the learning rate at every step: this rate must be about a hundred times smaller
+    than SGD's. The inner optimizer is SGD without momentum. In the published code, the
     sign of 0, and that of a tie, is +.
 
     Example:

@@ -58,7 +58,7 @@ def streaming_diloco(
 
     Returns:
         A Strategy. State: the anchor and m, and with a delay the model on its way. In
-        `period` steps params are sent once, a fragment at a time. The center is the
+        `period` steps, params are sent once, a fragment at a time. The center is the
         anchor. opt_state and buffers stay local.
 
     Raises:

@@ -46,7 +46,7 @@ def zero_one_adam(
 
     Before local step `variance_steps`, a round is one step, and v is refreshed κ times
     at every step, then κ times at every second step, κ at every fourth, and so on.
-    Later a round is `period` steps, and v stays.
+    Later, a round is `period` steps, and v stays.
 
     Args:
         variance_steps: the first local step with v frozen and rounds, at least 1.

@@ -54,11 +54,11 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
 
     Raises:
         ValueError: an unknown name, weights whose columns do not add up to 1, or a
-            graph for another number of workers.
+            graph for a different number of workers.
 
-    In the long run each mixing multiplies the workers' distance from their mean by
-    1 - gap. With a gap of 1 all workers get the exact mean; with a gap of 0 some never
-    hear from others.
+    In the long run, each mixing multiplies the workers' distance from their mean by
+    1 - gap. With a gap of 1, all workers get the exact mean; with a gap of 0, some
+    never hear from others.
 
     Example:
         >>> from syncalgos import graph

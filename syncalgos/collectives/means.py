@@ -25,7 +25,7 @@ SUMMED = 2**18
 
 
 def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Returns the mean over the workers of every leaf, by one all-reduce per leaf.
+    """Returns the mean over the workers of every leaf, with one all-reduce per leaf.
 
     Args:
         tree: arrays. Leaves that are not floats, such as counts and random keys, have

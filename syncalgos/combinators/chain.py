@@ -19,7 +19,7 @@ def chain(*strategies: Strategy) -> Strategy:
         A Strategy. State: the tuple of the members' states. Its center is that of the
         last member that defines its own, else the mean of the replicas; with `masked`
         members this holds leaf by leaf. It acts at each step at which a member acts. A
-        declaration that any member makes holds for the chain, too; its `late` is the
+        declaration that any member makes also holds for the chain; its `late` is the
         members' smallest.
 
     Raises:

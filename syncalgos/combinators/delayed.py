@@ -61,9 +61,9 @@ def delayed(
         add:     θ ← θ + (1 - α) · (arrived - θₜ)
 
     Replacing discards a share 1 - α of the local steps since t. Adding keeps them, as
-    methods that overlap a whole round do. For a strategy that reduces gradients, step
-    t + delay uses the gradients reduced at t; before the first arrival they are zero. A
-    delay of 0 returns the strategy itself, apart from the mixing by α.
+    methods that overlap a whole round do. For a strategy that reduces gradients, those
+    reduced at step t are used at t + delay; before the first arrival, gradients are
+    zero. A delay of 0 returns the strategy itself, apart from the mixing by α.
 
     Args:
         strategy: the strategy to delay. In a `chain`, each member is delayed on its
@@ -83,9 +83,9 @@ def delayed(
     Raises:
         ValueError: the strategy is not a Strategy, is `decided`, or must act at every
             step, like `async_diloco`; or a parameter is outside its range. When the
-            state is made: results would arrive after the next was sent.
+            state is made: results would arrive after the next were sent.
 
-    The delay simulates the numbers of an overlap; collectives do not really run during
+    The delay simulates the results of an overlap; collectives do not really run during
     computation. A result that takes longer than a round is not yet part of the next one
     sent, which then corrects the same difference again. With m results on the way,
     averaged replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one

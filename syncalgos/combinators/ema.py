@@ -52,9 +52,9 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     Raises:
         ValueError: the argument is not a Strategy, or the decay is outside its range.
 
-    The decay counts local steps, also inside `every`, so one decay covers as many steps
-    for every algorithm and period. The strategy's own center is not used. If params
-    drift steadily, c is d / (1 - d) steps behind.
+    The decay counts local steps, also inside `every`, so one decay covers the same
+    number of steps for every algorithm and period. The strategy's own center is not
+    used. If params drift steadily, c lags d / (1 - d) steps behind.
 
     Example:
         >>> import jax.numpy as jnp

@@ -22,7 +22,7 @@ NONE = -2.0
 
 
 class Figures(NamedTuple):
-    """The moves of the workers in a round; each an array (parts,).
+    """The moves of the workers in a round; each field is an array (parts,).
 
     The first part is the whole model. The others are its leaves, in the order of
     `jax.tree.leaves`, or the layers of those that are layered: see `parts_of`.
@@ -90,11 +90,11 @@ def measured(
     ends: Steps | None = None,
     only: Steps | None = None,
 ) -> Strategy:
-    """Measures the workers' moves at each sync; it trains what the strategy trains.
+    """Measures the workers' moves at each sync, and trains as the strategy does.
 
-    In `DataParallel`, the figures of a round stand in `metrics["measured"]`, in the row
-    of the step that ends it, and other rows are 0. In `stacked` and in a loop of one's
-    own, the state's `figures` are those of the last round, the same for all workers.
+    In `DataParallel`, the figures of a round are in `metrics["measured"]`, in the row
+    of the step that ends it, and other rows are 0. In `stacked` and in your own loop,
+    the state's `figures` are those of the last round, the same for all workers.
 
     Args:
         strategy: the strategy.
@@ -107,8 +107,8 @@ def measured(
     Returns:
         A Strategy. State: the strategy's, a copy of the params, and the figures (a
         `MeasuredState`). Measuring sends params four times in a round, and once more by
-        leaf, which `communication` counts. Last bits of params may differ, where XLA
-        fuses a step differently because of it.
+        leaf, which `communication` counts. The last bits of params may differ where
+        measuring makes XLA fuse a step differently.
 
     Raises:
         ValueError: the argument is not a Strategy, or `layered` does not fit.

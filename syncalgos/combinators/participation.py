@@ -85,7 +85,7 @@ def participating(
 
     Let w be a worker's weight at a sync, N the number of workers, c the common model,
     and s and θ the worker's params at the start and the end of its round. In place of
-    θ each worker then contributes
+    θ, each worker then contributes
 
         c + N w / Σw · (θ - s)
 
@@ -96,7 +96,7 @@ def participating(
     center that is the mean of replicas and, in `DataParallel`, the center's buffers and
     the metrics.
 
-    What a worker contributes keeps its dtype: in float16 it overflows beyond 65,504.
+    What a worker contributes keeps its dtype: in float16, it overflows beyond 65,504.
 
     Args:
         strategy: a strategy that combines replicas or gradients by a mean. In a
@@ -118,7 +118,7 @@ def participating(
             already; or the schedule is not a function. When the state is made: a bad
             weight in the first 1,024 local steps. When it is traced: a strategy of this
             library that does not combine by a mean, such as votes, medians and gossip,
-            or that sends its own momentum. Your own strategy declares this by
+            or that sends its own momentum. Your own strategy declares this with
             `syncalgos.collectives.no_mean`.
 
     Example:
@@ -368,11 +368,11 @@ class PacedState(NamedTuple):
 
 @factory
 def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
-    """Simulates slower workers, which make fewer local steps in a round.
+    """Simulates slower workers, which take fewer local steps in a round.
 
-    A worker that has made its steps keeps its params until the next sync. Its optimizer
-    state and buffers keep changing; add `reset` or `average("buffers")` if that
-    matters. A worker with 0 steps is left out of the engine's means of buffers and
+    A worker that has taken its steps keeps its params until the next sync. Its
+    optimizer state and buffers keep changing; add `reset` or `average("buffers")` if
+    that matters. A worker with 0 steps is left out of the engine's means of buffers and
     metrics, but at a sync its model counts like any other.
 
     Args:

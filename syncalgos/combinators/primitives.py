@@ -98,8 +98,8 @@ def average(
         last place. `outer_step(optax.sgd(1.0))` keeps them in float32.
 
     Raises:
-        ValueError: the field is unknown, or a reducer with state is given for another
-            field than params.
+        ValueError: the field is unknown, or a reducer with state is given for a field
+            other than params.
 
     Example:
         >>> import numpy as np
@@ -137,8 +137,8 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
         optimizer: the same inner optimizer as in the training loop. The reset keeps
             hyperparameters of `optax.inject_hyperparams`, the counts of schedules,
             gradients that `optax.MultiSteps` and `apply_every` have accumulated, random
-            keys, and all that optimizers that find their own learning rate (prodigy,
-            dadapt_adamw, dog, momo, …) have measured since the start.
+            keys, and everything that optimizers with a self-tuned learning rate
+            (prodigy, dadapt_adamw, dog, momo, …) have measured since the start.
 
     Returns:
         A Strategy without state, which sends nothing.
@@ -177,7 +177,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     Args:
         strategy: any strategy that syncs. Its syncs are the steps at which it acts:
             `Strategy.acts`, declared by `every`, `when`, `after`, … or by hand. With a
-            delay they are the steps at which results arrive.
+            delay, they are the steps at which results arrive.
         extra: the strategy to apply at the syncs, such as `reset(optimizer)`,
             `average("opt_state")` or `average("buffers")`.
 

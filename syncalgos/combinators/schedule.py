@@ -41,7 +41,7 @@ AT_EACH_STEP = introspection.Delayed, introspection.Clocked
 
 @factory
 def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
-    """Applies a strategy only at steps where `active(step)`; else nothing is sent.
+    """Applies a strategy only at steps where `active(step)` is true.
 
     Args:
         strategy: the strategy to apply. `delayed`, `paced` and `ema` keep working at
@@ -50,7 +50,7 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
     Returns:
         A Strategy. State: the strategy's. It acts at steps where `active` is true and
-        the strategy acts.
+        the strategy acts; other steps send nothing.
 
     Raises:
         ValueError: an argument has the wrong type, or the strategy must act at every
@@ -266,8 +266,8 @@ def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
 def until(strategy: Strategy, steps: int) -> Strategy:
     """Applies a strategy at steps 0 … `steps` - 1.
 
-    A strategy may have its own center. Its state is then `init` of the current params
-    once the phase is over, as in `after` before it begins, so that the center does not
+    If the strategy has its own center, its state is `init` of the current params once
+    the phase is over, as it is in `after` before the start, so that the center does not
     become stale while other strategies train. If replicas differ, so do the workers'
     centers; `DataParallel` averages them. Gradients that `delayed` has under way at the
     end are dropped.
@@ -281,7 +281,7 @@ def until(strategy: Strategy, steps: int) -> Strategy:
 
     Raises:
         ValueError: the argument is not a Strategy, steps is not a whole number of at
-            least 0, or `delayed` params would arrive after them.
+            least 0, or `delayed` params would arrive after these steps.
 
     Example:
         >>> import numpy as np
@@ -306,10 +306,10 @@ def after(strategy: Strategy, steps: int) -> Strategy:
     """Applies a strategy at steps `steps`, `steps` + 1, …, with new anchors.
 
     At the first of them, `init` makes a new state from the current params. If the
-    strategy has its own center, its state also follows the params before, so that the
-    center is the current model. The replicas should agree at the start, as they do
-    right after a sync; otherwise each worker's anchor starts from its own replica. Put
-    `every` inside: `after(every(…, period), steps)`.
+    strategy has its own center, its state also follows the params before that step, so
+    that the center is the current model. The replicas should agree at the start, as
+    they do right after a sync; otherwise each worker's anchor starts from its own
+    replica. Put `every` inside: `after(every(…, period), steps)`.
 
     Args:
         strategy: the strategy to apply.
@@ -403,24 +403,24 @@ def _check_arrived(strategy: Strategy, end: int) -> None:
 
 @factory
 def at_end(strategy: Strategy, steps: int) -> Strategy:
-    """Adds a sync after the last local step of a training.
+    """Adds a sync after the last local step of a run.
 
-    A training of 240 local steps with a period of 64 has its last sync after step 192,
-    so the center lacks 48 steps. With `at_end`, the strategy also syncs after step 240,
-    in the middle of a round. This sync sends as much as any other, and is counted.
+    A run of 240 local steps with a period of 64 has its last sync after step 192, so
+    the center lacks 48 steps. With `at_end`, the strategy also syncs after step 240, in
+    the middle of a round. This sync sends as much as any other, and is counted.
 
     Args:
         strategy: a strategy that syncs by `every`, which may be inside other
             combinators.
-        steps: the number of local steps of the training, at least 1.
+        steps: the number of local steps of the run, at least 1.
 
     Returns:
         A Strategy. State: the strategy's. A strategy that never syncs, or syncs at that
         step anyway, does not change.
 
     Raises:
-        ValueError: the number of steps is below 1, or the strategy cannot sync at other
-            steps than its own: it is delayed, its workers do not wait for each other,
+        ValueError: the number of steps is below 1, or the strategy cannot sync at steps
+            other than its own: it is delayed, its workers do not wait for each other,
             the data decide, or its rounds have a fixed length, as in scaffold.
 
     Example:

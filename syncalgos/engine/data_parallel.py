@@ -57,8 +57,8 @@ class DataParallel:
         backend: pmap, shard_map, vmap (one device), or auto. Auto takes pmap in one
             process if this jax has it, and shard_map otherwise. All give the same
             numbers.
-        eval_loss: the loss for `evaluate` if it differs, for example without dropout or
-            with running batch statistics; None means `loss`.
+        eval_loss: the loss for `evaluate` if it differs from `loss`, for example
+            without dropout or with running batch statistics; None means `loss`.
         accumulate: the number of microbatches into which each worker's part of a
             training batch is cut. They are computed one after the other to save memory.
             Gradients and metrics are means over them, weighted by the metric
@@ -67,14 +67,15 @@ class DataParallel:
         tables: which leaves of params are tables sharded by rows over the workers (see
             `lookup`): a tree of booleans, or a function of params that returns one. The
             strategy does not see tables or their rows in opt_state. The inner optimizer
-            sees only a worker's own rows, so one that derives the steps of other leaves
-            from them, as by a global norm, is refused.
+            sees only a worker's own rows, so an optimizer that derives the steps of
+            other leaves from them, as by a global norm, is refused.
         each_worker: whether the metrics of `run` also hold "worker_loss", of shape
             (steps, workers). With lane_form="merged" and a scalar loss, each lane gets
             the mean over the lanes of its device.
         hyperparams: a pytree of numbers, from which the optimizer and the strategy are
-            made. Compiled programs take them as data, so other numbers given to `init`
-            need no new compilation. Everything else, such as a period, is compiled in.
+            made. Compiled programs take them as data, so different numbers given to
+            `init` need no new compilation. Everything else, such as a period, is
+            compiled in.
         placement: devices, lanes and meshes to use instead of the defaults.
 
     Attributes:
@@ -188,7 +189,7 @@ class DataParallel:
 
     @property
     def lane_form(self) -> str | None:
-        """The form of the lanes in the last compiled `run`; None before it."""
+        """The form of the lanes in the last compiled `run`; None before the first."""
         return self._compiled.form
 
     @property
@@ -215,10 +216,11 @@ class DataParallel:
             hyperparams: numbers that replace the trainer's, with the same structure.
 
         Raises:
-            ValueError: a leaf of params is no float array or is not trained, the rows
-                of a table do not divide over the workers, buffers hold an untyped key,
-                the strategy changes shapes or dtypes, or the optimizer derives steps
-                that are equal on all workers from others. The message names the leaf.
+            ValueError: a leaf of params is not a float array or is not trained, the
+                rows of a table do not divide over the workers, buffers hold an untyped
+                key, the strategy changes shapes or dtypes, or the optimizer makes the
+                steps of leaves that are the same on all workers depend on leaves that
+                are not. The message names the leaf.
         """
         check_params(params)
         params = taken("params", params)
@@ -368,9 +370,9 @@ class DataParallel:
     def center(self, state: TrainState) -> Replica:
         """The model to evaluate and ship: one plain replica without worker axes.
 
-        A strategy with its own center, such as bmuf or diloco, sets it at each sync.
-        It does not include later local steps. Before the first sync it is the model
-        given to `init`, and a warning says so once.
+        A strategy with its own center, such as bmuf or diloco, sets it at each sync. It
+        does not include later local steps. Before the first sync, it is the model given
+        to `init`, and a warning says so once.
 
         Returns:
             Replica(params, (), buffers) on the first worker's device or devices: the
@@ -475,7 +477,7 @@ class DataParallel:
             held: the state of the workers in `layout.own_workers`.
 
         Raises:
-            ValueError: a leaf has another number of workers, or the step is out of
+            ValueError: a leaf has a different number of workers, or the step is out of
                 range.
         """
         arguments.check_kind("held", held, TrainState)

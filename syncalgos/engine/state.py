@@ -1,4 +1,4 @@
-"""The state of a training, on devices or on the host."""
+"""The state of a training run, on devices or on the host."""
 
 import weakref
 from collections.abc import Callable
@@ -18,11 +18,12 @@ from syncalgos.strategy import PyTree, Replica, Strategy
 
 
 class TrainState(NamedTuple):
-    """Everything needed to continue a training after a dispatch.
+    """Everything needed to continue training after a call of `run`.
 
     Attributes:
-        replica: the replicas of all workers; leaves lead with (devices, lanes).
-        sync: the strategy's state of all workers; leaves lead with (devices, lanes).
+        replica: the replicas of all workers; leaves begin with the axes (devices,
+            lanes).
+        sync: the strategy's state of all workers; leaves begin with the same axes.
         step: the number of local steps done, an int32 scalar.
         key: the key from which each worker's key of each step is folded.
         hyperparams: the numbers given to `init`; they may be replaced.

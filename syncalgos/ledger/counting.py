@@ -31,7 +31,7 @@ from syncalgos.strategy import (
 
 
 class Communication(NamedTuple):
-    """The traffic of the worker that sends most, without metrics and evaluation.
+    """The traffic of the worker that sends the most, without metrics and evaluation.
 
     On a graph with a hub, such as a star, that is the hub. In other collectives all
     workers send the same amount.
@@ -118,8 +118,9 @@ def communication(
     """Counts exactly the most that any worker sends, from the jaxpr of a step.
 
     The count assumes ring algorithms: an all-reduce sends 2 (N-1)/N times the array, an
-    all-gather (N-1) times the worker's part, and a permutation the array once: on a
-    graph, each worker counts as one with the most peers. A single worker sends nothing.
+    all-gather (N-1) times the worker's part, and a permutation the array once. On a
+    graph, each worker counts as the one with the most peers. A single worker sends
+    nothing.
 
     Args:
         strategy: the strategy to count.
@@ -136,9 +137,9 @@ def communication(
 
     Raises:
         ValueError: the traffic depends on more than the step and the decisions, or
-            decisions are missing or have another shape; or the strategy sends over some
-            of the workers' axes alone, by an unknown primitive, or where no jaxpr shows
-            it (`custom_vmap`, callbacks, kernels).
+            decisions are missing or have the wrong shape; or the strategy sends over
+            only some of the workers' axes, by an unknown primitive, or where no jaxpr
+            shows it (`custom_vmap`, callbacks, kernels).
 
     Example:
         >>> import numpy as np

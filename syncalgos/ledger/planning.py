@@ -27,7 +27,7 @@ class Plan(NamedTuple):
         network: the link between any two of them.
         step_seconds: seconds of computation of one local step.
         steps: the local steps that are planned for.
-        late: local steps that a message may take before anybody waits for it.
+        late: local steps that a message may take before a worker waits for it.
         period: local steps between two syncs; None if they are not regular.
         syncs: the number of these steps at which anything is sent.
         bytes: bytes that a worker sends in a sync, on average.
@@ -35,7 +35,8 @@ class Plan(NamedTuple):
         seconds: seconds of a sync, on average.
         share: the fraction of the time that the workers wait for messages.
         limit: the share that was asked for.
-        enough: the smallest period at which the share is at most that; None if none is.
+        enough: the smallest period at which the share is at most `limit`; None if there
+            is none.
 
     Example:
         >>> import numpy as np
@@ -99,7 +100,7 @@ def plan(
 
     It counts bytes as `communication` does, and models their time by bytes / bandwidth
     plus a latency for each message that has to follow another (`syncalgos.network`).
-    Each call of `DataParallel.step` or `run` averages its metrics, too: not counted.
+    Not counted: each call of `DataParallel.step` or `run` also averages metrics.
 
     Args:
         strategy: the strategy.
@@ -113,14 +114,14 @@ def plan(
         steps: local steps to plan for, such as those of a whole run; by default eight
             periods.
         fused: whether the arrays of a collective are sent as one message, as most
-            backends do with means. Otherwise each array is a message, as `calls` of
-            `communication` counts them: nearer for reduce="int8" on GPUs and TPUs,
-            where no compiler that we tried joins the arrays of an all-to-all.
+            backends do with means. Otherwise, each array is a message, as `calls` of
+            `communication` counts them: closer to the truth for reduce="int8" on GPUs
+            and TPUs, where no compiler that we tried joins the arrays of an all-to-all.
         taken: as for `communication`.
 
     Returns:
-        A Plan. Its smallest period assumes that a sync sends as much at any period, as
-        is so for all algorithms of this library that take a period.
+        A Plan. Its smallest period assumes that a sync sends the same amount at any
+        period, as it does with all algorithms of this library that take a period.
 
     Raises:
         ValueError: an argument outside its range, an unreadable network, nothing is

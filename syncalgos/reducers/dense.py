@@ -112,9 +112,9 @@ def quantized(
     """The mean of values rounded at random to few bits, summed in float32.
 
     For L = 2^(bits-1) - 1 (127, 7, 1) and s the largest magnitude in a block of at most
-    512 entries, an entry x is sent as floor(L x / s + u), u uniform on [0, 1), and read
-    as s / L times that number. This is unbiased. Each worker averages its part of a
-    leaf, and sends the average on, rounded once more.
+    512 entries, an entry x is sent as floor(L x / s + u), with u uniform on [0, 1), and
+    read as s / L times that number. This is unbiased. Each worker averages its part of
+    a leaf, and sends the average on, rounded once more.
 
     Args:
         bits: 8, 4 or 2 bits per entry; several share a byte.

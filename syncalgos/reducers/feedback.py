@@ -23,7 +23,7 @@ class FeedbackState(NamedTuple):
 def error_feedback(
     reducer: AnyReducer, *, decay: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Reducer:
-    """A reducer whose losses are added to its next input.
+    """A reducer whose unsent part is added to its next input.
 
     With e the residual, and `sent` the part of its own input that a worker sent:
 
@@ -208,7 +208,7 @@ def late(
 ) -> Reducer:
     """A reducer whose result arrives one call later; zeros at the first call.
 
-    In `every(outer_step(outer, late()), period)`, outer gradients have a whole round
+    In `every(outer_step(outer, late()), period)`, pseudo-gradients have a whole round
     to arrive, while the workers continue training.
 
     Args:

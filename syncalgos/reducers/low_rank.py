@@ -27,7 +27,7 @@ def power_sgd(
     """The mean of matrices, as its rank-r approximation by one power iteration.
 
     For each leaf of two or more axes, as a matrix M (all axes but the last, the last),
-    with Q from the last step, P̂ the orthonormal columns of P:
+    with Q from the last step, and P̂ the orthonormal columns of P:
 
         P ← mean(M Q);   Q ← mean(Mᵀ P̂);   combined = P̂ Qᵀ
 

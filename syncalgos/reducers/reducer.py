@@ -32,15 +32,15 @@ class Reducer(optax.GradientTransformationExtraArgs):
     Attributes:
         combine: (updates, state, step) -> (combined, sent, state). `combined` is
             identical on all workers; `sent` is this worker's own updates as the others
-            decode them, so that updates - sent is the loss. `combined` is the mean of
-            all `sent`, rounded once more for `cast`, `quantized` and `low_bit`; for
+            decode them, so that updates - sent is what is lost. `combined` is the mean
+            of all `sent`, rounded once more for `cast`, `quantized` and `low_bit`; for
             votes it is the majority, for robust reducers their estimate.
         init: params -> state; default: an empty state.
         mean_over: the axis of a plain mean; None for any other reducer.
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
-        made: the factory's call and its result; None for a reducer by hand.
+        made: the factory's call and its result; None for a reducer made by hand.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]

@@ -72,7 +72,7 @@ def clipped(
 ) -> Reducer:
     """Centered clipping: the mean of the workers' distances from the last result.
 
-    With v the last result, 0 at first, and norms over all leaves, `iterations` times:
+    With v the last result (0 at first) and norms over all leaves, `iterations` times:
 
         v ← v + mean((x - v) min(1, radius / |x - v|))
 
