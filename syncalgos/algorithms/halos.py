@@ -96,7 +96,7 @@ def halos(
     Returns:
         A Strategy. State: x, each region's z and s, all m and D, at least
         float32, identical on all workers; each worker's own y, params and opt_state. At
-        an arrival all workers gather all updates, in place of the servers. The center
+        an arrival, all workers gather all updates, as there are no servers. The center
         is x. Buffers stay local.
 
     Raises:

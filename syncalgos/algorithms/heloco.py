@@ -73,8 +73,8 @@ def heloco(
 
     Returns:
         A Strategy. State: x and m, shaped like params, at least float32, identical on
-        all workers; each worker's own y, params and opt_state. At an arrival all
-        workers gather all updates, in place of the server. The center is x. Buffers
+        all workers; each worker's own y, params and opt_state. At an arrival, all
+        workers gather all updates, as there is no server. The center is x. Buffers
         stay local.
 
     Raises:
