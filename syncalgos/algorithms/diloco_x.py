@@ -45,7 +45,7 @@ def diloco_x(
     Returns:
         A Strategy. State: the anchor, m and G, identical on all workers, and e, each
         worker's own, shaped like params, at least float32; thin factors of each matrix.
-        A sync sends r (rows + columns) numbers of a matrix, and all of other leaves,
+        A sync sends r (rows + columns) numbers of a matrix, and other leaves whole,
         with a whole round to arrive. The center is the anchor. opt_state and buffers
         stay local.
 

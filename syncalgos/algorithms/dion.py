@@ -51,7 +51,7 @@ def dion(
     Returns:
         A Strategy. State: M, each worker's own, m and Q, identical on all, at least
         float32. A step sends P and R of each matrix, r (rows + columns) numbers for r
-        columns, and all of other leaves. Replicas stay identical.
+        columns, and other leaves whole. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -23,7 +23,7 @@ def fedavg(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the model of the last round. A sync sends params once, also
+        A Strategy. State: the model of the last round. A sync sends params once, even
         from workers that are not drawn. The center is the mean over the workers drawn
         for the round. opt_state stays local.
 

@@ -39,8 +39,8 @@ def muloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, identical on all workers, and with decay e,
-        each worker's own, shaped like params, at least float32. A sync sends params
+        A Strategy. State: the anchor and m, identical on all workers, and, with decay,
+        e, each worker's own, shaped like params, at least float32. A sync sends params
         once, or as `reduce` does. The center is the anchor. opt_state and buffers stay
         local.
 

@@ -38,7 +38,7 @@ def powersgd(
     Returns:
         A Strategy. State: e, shaped like params, at least float32, each worker's own,
         and Q, identical on all. A step sends r (rows + columns) numbers of each matrix,
-        and all of other leaves. Replicas stay identical.
+        and other leaves whole. Replicas stay identical.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -60,8 +60,9 @@ def zero_one_adam(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: that of `one_bit_adam`, x, u and s. A sync sends a bit per
-        entry twice, and a scale per leaf part; a refresh sends gradients. Center: x.
+        A Strategy. State: that of `one_bit_adam`, and x, u and s. A sync sends a bit
+        per entry twice, and a scale per leaf part; a refresh sends gradients. The
+        center is x.
 
     Raises:
         ValueError: a parameter outside its range.
