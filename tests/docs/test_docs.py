@@ -186,7 +186,7 @@ def names_in_rows(page):
 
 
 def test_algorithms_whose_replicas_take_the_mean_itself_are_named():
-    keeps_no_copy = r"keep no float32 copy of params:([^.]*)\."
+    keeps_no_copy = r"keep no float32 copy of them:([^.]*)\."
     [named] = re.findall(keeps_no_copy, table.PAGE.read_text())
     made = {name: make(name) for name in syncalgos.ALGORITHMS}
     found = {x for x in made if introspection.ever_syncs(made[x])}
