@@ -78,7 +78,7 @@ def _head(recorded: Recorded, key: str) -> list[str]:
         f'<svg xmlns="http://www.w3.org/2000/svg" id="{key}" role="img" '
         f'viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{key}-title {key}-desc">',
         f'<title id="{key}-title">{recorded.name} on a curved loss</title>',
-        f'<desc id="{key}-desc">{workers} workers, each with data of its own, make '
+        f'<desc id="{key}-desc">{workers} workers, each with its own data, take '
         f"{steps} local steps through a curved valley towards its lowest point, from "
         f"the upper left to the middle right. {_when(recorded)}. A dot is the "
         "center, the model to evaluate.</desc>",
@@ -244,7 +244,7 @@ def _foot(recorded: Recorded, shown: Film) -> list[str]:
         f'<path class="cross" d="{cross(np.array([FIRST + 172, row - 4]), 5)}"/>'
         f'<text x="{FIRST + 183}" y="{row}">lowest mean loss</text>',
         f'<path class="cross w0" d="{cross(np.array([FIRST + 306, row - 4]), 4)}"/>'
-        f'<text x="{FIRST + 316}" y="{row}">that of one worker</text>',
+        f'<text x="{FIRST + 316}" y="{row}">lowest of one worker</text>',
         f'<text x="{LAST}" y="{row}" text-anchor="end">{steps} steps, syncs marked'
         "</text>",
         f'<path d="M{FIRST} 406H{LAST}" style="stroke:var(--edge);stroke-width:2"/>',
