@@ -212,7 +212,8 @@ def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str
         f"# The {len(latex)} algorithms",
         "Each algorithm has a page with its update, its parameters, what it sends, "
         "how it scored in the atlas, and its code. [Which algorithm for "
-        "me?](/choosing.md) helps to choose one. [The table](/algorithms.md) shows all updates side by side.",
+        "me?](/choosing.md) helps to choose one. [The table](/algorithms.md) shows "
+        "all updates side by side.",
         f"The second column is what each of {traffic.WORKERS} workers sends per step, "
         f"on average, for a model of {model} and with the defaults.",
     ]

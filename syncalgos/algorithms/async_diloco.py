@@ -58,9 +58,9 @@ def async_diloco(
 
     Returns:
         A Strategy. State: x, m and D, shaped like params, at least float32, identical
-        on all workers; each worker's own y, params and opt_state. At an arrival, all
-        workers gather all updates, in place of the server. The center is x. Buffers
-        stay local.
+        on all workers; each worker's own y, params and opt_state. At an arrival, each
+        worker gathers all updates and acts as the server would. The center is x.
+        Buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -96,8 +96,8 @@ def halos(
     Returns:
         A Strategy. State: x, each region's z and s, all m and D, at least float32,
         identical on all workers; each worker's own y, params and opt_state. At an
-        arrival, all workers gather all updates, in place of the servers. The center is
-        x. Buffers stay local.
+        arrival, each worker gathers all updates and acts as the servers would. The
+        center is x. Buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

@@ -73,9 +73,9 @@ def heloco(
 
     Returns:
         A Strategy. State: x and m, shaped like params, at least float32, identical on
-        all workers; each worker's own y, params and opt_state. At an arrival, all
-        workers gather all updates, in place of the server. The center is x. Buffers
-        stay local.
+        all workers; each worker's own y, params and opt_state. At an arrival, each
+        worker gathers all updates and acts as the server would. The center is x.
+        Buffers stay local.
 
     Raises:
         ValueError: a parameter outside its range.

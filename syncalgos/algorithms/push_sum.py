@@ -50,9 +50,9 @@ def push_sum(
 
     Returns:
         A Strategy. State: x, shaped like params, at least float32, and w, each worker's
-        own. A step sends x and w to each peer; failures count as sent. The
-        center is the mean of x, which no failure shifts. opt_state and buffers stay
-        local.
+        own. A step sends x and w to each peer; one that fails counts,
+        too. The center is the mean of x, which no failure shifts. opt_state and buffers
+        stay local.
 
     Raises:
         ValueError: a parameter outside its range, or a graph for a different number of

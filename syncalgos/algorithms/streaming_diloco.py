@@ -57,7 +57,7 @@ def streaming_diloco(
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
-        A Strategy. State: the anchor and m, and with a delay the model on its way. In
+        A Strategy. State: the anchor and m and, with a delay, the model in transit. In
         `period` steps, params are sent once, a fragment at a time. The center is the
         anchor. opt_state and buffers stay local.
 

@@ -87,14 +87,14 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
         )
     if introspection.kinds(strategy, *AT_EACH_STEP) or _follows(strategy):
         raise ValueError(
-            "decided: strategy must not act at every step, as delayed, paced, ema and "
+            "decided: strategy must not act at every step, but delayed, paced, ema and "
             "phases of a strategy with its own center do: put decided inside them"
         )
     if introspection.rounds(strategy):
         raise ValueError(
-            "decided: the weights of `participating`, also inside fedavg, belong to "
-            "rounds that the step alone ends: decide without weights, or weigh without "
-            "a decision"
+            "decided: the weights of `participating` (which fedavg uses, too) are for "
+            "rounds whose end depends only on the step: use either weights or a "
+            "decision"
         )
     return _decided(strategy, vote, Strategy())
 

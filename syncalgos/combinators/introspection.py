@@ -291,7 +291,7 @@ def check_undecided(where: str, strategy: Strategy) -> None:
     if kinds(strategy, Decided):
         raise ValueError(
             f"{where}: the steps at which this strategy syncs must be fixed, but here "
-            "the workers' data decide on them (see `decided`)"
+            "they depend on the workers' data (see `decided`)"
         )
 
 

@@ -114,7 +114,7 @@ def participating(
 
     Raises:
         ValueError: the strategy is not a Strategy, both reduces and syncs, is `decided`
-            or must act at every step, like `async_diloco`, or weighs its workers
+            or must act at every step, like `async_diloco`, or weights its workers
             already; or the schedule is not a function. When the state is made: a bad
             weight in the first 1,024 local steps. When it is traced: a strategy of this
             library that does not combine by a mean, such as votes, medians and gossip,
@@ -152,7 +152,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     """`participating`, for a whole."""
     if introspection.rounds(strategy):
         raise ValueError(
-            "participating: this strategy weighs its workers already, as fedavg and "
+            "participating: this strategy already weights its workers, as fedavg and "
             "participating do: use one schedule, such as the product of both"
         )
     syncs = introspection.ever_syncs(strategy)
@@ -160,8 +160,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         return strategy  # it combines nothing, at no step
     if syncs and introspection.has_reduce(strategy):
         raise ValueError(
-            "participating: strategy must not both reduce gradients and sync replicas, "
-            "as easgd and scaffold do: only one mean can be weighted"
+            "participating: strategy must not both reduce gradients and sync replicas; "
+            "easgd and scaffold do both: only one mean can be weighted"
         )
 
     # Cached: a program that is traced later makes the strategy's state again.
@@ -403,7 +403,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         raise ValueError("paced: strategy never syncs replicas")
     if introspection.reduces(strategy):
         raise ValueError(
-            "paced: this strategy reduces gradients, so workers that make no local "
+            "paced: this strategy reduces gradients, so workers that take no local "
             "step would send theirs: pace a strategy that only syncs replicas"
         )
     if not isinstance(local_steps, Iterable):

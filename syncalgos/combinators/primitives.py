@@ -200,7 +200,7 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     if not introspection.ever_syncs(strategy):
         raise ValueError(
             "at_syncs: this strategy reduces gradients and never syncs replicas, so "
-            "there is no sync at which to apply extra, such as a reset of opt_state"
+            "there is no sync at which to apply `extra`, such as a reset of opt_state"
         )
     return _behind(strategy, extra)
 

@@ -149,7 +149,7 @@ def _check_meeting(strategy: Strategy, active: "Period") -> None:
         ):
             raise ValueError(
                 f"every: a part of this strategy acts every {inner.period} steps, but "
-                f"at none of a period of {active.period}: set the strategy's own period"
+                f"never at the end of a period of {active.period}: set its own period"
             )
 
 
@@ -395,8 +395,8 @@ def _check_arrived(strategy: Strategy, end: int) -> None:
             late = jax.vmap(lands)(end + jnp.arange(delay))
         if not checks.is_traced(late) and np.any(late):
             raise ValueError(
-                f"until: the params that a delay of {delay} sends before local step "
-                f"{end} would arrive after it: end the phase {delay} steps "
+                f"until: with a delay of {delay}, params sent just before local step "
+                f"{end} would arrive only after that step: end the phase {delay} steps "
                 "after a sync"
             )
 

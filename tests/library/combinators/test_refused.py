@@ -80,11 +80,11 @@ CALLS = [
     # Clocks inside clocks.
     (
         lambda: sa.every(sa.streaming_diloco(4, fragments=2), 4),
-        "every 4 steps, but at none of a period of 4",
+        "every 4 steps, but never at the end of a period of 4",
     ),
     (
         lambda: sa.every(sa.at_end(sa.bmuf(4), 24), 4, offset=1),
-        "every 4 steps, but at none of a period of 4",
+        "every 4 steps, but never at the end of a period of 4",
     ),
     *(
         (lambda around=around, graph=graph: around(graph), "graph changes with each")
@@ -105,7 +105,7 @@ CALLS = [
     (lambda: sa.at_end(sa.scaffold(8, learning_rate=0.1), 20), "rounds are not"),
     (lambda: sa.at_end(sa.when(AVERAGED, lambda s: s == 7), 20), "rounds are not"),
     (lambda: sa.at_end(LATE, 20), "last sync would not arrive"),
-    (lambda: sa.at_end(DECIDED, 20), "workers' data decide"),
+    (lambda: sa.at_end(DECIDED, 20), "they depend on the workers' data"),
     (lambda: sa.at_end(SLOW, 20), "acts at every local step, as async_diloco"),
     # Delays.
     (lambda: sa.delayed(sa.bmuf, 1), r"delayed: expected a Strategy.*bmuf\(\)"),
@@ -115,13 +115,13 @@ CALLS = [
     (lambda: sa.delayed(AVERAGED, 1, arrival="ad"), "unknown arrival of delayed 'ad'"),
     (lambda: sa.delayed(LATE, 2), "delayed already: add up the"),
     (lambda: sa.delayed(sa.streaming_diloco(delay=1), 2), "delayed already"),
-    (lambda: sa.until(LATE, 8), "a delay of 2 sends before local step 8 would arrive"),
-    (lambda: sa.delayed(sa.until(AVERAGED, 5), 2), "would arrive after it"),
+    (lambda: sa.until(LATE, 8), "a delay of 2, params sent just before local step 8"),
+    (lambda: sa.delayed(sa.until(AVERAGED, 5), 2), "would arrive only after that step"),
     (lambda: sa.delayed(SLOW, 1), "delayed: this strategy acts at every local"),
-    (lambda: sa.delayed(DECIDED, 2), "the workers' data decide"),
+    (lambda: sa.delayed(DECIDED, 2), "they depend on the workers' data"),
     # A steady drift would end where it started.
     *(
-        (lambda late=late: made(late), "so no local step would be kept")
+        (lambda late=late: made(late), "no local step would be kept")
         for late in (
             sa.delayed(sa.diloco(4), 8, alpha=0.5),
             sa.delayed(sa.every(sa.average(), lambda step: 4), 6),
@@ -135,7 +135,7 @@ CALLS = [
     (lambda: sa.participating(sa.bmuf, alike), "participating: expected a Strategy"),
     (lambda: sa.participating(AVERAGED, 0.5), "schedule must be a function, got 0.5"),
     (lambda: sa.participating(SLOW, alike), "participating: .* acts at every local"),
-    (lambda: sa.participating(DECIDED, alike), "participating: .* data decide on them"),
+    (lambda: sa.participating(DECIDED, alike), "participating: .* they depend on"),
     (lambda: weighing(lambda *_: jnp.ones(3)), r"the 4 workers, got shape \(3,\)"),
     (
         lambda: weighing(lambda *_: np.r_[1, np.nan, 1, 1]),
@@ -157,8 +157,8 @@ CALLS = [
     *(
         (lambda around=around: around(FEDAVG), words)
         for around, words in [
-            (lambda x: sa.participating(x, alike), "weighs its workers already"),
-            (lambda x: sa.at_syncs(x, FEDAVG), "weighs its workers already"),
+            (lambda x: sa.participating(x, alike), "already weights its workers"),
+            (lambda x: sa.at_syncs(x, FEDAVG), "already weights its workers"),
             (lambda x: sa.decided(x, alike), "decided: the weights of `participating`"),
         ]
     ),
