@@ -317,7 +317,7 @@ class DataParallel:
             batches, data: as in `run`. In one process, the global batch need not divide
                 over the workers if metrics are means over independent examples. All
                 examples then weigh the same. With several processes, each gives its own
-                part, or all give the whole; it must divide over the process's workers.
+                part, or all give the whole; the process's workers must divide it.
 
         Returns:
             Metrics with leaves (steps, ...), as from `run`. Raises the errors of `run`.
