@@ -10,8 +10,9 @@ from jax.extend import core
 # two parts, of which the second waits.
 _SENT = "psum pmax pmin all_gather reduce_scatter all_to_all ragged_all_to_all "
 _SENT += "ppermute pbroadcast psend precv preduced vary_unreduced_cast"
-_ENDS = "", "_start", "_done", "_invariant", "_reduced", "_dynamic", "_p"
-SENDS = {x + y + z for x in ("", "unreduced_") for y in _SENT.split() for z in _ENDS}
+_KINDS = "", "_invariant", "_reduced", "_dynamic", "_p"
+_NAMES = {x + y + z for x in ("", "unreduced_") for y in _SENT.split() for z in _KINDS}
+SENDS = {name + part for name in _NAMES for part in ("", "_start", "_done")}
 
 # Primitives that name an axis, but send nothing along it.
 SILENT = {"axis_index", "pvary"}
@@ -92,8 +93,7 @@ def runs(equation: Any, values: list) -> Runs:
 
     An equation has no arms if its primitive is not in RUNS.
     """
-    known = RUNS.get(equation.primitive.name)
-    return known(equation, values) if known else Runs([])
+    return RUNS.get(equation.primitive.name, lambda *_: Runs([]))(equation, values)
 
 
 def axes(equation: Any, mapped: Container[str] = ()) -> list[str]:

@@ -85,8 +85,8 @@ def test_operands_reach_the_inputs_of_what_runs_once(name):
 
 
 def test_every_primitive_of_the_table_is_met():
-    """`call` and `closed_call` run a jaxpr as `jit` does; no function binds them."""
-    assert jaxprs.RUNS.keys() - ONCE.keys() - LOOPS.keys() == {"call", "closed_call"}
+    """No function binds two of them; bytes of row_sparse meet that of jax 0.12."""
+    assert {*jaxprs.RUNS} == {*ONCE, *LOOPS, "call", "closed_call", "call_hi_primitive"}
 
 
 def test_a_loop_counts_its_equations_once_a_pass():
