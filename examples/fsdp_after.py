@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 import syncalgos
 
-jax.config.update("jax_num_cpu_devices", 8)  # virtual ones, where there are no others
+jax.config.update("jax_num_cpu_devices", 8)  # virtual ones, if there are no real ones
 STEPS = 400
 
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
-jax.config.update("jax_num_cpu_devices", 4)  # virtual ones, where there are no others
+jax.config.update("jax_num_cpu_devices", 4)  # virtual ones, if there are no real ones
 STEPS = 400
 
 
