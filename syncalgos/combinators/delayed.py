@@ -174,8 +174,8 @@ def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
     apart = np.diff(np.flatnonzero(np.asarray(sends)))
     if apart.size and delay >= apart.min():
         raise ValueError(
-            f"delayed: with a delay of {delay} but only {apart.min()} from one sync to "
-            "the next, no local step would be kept: use arrival='add'"
+            f"delayed: a result with a delay of {delay} would not arrive before the "
+            "next sync, so no local step would be kept: use arrival='add'"
         )
 
 
