@@ -159,8 +159,8 @@ def follow(
         visit: (equation, its operands' values) -> a value for each of its results.
         literals: whether numbers and constants in the jaxpr are values, or None.
     """
-    consts = jaxpr.consts if isinstance(jaxpr, core.ClosedJaxpr) and literals else ()
-    jaxpr = jaxpr.jaxpr if isinstance(jaxpr, core.ClosedJaxpr) else jaxpr
+    consts = getattr(jaxpr, "consts", ()) if literals else ()
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     values: dict = dict(zip(jaxpr.constvars, consts, strict=False))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
@@ -181,4 +181,4 @@ def _parts(equation: Any) -> list[Any]:
 
 
 def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, core.Jaxpr | core.ClosedJaxpr)
+    return hasattr(x, "eqns")  # with constants or, in jax before 0.12, without

@@ -132,7 +132,7 @@ class Windows:
     def __len__(self) -> int:
         return (len(self.row) - 1) // self.context
 
-    def __getitem__(self, number: int) -> Mapping[str, np.ndarray]:
+    def __getitem__(self, number: int) -> Mapping[str, Any]:
         """Reads one window, and the bytes of the tokens to predict."""
         start = number * self.context
         window = np.array(self.row[start : start + self.context + 1])

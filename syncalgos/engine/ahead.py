@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import jax
-from jax.extend.core import ClosedJaxpr
 
 from syncalgos.collectives import PyTree
 from syncalgos.engine import arguments, worker
@@ -66,7 +65,7 @@ class Lowered(NamedTuple):
     """
 
     state: TrainState
-    jaxpr: ClosedJaxpr
+    jaxpr: Any
     program: jax.stages.Lowered
 
 

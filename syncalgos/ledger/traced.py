@@ -3,12 +3,11 @@
 import math
 from collections import Counter
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend import core
 
 from syncalgos.collectives.axes import check_whole
 from syncalgos.combinators.decided import BY_DATA
@@ -47,9 +46,7 @@ class Walk:
         notes: the traffic of the step.
     """
 
-    def __init__(
-        self, jaxpr: core.ClosedJaxpr, places: list[int], sizes: dict[str, int]
-    ):
+    def __init__(self, jaxpr: Any, places: list[int], sizes: dict[str, int]):
         self.jaxpr, self.places, self.sizes = jaxpr, places, sizes
         self.choices: list[jax.Array] = []
         self.notes: list = []

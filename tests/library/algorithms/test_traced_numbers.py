@@ -258,8 +258,8 @@ def test_traced_numbers_promote_nothing_by_themselves(name):
     def check(*dtypes):
         numbers = arrays(values(name)[0])
         params = [jnp.zeros((6, 3), dtypes[0]), jnp.zeros(3, dtypes[-1])]
-        program = jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, jnp.int32(0))
-        assert [x.dtype.name for x in program.out_avals] == 3 * [dtypes[0], dtypes[-1]]
+        made: Any = jax.make_jaxpr(steps, axis_env=sizes)(numbers, params, jnp.int32(0))
+        assert [x.dtype.name for x in made.out_avals] == 3 * [dtypes[0], dtypes[-1]]
 
     strict = jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise")
     with jax.enable_x64(False), strict[0], strict[1]:
