@@ -103,13 +103,13 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
 KINDS, ALL = ("diloco", "gossip", "powersgd"), tuple(syncalgos.ALGORITHMS)
 
 
+@pytest.mark.skipif(sys.version_info > (3, 12), reason="the page is of jax 0.10")
 @pytest.mark.parametrize(
     "names", tiers([KINDS, ALL], slow=[KINDS]), ids=["kinds", "all"]
 )
 def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
-    command = [sys.executable, "-m", "pages.stacked", *names]
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/docs", "JAX_NUM_CPU_DEVICES": None}
-    ended = ran(command, timeout=900, **environ)
+    ended = ran([sys.executable, "-m", "pages.stacked", *names], timeout=900, **environ)
     rows = [line for line in ended.stdout.splitlines() if line.startswith("| `")]
     page = (ROOT / "docs" / "stacked-state.md").read_text()
     assert len(rows) == len(names), ended.stderr
