@@ -207,9 +207,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("folders", type=Path, nargs="*")
     folders = parser.parse_args(argv).folders
-    for folder in folders or sorted(FOLDER.iterdir()):
-        for path in again(folder):
-            print(path)
+    made = [x for folder in folders or sorted(FOLDER.iterdir()) for x in again(folder)]
+    for path in dict.fromkeys(made):  # a page has tables of several studies
+        print(path)
     if not folders:
         print(headline.write(FOLDER / JOINED[0]))
 

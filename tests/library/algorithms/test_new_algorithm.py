@@ -72,9 +72,9 @@ def run(copy, *arguments):
 
 @pytest.mark.slow
 def test_a_new_algorithm_touches_no_other_files(project):
-    _, changed = project
-    # The last digit of what dion draws depends on jax.
-    assert changed - {"conformance/dion.json"} == {
+    # jax 0.12, which Python 3.12 has, draws another last digit.
+    drawn = ["conformance/dion.json"] * (sys.version_info > (3, 12))
+    assert project[1].difference(drawn) == {
         "conformance/lagging.json",
         "syncalgos/algorithms/lagging.py",
         "syncalgos/algorithms/__init__.py",
