@@ -6,6 +6,8 @@ Made pages and pictures lie in docs/_made; `make docs` builds the site.
 import sys
 from pathlib import Path
 
+from jupyter_client.connect import ConnectionFileMixin
+
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MADE = DOCS / "_made"
@@ -38,6 +40,8 @@ myst_heading_anchors = 3
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
+# Over TCP, each kernel warns that what it sends is not encrypted.
+ConnectionFileMixin.transport.default_value = "ipc"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
