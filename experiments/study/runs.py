@@ -22,7 +22,7 @@ from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, meas
 from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
 from experiments.training import run_folder
-from experiments.training.config import RunConfig, Settings
+from experiments.training.config import RunConfig
 from experiments.training.defaults import resolved
 from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
@@ -31,6 +31,7 @@ from syncalgos.network import HOPS, Sends
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000
+AFTER_ALL_STEPS = 10**9
 
 RESAMPLES = 2000  # of the tuning seeds
 Lines = list[dict[str, Any]]
@@ -251,7 +252,8 @@ def _same_samples(
     for point, run in points.items():
         if study.worker_batch is not None:
             run = replaced(run, batch_size=study.worker_batch * run.workers)
-        own = _settings(run)
+        task = make_task(run)
+        own = resolved(run, task, declaring(run, task))
         first = first or own
         # If the steps differ already, they are swept.
         is_other = own.batch_size != first.batch_size
@@ -264,22 +266,16 @@ def _same_samples(
         yield point, run
 
 
-def _settings(run: RunConfig) -> Settings:
-    task = make_task(run)
-    return resolved(run, task, declaring(run, task))
-
-
 def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet:
     """Returns the runs that try values, on held-out training data."""
     # The held-out part of the training data is the same for all seeds and variants.
     # The reported runs train on all of the training data.
-    held_out = replaced(made.common, validation=TUNE_SHARE)
-    common = made.variant.varied(held_out, values)
+    # Only the last evaluation decides: 18 others took 30 % of a trial's time.
+    fields = {"validation": TUNE_SHARE, "eval_every": AFTER_ALL_STEPS}
     return made._replace(
         seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds),
         values=values,
-        # Only the last evaluation decides: 20 on the way took 30 % of a trial's time.
-        common=replaced(common, eval_every=_settings(common).steps),
+        common=made.variant.varied(replaced(made.common, **fields), values),
     )
 
 
@@ -370,8 +366,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
         return made
     if (best := _best(made.trials, measure_key)) is None:
         return None
-    every = made.common.eval_every
-    common = replace(best.common, validation=None, eval_every=every)
+    common = made.variant.varied(made.common, best.values)
     return made._replace(values=best.values, common=common)
 
 
