@@ -16,6 +16,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from benchmarks import measure
+from experiments import files
+from experiments.study import figures
+from experiments.study.figures import Line, Plot
+
 DOCS = Path(__file__).parents[1] / "docs"
 RECORDS = DOCS / "records" / "learning.jsonl"
 CURVES = DOCS / "curves"
@@ -101,55 +108,42 @@ def found(made: dict[str, dict[str, Any]], flags: str) -> dict[str, Any] | None:
 
 def table(made: dict[str, dict[str, Any]]) -> str:
     """Returns a row per task and number of workers, with a column per algorithm."""
-    rows = [
-        f"| task | workers | {' | '.join(ALGORITHMS)} |",
-        "|---" * (2 + len(ALGORITHMS)) + "|",
-    ]
-    for task, figure in TASKS.items():
-        for workers in WORKERS:
-            runs = [found(made, command(task, algo, workers)) for algo in ALGORITHMS]
-            shown = [f"{one[figure]:.4g}" if one else "" for one in runs]
-            steps = next((str(one["steps"]) for one in runs if one), "")
-            name = figure.removeprefix("test_").replace("_", " ")
-            head = f"{task}: {name}, {steps} steps" if workers == WORKERS[0] else ""
-            rows.append(f"| {' | '.join([head, str(workers), *shown])} |")
-    return "\n".join(rows)
+    rows = []
+    for (task, figure), workers in product(TASKS.items(), WORKERS):
+        runs = [found(made, command(task, algo, workers)) for algo in ALGORITHMS]
+        shown = [f"{one[figure]:.4g}" if one else "" for one in runs]
+        steps = next((str(one["steps"]) for one in runs if one), "")
+        name = figure.removeprefix("test_").replace("_", " ")
+        head = f"{task}: {name}, {steps} steps" if workers == WORKERS[0] else ""
+        rows.append([head, workers, *shown])
+    return measure.table(["task", "workers", *ALGORITHMS], rows)
 
 
 def longer(made: dict[str, dict[str, Any]]) -> str:
     """Returns a row for each of the longer runs."""
-    rows = ["| command | reached | minutes |", "|---|---|---|"]
+    rows = []
     for flags, figure in LONGER:
         if one := found(made, flags):
-            name = figure.replace("_", " ")
-            minutes = f"{one['total_seconds'] / 60:.0f}"
-            rows.append(f"| `{flags}` | {name} {one[figure]:.4f} | {minutes} |")
-    return "\n".join(rows)
+            reached = f"{figure.replace('_', ' ')} {one[figure]:.4f}"
+            rows.append([f"`{flags}`", reached, f"{one['total_seconds'] / 60:.0f}"])
+    return measure.table(["command", "reached", "minutes"], rows)
 
 
 def draw(made: dict[str, dict[str, Any]]) -> None:
     """Writes a picture per task: its measure over the local steps."""
-    import matplotlib.pyplot as plt
-
-    CURVES.mkdir(exist_ok=True)
-    plt.rcParams["svg.hashsalt"] = "syncalgos"  # the same picture, the same file
     for task, figure in TASKS.items():
-        canvas, axes = plt.subplots(figsize=(6, 3.2), layout="constrained")
-        cases = product(ALGORITHMS, WORKERS)
-        runs = {case: found(made, command(task, *case)) for case in cases}
-        for (algo, workers), one in runs.items():
-            curve = one["curve"] if one else ()
-            steps = [line["step"] for line in curve]
-            style = "-" if workers == 4 else ":"
-            color = f"C{ALGORITHMS.index(algo)}"
-            label = f"{algo}, {workers}" if one else None
-            values = [line[figure] for line in curve]
-            axes.plot(steps, values, style, color=color, label=label)
-        axes.set(xlabel="local steps", ylabel=figure.replace("_", " "), title=task)
-        axes.grid(alpha=0.3)
-        axes.legend(title="algorithm, workers", fontsize=7, title_fontsize=7, ncols=2)
-        canvas.savefig(CURVES / f"{task}.svg", metadata={"Date": None})
-        plt.close(canvas)
+        lines, algos = [], {}
+        for algo, workers in product(ALGORITHMS, WORKERS):
+            if one := found(made, command(task, algo, workers)):
+                label, curve = f"{algo}, {workers}", one["curve"]
+                x, y = np.array([(line["step"], line[figure]) for line in curve]).T
+                lines.append(Line(label, "", x, y, y, y))
+                algos[label] = algo
+        title = f"{task}: {figure.removeprefix('test_').replace('_', ' ')}"
+        plot = Plot(task, "", f"{title}, by workers", lines, "local steps")
+        with figures.style():
+            drawn = figures.svg(plot, figures.draw(plot, figures.styles(algos)))
+        files.write(CURVES / f"{task}.svg", drawn)
 
 
 def main() -> None:

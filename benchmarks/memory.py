@@ -29,7 +29,7 @@ import jax
 
 import syncalgos
 from benchmarks.measure import in_fresh_processes, table_of
-from benchmarks.scaling import Training, make
+from benchmarks.scaling import ALL, Training, make
 from benchmarks.work import WORK
 from syncalgos.engine.worker import RUN
 
@@ -130,17 +130,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[8, 64])
     parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
     parser.add_argument("--jobs", type=int, default=2, help="processes to run at once")
-    parser.add_argument(
-        "--algorithms",
-        nargs="+",
-        choices=["local", *syncalgos.ALGORITHMS],
-        default=["local", *syncalgos.ALGORITHMS],
-        metavar="NAME",
-    )
+    parser.add_argument("--algos", nargs="+", choices=ALL, default=ALL, metavar="NAME")
     flags = parser.parse_args()
     # Freed memory is returned to the system at once, so that peaks show used memory.
     os.environ["MALLOC_MMAP_THRESHOLD_"] = str(2**16)
-    cases = itertools.product(flags.workers, flags.algorithms, flags.models)
+    cases = itertools.product(flags.workers, flags.algos, flags.models)
     print(table_of(COLUMNS, in_fresh_processes(measure, cases, flags.jobs)))
 
 

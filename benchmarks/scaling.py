@@ -30,6 +30,7 @@ from experiments.command.factories import ALGORITHM, passed_arguments
 
 ROUND = 16  # local steps
 LONGEST = 4096  # local steps in a dispatch
+ALL = ["local", *syncalgos.ALGORITHMS]
 FEW, MANY, WANTED = 8, 256, 1.35
 
 COLUMNS = {
@@ -167,18 +168,13 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256, 1024])
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument("--seconds", type=float, default=0.5, help="seconds a dispatch")
-    parser.add_argument(
-        "--algorithms",
-        nargs="+",
-        choices=["local", *syncalgos.ALGORITHMS],
-        default=["model_averaging", "bmuf", "sync_sgd"],
-        metavar="NAME",
-    )
+    some = ["model_averaging", "bmuf", "sync_sgd"]
+    parser.add_argument("--algos", nargs="+", choices=ALL, default=some, metavar="NAME")
     flags = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     found = [
         report(record)
-        for name in flags.algorithms
+        for name in flags.algos
         for record in measure(name, flags.workers, flags.repeats, flags.seconds)
     ]
     print(table_of(COLUMNS, found))

@@ -1,12 +1,12 @@
 """Training over a link of a known rate and latency: `python -m benchmarks.slow_link`.
 
-Two processes of `experiments.run`, with one worker each, train an MLP of 2 MB in two
-network namespaces (`benchmarks.network.link`). Each algorithm is one run, during which
-the link changes: first it has no limit, then each rate and latency in turn. So a row of
-metrics.jsonl has the time of some local steps on one link.
+Processes of `experiments.run`, with one worker each, train an MLP in network namespaces
+(`benchmarks.network.link`). Each algorithm is one run, during which the link changes:
+first it has no limit, then each rate and latency in turn. So a row of metrics.jsonl has
+the time of some local steps on one link.
 
-The time of communication is that of a step minus that of the same algorithm with one
-worker, which sends nothing. It is compared with the time model of
+The time of communication is that of a step minus that of as many processes that train
+at the same time, but alone, and send nothing. It is compared with the time model of
 `experiments.compare`, for the bytes and calls of the run's summary and the metrics that
 a dispatch sends. Without privileges the benchmark is skipped.
 
@@ -32,8 +32,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.measure import report, table_of
-from benchmarks.network.link import ADDRESSES, ROOT, Link
-from experiments.command import stopping
+from benchmarks.network.link import FIRST, ROOT, Link
+from experiments.command import stopping, terminal
 from experiments.tasks.classify import fields, labelled, perceptron
 from experiments.tasks.task import Data, Task
 from experiments.training import sends
@@ -59,6 +59,7 @@ METHODS = {
     "bmuf": Method(f"--algo bmuf --period {PERIOD}", 4 * PERIOD),
     "topk_sgd": Method("--algo topk_sgd"),
     "gossip": Method("--algo gossip"),
+    "noloco": Method(f"--algo noloco --period {PERIOD}", 4 * PERIOD),
     "streaming_diloco, int4": Method(
         f"--algo streaming_diloco --period {PERIOD} --fragments 2 --cut bytes "
         "--reduce int4",
@@ -67,20 +68,20 @@ METHODS = {
 }
 PROGRAM = (sys.executable, "-m", "experiments.run")
 COMMON = "--task benchmarks.slow_link:wide --steps 1000000"
-TOGETHER = f"--workers 2 --num-processes 2 --coordinator {ADDRESSES[0]}:5701"
-ALONE = "--workers 1 --batch-size 2"
+BATCH = 2  # of each worker
+ALONE = f"--workers 1 --batch-size {BATCH}"
 METRICS = {"all_reduce": (0.0, 1)}  # the additional send of a dispatch, which is a row
 REPEATS = 3  # minimum number of rows
 SECONDS = 1.0  # minimum seconds of training in them
 PATIENCE = 300  # seconds to wait for a row
 
 
-def wide() -> Task:
-    """Returns random images for an MLP of 508,810 params (2 MB), quick to compute."""
+def wide(hidden: int = 640) -> Task:
+    """Returns random images for an MLP of 795 params (3 kB) for each hidden unit."""
     return Task(
-        **fields(perceptron(784, 640, 10)),
+        **fields(perceptron(784, hidden, 10)),
         load=_load,
-        batch_size=4,
+        batch_size=64,
         steps=16,
         lr={"": 1e-3},
         dispatch_steps=4 * PERIOD,
@@ -95,15 +96,18 @@ def _load() -> Data:
 
 
 def measure(
-    link: Link, name: str, links: Sequence[tuple[float, float]]
+    link: Link, name: str, links: Sequence[tuple[float, float]], hidden: int = 640
 ) -> Iterator[dict[str, Any]]:
     """Trains with a method; yields a record without a limit, then for each link."""
-    method, found = METHODS[name], []
+    method, count, found = METHODS[name], link.hosts, []
     link.shape(None, 0.0)
-    with Runs(link, method, [ALONE]) as runs:
+    size = f"--hidden {hidden}"
+    with Runs(link, method, [f"{size} {ALONE}"] * count) as runs:
         alone = runs.rows()
         runs.end()
-    own = [f"{TOGETHER} --process-id {end}" for end in (0, 1)]
+    all_of_them = f"--workers {count} --batch-size {count * BATCH}"
+    joined = f"{all_of_them} --num-processes {count} --coordinator {FIRST}:5701"
+    own = [f"{size} {joined} --process-id {end}" for end in range(count)]
     with Runs(link, method, own) as runs:
         for rate, latency in [(None, 0.0), *links]:
             link.shape(rate, latency / 1000)
@@ -117,6 +121,8 @@ def measure(
             "benchmark": "slow_link",
             "algorithm": name,
             "flags": method.flags,
+            "hosts": count,
+            "hidden": hidden,
             "rate": rate,
             "latency": latency,
             "steps": method.steps,
@@ -212,24 +218,28 @@ def compared(records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         if one["rate"] is None:
             continue
         link = parse(f"{one['rate']}Mbit/s, {one['latency']}ms, gloo")
-        of_row = sends.from_json(one["sends"])
-        seconds = modelled_seconds(of_row, link, 2, 0.0)[-1] + cost(METRICS, link, 2)
-        modelled = seconds / one["steps"]
+        of_row, hosts = sends.from_json(one["sends"]), one["hosts"]
+        seconds = modelled_seconds(of_row, link, hosts, 0.0)[-1]
+        modelled = (seconds + cost(METRICS, link, hosts)) / one["steps"]
         took = (median(one["seconds"]) - median(one["alone"])) / one["steps"]
         yield {**one, "took": took, "ratio": took / modelled}
 
 
 def table(records: Sequence[Mapping[str, Any]]) -> str:
-    """Returns ms per step and their ratio to the model, with a column per link."""
-    rows: dict[str, dict[str, str]] = {}
-    for one in sorted(compared(records), key=lambda x: (-x["rate"], x["latency"])):
-        row = rows.setdefault(one["algorithm"], {"algorithm": one["algorithm"]})
+    """Returns ms per step and their ratio to the model, with a row per setting."""
+    rows: dict[tuple[float, ...], dict[str, Any]] = {}
+    for one in compared(records):
+        place = one["hosts"], one["hidden"], -one["rate"], one["latency"]
+        size = terminal.size(4 * (795 * one["hidden"] + 10))
+        link = f"{one['rate']:g} Mbit/s, {one['latency']:g} ms"
+        head = {"workers": one["hosts"], "model": size, "link": link}
+        row = rows.setdefault(place, head | dict.fromkeys(METHODS, ""))
         # Three digits, without an exponent.
         took = float(f"{1000 * one['took']:.3g}")
-        link = f"{one['rate']:g} Mbit/s, {one['latency']:g} ms"
-        row[link] = f"{took:,g} ({one['ratio']:.2f})"
-    columns = {name: name for row in rows.values() for name in row}
-    return table_of(columns, [*rows.values()])
+        row[one["algorithm"]] = f"{took:,g} ({one['ratio']:.2f})"
+    columns = ["workers", "model", "link", *METHODS]
+    found = [rows[place] for place in sorted(rows)]
+    return table_of({x: x for x in columns if any(row[x] for row in found)}, found)
 
 
 def numbers(text: str) -> list[float]:
@@ -241,6 +251,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Training over a real slow link.")
     parser.add_argument("--rates", type=numbers, default=RATES, help="rates in Mbit/s")
     parser.add_argument("--latencies", type=numbers, default=LATENCIES, help="in ms")
+    parser.add_argument("--hosts", type=int, nargs="+", default=[2])
+    parser.add_argument("--hidden", type=int, nargs="+", default=[640], help="units")
     parser.add_argument("--algos", nargs="+", choices=METHODS, default=[*METHODS])
     parser.add_argument("--out", type=Path, help="append records to this file")
     parser.add_argument("--records", type=Path, help="only show the table of this file")
@@ -253,18 +265,19 @@ def main() -> int:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     links = [*itertools.product(arguments.rates, arguments.latencies)]
     records = []
-    with ExitStack() as stack:
-        try:
-            link = stack.enter_context(Link())
-        except OSError as error:
-            print(f"skipped: {error}")
-            return 0
-        for name in arguments.algos:
-            found = [*map(report, measure(link, name, links))]
-            records += found
-            if arguments.out:
-                with arguments.out.open("a") as file:
-                    file.writelines(json.dumps(x) + "\n" for x in found)
+    for hosts in arguments.hosts:
+        with ExitStack() as stack:
+            try:
+                link = stack.enter_context(Link(hosts))
+            except OSError as error:
+                print(f"skipped: {error}")
+                return 0
+            for hidden, name in itertools.product(arguments.hidden, arguments.algos):
+                found = [*map(report, measure(link, name, links, hidden))]
+                records += found
+                if arguments.out:
+                    with arguments.out.open("a") as file:
+                        file.writelines(json.dumps(x) + "\n" for x in found)
     print(f"\n{table(records)}")
     return 0
 

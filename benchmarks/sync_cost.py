@@ -173,13 +173,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7, help="number of turns")
     parser.add_argument("--steps", type=int, default=64, help="steps per dispatch")
     parser.add_argument("--period", type=int, default=4, help="local steps per round")
-    parser.add_argument(
-        "--algorithms",
-        nargs="+",
-        choices=syncalgos.ALGORITHMS,
-        default=list(syncalgos.ALGORITHMS),
-        metavar="NAME",
-    )
+    own = [*syncalgos.ALGORITHMS]
+    parser.add_argument("--algos", nargs="+", choices=own, default=own, metavar="NAME")
     flags = parser.parse_args()
     if min(flags.workers) < 2:
         parser.error("--workers must be at least 2: a single worker sends nothing")
@@ -187,7 +182,7 @@ def main() -> None:
     found = [
         report(measure(name, workers, flags.steps, flags.repeats, flags.period))
         for workers in flags.workers
-        for name in flags.algorithms
+        for name in flags.algos
     ]
     print(table_of(COLUMNS, found))
 

@@ -187,9 +187,8 @@ def main() -> None:
     """Prints a JSON line for each contest, and a table."""
     parser = argparse.ArgumentParser(description="The engine and hand-written loops.")
     parser.add_argument("--models", nargs="+", choices=WORK, default=["mlp"])
-    parser.add_argument(
-        "--algorithms", nargs="+", choices=ALGORITHMS, default=[*ALGORITHMS]
-    )
+    own = [*ALGORITHMS]
+    parser.add_argument("--algos", nargs="+", choices=own, default=own)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 8, 64, 256])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
@@ -197,7 +196,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
-    cases = itertools.product(arguments.models, arguments.algorithms, arguments.workers)
+    cases = itertools.product(arguments.models, arguments.algos, arguments.workers)
     rest = arguments.repeats, arguments.same
     found = [measure.report(contest(*one, *rest)) for one in cases]
     print(measure.table_of(COLUMNS, found))

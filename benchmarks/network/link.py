@@ -1,6 +1,6 @@
-"""A link with a rate and a latency between two hosts, which are network namespaces.
+"""Links with a rate and a latency between hosts, which are network namespaces.
 
-It needs Linux, `ip` and `tc`, and root. Each host has a veth pair to a third namespace,
+It needs Linux, `ip` and `tc`, and root. Each host has a veth pair to another namespace,
 the road. At each host, tc's token bucket limits the bits per second, headers included.
 `road.py` delays each frame by the latency, because not every kernel has tc's netem.
 """
@@ -10,9 +10,10 @@ import shlex
 import subprocess
 import sys
 from contextlib import ExitStack
+from ipaddress import ip_address
 from pathlib import Path
 
-ADDRESSES = ("10.77.0.1", "10.77.0.2")  # addresses of the hosts, unseen from outside
+FIRST = "10.77.0.1"  # the address of the first host, unseen from outside
 INTERFACE = "wire"  # the interface of each host, in its namespace
 # Mbit/s. "No limit" needs a shaper, too: replacing none by one drops waiting frames,
 # and TCP's window then grows by only a segment per round trip.
@@ -21,14 +22,21 @@ ROOT = Path(__file__).parents[2]
 
 
 class Link:
-    """Two hosts and the road between them; removed when a `with` ends.
+    """Hosts and the road between them; removed when a `with` ends.
+
+    Args:
+        hosts: number of hosts.
+
+    Attributes:
+        hosts: number of hosts.
 
     Raises:
         OSError: privileges or a program are missing.
     """
 
-    def __init__(self):
-        names = [f"slow-link-{os.getpid()}-{end}" for end in ("0", "1", "road")]
+    def __init__(self, hosts: int = 2):
+        self.hosts = hosts
+        names = [f"slow-link-{os.getpid()}-{end}" for end in [*range(hosts), "road"]]
         *self._hosts, self._road = names
 
     def __enter__(self) -> "Link":
@@ -46,7 +54,8 @@ class Link:
     def _make(self) -> None:
         for name in (*self._hosts, self._road):
             _system(f"ip netns add {name}")
-        for end, (name, address) in enumerate(zip(self._hosts, ADDRESSES, strict=True)):
+        for end, name in enumerate(self._hosts):
+            address = ip_address(FIRST) + end
             pair = f"{INTERFACE} netns {name} type veth peer {end} netns {self._road}"
             _system(f"ip link add {pair}")
             _system(f"ip -n {name} addr add {address}/24 dev {INTERFACE}")
@@ -63,9 +72,10 @@ class Link:
                 subprocess.run(["ip", "netns", "del", name])
 
     def _carried(self) -> subprocess.Popen:
-        road = [sys.executable, "-m", "benchmarks.network.road", "0", "1"]
+        road = [sys.executable, "-m", "benchmarks.network.road"]
+        ends = map(str, range(len(self._hosts)))
         return subprocess.Popen(
-            ["ip", "netns", "exec", self._road, *road],
+            ["ip", "netns", "exec", self._road, *road, *ends],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -89,7 +99,7 @@ class Link:
             raise OSError("the road has ended")
 
     def command(self, end: int) -> list[str]:
-        """Returns a prefix that runs a command on host 0 or 1."""
+        """Returns a prefix that runs a command on a host."""
         return ["ip", "netns", "exec", self._hosts[end]]
 
 

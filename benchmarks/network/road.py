@@ -1,6 +1,6 @@
-"""Forwards frames between two network interfaces, each way after a delay.
+"""Forwards frames between network interfaces, as a switch does, after a delay.
 
-`python -m benchmarks.network.road A B` runs in the network namespace that has both. A
+`python -m benchmarks.network.road A B …` runs in the network namespace that has them. A
 line on standard input sets the delay in seconds, and is echoed when it holds.
 """
 
@@ -17,6 +17,8 @@ SO_RCVBUFFORCE = 33
 EVERY = 3  # ETH_P_ALL
 LARGEST = 1 << 17  # bytes of a segment
 ROOM = 1 << 26  # bytes that may wait to be read
+# Where a frame has its receiver and sender, after the header of PACKET_VNET_HDR.
+TO, SENDER = slice(10, 16), slice(16, 22)
 
 
 def opened(interface: str) -> socket.socket:
@@ -29,20 +31,24 @@ def opened(interface: str) -> socket.socket:
     return end
 
 
-def carry(first: socket.socket, second: socket.socket) -> None:
-    """Forwards frames in both directions until standard input ends."""
-    others = {first: second, second: first}
-    waiting: deque[tuple[float, socket.socket, bytes]] = deque()
+def carry(*ends: socket.socket) -> None:
+    """Forwards frames until standard input ends; to all if the receiver is unknown."""
+    homes: dict[bytes, socket.socket] = {}
+    waiting: deque[tuple[float, list[socket.socket], bytes]] = deque()
     delay: float | None = 0.0
     while delay is not None:
         soon = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
-        ready = select.select([first, second, sys.stdin], [], [], soon)[0]
-        for end in others.keys() & ready:
-            due = time.monotonic() + delay
-            waiting.append((due, others[end], end.recv(LARGEST)))
+        ready = select.select([*ends, sys.stdin], [], [], soon)[0]
+        for end in {*ends}.intersection(ready):
+            due, frame = time.monotonic() + delay, end.recv(LARGEST)
+            homes[frame[SENDER]] = end
+            home = homes.get(frame[TO])
+            others = [x for x in ends if x is not end] if home is None else [home]
+            waiting.append((due, others, frame))
         while waiting and waiting[0][0] <= time.monotonic():
-            _, end, frame = waiting.popleft()
-            end.send(frame)
+            _, others, frame = waiting.popleft()
+            for end in others:
+                end.send(frame)
         if sys.stdin in ready:
             delay = told()
 

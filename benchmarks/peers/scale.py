@@ -171,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compare scaling with PyTorch's.")
     parser.add_argument("--environment", type=Path, help="folder to install PyTorch in")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--algorithms", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--algos", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument(
         "--seconds", type=float, default=LEAST, help="minimum seconds per measurement"
@@ -183,7 +183,7 @@ def main() -> None:
         versions, missing = prepare(directory, peers=["torch"])
         pythons |= dict.fromkeys(versions, str(directory / "bin" / "python"))
         report({"benchmark": "scale", "versions": versions, "skipped": missing})
-    found = cases(flags.algorithms, flags.workers, "torch" in pythons)
+    found = cases(flags.algos, flags.workers, "torch" in pythons)
     each = measure_all(found, flags.repeats, flags.seconds, pythons)
     print(table_of(COLUMNS, [report(summary(case, each)) for case in each]))
 

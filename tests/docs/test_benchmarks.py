@@ -12,11 +12,11 @@ from tiers import tiers
 from benchmarks.peers import __main__ as peers
 
 # Flags of the smallest runs, and how many records they report.
-SCALE = "--workers 1 2 --repeats 1 --algorithms sync_sgd"
+SCALE = "--workers 1 2 --repeats 1 --algos sync_sgd"
 SMALLEST = {
-    "scaling": ("--workers 1 2 --repeats 1 --seconds 0.01 --algorithms bmuf", 2),
-    "sync_cost": ("--workers 2 --repeats 1 --steps 4 --algorithms bmuf topk_sgd", 2),
-    "memory": ("--workers 2 --algorithms local bmuf", 2),
+    "scaling": ("--workers 1 2 --repeats 1 --seconds 0.01 --algos bmuf", 2),
+    "sync_cost": ("--workers 2 --repeats 1 --steps 4 --algos bmuf topk_sgd", 2),
+    "memory": ("--workers 2 --algos local bmuf", 2),
     "engine.mesh": ("--workers 2 --repeats 1", 1),
     "engine.mesh_memory": ("--sizes 4M --devices 1 2", 2),
     "network.published": ("", 23),
