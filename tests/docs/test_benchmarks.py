@@ -3,10 +3,10 @@
 import argparse
 import importlib
 import json
-import subprocess
 import sys
 
 import pytest
+from commands import ran
 from tiers import tiers
 
 from benchmarks.peers import __main__ as peers
@@ -58,14 +58,9 @@ def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
 @pytest.mark.parametrize("name", tiers(SMALLEST, slow=["sync_cost"]))
 def test_a_small_run_reports_records_and_a_table(name):
     words, count = SMALLEST[name]
-    ran = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{name}", *words.split()],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert ran.returncode == 0, ran.stderr
-    lines = ran.stdout.splitlines()
+    ended = ran([sys.executable, "-m", f"benchmarks.{name}", *words.split()])
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
     assert [record["benchmark"] for record in records] == [name.split(".")[-1]] * count
     assert sum(line.startswith("|") for line in lines) == 2 + count

@@ -93,14 +93,15 @@ def _head(recorded: Recorded, key: str) -> list[str]:
 
 
 def _when(recorded: Recorded) -> str:
-    """Returns when the workers sync, in words."""
+    """Returns when the workers sync, and the algorithm's settings, in words."""
     steps, count = len(recorded.syncs), int(recorded.syncs.sum())
     gaps = np.diff(np.flatnonzero(recorded.syncs))
+    when = f"{count} syncs in {steps} steps"
     if count == steps:
-        return "A sync at every step"
-    if count > 1 and gaps.min() == gaps.max():
-        return f"A sync every {gaps[0]} steps"
-    return f"{count} syncs in {steps} steps"
+        when = "A sync at every step"
+    elif count > 1 and gaps.min() == gaps.max():
+        when = f"A sync every {gaps[0]} steps"
+    return "; ".join(filter(None, (when, recorded.settings)))
 
 
 def _ground(key: str) -> list[str]:

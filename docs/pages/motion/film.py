@@ -21,6 +21,7 @@ class Recorded(NamedTuple):
         slopes: each worker's own gradient before a step, (steps, workers, 2).
         center: its places, first at the start, (steps + 1, 2).
         syncs: whether anything is sent after a step, (steps,).
+        settings: the algorithm's arguments besides its period, in words.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Recorded(NamedTuple):
     slopes: np.ndarray
     center: np.ndarray
     syncs: np.ndarray
+    settings: str = ""
 
 
 class Film(NamedTuple):

@@ -1,7 +1,7 @@
 """Animations of four workers on a loss of two parameters, one for each algorithm.
 
 python -m pages.motion.trajectories --out DIR [NAME ...] writes NAME.svg, with docs/ on
-the path of Python.
+the path of Python. There are always four workers, and the period is 8 steps.
 """
 
 import argparse
@@ -131,6 +131,7 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
         seen.slopes.swapaxes(0, 1),
         _started(seen.center[0]),
         np.diff(sent.per_step, prepend=0.0) > 0,
+        ", ".join(f"{k.replace('_', ' ')} {x}" for k, x in setup.arguments.items()),
     )
 
 
@@ -229,10 +230,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="all by default")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--steps", type=int, default=STEPS, metavar="N")
     asked = parser.parse_args(arguments)
+    try:
+        names = [checks.one_of("algorithm", x, ALGORITHMS) for x in asked.names]
+    except ValueError as error:
+        parser.error(str(error))
     asked.out.mkdir(parents=True, exist_ok=True)
-    for name in asked.names or ALGORITHMS:
-        (asked.out / f"{name}.svg").write_text(svg(record(name)), encoding="utf-8")
+    for name in names or ALGORITHMS:
+        drawn = svg(record(name, asked.steps))
+        (asked.out / f"{name}.svg").write_text(drawn, encoding="utf-8")
 
 
 if __name__ == "__main__":

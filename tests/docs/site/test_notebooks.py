@@ -117,3 +117,13 @@ def test_code_of_a_notebook_is_formatted(name):
         ruff = [sys.executable, "-m", "ruff", "format", "--check", "-"]
         checked = subprocess.run(ruff, input=source + "\n", cwd=ROOT, text=True)
         assert checked.returncode == 0, source
+
+
+def test_the_exercise_is_solved_by_the_solution_below_it(capsys):
+    text = (FOLDER / "five-algorithms.md").read_text()
+    [solution] = re.findall(r"<summary>.*?```py\n(.*?)```", text, re.DOTALL)
+    exercise = "\n".join(cells("five-algorithms.md")[-2:])
+    solved = re.sub(r".* # change this line\n", solution, exercise)
+    for code, said in (exercise, "should be"), (solved, "solved"):
+        exec(f"import jax, numpy as np, optax, syncalgos\n{code}", {})
+        assert said in capsys.readouterr().out

@@ -75,13 +75,9 @@ def test_contours_lie_at_their_level():
 
 def test_every_animation_has_a_value_for_each_picture(averaged):
     pictures = len(film(averaged).step)
-    counts = {
-        len(values.split(";"))
-        for values in re.findall(
-            r'repeatCount="indefinite" values="([^"]*)"', trajectories.svg(averaged)
-        )
-    }
-    assert counts == {pictures}
+    values = r'repeatCount="indefinite" values="([^"]*)"'
+    found = re.findall(values, trajectories.svg(averaged))
+    assert {len(x.split(";")) for x in found} == {pictures}
 
 
 def test_command_writes_the_pictures_that_are_named(tmp_path):
