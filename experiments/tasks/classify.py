@@ -102,10 +102,10 @@ def network(
             lacks = f"model {model!r} has no blocks with batch normalisation"
             raise ValueError(f"{flag}: {lacks}: use resnet20")
     if model == "lenet":
-        if shape[:2] != (28, 28):
-            must = f"takes pictures of 28×28, got {shape}: use resnet20"
-            raise ValueError(f"--model lenet {must}")
-        init = partial(lenet.init, classes=classes, channels=shape[-1])
+        if min(shape[:2]) < 16:
+            least = f"16×16, got {shape}: use resnet20"
+            raise ValueError(f"--model lenet takes pictures of at least {least}")
+        init = partial(lenet.init, classes=classes, channels=shape[-1], sides=shape[:2])
         return without_buffers(init, lenet.apply)
     return perceptron(math.prod(shape), 128, 128, classes)
 

@@ -133,7 +133,7 @@ def _shape(found: Rows, pictures: bool) -> tuple[int, ...]:
         return (*shape, 1)[:3]
     if looks:
         size = "×".join(map(str, shape))
-        found.remarks.append(f"pictures of {size}? --model resnet20 reads them as such")
+        found.remarks.append(f"pictures of {size}? --model lenet reads them as such")
     return (found.x[0].size,)
 
 

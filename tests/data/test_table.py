@@ -132,15 +132,15 @@ def test_what_was_read_is_said(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
-    x = RNG.integers(0, 255, (50, 28, 28), dtype=np.uint8)
+    x = RNG.integers(0, 255, (50, 24, 31), dtype=np.uint8)
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(50) % 2, z=0)
     table(str(tmp_path / "data.npz")).load()
     said = capsys.readouterr().err
-    assert "pictures of 28×28? --model resnet20 reads them as such\n" in said
+    assert "pictures of 24×31? --model lenet reads them as such\n" in said
     assert "not read: z\n" in said
     task = table(str(tmp_path / "data.npz"), model="lenet")
     found = np.asarray(task.load().train["x"])
-    assert found.shape == (40, 28, 28, 1)
+    assert found.shape == (40, 24, 31, 1)
     np.testing.assert_allclose([found.mean(), found.std()], [0, 1], atol=1e-5)
     assert "--model" not in capsys.readouterr().err
     start = jax.eval_shape(task.init, jax.random.key(0))
