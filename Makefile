@@ -43,6 +43,6 @@ vectors:
 
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 docs:
-	@echo "the notebooks run, which takes some minutes"
-	JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
+	@echo "the notebooks run, which takes some minutes, unless SPHINX says otherwise"
+	JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going $(SPHINX) -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"

@@ -182,7 +182,8 @@ def report() -> Iterator[str]:
     bounds = tomllib.loads(RATCHET.read_text())
     for table, figures in measured().items():
         for name, figure in figures.items():
-            yield f"{table} {name}: {figure} of at most {bounds[table][name]}"
+            most = bounds[table][name]
+            yield f"{table} {name}: {figure} of {most}{', too many' * (figure > most)}"
 
 
 if __name__ == "__main__":
