@@ -143,6 +143,12 @@ class Part:
             return [sent[0] / sent[1] * (100 if what == "percent" else 1)]
         if what in ("p", "below"):
             return [self.corrected(*rows)]
+        if what in ("rates", "trials", "draws"):  # of tuning; draws: seeds of a trial
+            path, same = rows[0]
+            own = [x for x in lines_of(path) if x | same | {"reported": False} == x]
+            rates, draws = {x["lr"] for x in own}, {x["seed"] for x in own}
+            found = {"rates": rates, "draws": draws, "trials": own}[what]
+            return [len(found) / (len(draws) if what == "trials" else 1)]
         if what == "seeds":
             return [len(self.ends(rows[0]))]
         if what == "ratio":

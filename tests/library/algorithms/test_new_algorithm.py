@@ -1,13 +1,11 @@
 """docs/adding-an-algorithm.md, followed to the letter in a copy of the project."""
 
-import os
 import re
 import shutil
-import subprocess
 import sys
 
 import pytest
-from commands import ROOT
+from commands import ROOT, ran
 
 FOLDERS = ("syncalgos", "experiments", "models", "benchmarks", "conformance", "tests")
 FOLDERS += ("docs",)
@@ -61,13 +59,8 @@ def project(tmp_path_factory):
 def run(copy, *arguments):
     """Runs Python in the copy, whose packages come before the installed ones."""
     paths = [copy, *(copy / x for x in ("docs", "tests", "tests/support"))]
-    return subprocess.run(
-        [sys.executable, *arguments],
-        cwd=copy,
-        env={**os.environ, "PYTHONPATH": ":".join(map(str, paths))},
-        capture_output=True,
-        text=True,
-    )
+    places = ":".join(map(str, paths))
+    return ran([sys.executable, *arguments], copy, None, PYTHONPATH=places)
 
 
 @pytest.mark.slow
