@@ -6,8 +6,6 @@ Made pages and pictures lie in docs/_made; `make docs` builds the site.
 import sys
 from pathlib import Path
 
-from jupyter_client.connect import ConnectionFileMixin
-
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 MADE = DOCS / "_made"
@@ -40,8 +38,6 @@ myst_heading_anchors = 3
 nb_execution_timeout = 900
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-# Over TCP, each kernel warns that what it sends is not encrypted.
-ConnectionFileMixin.transport.default_value = "ipc"
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
@@ -144,8 +140,11 @@ def read_context(app, page: str, template: str, context: dict, doctree) -> None:
 
 def setup(app) -> None:
     """Connects the above, and what needs Sphinx itself."""
+    from jupyter_client.connect import ConnectionFileMixin
     from pages import prose
 
+    # Over TCP, each kernel warns that what it sends is not encrypted.
+    ConnectionFileMixin.transport.default_value = "ipc"
     write_pictures()  # pages show those that are there
     write_pages()
     app.connect("source-read", read_source)
