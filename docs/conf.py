@@ -140,11 +140,8 @@ def read_context(app, page: str, template: str, context: dict, doctree) -> None:
 
 def setup(app) -> None:
     """Connects the above, and what needs Sphinx itself."""
-    from jupyter_client.connect import ConnectionFileMixin
     from pages import prose
 
-    # Over TCP, each kernel warns that what it sends is not encrypted.
-    ConnectionFileMixin.transport.default_value = "ipc"
     write_pictures()  # pages show those that are there
     write_pages()
     app.connect("source-read", read_source)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from models.convolution import conv, he_normal, max_pool
 
 Params = dict[str, dict[str, jax.Array]]
+Shapes = dict[str, tuple[int, ...]]
 
 
 def init(
@@ -30,7 +31,7 @@ def init(
         width, inputs, outputs).
     """
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in sides)
-    shapes = {"conv1": (5, 5, channels, 16), "conv2": (5, 5, 16, 32)}
+    shapes: Shapes = {"conv1": (5, 5, channels, 16), "conv2": (5, 5, 16, 32)}
     shapes["dense"] = rows * columns * 32, classes
     drawn = he_normal(key, shapes)
     return {name: {"w": w, "b": jnp.zeros(w.shape[-1])} for name, w in drawn.items()}
