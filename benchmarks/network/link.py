@@ -73,7 +73,7 @@ class Link:
 
     def _carried(self) -> subprocess.Popen:
         road = [sys.executable, "-m", "benchmarks.network.road"]
-        ends = map(str, range(len(self._hosts)))
+        ends = map(str, range(self.hosts))
         return subprocess.Popen(
             ["ip", "netns", "exec", self._road, *road, *ends],
             stdin=subprocess.PIPE,

@@ -31,8 +31,8 @@ from syncalgos.network import HOPS, Sends
 
 # Seeds of trials must differ from those that are reported.
 FIRST_TUNING_SEED = 1000
-AFTER_ALL_STEPS = 10**9
 
+AFTER_ALL_STEPS = 10**9  # an interval of evaluations that no run reaches
 RESAMPLES = 2000  # of the tuning seeds
 Lines = list[dict[str, Any]]
 

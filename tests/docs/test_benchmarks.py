@@ -58,7 +58,8 @@ def test_a_peer_that_failed_in_the_turn_of_ctrl_c_is_left_out(monkeypatch):
 @pytest.mark.parametrize("name", tiers(SMALLEST, slow=["sync_cost"]))
 def test_a_small_run_reports_records_and_a_table(name):
     words, count = SMALLEST[name]
-    ended = ran([sys.executable, "-m", f"benchmarks.{name}", *words.split()])
+    command = [sys.executable, "-m", f"benchmarks.{name}", *words.split()]
+    ended = ran(command, timeout=300)
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     records = [json.loads(line) for line in lines if line.startswith("{")]
