@@ -73,7 +73,7 @@ ALONE = f"--workers 1 --batch-size {BATCH}"
 METRICS = {"all_reduce": (0.0, 1)}  # the additional send of a dispatch, which is a row
 REPEATS = 3  # minimum number of rows
 SECONDS = 1.0  # minimum seconds of training in them
-PATIENCE = 300  # seconds to wait for a row
+PATIENCE = 900  # seconds to wait for a row
 
 
 def wide(hidden: int = 640) -> Task:
