@@ -11,7 +11,7 @@ from pages.docstrings import Docstring, formulas, joined, parsed
 
 PAGE = Path(__file__).parents[1] / "algorithms.md"
 HEAD = "name", "update", "state", "sends", "effective rate", "source"
-MARKED = re.compile(r"(?<=<!-- table -->\n).*(?=<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 RETURNS = re.compile(r"A Strategy\. (?:State: )?(.+?)\. (.+?)\.(?: |$)")
 DRIFT = r"[Aa] steady drift (?:moves the center|moves it|goes) (.+?) times as far"
 FACTOR = re.compile(DRIFT)

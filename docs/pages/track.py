@@ -1,4 +1,4 @@
-"""Makes the table of docs/track.md from the logs of the entries.
+"""Makes the tables of docs/track.md from the logs of the entries.
 
 python -m pages.track
 """
@@ -15,19 +15,25 @@ from pages import table
 
 PAGE = Path(__file__).parents[1] / "track.md"
 ENTRIES = PAGE.with_suffix("")
+SIZES = ENTRIES, ENTRIES / "wide"
 
 
 def filled(page: str) -> str:
-    """Returns the text of the page with the table between its marks."""
-    logs = [(x, json.loads(x.read_text())) for x in sorted(ENTRIES.glob("*.json"))]
+    """Returns the text of the page with a table of each size between its marks."""
+    made = map(entries, SIZES)
+    return table.MARKED.sub(lambda _: next(made), page)
+
+
+def entries(folder: Path) -> str:
+    """Returns the table of the entries in a folder."""
+    logs = [(x, json.loads(x.read_text())) for x in sorted(folder.glob("*.json"))]
     # What misses the target has no score, however few its bytes are.
     logs.sort(key=lambda each: (misses(each[1]), each[1]["found"]["bytes_per_worker"]))
     links = ", ".join(logs[0][1]["found"]["seconds"])
     head = ["", "entry", "accuracy", "p", "a worker sends", f"seconds: {links}"]
     rows = [row(number, *each) for number, each in enumerate(logs, 1)]
     lines = [head, ["---"] * len(head), *rows]
-    made = "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
-    return table.MARKED.sub(lambda _: made, page)
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
 
 
 def misses(log: dict[str, Any]) -> bool:
@@ -37,14 +43,14 @@ def misses(log: dict[str, Any]) -> bool:
 
 def row(number: int, path: Path, log: dict[str, Any]) -> Sequence[str]:
     """Returns the cells of an entry."""
-    found, name = log["found"], path.stem
+    found, name = log["found"], path.relative_to(PAGE.parent).with_suffix("")
     what = (ast.get_docstring(ast.parse(log["code"])) or "").partition("\n")[0]
     mean, deviation = 100 * found["test_accuracy"], 100 * found["deviation"]
     p = f"{found['p']:.1g}" if found["p"] >= 1e-4 else "< 0.0001"
     seconds = [f"{float(f'{x:.3g}'):,g}" for x in found["seconds"].values()]
     return (
         "not shown" if misses(log) else str(number),
-        f"[{name}](track/{name}.py), [log](track/{name}.json): {what.rstrip('.')}",
+        f"[{name.name}]({name}.py), [log]({name}.json): {what.rstrip('.')}",
         f"{mean:.1f} ± {deviation:.1f} % ({len(log['runs'])})",
         p,
         terminal.size(found["bytes_per_worker"]),

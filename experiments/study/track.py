@@ -1,6 +1,6 @@
 """The sync track: an entry, its log, and whether its claim holds.
 
-docs/track.md has the rules; the preset has the fixed settings.
+docs/track.md has the rules; a preset for each size has the fixed settings.
 """
 
 import hashlib
@@ -35,13 +35,12 @@ from experiments.training.sends import from_json
 from syncalgos import MeanCenter, Replica, Strategy, collectives, communication
 from syncalgos.network import Sends, modelled_seconds, sends
 
-PRESET = "track-small"
+PRESETS = "track-small", "track-wide"  # an entry's TRACK is the first if not given
 SEAL = "log_sha256"  # the key of a log's checksum; `sha256` is that of its entry
 MODULE = "track_entry"  # the name under which an entry's file is imported
 # The flags of experiments.run that an entry may choose. All others are fixed.
 CHOSEN = "steps", "lr", "schedule", "warmup_steps", "weight_decay", "clip_norm"
-CHOSEN += "optimizer", "momentum", "b1", "b2"
-CHOSEN += "sync_until", "opt_state_at_sync"
+CHOSEN += "optimizer", "momentum", "b1", "b2", "sync_until", "opt_state_at_sync"
 # The parameter of the task that draws other test examples.
 UNSEEN = "test_seed"
 # Seeds for checks; none of them is logged or used for tuning.
@@ -145,12 +144,15 @@ def read_entry(path: Path) -> Entry:
         module = ModuleType(MODULE)
         exec(compile(code, str(path), "exec"), vars(module))
         own = shlex.split(getattr(module, "FLAGS", ""))
+        name = getattr(module, "TRACK", PRESETS[0])
     except STOPS:
         raise
     except BaseException as error:  # whatever the file raises
         raise explain(str(path), error) from error
     sys.modules[MODULE] = module
-    track = study_config.parse(["--preset", PRESET])
+    if name not in PRESETS:
+        raise BadRequest(f"{path}: TRACK must be {' or '.join(PRESETS)}, got {name!r}")
+    track = study_config.parse(["--preset", name])
     fixed = ["--task", track.task, *chain(*track.shared)]
     for flag, *_ in flag_groups(own):
         if parameter(flag) not in CHOSEN:

@@ -10,13 +10,13 @@ from experiments.tasks.classify import fields, labelled, perceptron, without_buf
 from experiments.tasks.task import Arrays, Data, Task
 from models import convolution_1d
 
-LENGTH, CLASSES = 40, 10
-# Layers of a multilayer perceptron; logistic regression is one layer.
-SIZES = {"mlp": (LENGTH, 100, 100, CLASSES), "logistic": (LENGTH, CLASSES)}
+# The units of a perceptron's hidden layers; logistic regression has none.
+HIDDEN = {"mlp": (100, 100), "wide": (475, 475), "logistic": ()}
 
 
 def mnist1d(
-    model: Literal["cnn", "mlp", "logistic"] = "cnn", test_seed: int | None = None
+    model: Literal["cnn", "mlp", "wide", "logistic"] = "cnn",
+    test_seed: int | None = None,
 ) -> Task:
     """MNIST-1D: 4,000 curves of 40 numbers in 10 classes, and 1,000 held out.
 
@@ -25,7 +25,7 @@ def mnist1d(
     and are the same each time.
 
     Args:
-        model: cnn, mlp or logistic.
+        model: cnn, mlp, wide (an mlp of 250,335 params) or logistic.
         test_seed: the seed of other test curves; None means the package's own curves.
 
     Source: Greydanus and Kobak, "Scaling down deep learning with MNIST-1D", 2020.
@@ -33,7 +33,7 @@ def mnist1d(
     if model == "cnn":
         network = without_buffers(convolution_1d.init, convolution_1d.apply)
     else:
-        network = perceptron(*SIZES[model])
+        network = perceptron(40, *HIDDEN[model], 10)
     return Task(
         **fields(network),
         load=partial(_load, test_seed),
@@ -65,11 +65,6 @@ def _made(seed: int | None = None) -> tuple[Arrays, Arrays]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
-    train, test = (
-        {
-            "x": np.asarray(made[f"x{part}"], np.float32),
-            "y": np.asarray(made[f"y{part}"], np.int32),
-        }
-        for part in ("", "_test")
-    )
-    return train, test
+    x, y = partial(np.asarray, dtype=np.float32), partial(np.asarray, dtype=np.int32)
+    train = {"x": x(made["x"]), "y": y(made["y"])}
+    return train, {"x": x(made["x_test"]), "y": y(made["y_test"])}

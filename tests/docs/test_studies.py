@@ -132,7 +132,7 @@ def test_every_preset_has_records():
     found = FOLDER.glob("*/finals*.jsonl")
     made = {x.parent.name + end for x in found for end in ("", x.stem[len("finals") :])}
     # The records of the track are the logs of its entries.
-    assert {*presets.NAMES} - {track.PRESET} <= made
+    assert {*presets.NAMES} - {*track.PRESETS} <= made
 
 
 FEW = ("fashion-mnist", *studies.JOINED)

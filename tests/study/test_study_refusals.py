@@ -54,6 +54,7 @@ ENTRIES = {
     ENTRY.replace("--lr", "--partition=label --lr"): ["cannot set --partition"],
     ENTRY.replace("--steps 8", "--steps 13"): ["--steps must be at most 12, got 13"],
     ENTRY.replace("0.1", "fast"): ["--lr", "must be a number"],
+    ENTRY + "TRACK = 'large'": ["be track-small or track-wide, got 'large'"],
     "FLAGS = ''": ["has no", "'strategy'"],
     ENTRY.replace("--lr", "--schedule 'cosine --lr"): ["No closing quotation"],
     "FLAGS = 3": ["mine.py: AttributeError"],
@@ -124,7 +125,7 @@ def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(
     call, words, tmp_path, monkeypatch
 ):
     (preset := tmp_path / "small.toml").write_text(FIXED)
-    monkeypatch.setitem(presets.FILES, track.PRESET, preset)
+    monkeypatch.setitem(presets.FILES, track.PRESETS[0], preset)
     with pytest.raises((ValueError, BadRequest)) as refused:
         call(tmp_path / "study")
     line = str(refused.value)

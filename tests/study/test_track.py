@@ -15,7 +15,7 @@ from experiments.command.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.runs import Loader
 
-ENTRIES = sorted((ROOT / "docs" / "track").glob("*.py"))
+ENTRIES = sorted((ROOT / "docs" / "track").rglob("*.py"))
 FIXED = """
 [flags]
 task = "digits"
@@ -56,7 +56,7 @@ def small(tmp_path_factory):
     path = tmp_path_factory.mktemp("preset") / "small.toml"
     path.write_text(FIXED)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(presets.FILES, track.PRESET, path)
+        patch.setitem(presets.FILES, track.PRESETS[0], path)
         yield
 
 
@@ -289,22 +289,21 @@ def test_p_is_that_of_students_table():
 @pytest.fixture
 def real(small, monkeypatch):
     """The track itself."""
-    path = ROOT / "experiments" / "study" / "presets" / f"{track.PRESET}.toml"
-    monkeypatch.setitem(presets.FILES, track.PRESET, path)
+    path = ROOT / f"experiments/study/presets/{track.PRESETS[0]}.toml"
+    monkeypatch.setitem(presets.FILES, track.PRESETS[0], path)
 
 
 @pytest.mark.parametrize("path", ENTRIES, ids=lambda path: path.stem)
 def test_a_committed_entry_is_that_of_its_log(path, real):
     log = json.loads(path.with_suffix(".json").read_text())
     assert [*track.contradictions(track.read_entry(path), log)] == []
+    assert ("wide" in log["words"]) is (path.parent.name == "wide")
     assert log["commit"] and not log["commit"].endswith("dirty")
 
 
 def test_table_of_the_track_is_what_its_logs_say():
-    logs = [*page.ENTRIES.glob("*.json")]
-    assert len(logs) == len(ENTRIES) >= 10
-    text = page.PAGE.read_text()
-    assert text == page.filled(text), "make table"
+    assert len([*page.ENTRIES.rglob("*.json")]) == len(ENTRIES) >= 10
+    assert page.filled(text := page.PAGE.read_text()) == text, "make table"
 
 
 @pytest.mark.long
