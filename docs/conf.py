@@ -3,6 +3,7 @@
 Made pages and pictures lie in docs/_made; `make docs` builds the site.
 """
 
+import inspect
 import sys
 from pathlib import Path
 
@@ -88,12 +89,16 @@ CHILDREN = {
 
 
 def write_pictures() -> None:
-    """Draws each algorithm's workers, unless its picture is newer than the code."""
-    code = [*ROOT.glob("syncalgos/**/*.py"), *DOCS.glob("pages/motion/*.py")]
-    changed = max(file.stat().st_mtime for file in code)
-    folder = MADE / algorithms.PICTURES
-    new = {x.stem for x in folder.glob("*.svg") if x.stat().st_mtime >= changed}
-    if old := [name for name in ALGORITHMS if name not in new]:
+    """Draws each algorithm's workers, unless its picture is newer than its file."""
+    drawing, folder = [*DOCS.glob("pages/motion/*.py")], MADE / algorithms.PICTURES
+
+    def is_old(name: str) -> bool:
+        code = [Path(inspect.getfile(ALGORITHMS[name])), *drawing]
+        picture = folder / f"{name}.svg"
+        changed = max(file.stat().st_mtime for file in code)
+        return not picture.exists() or picture.stat().st_mtime < changed
+
+    if old := [*filter(is_old, ALGORITHMS)]:
         trajectories.main([*old, "--out", str(folder)])
 
 
