@@ -15,18 +15,19 @@ from pages import table
 
 PAGE = Path(__file__).parents[1] / "track.md"
 ENTRIES = PAGE.with_suffix("")
-SIZES = ENTRIES, ENTRIES / "wide"
 
 
 def filled(page: str) -> str:
     """Returns the text of the page with a table of each size between its marks."""
-    made = map(entries, SIZES)
-    return table.MARKED.sub(lambda _: next(made), page)
+    logs = [(x, json.loads(x.read_text())) for x in sorted(ENTRIES.rglob("*.json"))]
+    # By what was run, not by the folder, which anybody can choose.
+    sizes = iter([False, True])
+    return table.MARKED.sub(lambda _: entries(logs, next(sizes)), page)
 
 
-def entries(folder: Path) -> str:
-    """Returns the table of the entries in a folder."""
-    logs = [(x, json.loads(x.read_text())) for x in sorted(folder.glob("*.json"))]
+def entries(found: Sequence[tuple[Path, dict[str, Any]]], is_wide: bool) -> str:
+    """Returns the table of the entries of a size, by their logs."""
+    logs = [each for each in found if ("wide" in each[1]["words"]) is is_wide]
     # What misses the target has no score, however few its bytes are.
     logs.sort(key=lambda each: (misses(each[1]), each[1]["found"]["bytes_per_worker"]))
     links = ", ".join(logs[0][1]["found"]["seconds"])
