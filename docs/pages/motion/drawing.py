@@ -1,5 +1,7 @@
 """Draws recorded workers as an animated SVG, without script."""
 
+from string import Template
+
 import numpy as np
 
 from pages.motion import landscape
@@ -19,32 +21,39 @@ from pages.motion.shapes import (
 HEIGHT = 420  # below the floor are a legend and the steps
 FIRST, LAST = 24, 616  # of the line of steps
 # Okabe and Ito's colours, which the colour-blind can tell apart; lighter on dark.
-LIGHT = ("#0072b2", "#d55e00", "#009e73", "#b0478a")
-DARK = ("#56b4e9", "#e69f00", "#2fc79b", "#e58fc0")
+PARTS = "card", "edge", "deep", "line", "ink", "soft", "halo", "w0", "w1", "w2", "w3"
+LIGHT = ["#f7f8fa", "#c9ced6", "#2f6fb3", "#fff", "#11151c", "#566072", "#fff"]
+LIGHT += ["#0072b2", "#d55e00", "#009e73", "#b0478a"]
+DARK = ["#171c26", "#3a4354", "#4a8be0", "#0d1118", "#f4f6fa", "#a3aec0", "#10141c"]
+DARK += ["#56b4e9", "#e69f00", "#2fc79b", "#e58fc0"]
 # Quarters of a disc, towards the workers' own minima: together they make it whole.
 TURNS = (180, 90, 0, 270)
 GLOW = (0.9, 0.9, 0.8, 0.6, 0.3, 0)  # of a sync, by picture
 TAILS = ((150, 2, 0.3), (70, 2.8, 0.4), (26, 3.6, 0.9))  # length, width, opacity
 
+# Programs for slides know neither variables nor queries: they show it still and light.
 STYLE = """
-ID{--card:#f7f8fa;--edge:#c9ced6;--deep:#2f6fb3;--line:#fff;--ink:#11151c;\
---soft:#566072;--halo:#fff;LIGHT}
-@media (prefers-color-scheme:dark){ID{--card:#171c26;--edge:#3a4354;--deep:#4a8be0;\
---line:#0d1118;--ink:#f4f6fa;--soft:#a3aec0;--halo:#10141c;DARK}}
-OWN
-ID text{font:12px system-ui,sans-serif;fill:var(--soft)}
-ID .name{font:600 18px ui-monospace,monospace;fill:var(--ink)}
-ID .deep{fill:var(--deep);fill-opacity:.04;stroke:var(--line);stroke-width:.8}
-ID .trail{fill:none;stroke:var(--own);stroke-linejoin:round;stroke-linecap:round}
-ID .sync{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-linecap:round}
-ID .worker{fill:var(--own);stroke:var(--halo);stroke-width:1}
-ID .needle{stroke:var(--own);stroke-width:2;stroke-linecap:round}
-ID .center{fill:var(--ink);stroke:var(--halo);stroke-width:1.6}
-ID .cross{stroke:var(--own,var(--ink));stroke-width:2;fill:none}
-ID .still{display:none}
-@media (prefers-reduced-motion:reduce),print{ID .still{display:inline}\
-ID .moving{display:none}ID .whole{opacity:.8}}
+$ID text{font:12px system-ui,sans-serif}
+$ID .name{font:600 18px ui-monospace,monospace}
+$ID .deep{fill-opacity:.04;stroke-width:.8}
+$ID .trail{fill:none;stroke:currentColor;stroke-linejoin:round;stroke-linecap:round}
+$ID .sync{fill:none;stroke-width:1.6;stroke-linecap:round}
+$ID .worker{fill:currentColor;stroke-width:1}
+$ID .needle{stroke:currentColor;stroke-width:2;stroke-linecap:round}
+$ID .center{stroke-width:1.6}
+$ID .cross{stroke:currentColor;stroke-width:2;fill:none}
+$ID .edge{fill:none}
+$ID .moving{display:none}
+$ID .whole{opacity:.8}
+$light
+@media (prefers-color-scheme:dark){$dark}
+@media screen and (prefers-reduced-motion:no-preference){$ID .still{display:none}\
+$ID .moving{display:inline}$ID .whole{opacity:.35}}
 """
+COLOURS = """$ID{color:$ink}$ID .card{fill:$card}$ID .edge{stroke:$edge}\
+$ID text{fill:$soft}$ID .name,$ID .center{fill:$ink}$ID .sync{stroke:$ink}\
+$ID .deep{fill:$deep;stroke:$line}$ID .worker,$ID .center{stroke:$halo}\
+$ID .w0{color:$w0}$ID .w1{color:$w1}$ID .w2{color:$w2}$ID .w3{color:$w3}"""
 
 
 def svg(recorded: Recorded) -> str:
@@ -58,8 +67,8 @@ def svg(recorded: Recorded) -> str:
         *_markers(shown),
         *_foot(recorded, shown),
         "</g>",
-        f'<rect x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="12" '
-        'style="fill:none;stroke:var(--edge)"/>',
+        f'<rect class="edge" x=".5" y=".5" width="{WIDTH - 1}" height="{HEIGHT - 1}" '
+        'rx="12"/>',
         "</svg>\n",
     ]
     return "\n".join(parts)
@@ -68,12 +77,11 @@ def svg(recorded: Recorded) -> str:
 def _head(recorded: Recorded, key: str) -> list[str]:
     """Returns the beginning: what it shows, in words, and its colours."""
     steps, workers = recorded.local.shape[:2]
-    style = STYLE.strip().replace("ID", f"#{key}")
-    for word, colours in (("LIGHT", LIGHT), ("DARK", DARK)):
-        style = style.replace(
-            word, "".join(f"--w{i}:{x};" for i, x in enumerate(colours))
-        )
-    own = "".join(f"#{key} .w{i}{{--own:var(--w{i})}}" for i in range(workers))
+    light, dark = (
+        Template(COLOURS).substitute(dict(zip(PARTS, each, strict=True)), ID=f"#{key}")
+        for each in (LIGHT, DARK)
+    )
+    style = Template(STYLE.strip()).substitute(ID=f"#{key}", light=light, dark=dark)
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" id="{key}" role="img" '
         f'viewBox="0 0 {WIDTH} {HEIGHT}" aria-labelledby="{key}-title {key}-desc">',
@@ -82,13 +90,13 @@ def _head(recorded: Recorded, key: str) -> list[str]:
         f"{steps} local steps through a curved valley towards its lowest point, from "
         f"the upper left to the middle right. {_when(recorded)}. A dot is the "
         "center, the model to evaluate.</desc>",
-        f"<style>{style.replace('OWN', own)}</style>",
+        f"<style>{style}</style>",
         f'<clipPath id="{key}-card">'
         f'<rect width="{WIDTH}" height="{HEIGHT}" rx="12"/></clipPath>',
         f'<clipPath id="{key}-plot"><rect width="{WIDTH}" height="{FLOOR}"/>'
         "</clipPath>",
         f'<g clip-path="url(#{key}-card)">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" style="fill:var(--card)"/>',
+        f'<rect class="card" width="{WIDTH}" height="{HEIGHT}"/>',
     ]
 
 
@@ -138,7 +146,7 @@ def _trails(shown: Film, key: str) -> list[str]:
         shift = 1.4 * np.cos(np.radians(turn)), 1.4 * np.sin(np.radians(turn))
         parts += [
             f'<g class="trail w{i}" transform="translate({numbers(shift, " ")})">',
-            '<g class="whole" opacity=".35" stroke-width="1.3">',
+            '<g class="whole" stroke-width="1.3">',
             f'<path id="{key}-{i}" d="{line(places[:-REST][::-1])}"/>',
             f'</g><g class="moving">{_fade(shown)}',
             animate("stroke-dashoffset", np.round(gone - gone[-1] + period)),
@@ -248,7 +256,7 @@ def _foot(recorded: Recorded, shown: Film) -> list[str]:
         f'<text x="{FIRST + 316}" y="{row}">lowest of one worker</text>',
         f'<text x="{LAST}" y="{row}" text-anchor="end">{steps} steps, syncs marked'
         "</text>",
-        f'<path d="M{FIRST} 406H{LAST}" style="stroke:var(--edge);stroke-width:2"/>',
+        f'<path class="edge" d="M{FIRST} 406H{LAST}" stroke-width="2"/>',
         f'<path class="sync" d="{ticks}"/>',
         '<circle class="center moving" cy="406" r="4.5">'
         f"{animate('cx', along[shown.step])}</circle>",
