@@ -264,6 +264,8 @@ def smallest_period(
     share: float,
     delay: int = 0,
     every: float = 0.0,
+    *,
+    grows: bool = True,
 ) -> int | None:
     """Returns the smallest period at which communication takes less than a share.
 
@@ -272,8 +274,10 @@ def smallest_period(
         period: local steps between two syncs.
         step_seconds: seconds of computation of one local step.
         share: the fraction of the time that communication may take.
-        delay: as in `modelled_seconds`; at least a period if it grows with it.
+        delay: as in `modelled_seconds`.
         every: further seconds per step that no period reduces.
+        grows: whether a delay of at least a period grows with it; False if that is
+            not known: then the period is long enough in either case.
 
     Returns:
         The period; None if nothing is sent, or if no period is long enough because of
@@ -288,7 +292,10 @@ def smallest_period(
     left = share / (1 - share) * step_seconds - every - least
     if not any(late) or left <= 0:
         return None
+    enough = 1
     if hides_all:
-        return max(1, math.ceil(max(late) / (step_seconds + left)))
+        enough = max(1, math.ceil(max(late) / (step_seconds + left)))
+    if hides_all and grows:
+        return enough
     waited = sum(max(0.0, x - least - delay * step_seconds) for x in late) / rounds
-    return max(1, math.ceil(waited / left))
+    return max(enough, math.ceil(waited / left))

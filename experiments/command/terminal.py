@@ -198,7 +198,9 @@ def _sent_text(s: dict[str, Any]) -> str:
     """Formats the bytes that a worker sent, and that each of its devices sent."""
     if s["bytes_per_worker"] is None:
         return "not counted"
-    text = f"{size(s['bytes_per_worker'])} in {s['syncs']} syncs"
+    text = size(s["bytes_per_worker"])
+    if s["syncs"] is not None:
+        text += f" in {s['syncs']} syncs"
     if s["mesh"]:
         text += f", each of its devices {size(s['bytes_per_device'])}"
     if s["decided"] is not None:

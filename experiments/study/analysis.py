@@ -283,11 +283,14 @@ def compared(pairs: Pairs, rest: Pairs) -> tuple[list[Difference | None], int]:
         pairs: each a row, and the row that it is compared with.
         rest: further pairs that p-values are corrected for.
     """
+    keys = [frozenset((id(a), id(b))) for a, b in (*pairs, *rest)]
     differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
-    p_values = statistics.corrected(differences)
-    found = zip(differences[: len(pairs)], p_values, strict=False)
-    count = len(p_values) - p_values.count(None)
-    return [d and d._replace(p=p) for d, p in found], count
+    # A row that is not swept is compared at each value, but with another such row once.
+    once = dict(zip(keys, differences, strict=True))
+    p_values = dict(zip(once, statistics.corrected([*once.values()]), strict=True))
+    found = zip(keys[: len(pairs)], differences, strict=False)
+    count = sum(p is not None for p in p_values.values())
+    return [d and d._replace(p=p_values[key]) for key, d in found], count
 
 
 def retuned(

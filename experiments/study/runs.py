@@ -218,6 +218,10 @@ class Loader:
         plan, self._data[key] = checked(*given, programs=programs)
         return plan, self._data[key]
 
+    def checksums(self) -> list[str]:
+        """Returns those of the user's files that were read."""
+        return sorted({data.sha256 for data in self._data.values()} - {""})
+
 
 def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:
     """Returns every variant at every value of the sweep, with its trials.

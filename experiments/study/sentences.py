@@ -293,8 +293,10 @@ def _line(ranking: Ranking, by: Measure) -> str:
     alike, edge = [*kinds["doubtful"], *kinds["unseen"]], kinds["edge"]
     # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
-        count = top.seeds - top.diverged
+        count = min(len(top.final.keys() & row.final.keys()) for row in kinds["few"])
         but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
+        if count >= MIN_SEEDS:
+            but = "equal differences show nothing about chance"
     elif top.diverged:
         but = f"{top.diverged} of its {top.seeds} runs diverged"
     elif alike and len(alike) == others:

@@ -87,11 +87,12 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
             _use_devices(config)
             maker = Maker()
             runs = run_sets(config, maker)
+            _check_data(out, data := maker.checksums())
             _check_measure(config, runs[0], maker)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
-                files.write_json(out / NAME, identity)
+                files.write_json(out / NAME, identity | {"data": data})
             choose = partial(chosen, measure_key=config.measure)
             plan = Plan(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
@@ -315,6 +316,14 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         raise ValueError(f"{what}: use another folder")
     if now != identity:
         terminal.say("another syncalgos began this study: results may differ since")
+
+
+def _check_data(out: Path, checksums: list[str]) -> None:
+    """Raises a ValueError if the study's runs read other files of the user."""
+    there = files.read(out / NAME) if (out / NAME).exists() else {}
+    if there.get("data", checksums) != checksums:  # 0.3 did not note them
+        what = f"--out {out} holds a study of other data: a file has changed"
+        raise ValueError(f"{what}: use another folder")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:

@@ -163,7 +163,6 @@ def plan(
     kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
     costs, messages = np.array(kinds)[moved.steps].T
     clock = net.wall_clock(costs.tolist(), step_seconds, late)
-    of = step_seconds, share, late
     return Plan(
         workers=workers,
         network=link,
@@ -177,7 +176,11 @@ def plan(
         seconds=float(costs.sum()) / sent.syncs,
         share=1 - planned * step_seconds / float(clock[-1]),
         limit=share,
-        enough=period and net.smallest_period(costs.tolist(), period, *of),
+        # An algorithm's own delay follows its period; that of a combinator may not.
+        enough=period
+        and net.smallest_period(
+            costs.tolist(), period, step_seconds, share, late, grows=bool(given)
+        ),
     )
 
 

@@ -71,6 +71,14 @@ def test_the_smallest_period_is_found_by_trying_all(make):
     assert shares[told] <= limit < shares[told - 1]
 
 
+def test_a_fixed_delay_does_not_grow_with_the_period():
+    late = sa.gossip(topology="ring")
+    found = plan(late)
+    assert (found.late, found.period) == (1, 1)
+    assert found.enough == plan(sa.every(late, 4)).enough
+    assert plan(sa.every(late, found.enough)).share <= found.limit
+
+
 def test_what_every_step_sends_is_in_no_period():
     assert plan(sa.gossip_pga(8)).enough is None
     assert plan(sa.gossip_pga(8), step_seconds=60.0).enough is not None

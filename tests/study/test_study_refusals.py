@@ -120,6 +120,18 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
         assert refused.value.code == 2
 
 
+def test_a_study_does_not_mix_runs_on_a_file_with_runs_on_a_changed_one(tmp_path):
+    (path := tmp_path / "t.csv").write_text(rows := "x,y\n" + "1,a\n2,b\n" * 20)
+    words = f"--algos sync_sgd --task table --file {path} --seeds 1"
+    asked = config.read([*shlex.split(words), f"--out={tmp_path / 'study'}"])
+    for _ in range(2):
+        with study.opened(asked) as (plan, _):
+            assert plan.missing == 1
+    path.write_text(rows.replace("2,b", "3,b"))
+    with pytest.raises(BadRequest, match="other data: a file has changed"):
+        study.opened(asked).__enter__()
+
+
 @pytest.mark.parametrize(("call", "words"), REFUSED)
 def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(
     call, words, tmp_path, monkeypatch

@@ -256,6 +256,15 @@ ANSWERS: list[tuple[Any, ...]] = [
         "a leads, but one seed is too few to tell",
         [row("a", BEST[:1]), row("b", [1e-9])],
     ),
+    # Of the seeds of both rows.
+    (
+        "a leads, but 4 seeds are too few to tell",
+        [row("a"), row("b", WORSE, lost=1)],
+    ),
+    (
+        "a leads, but equal differences show nothing about chance",
+        [row("a", [0.0] * 5), row("b", [-0.01] * 5)],
+    ),
     (
         "a leads, but 5 of its 10 runs diverged",
         [A._replace(diverged=5, seeds=10), row("b", WORSE)],
@@ -275,6 +284,13 @@ def test_line_and_answer_are_the_best_how_sure_that_is_and_what_it_costs(case):
     expected, rows, *said = case
     assert line(*rows) == expected
     assert answered(*rows) in said or not said
+
+
+def test_rows_that_are_not_swept_are_one_comparison_at_all_values():
+    swept = [row("c", WORSE)._replace(point=f"period={x}") for x in (4, 16, 64)]
+    found = rankings([row("a"), row("b", WORSE), *swept], ACCURACY)
+    assert {x.comparisons for x in found.values()} == {1 + 2 * 3}
+    assert len(found) == 3
 
 
 def test_an_answer_on_a_loss_takes_the_lowest():
