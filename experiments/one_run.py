@@ -358,15 +358,17 @@ def _origin(run: Run, step: int) -> dict[str, str]:
 def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
     """Returns summary.json, without the fields that its writer adds."""
     progress, line, method = outcome.progress, outcome.line, run.plan.method
-    steps, seconds, sent = line["step"], progress.seconds, run.rounds.sent(progress)
+    steps, seconds = line["step"], progress.seconds
     syncs = moved = decided = None
     # Syncs of other workers, before --resume-center, are in the bytes alone.
-    is_one = not progress.sent_since
-    if sent is not None and is_one:
+    sent = None if progress.sent_since else run.rounds.sent(progress)
+    if sent is not None:
         syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
         delay = delay_of_sends(run.config, run.task, method.algorithm)
         moved = {**sends.to_json(network.sends(sent)), "delay": delay}
-    if is_one and introspection.kinds(method.strategy, introspection.Decided):
+    if not progress.sent_since and introspection.kinds(
+        method.strategy, introspection.Decided
+    ):
         decided = len({step for step, _ in progress.decided})
     devices = run.config.worker_devices
     return {

@@ -264,7 +264,6 @@ def smallest_period(
     share: float,
     delay: int = 0,
     every: float = 0.0,
-    *,
     grows: bool = True,
 ) -> int | None:
     """Returns the smallest period at which communication takes less than a share.
@@ -292,10 +291,8 @@ def smallest_period(
     left = share / (1 - share) * step_seconds - every - least
     if not any(late) or left <= 0:
         return None
-    enough = 1
-    if hides_all:
-        enough = max(1, math.ceil(max(late) / (step_seconds + left)))
-    if hides_all and grows:
-        return enough
-    waited = sum(max(0.0, x - least - delay * step_seconds) for x in late) / rounds
-    return max(enough, math.ceil(waited / left))
+    enough = max(late) / (step_seconds + left) if hides_all else 0.0
+    if not (hides_all and grows):
+        waited = sum(max(0.0, x - least - delay * step_seconds) for x in late) / rounds
+        enough = max(enough, waited / left)
+    return max(1, math.ceil(enough))

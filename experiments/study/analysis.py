@@ -283,14 +283,15 @@ def compared(pairs: Pairs, rest: Pairs) -> tuple[list[Difference | None], int]:
         pairs: each a row, and the row that it is compared with.
         rest: further pairs that p-values are corrected for.
     """
-    keys = [frozenset((id(a), id(b))) for a, b in (*pairs, *rest)]
-    differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
     # A row that is not swept is compared at each value, but with another such row once.
+    keys = [frozenset(map(id, pair)) for pair in (*pairs, *rest)]
+    differences = [statistics.paired(a.final, b.final) for a, b in (*pairs, *rest)]
     once = dict(zip(keys, differences, strict=True))
-    p_values = dict(zip(once, statistics.corrected([*once.values()]), strict=True))
-    found = zip(keys[: len(pairs)], differences, strict=False)
-    count = sum(p is not None for p in p_values.values())
-    return [d and d._replace(p=p_values[key]) for key, d in found], count
+    p = dict(zip(once, statistics.corrected([*once.values()]), strict=True))
+    found = [
+        d and d._replace(p=p[key]) for key, d in zip(keys, differences, strict=True)
+    ]
+    return found[: len(pairs)], sum(x is not None for x in p.values())
 
 
 def retuned(

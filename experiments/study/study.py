@@ -82,17 +82,16 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
                 raise
             held, refusal = nullcontext(), error
         with held:
-            identity = _identity(config)
-            _check_folder(out, identity)
             _use_devices(config)
             maker = Maker()
             runs = run_sets(config, maker)
-            _check_data(out, data := maker.checksums())
+            identity = _identity(config, maker.checksums())
+            _check_folder(out, identity)
             _check_measure(config, runs[0], maker)
             if config.scheduler is not None:
                 reach(config.scheduler, ANSWER)
             if not (out / NAME).exists():
-                files.write_json(out / NAME, identity | {"data": data})
+                files.write_json(out / NAME, identity)
             choose = partial(chosen, measure_key=config.measure)
             plan = Plan(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
@@ -268,11 +267,11 @@ def _name(r: RunSet, values: Mapping[str, str] = {}) -> dict[str, Any]:
     return {"label": r.variant.label, "algo": r.variant.algo, **own}
 
 
-def _identity(config: StudyConfig) -> dict[str, Any]:
+def _identity(config: StudyConfig, checksums: list[str]) -> dict[str, Any]:
     """Returns the content of study.json, which must match that in the folder."""
-    versions = worker.of_runs(config.factories)
+    found = {"settings": config.identity, "versions": worker.of_runs(config.factories)}
     # Converted as JSON does, so that it can be compared with what is read.
-    return json.loads(json.dumps({"settings": config.identity, "versions": versions}))
+    return json.loads(json.dumps(found | {"data": {"files": checksums}}))
 
 
 def _check_measure(config: StudyConfig, first: RunSet, maker: Maker) -> None:
@@ -302,12 +301,13 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
             raise ValueError(f"--out {out} holds other files: use another folder")
         return
     try:
-        there = files.read(path)
+        there = files.read(path, "settings", "versions")
         with files.using(path):
             # Another syncalgos continues a study: finals.jsonl names each run's.
             was = {k: x for k, x in there["versions"].items() if k == "syncalgos"}
             now = identity | {"versions": identity["versions"] | was}
-            pairs = [(key, there[key], x) for key, x in now.items()]
+            # Studies of 0.3 did not note the user's files.
+            pairs = [(key, there.get(key, x), x) for key, x in now.items()]
             changed = [f"{k} ({_changed(old, x)})" for k, old, x in pairs if old != x]
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
@@ -316,14 +316,6 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
         raise ValueError(f"{what}: use another folder")
     if now != identity:
         terminal.say("another syncalgos began this study: results may differ since")
-
-
-def _check_data(out: Path, checksums: list[str]) -> None:
-    """Raises a ValueError if the study's runs read other files of the user."""
-    there = files.read(out / NAME) if (out / NAME).exists() else {}
-    if there.get("data", checksums) != checksums:  # 0.3 did not note them
-        what = f"--out {out} holds a study of other data: a file has changed"
-        raise ValueError(f"{what}: use another folder")
 
 
 def _changed(old: dict[str, Any], new: dict[str, Any]) -> str:

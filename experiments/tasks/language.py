@@ -111,7 +111,8 @@ def shakespeare(
         lr={"sgd": 0.1, "": 2e-3},
         eval_batch=256,
         figures={"bits_per_character": lambda nats: nats / math.log(2)},
-        blank=partial(_blank, context),
+        # Of the same length, one repeated character.
+        blank=lambda: _data(np.zeros(tokens.SHAKESPEARE.size, np.uint8), context),
     )
 
 
@@ -121,11 +122,6 @@ def _load_shakespeare(data_dir: Path | None, context: int) -> Data:
     assert len(alphabet) == CHARACTERS
     # One byte each, because windows repeat every character on the device.
     return _data(codes.astype(np.uint8), context)
-
-
-def _blank(context: int) -> Data:
-    """Makes the data of a text with the same length, of one repeated character."""
-    return _data(np.zeros(tokens.SHAKESPEARE.size, np.uint8), context)
 
 
 def _data(codes: np.ndarray, context: int) -> Data:

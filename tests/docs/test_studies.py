@@ -66,12 +66,14 @@ def test_a_table_is_what_its_records_say(path):
         assert float(row[f"{key}_mean"]) == pytest.approx(found.mean())
         assert float(row[f"{key}_sd"]) == pytest.approx(found.std(ddof=1))
         base = bases.get(row.get(flag, ""), bases.get(""))
-        if not row["difference_low"] or base is None:
+        # Few seeds have no interval; equal differences neither.
+        shown = [row[f"difference_{x}"] for x in ("mean", "low", "high")]
+        if not shown[0] or base is None:
             continue
         pairs = part.pairs(ends(row), ends(base))
-        shown = [float(row[f"difference_{x}"]) for x in ("mean", "low", "high")]
         told = pairs.mean(), *ttest_1samp(pairs, 0).confidence_interval(0.95)
-        assert shown == pytest.approx(told, abs=2e-6)
+        shown = [float(x) for x in shown if x]
+        assert shown == pytest.approx(told[: len(shown)], abs=2e-6)
         compared += 1
     assert compared or {row["verdict"] for row in rows} == {"baseline"}
 

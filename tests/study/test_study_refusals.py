@@ -122,13 +122,13 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
 
 def test_a_study_does_not_mix_runs_on_a_file_with_runs_on_a_changed_one(tmp_path):
     (path := tmp_path / "t.csv").write_text(rows := "x,y\n" + "1,a\n2,b\n" * 20)
-    words = f"--algos sync_sgd --task table --file {path} --seeds 1"
+    words = f"--algos sync_sgd --task table --file {path} --batch-size 8 --seeds 1"
     asked = config.read([*shlex.split(words), f"--out={tmp_path / 'study'}"])
     for _ in range(2):
         with study.opened(asked) as (plan, _):
             assert plan.missing == 1
     path.write_text(rows.replace("2,b", "3,b"))
-    with pytest.raises(BadRequest, match="other data: a file has changed"):
+    with pytest.raises(BadRequest, match="holds a study with other data"):
         study.opened(asked).__enter__()
 
 
