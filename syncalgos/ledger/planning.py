@@ -163,7 +163,7 @@ def plan(
     kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
     costs, messages = np.array(kinds)[moved.steps].T
     clock = net.wall_clock(costs.tolist(), step_seconds, late)
-    of = costs.tolist(), period, step_seconds, share, late
+    of = step_seconds, share, late, 0.0, bool(given)
     return Plan(
         workers=workers,
         network=link,
@@ -178,7 +178,7 @@ def plan(
         share=1 - planned * step_seconds / float(clock[-1]),
         limit=share,
         # An algorithm's own delay follows its period; that of a combinator may not.
-        enough=period and net.smallest_period(*of, grows=bool(given)),
+        enough=period and net.smallest_period(costs.tolist(), period, *of),
     )
 
 
