@@ -20,8 +20,8 @@ from pages.motion.shapes import (
 
 HEIGHT = 420  # below the floor are a legend and the steps
 FIRST, LAST = 24, 616  # of the line of steps
-# Okabe and Ito's colours, which the colour-blind can tell apart; lighter on dark.
 PARTS = "card", "edge", "deep", "line", "ink", "soft", "halo", "w0", "w1", "w2", "w3"
+# Those of the workers are Okabe and Ito's, which the colour-blind can tell apart.
 LIGHT = ["#f7f8fa", "#c9ced6", "#2f6fb3", "#fff", "#11151c", "#566072", "#fff"]
 LIGHT += ["#0072b2", "#d55e00", "#009e73", "#b0478a"]
 DARK = ["#171c26", "#3a4354", "#4a8be0", "#0d1118", "#f4f6fa", "#a3aec0", "#10141c"]
