@@ -266,18 +266,29 @@ def ever_syncs(strategy: Strategy) -> bool:
     return any(not x.members and x.call is not keep_replica for x in made)
 
 
-def rounds(strategy: Strategy) -> tuple[Rounds, ...]:
-    """The weights of workers in a strategy, once for each schedule and phase."""
+def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
+    """The weights of workers in a strategy, once for each schedule and phase.
+
+    Args:
+        strategy: any strategy.
+        of_syncs: leave out those of which each step is a round.
+    """
     made = combination(strategy)
-    inside = [each for member in made.members for each in rounds(member)]
+    inside = [each for member in made.members for each in rounds(member, of_syncs)]
     if isinstance(gate := made.kind, Gated):  # the members do not know it
         inside = [
             x._replace(lands=x.lands and at_both(gate.steps, x.lands)) for x in inside
         ]
         if gate.phase:
             inside = [x._replace(during=at_both(gate.steps, x.during)) for x in inside]
-    each = [*getattr(made.kind, "rounds", ()), *inside]
-    return tuple({(x.schedule, x.during): x for x in each}.values())
+    found = {}
+    for x in [*getattr(made.kind, "rounds", ()), *inside]:
+        key = x.schedule, x.during
+        if key in found:  # a round ends when any member's does
+            x = x._replace(lands=at_any(found[key].lands, x.lands))
+        if x.lands or not of_syncs:
+            found[key] = x
+    return tuple(found.values())
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:

@@ -209,7 +209,7 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
     Raises:
         ValueError: the syncs arrive after several delays.
     """
-    rounds = [x for x in introspection.rounds(strategy) if x.lands is not None]
+    rounds = introspection.rounds(strategy, of_syncs=True)
     delays = {x.delay for x in introspection.kinds(strategy, introspection.Delayed)}
     if not rounds:
         return extra

@@ -118,7 +118,16 @@ class Worker(NamedTuple):
             return found(replica.buffers, batch, key)
 
         def microbatch(buffers, number, part):
-            return found(buffers, part, jax.random.fold_in(key, number))
+            of_part = found(buffers, part, jax.random.fold_in(key, number))
+            # A row's gradient is a mean over the workers, whose weights may differ.
+            if WEIGHT in of_part.metrics and any(
+                    sharded_tables.flags(self.sharded, replica.params)
+                ):
+                raise ValueError(
+                    f"tables: a loss that returns {WEIGHT!r} needs accumulate=1: rows "
+                    "would be weighted by their owner's examples"
+                )
+            return of_part
 
         # Rows are cut here and gathered in the loop, so that one microbatch of resident
         # data is in memory.

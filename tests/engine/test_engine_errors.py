@@ -530,6 +530,11 @@ def by_size(params):
 
 WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
 FLOATS, WHOLE = np.zeros((3, 2)), np.zeros(2, int)
+IN_PARTS = losing(
+    lambda p, b, batch, key: (jnp.sum(p["w"]), (b, {WEIGHT: 1})),
+    **{"workers": 3, "accumulate": 2, "backend": "vmap"},
+    tables={"w": True, "b": False},
+)
 OF_TABLES = [
     (tabled(workers=8), r"'scale'\] has 12 rows, .* over 8 workers: pad it to 16 r"),
     (tabled({**two_tables.TABLES, "rest": True}), r"\['rest'\]\['bias'\] is a scalar"),
@@ -537,6 +542,7 @@ OF_TABLES = [
     (tabled({"words": True}), "tables must be a tree like params"),
     (tabled(by_size), "tables must not depend on the number of rows"),
     (tabled(strategy=WITHOUT), "sync changes the structure of replica"),
+    (IN_PARTS, f"tables: a loss that returns '{WEIGHT}' needs accumulate=1"),
     (lambda: sa.lookup(FLOATS, FLOATS), r"ids must be integers, got float32\[3,2\]"),
     (lambda: sa.lookup(WHOLE, WHOLE), "part must be float rows of a table"),
     (lambda: sa.lookup(np.zeros(()), WHOLE), r"part must be .* table, got float32\[\]"),

@@ -71,6 +71,20 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
         assert relative_error(center.params, WEIGHTS @ theta / 4) <= ROUNDING
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_round_ends_when_any_member_of_a_chain_syncs(order):
+    members = sa.every(sa.average(), 2), sa.every(sa.average("buffers"), 4)
+
+    def first_alone_at_fourth(step, workers):
+        return jnp.arange(workers) < jnp.where(step == 3, 1, workers)
+
+    strategy = participating(sa.chain(*members[::order]), first_alone_at_fourth)
+    trainer = trainer_of(strategy, lambda params, batch: -params * batch.mean())
+    state, _ = trainer.run(trainer.init(jnp.zeros(())), OF_WORKERS[None])
+    mean = 0.1 * OF_WORKERS.mean()
+    assert relative_error(trainer.center(state).params, mean) <= ROUNDING
+
+
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     trainer = trainer_of(paced(model_averaging(2), [2, 1, 0, 0]))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
