@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
+from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators.introspection import axis_of, has_reduce
 from syncalgos.host_arrays import taken
 from syncalgos.strategy import (
@@ -171,7 +172,16 @@ def _mapped(
         return program(own, step)
 
     jitted = jax.jit(checked)
-    return lambda own, step: jitted(taken("", own), taken("step", step))
+
+    def call(own, step):
+        if COUNTED.get():
+            raise ValueError(
+                "communication: a stacked strategy holds all workers: count the "
+                "strategy that was given to `stacked`"
+            )
+        return jitted(taken("", own), taken("step", step))
+
+    return call
 
 
 def _over(

@@ -241,19 +241,22 @@ def rests(strategy: Strategy) -> bool:
     return acting_steps(strategy) is not None
 
 
-def lands(strategy: Strategy, step: Any) -> Any:
+def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
     """Whether the replica receives the result of a sync at this step.
 
     For a delayed strategy these are the steps at which results arrive. For workers that
     do not wait they are the steps at which any worker ends a round, and for other
-    strategies the steps at which they act.
+    strategies the steps at which they act. If the workers' data decide, these are the
+    steps at which they may decide to, or without `voted` none.
     """
     made = combination(strategy)
+    if isinstance(made.kind, Decided) and not voted:
+        return False
     if (own := getattr(made.kind, "lands", None)) is not None:
         return own(step)
     if not made.members:
         return acts(strategy, step)
-    each = [lands(member, step) for member in made.members]
+    each = [lands(member, step, voted) for member in made.members]
     landed = functools.reduce(jnp.logical_or, each)
     if isinstance(made.kind, Gated):
         return jnp.logical_and(made.kind.steps(step), landed)

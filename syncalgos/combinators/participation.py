@@ -12,7 +12,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators import decided, introspection
 from syncalgos.combinators.schedule import when, while_tracing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.keys import common_key
@@ -441,7 +441,9 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         moves = state.done < jnp.array(quotas)[collectives.index(axis)]
         held = replica._replace(params=select(moves, replica.params, state.params))
         replica, inner = strategy.sync(held, state.strategy, step)
-        done = jnp.where(introspection.lands(strategy, step), 0, state.done + 1)
+        agreed = [decision.at == step for decision in decided.found(inner).values()]
+        synced = jnp.array([*agreed, introspection.lands(strategy, step, voted=False)])
+        done = jnp.where(synced.any(), 0, state.done + 1)
         return replica, state._replace(strategy=inner, done=done)
 
     return strategy._replace(

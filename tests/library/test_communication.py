@@ -231,6 +231,11 @@ def test_sends_that_depend_on_the_params_are_refused():
         count(syncing(action))
 
 
+def test_stacked_workers_are_refused():
+    with pytest.raises(ValueError, match="count the strategy that was given to `sta"):
+        count(syncalgos.stacked(syncalgos.bmuf(2, axis="group")))
+
+
 def test_optimizer_state_and_dtypes_count_with_their_own_size():
     params = {"w": jnp.zeros((4, 4), jnp.bfloat16)}
     optimizer = optax.sgd(0.1, momentum=0.9, accumulator_dtype=jnp.float32)

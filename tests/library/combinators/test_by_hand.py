@@ -202,6 +202,10 @@ ALONE = {
         paced(every(sa.average(), lambda step: 2 + step), [9, 9, 3, 3]),
         {"ends": lambda step: step in (1, 5, 13, 29), "quotas": [9, 9, 3, 3]},
     ),
+    "decided, paced": (
+        paced(sa.decided(sa.average(), lambda r, s, step: step % 8 == 7), [9, 9, 3, 3]),
+        {"ends": lambda step: step % 8 == 7, "quotas": [9, 9, 3, 3]},
+    ),
     "masked rows": (masked(AVERAGED, ROWS), {"mask": IN_ROWS}),
     "masked, the optimizer whole": (
         masked(every(OF_STATE, 4), PART),
