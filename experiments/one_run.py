@@ -329,9 +329,10 @@ def _export_last(run: Run, state: TrainState, line: Line | None) -> str:
 
 
 def _best(run: Run, lines: Sequence[Line]) -> Line | None:
-    """Returns the best of the planned evaluations, which exclude that of a stop."""
-    planned = {*run.config.evaluations}
-    return progress.best(line for line in lines if line["step"] in planned)
+    """Returns the best evaluation, but for the last one if a stop caused it."""
+    # Of a run that is resumed with other --steps, earlier ones may not be planned.
+    planned = lines[-1]["step"] in run.config.evaluations
+    return progress.best(lines if planned else lines[:-1])
 
 
 def _export(run: Run, state: TrainState, step: int) -> str:

@@ -41,6 +41,17 @@ def test_no_model_is_written_of_an_evaluation_that_a_stop_makes(tmp_path):
     assert f"no model was written to {path}" in first.stderr
 
 
+@pytest.mark.slow
+def test_a_resumed_run_remembers_evaluations_that_it_did_not_plan(tmp_path):
+    path = tmp_path / "best.safetensors"
+    words = f"{WORDS} --lr 0.5 --eval-every 3 --keep best --export {path}"
+    run(f"{words} --steps 4", tmp_path / "out")
+    ended = run(f"{words} --steps 8 --resume", tmp_path / "out")
+    accuracies = {line["step"]: line["test_accuracy"] for line in ended.lines}
+    assert max(accuracies, key=accuracies.get) == 4 and 8 in accuracies
+    assert export.facts(path)["steps"] == "4"
+
+
 @pytest.mark.long
 def test_another_runs_model_is_not_taken_for_the_best(tmp_path, monkeypatch):
     path = tmp_path / "best.safetensors"
