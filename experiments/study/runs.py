@@ -320,22 +320,25 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
     """Yields more trials of a run set, each time once all earlier ones have ended.
 
     All variants follow one rule: a best value at an end of a range is followed beyond
-    it, and then values near the best one are tried. See `Range`.
+    it, with all values of the other flags, and then values near the best one are tried.
+    See `Range`.
     """
     ranges, trials = made.variant.tuned, [*made.trials]
-    for is_near in (False, True):
-        for own in (x for x in ranges if x.near):
-            while best := _best(trials, study.measure):
-                tried = {x.values[own.flag] for x in trials}
-                values = own.more(tried, best.values[own.flag], is_near)
-                fixed = {k: (x,) for k, x in best.values.items()} if is_near else {}
-                fixed |= {own.flag: values}
-                grid = [r._replace(values=fixed.get(r.flag, r.values)) for r in ranges]
-                found = [*_possible(study, loader, made, combinations(grid))]
-                trials += found
-                yield found
-                if is_near or not found:
-                    break
+    near = [x for x in ranges if x.near]
+    turns = all_turns = [(x, False) for x in near] + [(x, True) for x in near]
+    while turns and (best := _best(trials, study.measure)):
+        (own, is_near), *turns = turns
+        tried = {
+            x.flag: (*dict.fromkeys(t.values[x.flag] for t in trials),) for x in ranges
+        }
+        fixed = {k: (x,) for k, x in best.values.items()} if is_near else tried
+        fixed |= {own.flag: own.more(tried[own.flag], best.values[own.flag], is_near)}
+        grid = [x._replace(values=fixed[x.flag]) for x in ranges]
+        found = [*_possible(study, loader, made, combinations(grid))]
+        trials += found
+        yield found
+        if found and not is_near:  # the best of another flag may lie at an end now
+            turns = all_turns
 
 
 def _possible(

@@ -205,6 +205,26 @@ def test_an_optimum_at_an_end_is_followed_and_then_refined(
     assert last == [(x, "0.1") for x in expected[-1]]
 
 
+def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
+    """Beside the momentum of its own range, the best rate would be another one."""
+    tune = "--tune=lr=0.1:0.4:log:3+2", "--tune=momentum=0.1:0.2:log:2+2"
+    decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
+
+    def made(trials):
+        for x in trials:
+            lr, momentum = (float(x.values[name]) for name in ("lr", "momentum"))
+            off = abs(np.log(lr * momentum / 0.32)) + abs(np.log(momentum / 0.4)) / 2
+            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, 0.9 - off / 20))
+        return trials
+
+    (first,) = runs.run_sets(decided, loader)
+    made(first.trials)
+    found = runs.further(decided, loader, first)
+    *_, lrs, momenta = [[x.trial for x in made(more)] for more in found]
+    assert lrs == ["lr=0.667,momentum=0.4", "lr=0.96,momentum=0.4"]
+    assert momenta == ["lr=0.8,momentum=0.333", "lr=0.8,momentum=0.48"]
+
+
 def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
     tune = "--tune=density=0.25:0.5:log:2+2"
     decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
