@@ -121,8 +121,8 @@ class Worker(NamedTuple):
             of_part = found(buffers, part, jax.random.fold_in(key, number))
             # A row's gradient is a mean over the workers, whose weights may differ.
             if WEIGHT in of_part.metrics and any(
-                    sharded_tables.flags(self.sharded, replica.params)
-                ):
+                sharded_tables.flags(self.sharded, replica.params)
+            ):
                 raise ValueError(
                     f"tables: a loss that returns {WEIGHT!r} needs accumulate=1: rows "
                     "would be weighted by their owner's examples"

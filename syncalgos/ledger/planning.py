@@ -146,7 +146,11 @@ def plan(
     link = network if isinstance(network, Network) else net.parse(network)
     given = strategy.made_by and strategy.made_by.bound.arguments.get("period")
     period = given if isinstance(given, int) else None
-    count = partial(communication, strategy, replica, workers=workers, taken=taken)
+
+    def count(strategy=strategy, *, steps):
+        own = {"workers": workers, "steps": steps, "taken": taken}
+        return communication(strategy, replica, **own)
+
     planned = steps or ROUNDS * (period or ROUNDS)
     sent = count(steps=planned)
     while sent.syncs < 2 and not steps and planned <= FARTHEST:
@@ -158,12 +162,29 @@ def plan(
         period = gaps.pop() if len(gaps) == 1 else None
         if period and not steps and planned < ROUNDS * period:
             sent = count(steps=(planned := ROUNDS * period))
-    moved, late = net.sends(sent), strategy.late
-    links, how = (link, _MESSAGE), (workers, fused)
-    kinds = [[net.cost(kind, x, *how) for x in links] for kind in moved.kinds]
-    costs, messages = np.array(kinds)[moved.steps].T
+
+    def seconds(sent, link):
+        kinds, steps = net.sends(sent)
+        return np.array([net.cost(x, link, workers, fused) for x in kinds])[steps]
+
+    costs, messages = seconds(sent, link), seconds(sent, _MESSAGE)
+    late = strategy.late
     clock = net.wall_clock(costs.tolist(), step_seconds, late)
-    of = step_seconds, share, late, 0.0, bool(given)
+    enough = None
+    if period and isinstance(given, int) and not late and taken is None:
+        # What a doubled period does not halve, no period does: it counts at each step.
+        # A first phase may differ, so the last 16 periods of many steps are compared.
+        last = ROUNDS * 2 * period
+        of_many = partial(count, steps=last * max(2, FARTHEST // last))
+        each = of_many(), of_many(_at_period(strategy, 2 * period))
+        often, seldom = (math.fsum(seconds(x, link)[-last:]) for x in each)
+        left = share / (1 - share) * step_seconds - (2 * seldom - often) / last
+        if left > 0:
+            enough = max(1, math.ceil((often - seldom) / ROUNDS / left))
+    elif period:
+        # An algorithm's own delay follows its period; that of a combinator may not.
+        of = step_seconds, share, late, 0.0, bool(given)
+        enough = net.smallest_period(costs.tolist(), period, *of)
     return Plan(
         workers=workers,
         network=link,
@@ -177,9 +198,16 @@ def plan(
         seconds=float(costs.sum()) / sent.syncs,
         share=1 - planned * step_seconds / float(clock[-1]),
         limit=share,
-        # An algorithm's own delay follows its period; that of a combinator may not.
-        enough=period and net.smallest_period(costs.tolist(), period, *of),
+        enough=enough,
     )
+
+
+def _at_period(strategy: Strategy, period: int) -> Strategy:
+    """Repeats the call that made a strategy, with another period."""
+    assert strategy.made_by is not None
+    bound = strategy.made_by.bound
+    bound.arguments["period"] = period
+    return strategy.made_by.function(*bound.args, **bound.kwargs)
 
 
 def _in_units(x: float, *units: str) -> str:

@@ -84,6 +84,21 @@ def test_what_every_step_sends_is_in_no_period():
     assert plan(sa.gossip_pga(8), step_seconds=60.0).enough is not None
 
 
+def test_what_no_period_reduces_counts_at_each_step():
+    """Costlier neighbors than the mean over all, sums in groups, or a first phase."""
+    own = {"step_seconds": 8.0, "share": 0.2}
+    assert plan(sa.gossip_pga(8, topology="complete"), **own).enough == 1
+    averaged = plan(sa.model_averaging(8)).enough
+    assert plan(sa.post_local_sgd(period=8)).enough == averaged
+
+    def grouped(period):
+        return sa.hierarchical(period, inner_period=1, groups=2)
+
+    told = plan(grouped(8), step_seconds=3.0, share=0.2).enough or 0
+    shares = [plan(grouped(h), step_seconds=3.0).share for h in (told - 1, told)]
+    assert shares[1] <= 0.2 < shares[0]
+
+
 def test_a_first_sync_beyond_eight_periods_is_found():
     late = sa.after(sa.average(), 5000)
     assert plan(late).steps > 5000 and plan(late).period == 1
