@@ -548,7 +548,7 @@ class DataParallel:
         numbers = arguments.python_numbers(state.hyperparams)
         if waits_untrained(self._worker.at(numbers).strategy, done):
             warnings.warn(
-                f"no sync came in these {done} local steps: the center, the model to "
+                f"no sync came in the first local steps ({done}): the center, the model to "
                 "evaluate and ship, is still untrained",
                 stacklevel=4,  # points at the caller of center or evaluate
             )

@@ -72,15 +72,20 @@ class Plan(NamedTuple):
         period, limit = self.period, f"{100 * self.limit:.3g} %"
         often = f"a period of {period:,} local steps" if (period or 1) > 1 else often
         enough = f"no period brings that to {limit}"
-        enough = f"{limit} from a period of {self.enough:,}" if self.enough else enough
+        if self.enough:
+            enough = f"it is at most {limit} with a period of {self.enough:,} or more"
+        mean = _in_units(1e3 * self.step_seconds / (1 - self.share), "ms", "s")
+        metrics = net.cost({"all_reduce": (4.0, 1)}, self.network, self.workers)
         return (
             f"A sync of {self.workers} workers takes {took} on {self.network.name}: "
             f"each worker sends {size}, in {self.messages:.3g} messages one after the "
             f"other{hidden}. With {often} of {step}, communication takes "
-            f"{100 * self.share:.3g} % of the time; {enough}. Left out: headers and "
-            "acknowledgements, with which measured links took up to 14 % longer; other "
-            "traffic; the arithmetic of means and of compression; waiting for slower "
-            "workers; metrics and evaluation; what the loss sends."
+            f"{100 * self.share:.3g} % of the time (a step takes {mean} on average); "
+            f"{enough}. Each call of `step` or `run` also averages the metrics, in "
+            f"{_in_units(1e3 * metrics, 'ms', 's')}, so take many steps in a `run`. "
+            "Left out: packet headers and acknowledgements (measured links took up to "
+            "14 % longer); other traffic; the arithmetic of means and of compression; "
+            "waiting for slower workers; evaluation; what the loss sends."
         )
 
 
@@ -93,14 +98,13 @@ def plan(
     network: str | Network,
     share: float = 0.05,
     steps: int | None = None,
-    fused: bool = True,
+    fused: bool | None = None,
     taken: ArrayLike | None = None,
 ) -> Plan:
     """Plans the communication of a strategy on a network; nothing is trained.
 
     It counts bytes as `communication` does, and models their time by bytes / bandwidth
     plus a latency for each message that has to follow another (`syncalgos.network`).
-    Not counted: each call of `DataParallel.step` or `run` also averages metrics.
 
     Args:
         strategy: the strategy.
@@ -113,10 +117,9 @@ def plan(
         share: the fraction of the time that communication may take, above 0, below 1.
         steps: local steps to plan for, such as those of a whole run; by default eight
             periods.
-        fused: whether the arrays of a collective are sent as one message, as most
-            backends do with means. Otherwise, each array is a message, as `calls` of
-            `communication` counts them: closer to the truth for reduce="int8" on GPUs
-            and TPUs, where no compiler that we tried joins the arrays of an all-to-all.
+        fused: whether the arrays of a collective are sent as one message. By default
+            those of an all-reduce are, as XLA joins them on CPUs and TPUs; the arrays
+            of others, as in gossip or reduce="int8", are messages of their own.
         taken: as for `communication`.
 
     Returns:
@@ -164,8 +167,12 @@ def plan(
             sent = count(steps=(planned := ROUNDS * period))
 
     def seconds(sent, link):
+        def cost(name, moved):
+            joined = name == "all_reduce" if fused is None else fused
+            return net.cost({name: moved}, link, workers, joined)
+
         kinds, steps = net.sends(sent)
-        return np.array([net.cost(x, link, workers, fused) for x in kinds])[steps]
+        return np.array([sum(cost(*x) for x in each.items()) for each in kinds])[steps]
 
     costs, messages = seconds(sent, link), seconds(sent, _MESSAGE)
     late = strategy.late
