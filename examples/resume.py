@@ -34,9 +34,10 @@ def make():
     return syncalgos.DataParallel(loss, optax.adam(3e-3), strategy, workers=4)
 
 
-def sha256(state):
-    """Returns a hash of all replicas and of the strategy's state."""
-    leaves = jax.tree.leaves(jax.device_get((state.replica, state.sync)))
+def sha256(trainer, state):
+    """Returns a hash of this process's replicas and strategy's states."""
+    held = trainer.to_host(state)
+    leaves = jax.tree.leaves((held.replica, held.sync))
     return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
 
 
@@ -55,9 +56,9 @@ with tempfile.TemporaryDirectory() as folder, ocp.StandardCheckpointer() as orba
     orbax.save(path, state)
     orbax.wait_until_finished()  # it writes in the background
     state, _ = first.run(state, halves[1])
-    print("uninterrupted", sha256(state))
+    print("uninterrupted", sha256(first, state))
 
     second = make()
     state = orbax.restore(path, second.init(params))
     state, _ = second.run(state, halves[1])
-    print("resumed      ", sha256(state))
+    print("resumed      ", sha256(second, state))

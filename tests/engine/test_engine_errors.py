@@ -765,7 +765,9 @@ def test_an_untrained_center_is_warned_of_once():
             warnings.simplefilter("always")
             trainer.center(state)
             trainer.evaluate(state, three)
-        told = f"no sync came in these {steps} local steps: the center, the model to"
+        told = (
+            f"no sync came in the first local steps ({steps}): the center, the model to"
+        )
         texts = [str(x.message)[: len(told)] for x in caught]
         assert texts == [told] * (steps == 3)
         assert all(x.filename == __file__ for x in caught)
