@@ -150,7 +150,7 @@ def rate(x: float | None) -> str:
 
 def effective(x: float | None) -> str:
     """Formats an effective learning rate with its name."""
-    return "an effective one is not defined" if x is None else f"{rate(x)} effective"
+    return "no effective rate is defined" if x is None else f"{rate(x)} effective"
 
 
 def show_summary(summary: dict[str, Any], out: Any) -> None:

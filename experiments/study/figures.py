@@ -213,7 +213,8 @@ def save(plot: Plot, look: Styles, folder: Path, dpi: int) -> str:
 
 def save_untitled(plot: Plot, look: Styles, folder: Path) -> None:
     """Writes a figure for a paper, whose caption has its title, as PDF and SVG."""
-    figure = draw(plot._replace(title=""), look)
+    axis = "; ".join(filter(None, (plot.title, plot.x_label)))
+    figure = draw(plot._replace(title="", x_label=axis), look)
     files.write(folder / f"{plot.name}.svg", svg(plot, figure))
     _write(figure, folder / f"{plot.name}.pdf", metadata={"CreationDate": None})
 
@@ -561,7 +562,7 @@ def _curve(report: Report, group: str, by: Measure, view: str) -> Plot:
     missing = [named(x) for x in curves if not low <= ends.get(x[:2], math.nan) <= high]
     note = f"Not in the picture, at least at the end: {', '.join(missing)}. "
     peak = max([0.0, *(float(np.nanmax(line.y)) for line in lines)])
-    cut = f"The y axis is cut: values reach {number(float(f'{peak:.2g}'))}."
+    cut = f"The y axis is cut off: values go up to {number(float(f'{peak:.2g}'))}."
     cut *= group == "replicas" and peak > high
     goal = by.scale * (report.target or 0.0)
     has_goal = report.target and group == "measure" and low < goal < high

@@ -28,6 +28,7 @@ TIED = re.compile(
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 # What is special to TeX.
 WORDS = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+MINUS = re.compile(r"(?<=[\s\[])-(?=\d)")
 TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | WORDS)
 
 
@@ -108,7 +109,8 @@ def latex(report: Report, figure: Plot | None) -> str:
 
 def tex(text: str) -> str:
     """Returns text in one line, with what is special to TeX escaped."""
-    return " ".join(text.split()).translate(TEX).replace("--", "-{}-")
+    found = " ".join(text.split()).translate(TEX).replace("--", "-{}-")
+    return MINUS.sub("$-$", found)
 
 
 def prose(text: str) -> Markup:

@@ -64,8 +64,9 @@ class Comparison(NamedTuple):
     @property
     def clause(self) -> str:
         """The comparison without names: "better by 0.80 points [0.50, 1.10]"."""
-        amount = f"by {self.amount}" if self.amount else ""
-        return " ".join(x for x in (self.verdict, amount, self.basis) if x)
+        between = ": " if self.kind in ("unseen", "doubtful") else " by "
+        amount = f"{between}{self.amount}" if self.amount else ""
+        return f"{self.verdict}{amount} {self.basis}".rstrip()
 
     @property
     def p(self) -> float | None:

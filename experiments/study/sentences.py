@@ -240,7 +240,8 @@ def in_words(
         basis = few.get(seeds, f"in all {seeds} seeds")
         if not difference.same_sign:
             basis = f"in the mean of {seeds} seeds{' (not in all)' * is_seen}"
-    amount = amount if is_seen else ""
+    if is_equal or not is_seen and kind == "few":
+        amount = ""
     return Comparison(verdict, kind, difference, count, amount, basis, note)
 
 
@@ -318,8 +319,9 @@ def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
     difference = statistics.paired(top.final, second.final)
     if not apart or difference is None:
         return f"No difference: {top.label} equals {second.label} in all seeds"
-    ahead = f"ahead of {second.label} by {' '.join(figures(difference, by, by.side))}"
-    return f"No difference seen: {top.label} is {ahead}"
+    side = "above" if by.higher_is_better else "below"
+    gap = f"{' '.join(figures(difference, by, by.side))} {side} that of {second.label}"
+    return f"No difference seen: the mean of {top.label} is {gap}"
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
@@ -438,18 +440,19 @@ def numbers(report: Report) -> list[tuple[str, str]]:
     elif pairs := [row for row in fine if row.comparison.difference]:
         best = results.leader(pairs, by) or top
         said, who = best.comparison, f"{best.label} against {report.baseline}"
+        seen = "" if said.kind in ("unseen", "doubtful") else said.amount
         about = f"{who}: {said.verdict} {said.basis}"
-        found.append((said.amount or "no difference", about))
+        found.append((seen or "no difference", about))
     if (cost := cost_of(rows, pool)) is None:
         return found
     (least, *_), most, part = cost
     low, high = sent(least), sent(most)
     if is_swept:
         both = " to ".join(dict.fromkeys((low, high)))
-        return [*found, (both, "sent at most by a worker")]
+        return [*found, (both, "the most that a worker sent")]
     if part:
         return [*found, (part, f"of what {named(most)} sent: {named(least)}, {low}")]
-    return [*found, (low, f"sent at most by a worker of {named(least)}")]
+    return [*found, (low, f"the most that a worker of {named(least)} sent")]
 
 
 def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
@@ -494,6 +497,14 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
             held_out = tried[0].any["examples"]["test"]
             found.append(f"{held_out:,} training examples held out for tuning")
         shown["examples"] = ", ".join(found)
+    given = {r.variant.label: r.config.get("arguments") for r in runs}
+    if len(given) <= MOST_NAMED:
+        own = [
+            f"{k}: {', '.join(f'{a} {b}' for a, b in x.items())}"
+            for k, x in given.items()
+            if x
+        ]
+        shown |= {"arguments": "; ".join(own)} if own else {}
     if swept := config.swept:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
     each = [_settings(r.config) for r in runs]
@@ -517,7 +528,7 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
         "backend": config["backend"],
         "devices": f"{config['devices']} × {config['platform']}",
         "devices of a worker": terminal.mesh_text(config.get("mesh") or {}) or None,
-        **{f"task: {k}": value for k, value in config["task_arguments"].items()},
+        **{f"task: {k}": x for k, x in config["task_arguments"].items() if x != ""},
     }
 
 
@@ -548,6 +559,17 @@ def remarks(
     if report.measure not in (statistics.ACCURACY, statistics.LOSS):
         yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
+    wide = [
+        f"{row.name} [{', '.join(fixed(report.measure.scale * x, 2) for x in ends)}]"
+        for row in report.rows
+        if (ends := row.comparison.retuned)
+    ]
+    if wide:
+        own = {
+            "baseline": report.baseline,
+            "unit": f"in {report.measure.difference_unit or report.measure.name}",
+        }
+        yield say("retuned", wide="; ".join(wide), **own)
 
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
@@ -600,17 +622,14 @@ def _on_examples(
         yield say("examples", points=100 / test, test=test)
     if tried := [x for x in runs[0].trials if x.summaries]:
         held_out = tried[0].any["examples"]["test"]
-        near = {}
+        near = []
         for t in report.tuning:
             own = [x for x in t.scores if x is not None]
             count = sum(max(own) - x < 1.5 / held_out for x in own)
-            near[named(t), t.flag] = count, len(own)
-        most = max(near.values(), default=(0, 0))
-        if most[0] > 1:
-            names = dict.fromkeys(x for (x, _), y in near.items() if y == most)
-            counts = {"points": 100 / held_out, "most": most[0], "values": most[1]}
+            near += [f"{named(t)} {count} of {len(own)}"] * (count > 1)
+        if near:
             advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
-            yield say("validation", names=listed([*names]), **counts) + advice
+            yield say("validation", points=100 / held_out, near=listed(near)) + advice
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:

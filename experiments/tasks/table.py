@@ -307,7 +307,10 @@ def _npz(path: Path) -> Rows:
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
     wanted = {f"{name}{end}" for name in "xy" for end in ends}
     if missing := wanted - {*arrays}:
-        raise ValueError(f"{path} has no {min(missing)} (it has: {', '.join(arrays)})")
+        why = f"has no {min(missing)} (it has: {', '.join(arrays)})"
+        raise ValueError(
+            f"{path} {why}: write it by numpy.savez({path.name!r}, x=…, y=…)"
+        )
     unread = _listed(sorted({*arrays} - wanted))
     for end in ends:
         x, y = arrays[f"x{end}"], arrays[f"y{end}"]

@@ -548,7 +548,7 @@ def test_few_examples_are_said_to_weigh_much(make_study, times):
     report = analysis.report(study, found, "")
     expected = {1: ["examples", "validation"], 4: []}[times]
     assert [x for x in told(report) if x in ("examples", "validation")] == expected
-    assert times == 4 or "2 of the 3 values" in report.remarks[-1]
+    assert times == 4 or "sync_sgd 2 of 3" in report.remarks[-1]
 
 
 @pytest.mark.parametrize(

@@ -55,10 +55,30 @@ CLAUSES = {
     ),
     "better by 0.0120 [0.0040, 0.0160]": (LOSS, (-0.012, -0.016, -0.004), {}, SEEN),
     "worse by 13 [1, 26]": (LOSS, (13.2, 1.0, 25.6), {}, SEEN),
-    "no difference seen [-0.20, 0.50]": (ACCURACY, (0.0015, -0.002, 0.005), {}, SEEN),
-    "no difference seen [-0.50, 0.20]": (ACCURACY, (-0.0015, -0.005, 0.002), {}, SEEN),
-    "no difference seen [0, 0.30]": (ACCURACY, (0.0015, 0.0, 0.003), {}, SEEN),
-    "no difference seen [-0.0050, 0.0020]": (LOSS, (-0.0015, -0.005, 0.002), {}, SEEN),
+    "no difference seen: 0.15 points [-0.20, 0.50]": (
+        ACCURACY,
+        (0.0015, -0.002, 0.005),
+        {},
+        SEEN,
+    ),
+    "no difference seen: -0.15 points [-0.50, 0.20]": (
+        ACCURACY,
+        (-0.0015, -0.005, 0.002),
+        {},
+        SEEN,
+    ),
+    "no difference seen: 0.15 points [0, 0.30]": (
+        ACCURACY,
+        (0.0015, 0.0, 0.003),
+        {},
+        SEEN,
+    ),
+    "no difference seen: -0.0015 [-0.0050, 0.0020]": (
+        LOSS,
+        (-0.0015, -0.005, 0.002),
+        {},
+        SEEN,
+    ),
     # Without an interval.
     "ahead by 0.80 points in all 3 seeds": (ACCURACY, (0.008,), {"count": 3}, FEW),
     "behind by 0.0080 in both seeds": (LOSS, (0.008,), {"count": 2}, FEW),
@@ -102,7 +122,7 @@ def test_no_comparison_in_words():
     [
         (None, "better by 0.80 points", ""),
         (0.049, "better by 0.80 points", "p = 0.049"),
-        (0.05, "no difference seen after correction", "p = 0.05"),
+        (0.05, "no difference seen after correction: 0.80 points", "p = 0.05"),
         (1e-9, "better by 0.80 points", "p below 0.0001"),
     ],
 )
@@ -178,7 +198,7 @@ def told(*rows, baseline="sync_sgd", by=ACCURACY, terms="", is_given=False):
 
 LOST = row("diloco", lost=5)
 A, SECOND = row("a"), row("b", UNSEEN)
-AHEAD = "No difference seen: a is ahead of b by 0.10 points [-0.19, 0.39]"
+AHEAD = "No difference seen: the mean of a is 0.10 points [-0.19, 0.39] above that of b"
 # The line at the top, the rows, and the answer where it is asked.
 ANSWERS: list[tuple[Any, ...]] = [
     (
@@ -204,8 +224,8 @@ ANSWERS: list[tuple[Any, ...]] = [
             row("sync_sgd", WORSE, 16),
         ],
         "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
-        "sync_sgd (95 % interval); different from diloco and easgd by each 95 % "
-        "interval alone, but not after Holm's correction for 6 comparisons. bmuf, "
+        "sync_sgd (95 % interval); different from diloco and easgd by its 95 % "
+        "interval, but not after Holm's correction for 6 comparisons. bmuf, "
         "diloco and easgd each sent 1 MB per worker, 1/16 of what sync_sgd sent.",
     ),
     (
@@ -357,7 +377,7 @@ def test_a_sweep_has_a_line_an_answer_and_numbers_of_its_own():
     assert told(*torn)[1] == [
         ("93.20 %", "test accuracy of bmuf (n 2)"),
         ("91.20 to 93.20 %", "test accuracy, lowest and highest"),
-        ("1 MB to 3 MB", "sent at most by a worker"),
+        ("1 MB to 3 MB", "the most that a worker sent"),
     ]
 
 
@@ -386,7 +406,7 @@ def test_three_numbers_stand_beside_the_line(gains, difference, sent):
     amount, about = difference
     meaning = {
         "1/16": "of what sync_sgd sent: bmuf, 1 MB",
-        "16 MB": "sent at most by a worker of sync_sgd",
+        "16 MB": "the most that a worker of sync_sgd sent",
     }
     assert told(row("sync_sgd", sends=16), row("bmuf", gains))[1] == [
         ("93.20 %", "test accuracy of sync_sgd"),
