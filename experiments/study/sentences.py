@@ -240,7 +240,7 @@ def in_words(
         basis = few.get(seeds, f"in all {seeds} seeds")
         if not difference.same_sign:
             basis = f"in the mean of {seeds} seeds{' (not in all)' * is_seen}"
-    if is_equal or not is_seen and kind == "few":
+    if is_equal or (not is_seen and kind == "few"):
         amount = ""
     return Comparison(verdict, kind, difference, count, amount, basis, note)
 

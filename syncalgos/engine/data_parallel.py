@@ -548,8 +548,8 @@ class DataParallel:
         numbers = arguments.python_numbers(state.hyperparams)
         if waits_untrained(self._worker.at(numbers).strategy, done):
             warnings.warn(
-                f"no sync came in the first local steps ({done}): the center, the model to "
-                "evaluate and ship, is still untrained",
+                f"no sync came in the first local steps ({done}): the center, the "
+                "model to evaluate and ship, is still untrained",
                 stacklevel=4,  # points at the caller of center or evaluate
             )
         self._may_be_untrained = False
