@@ -30,7 +30,7 @@ extensions = [
     "sphinx_copybutton",
 ]
 # Records and tables are files to download.
-exclude_patterns = ["_build", "pages", "records", "studies/*/*.md"]
+exclude_patterns = ["_build", "pages", "records", "studies/*/*.md", "**.ipynb"]
 default_role = "py:obj"
 smartquotes = False  # quotes and dashes of code in prose are to be copied
 

@@ -103,7 +103,8 @@ def picture(name: str) -> str:
     """Returns the place of the animated picture."""
     about = f"The paths of the workers' models and of the center with {name}"
     where = f"/_made/{PICTURES}/{name}.svg"
-    return f"```{{image}} {where}\n:alt: {about}\n:class: trajectory\n```"
+    shown = f"```{{image}} {where}\n:alt: {about}\n:class: trajectory\n```"
+    return f"{shown}\n\n{{download}}`The animation as SVG <{where}>`"
 
 
 def update(doc: Docstring, latex: Formulas) -> str:
@@ -178,9 +179,8 @@ def measured(name: str, tables: atlas.Tables) -> str:
     return (
         "Every algorithm has the same number of trials, over its learning rate and one "
         "parameter of its own. The table shows the mean ± standard deviation of 25 "
-        "seeds (10 on the GPT), and the 95 % interval of the difference. The rates of "
-        f"`{atlas.BASELINE}` were finer than most: differences of less than a point on "
-        "MNIST-1D [show nothing](/studies/atlas.md).\n\n" + rows
+        f"seeds, and the 95 % interval of the difference from `{atlas.BASELINE}` "
+        "([the atlas](/studies/atlas.md)).\n\n" + rows
     )
 
 
@@ -236,8 +236,8 @@ def rows(
     """Returns the table of a family."""
     lines = [
         f"| [{name}]({name}.md) | {size(counts[name].most)} | "
-        f"{markdown(parsed(syncalgos.ALGORITHMS[name]).summary)} |"
-        for name in syncalgos.ALGORITHMS
+        f"{markdown(parsed(make).summary).replace('|', '&#124;')} |"
+        for name, make in syncalgos.ALGORITHMS.items()
         if latex[name].family == family
     ]
     return "\n".join(["| algorithm | per step | in one line |\n|---|---|---|", *lines])

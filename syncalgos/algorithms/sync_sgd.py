@@ -10,7 +10,8 @@ def sync_sgd(
 ) -> Strategy:
     """Synchronous SGD: every worker steps along the mean gradient.
 
-    At every local step, for workers' gradients g:
+    At every local step, for workers' gradients g, along which each inner optimizer then
+    steps; reduce is their mean by default:
 
         g ← reduce(g)
 
