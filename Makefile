@@ -44,6 +44,6 @@ vectors:
 # Notebooks show what is on stderr: a compiler for TPUs would look for one, and say so.
 # The kernel in docs/kernels does not warn that a notebook runs without encryption.
 docs:
-	@echo "the notebooks run, which takes some minutes, unless SPHINX says otherwise"
+	@echo "a minute or two, and some more if notebooks run (see SPHINX) or animations are drawn"
 	JUPYTER_PATH=$(CURDIR)/docs JAX_PLATFORMS=cpu python -m sphinx -q -E -W --keep-going $(SPHINX) -b html docs docs/_build/html
 	@echo "the site: docs/_build/html/index.html"

@@ -4,7 +4,7 @@ An algorithm's file in the library may import it, too: no algorithm is imported 
 """
 
 from syncalgos import checks as checks
-from syncalgos import collectives as collectives
+from syncalgos import collectives as _collectives
 from syncalgos.anchors import nesterov_sgd as nesterov_sgd
 from syncalgos.anchors import pseudo_gradient as pseudo_gradient
 from syncalgos.anchors import restart as restart
@@ -33,3 +33,6 @@ from syncalgos.reducers.reducer import over_leaves as over_leaves
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
+
+# An import would hide from pyright what the module holds.
+collectives = _collectives

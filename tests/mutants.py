@@ -133,6 +133,8 @@ def caught(mutant: Mutant, folder: Path, tests: Sequence[str]) -> str:
         path.write_text(text, "utf-8")
         if failed and not failing(folder, failed):
             return " ".join(failed)
+        if failed:
+            print(f"fails without a mutant, too: {' '.join(failed)}", flush=True)
     return ""
 
 

@@ -100,6 +100,12 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
     assert page == table.filled(page), "make table"
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/studies.md", "docs/wire.md"])
+def test_page_tells_the_number_of_algorithms(page):
+    told = re.findall(r"(?m)(?:^|45 of the )(\d+)\salgorithms", (ROOT / page).read_text())
+    assert {*map(int, told)} == {len(syncalgos.ALGORITHMS)}
+
+
 KINDS, ALL = ("diloco", "gossip", "powersgd"), tuple(syncalgos.ALGORITHMS)
 
 

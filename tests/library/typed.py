@@ -10,6 +10,7 @@ import optax
 from jax.sharding import PartitionSpec
 
 import syncalgos as sa
+from syncalgos.writing import collectives
 
 # Of each kind of argument one.
 STRATEGIES: list[sa.Strategy] = [
@@ -49,6 +50,11 @@ def odd(step: Any) -> Any:
     return step % 2 == 1
 
 
+def averaged(params: Any, state: Any) -> Any:
+    return collectives.mean(params)
+
+
+OF_FUNCTIONS = sa.Strategy(center=averaged)
 INNER = optax.sgd(0.1, momentum=0.9)
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 COMBINED: list[sa.Strategy] = [

@@ -1,4 +1,4 @@
-"""The properties that each algorithm owes, as data: tests branch on no names.
+"""The properties that each algorithm must have, as data: no test names an algorithm.
 
 Most owe the same, so that a new algorithm is tested by existing. One that differs has a
 row in OWED. They run for 2 · PERIOD local steps on params of the shapes SHAPES.

@@ -30,7 +30,7 @@ GREEK = {
 
 def test_formulas_are_those_of_the_registry():
     latex = algorithms.typeset()
-    assert list(latex) == list(syncalgos.ALGORITHMS)
+    assert list(latex) == list(syncalgos.ALGORITHMS), "docs/formulas.toml"
     assert {entry.family for entry in latex.values()} == set(algorithms.FAMILIES)
 
 

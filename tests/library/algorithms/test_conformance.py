@@ -5,6 +5,7 @@ Most is asked of the traced program alone. Those that are trained share one prog
 
 import itertools
 import re
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -198,6 +199,43 @@ SOURCES = [
     for folder in ("algorithms", "combinators", "reducers")
     for path in (ROOT / "syncalgos" / folder).rglob("*.py")
 ]
+
+
+def first_three(step, workers):
+    return np.arange(workers) < 3
+
+
+ROUNDED = "loco", "quantized_sgd"  # each worker's part of the entries by its own draws
+
+
+@pytest.mark.parametrize(
+    "name", tiers([x for x in NAMES if x not in ROUNDED], ["diloco"])
+)
+def test_three_of_four_that_take_part_are_three_workers(name):
+    """Or `participating` refuses the algorithm, which then says `no_mean`."""
+    own = (
+        {"block_momentum": 0.5} if name == "bmuf" else {}
+    )  # its default counts workers
+    rng = np.random.default_rng(0)
+    batches = {k: rng.normal(size=(STEPS, 16, n)) for k, n in {"x": 5, "y": 1}.items()}
+
+    def center(workers, strategy):
+        settings = {"workers": workers, "backend": "vmap"}
+        trainer = syncalgos.DataParallel(
+            loss, owed(name).optimizer, strategy, **settings
+        )
+        seen = {k: x[:, : 4 * workers] for k, x in batches.items()}
+        state, _ = trainer.run(trainer.init(MODEL), seen)
+        return trainer.center(state).params
+
+    try:
+        of_three = center(4, syncalgos.participating(make(name, **own), first_three))
+    except ValueError as error:
+        assert str(error).startswith("participating: ")
+    else:
+        alone = center(3, make(name, **own))
+        compare = partial(np.testing.assert_allclose, atol=ROUNDING)
+        jax.tree.map(compare, of_three, alone)
 
 
 def test_workers_talk_by_the_collectives_alone():

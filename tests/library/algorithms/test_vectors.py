@@ -94,6 +94,7 @@ def test_ours_pass(name, request):
 
 @pytest.mark.parametrize("file", syncalgos.ALGORITHMS)
 def test_a_file_is_what_the_command_makes(file):
+    assert (FOLDER / f"{file}.json").exists(), "make vectors"
     made, there = vectors(file), read(file)
     assert (FOLDER / f"{file}.json").read_text("utf-8") == text(there)
     both = [x["steps"] + x.get("drawn", []) for x in (made, there)]
