@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import syncalgos
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
 from experiments.command.settings import Setting, settings_of
 from experiments.command.words import as_words, cleaned, nearest_flag
@@ -167,10 +167,8 @@ def made(
         BadRequest: a value is out of its range, or two values contradict each other.
     """
     fields = {name: values[name] for name in settings_of(config) if name in values}
-    try:
+    with refusing():
         return config(**fields, **own)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
 
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
