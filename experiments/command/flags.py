@@ -5,7 +5,6 @@ import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import syncalgos
@@ -154,7 +153,7 @@ def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
 def made(
     config: type[Config],
     values: Mapping[str, Any],
-    own: Mapping[str, Any] = MappingProxyType({}),
+    own: Mapping[str, Any],
 ) -> Config:
     """Returns a config with a parser's values.
 
