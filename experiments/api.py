@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.command import terminal
-from experiments.command.errors import BadRequest, Unwritten, check_working_folder
+from experiments.command import errors, terminal
+from experiments.command.errors import BadRequest, Unwritten
 from experiments.command.factories import OWN
 from experiments.command.flags import own_of
 from experiments.command.words import as_words
@@ -98,22 +98,20 @@ def train(
             `result` of the error is what `train` would have returned.
     """
     started = time.perf_counter()
-    check_working_folder()
+    errors.check_working_folder()
     others = config.processes > 1, config.coordinator
     if any(others) or config.distributed != "none":
         raise BadRequest("train uses only this process: start experiments.run instead")
     files = config.checkpoint_every, config.resume, config.resume_center, config.export
     if config.out is None and any((*files, config.track)):
         raise BadRequest("checkpoints, export and track need a folder: set out=...")
-    try:
+    with errors.refusing():
         if task is not None:
             check_task(task)
             config = replace(config, task=OWN, task_arguments={})
         if strategy is not None:
             check_strategy("train", strategy)
             config = replace(config, algo=OWN, arguments={})
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
     # Defaults are filled in as the command does, so that both can resume a run.
     algo, own_task = own_of(config.algo, config.task, config.preset)
     config = replace(
@@ -200,7 +198,7 @@ def compare(
     Raises:
         BadRequest: the request cannot be met; one line says why.
     """
-    check_working_folder()
+    errors.check_working_folder()
     # A name of its own for each call: no study is continued with other objects.
     given = ModuleType(f"python_{secrets.token_hex(4)}")
     given.__file__ = None

@@ -12,6 +12,7 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.engine import inner_fit
 from syncalgos.host_arrays import taken
+from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
@@ -94,9 +95,7 @@ def as_optimizer(
     Lookahead.
     """
     check_strategy("as_optimizer", strategy)
-    if not isinstance(inner, optax.GradientTransformation):
-        kind = type(inner).__name__
-        raise ValueError(f"as_optimizer: inner must be an optax optimizer, got {kind}")
+    check_optimizer("as_optimizer: inner", inner)
     extended, axis = optax.with_extra_args_support(inner), axis_of(strategy)
 
     def init(params: PyTree) -> OptimizerState:

@@ -14,7 +14,7 @@ from jax.extend import core
 
 from experiments.aim import hlo, targets, times
 from experiments.aim.targets import Target
-from experiments.command.errors import BadRequest
+from experiments.command.errors import refusing
 from experiments.data import feeding
 from experiments.one_run import delay_of_sends
 from experiments.tasks.task import Data, check_shardings
@@ -49,14 +49,12 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     found = targets.devices(target)
     # No more than the workers need: a CPU may have any number of virtual devices.
     devices = found[: config.workers * config.worker_devices]
-    try:
+    with refusing():
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
         parts = make_plan(config, machines, devices)
         data = _data(parts)
         check_data(parts.config, data, is_batch_given)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
     lowered = _lower(parts, data)
     return {
         **_facts(parts, lowered, target),

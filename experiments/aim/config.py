@@ -11,10 +11,11 @@ from typing import NamedTuple
 from experiments.aim import targets
 from experiments.aim.targets import Target
 from experiments.command import flags
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
 from experiments.command.settings import Group, checked, count, flag, settings_of
 from experiments.command.words import cleaned, flag_groups
+from experiments.files import needed
 from experiments.study import variants
 from experiments.study.variants import Given, Variant, Words
 from experiments.training import config as training
@@ -180,10 +181,8 @@ def read(argv: Sequence[str]) -> AimConfig:
     """
     known, rest = parser().parse_known_args(cleaned(argv))
     config = flags.made(AimConfig, vars(known), {"shared": tuple(flag_groups(rest))})
-    try:
+    with refusing():
         _ = config.jobs
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
     if config.page is not None and config.page.suffix != ".md":
         raise BadRequest(f"--page {config.page}: the file's name must end in .md")
     _check_file("--json", config.json, JSON)
@@ -197,10 +196,8 @@ def _check_file(name: str, path: Path | None, beginning: str) -> None:
         return
     if not path.parent.is_dir():
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
-    try:  # it may be /dev/stdout
+    with needed(name, path):  # it may be /dev/stdout
         text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
-    except OSError as error:
-        raise BadRequest(f"{name} {path}: {error.strerror}") from None
     if text and not text.startswith(beginning):
         raise BadRequest(
             f"{name} {path} exists, and this command did not write it: use another file"

@@ -46,6 +46,15 @@ class Unwritten(BadRequest):
         self.result = result
 
 
+@contextmanager
+def refusing(what: str = "") -> Iterator[None]:
+    """Makes a ValueError raised inside a BadRequest, which begins with `what`."""
+    try:
+        yield
+    except ValueError as error:
+        raise BadRequest(f"{what}: {error}" if what else str(error)) from error
+
+
 def check_working_folder() -> None:
     """Raises a BadRequest if the working folder was removed."""
     try:

@@ -5,11 +5,10 @@ import os
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any
 
 import syncalgos
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
 from experiments.command.settings import Setting, settings_of
 from experiments.command.words import as_words, cleaned, nearest_flag
@@ -154,7 +153,7 @@ def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
 def made(
     config: type[Config],
     values: Mapping[str, Any],
-    own: Mapping[str, Any] = MappingProxyType({}),
+    own: Mapping[str, Any],
 ) -> Config:
     """Returns a config with a parser's values.
 
@@ -167,10 +166,8 @@ def made(
         BadRequest: a value is out of its range, or two values contradict each other.
     """
     fields = {name: values[name] for name in settings_of(config) if name in values}
-    try:
+    with refusing():
         return config(**fields, **own)
-    except ValueError as error:
-        raise BadRequest(str(error)) from None
 
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:

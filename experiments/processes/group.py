@@ -1,6 +1,6 @@
 """Runs a command line in the processes that it asks for: one, or several."""
 
-from experiments.command.errors import BadRequest, guarded
+from experiments.command.errors import BadRequest, guarded, refusing
 from experiments.command.stopping import Stopped
 from experiments.processes import network
 from experiments.processes.starter import given_to_starter, start
@@ -60,10 +60,8 @@ def requested(config: RunConfig) -> ProcessGroup:
         BadRequest: flags exclude each other, a flag that others need is missing, or no
             number of devices can run the layout.
     """
-    try:
+    with refusing():
         group = _joining(config) or ProcessGroup(processes=config.processes)
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
     if config.max_restarts and config.processes == 1:
         raise BadRequest(
             "--max-restarts needs --processes, whose processes it restarts: resume one "

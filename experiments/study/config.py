@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.command import flags
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
 from experiments.command.flags import PAPER
 from experiments.command.settings import (
@@ -244,7 +244,7 @@ def read(argv: list[str]) -> StudyConfig:
     config = parse(argv)
     for line in _conflicts(config):
         raise BadRequest(line)
-    with variants.refusing():
+    with refusing():
         labels = [variant.label for variant in config.variants]
         checks.one_of("--baseline", config.compared_to, labels)
         _ = config.networks

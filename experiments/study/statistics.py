@@ -15,6 +15,8 @@ from syncalgos import checks
 MIN_SEEDS = 5
 # The p-value below which a difference counts as seen.
 LEVEL = 0.05
+# The nominal probability that an interval holds the true mean.
+CONFIDENCE = 0.95
 # Measures are float32 means: smaller relative differences are rounding errors.
 ROUNDING = 1e-6
 
@@ -147,7 +149,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def paired(
-    values: Mapping[int, float], baseline: Mapping[int, float], confidence: float = 0.95
+    values: Mapping[int, float], baseline: Mapping[int, float]
 ) -> Difference | None:
     """Returns the mean difference over the common seeds; None without any.
 
@@ -163,15 +165,12 @@ def paired(
     Args:
         values: finite values by seed, without runs that diverged.
         baseline: finite values of the baseline, by seed.
-        confidence: nominal probability that the interval holds the true mean.
 
     Raises:
-        ValueError: a difference is not finite, or confidence is not between 0 and 1.
+        ValueError: a difference is not finite.
 
     Source: Student, "The probable error of a mean", Biometrika 1908.
     """
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be between 0 and 1, got {confidence}")
     seeds = values.keys() & baseline.keys()
     if not seeds:
         return None
@@ -189,7 +188,7 @@ def paired(
         if error and differences[-1] - differences[0] > ROUNDING * largest:
             from scipy.special import stdtr, stdtrit  # what --help must not wait for
 
-            half = float(stdtrit(count - 1, (1 + confidence) / 2)) * error
+            half = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * error
             p = 2 * float(stdtr(count - 1, -abs(mean / error)))
             # An end that differs from 0 by rounding must not decide a verdict.
             ends = mean - half, mean + half

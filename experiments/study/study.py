@@ -14,10 +14,10 @@ import jax
 from experiments import files
 from experiments.checkpoint import lock
 from experiments.command import stopping, terminal
-from experiments.command.errors import BadRequest, described, explained
+from experiments.command.errors import BadRequest, described, explained, refusing
 from experiments.command.factories import TASK
 from experiments.command.words import cleaned, literal, without
-from experiments.study import analysis, jobs, making, page, variants, worker
+from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
 from experiments.study.making import Maker, Missing, Plan, Stopped, progress
@@ -74,7 +74,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
     out, held, refusal = config.folder, lock.held(config.folder), None
-    with variants.refusing():
+    with refusing():
         try:
             run_folder.check_writable(out)
         except BadRequest as error:  # a finished study needs no room to be reported

@@ -5,14 +5,13 @@ import re
 import shlex
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.command import flags
-from experiments.command.errors import BadRequest
+from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, flag_kind
 from experiments.command.words import (
     TAKEN,
@@ -107,15 +106,6 @@ class Range(NamedTuple):
         form = ".0f" if _are_whole(low, high) else ".3g"
         texts = dict.fromkeys(f"{float(best) * x:{form}}" for x in factors)
         return tuple(x for x in texts if float(x) not in known)
-
-
-@contextmanager
-def refusing(what: str = "") -> Iterator[None]:
-    """Makes a ValueError raised inside a BadRequest, which begins with `what`."""
-    try:
-        yield
-    except ValueError as error:
-        raise BadRequest(f"{what}: {error}" if what else str(error)) from error
 
 
 def read_range(flag: str, text: str) -> Range:

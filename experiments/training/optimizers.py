@@ -193,7 +193,7 @@ def make(
         before.append(optax.clip_by_global_norm(clip_norm))
     if weight_decay is not None and "weight_decay" in taken[name]:
         arguments["weight_decay"] = weight_decay
-    elif weight_decay is not None and not _is_zero(weight_decay):
+    elif isinstance(weight_decay, jax.Array) or weight_decay:  # a traced one may be 0
         before.append(optax.add_decayed_weights(weight_decay))
 
     def made():
@@ -213,8 +213,3 @@ def make(
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params
     return made()
-
-
-def _is_zero(number: Any) -> bool:
-    """Whether a number is 0, and not traced."""
-    return isinstance(number, int | float) and number == 0

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+import syncalgos
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.tasks.task import (
@@ -29,21 +30,7 @@ from experiments.training import optimizers
 from experiments.training.config import SETTINGS, RunConfig, Settings
 from experiments.training.defaults import batch_unit, nearest_multiple, resolved, takes
 from experiments.training.optimizers import Schedule
-from syncalgos import (
-    WORKERS,
-    DataParallel,
-    Placement,
-    Replica,
-    Strategy,
-    after,
-    at_syncs,
-    chain,
-    checks,
-    masked,
-    reduce_with,
-    sync_sgd,
-    until,
-)
+from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy, checks
 from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Device
 from syncalgos.reducers import row_sparse
@@ -231,17 +218,19 @@ def make_method(
     strategy = algorithm = own
     if task.tables is not None and task.kept == "shared":
         # Shared tables lie beside the algorithm, and are updated at every step.
-        names, each = task.tables.names, _row_sparse(config, task.tables)
-        algorithm = masked(own, jax.tree.map(lambda name: not name, names))
-        tables = masked(reduce_with(each), jax.tree.map(bool, names))
-        strategy = chain(tables, algorithm)
+        names = task.tables.names
+        each = syncalgos.reduce_with(_row_sparse(config, task.tables))
+        algorithm = syncalgos.masked(own, jax.tree.map(lambda name: not name, names))
+        tables = syncalgos.masked(each, jax.tree.map(bool, names))
+        strategy = syncalgos.chain(tables, algorithm)
     # From the inside out: actions at syncs are part of the algorithm, and a synchronous
     # start precedes all of it.
     if config.opt_state_at_sync != "keep":
         at_sync = optimizers.AT_SYNC[config.opt_state_at_sync](optimizer)
-        strategy = at_syncs(strategy, at_sync)
+        strategy = syncalgos.at_syncs(strategy, at_sync)
     if n := config.sync_until:
-        strategy = chain(until(sync_sgd(), n), after(strategy, n))
+        start = syncalgos.until(syncalgos.sync_sgd(), n)
+        strategy = syncalgos.chain(start, syncalgos.after(strategy, n))
     return Method(optimizer, strategy, algorithm)
 
 

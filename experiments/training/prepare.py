@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.command import terminal
-from experiments.command.errors import STOPS, BadRequest, explain, named
+from experiments.command.errors import STOPS, BadRequest, explain, named, refusing
 from experiments.command.factories import OWN
 from experiments.data import feeding, sampling
 from experiments.tasks.task import (
@@ -128,7 +128,7 @@ def checked(
             run_folder.check_writable(config.out)
         check_files(config)
     own = {"task": task, "strategy": strategy, "programs": programs}
-    try:
+    with refusing():
         plan = make_plan(config, group.hosts, **own)
         # Data comes last: all other errors are reported within a second.
         if data is None:
@@ -136,8 +136,6 @@ def checked(
             data = feeding.load(plan.task.load, name, held_out)
         check_data(plan.config, data, config.batch_size is not None)
         _shards(plan, data)  # raises for a partition that the data does not support
-    except ValueError as error:
-        raise BadRequest(str(error)) from error
     # Otherwise, a process would wait for ever for another, as in an evaluation.
     sizes = data.examples, *map(len, data.test.values())
     if not group.agree(f"{data.sha256} {sizes}"):

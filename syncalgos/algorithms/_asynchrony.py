@@ -159,17 +159,13 @@ def asynchronous(
             lambda: (replica, state),
         )
 
-    return _resting(
-        where,
-        Strategy(
-            lambda params: (serve(params), widen(params)),
-            sync=Combination(act, kind=Landing(lands)),
-            center=lambda params, state: narrow(state.server.params, params),
-            axis=axis,
-        ),
-        clock_of,
-        optimizer,
+    served = Strategy(
+        lambda params: (serve(params), widen(params)),
+        sync=Combination(act, kind=Landing(lands)),
+        center=lambda params, state: narrow(state.server.params, params),
+        axis=axis,
     )
+    return _resting(where, served, clock_of, optimizer)
 
 
 def at_own_speeds(
@@ -198,17 +194,13 @@ def at_own_speeds(
         replica, inner = apply_sync(strategy, replica, state.strategy, step)
         return replica, state._replace(server=inner)
 
-    return _resting(
-        where,
-        strategy._replace(
-            init=lambda params: (strategy.init(params), ()),
-            sync=Combination(act, kind=Landing(partial(introspection.lands, strategy))),
-            center=introspection.inner_center(strategy),
-            acts=None,
-        ),
-        clock_of,
-        optimizer,
+    held = strategy._replace(
+        init=lambda params: (strategy.init(params), ()),
+        sync=Combination(act, kind=Landing(partial(introspection.lands, strategy))),
+        center=introspection.inner_center(strategy),
+        acts=None,
     )
+    return _resting(where, held, clock_of, optimizer)
 
 
 def _resting(where, strategy, clock_of, optimizer):

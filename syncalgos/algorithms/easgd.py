@@ -79,6 +79,5 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
         return restart(replica, pulled), state
 
-    return every(
-        Strategy(init, OwnGrads(reduce), sync, shipped("center"), axis=axis), period
-    )
+    whole = Strategy(init, OwnGrads(reduce), sync, shipped("center"), axis=axis)
+    return every(whole, period)

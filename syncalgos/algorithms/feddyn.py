@@ -81,6 +81,5 @@ def feddyn(
         anchor = collectives.mean(jax.tree.map(jnp.add, params, moved), axis)
         return restart(replica, anchor), FedDynState(anchor, moved)
 
-    return sync_every(
-        Strategy(init, OwnGrads(reduce), sync, shipped("anchor"), axis=axis), period
-    )
+    whole = Strategy(init, OwnGrads(reduce), sync, shipped("anchor"), axis=axis)
+    return sync_every(whole, period)

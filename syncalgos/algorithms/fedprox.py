@@ -67,13 +67,12 @@ def fedprox(
     def init(params):
         return FedProxState(widen(params))
 
+    def pull(g, x, anchor):
+        return g + proximal * (x - anchor)
+
     def reduce(grads, replica, state, step):
-        pulled = jax.tree.map(
-            lambda g, x, anchor: g + proximal * (x - anchor),
-            widen(grads),
-            widen(replica.params),
-            state.anchor,
-        )
+        params = widen(replica.params)
+        pulled = jax.tree.map(pull, widen(grads), params, state.anchor)
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):

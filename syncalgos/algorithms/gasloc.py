@@ -83,19 +83,14 @@ def gasloc(
     def init(params):
         return GaslocState(widen(params), widen(params))
 
+    def mix(y, pull, last):
+        return y + alpha * pull + gamma * (y - last)
+
     def sync(replica, state, step):
-        ahead = jax.tree.map(
-            lambda slow, g: slow - eta * g,
-            state.anchor,
-            pseudo_gradient(state.anchor, replica.params),
-        )
+        moves = pseudo_gradient(state.anchor, replica.params)
+        ahead = jax.tree.map(lambda slow, g: slow - eta * g, state.anchor, moves)
         pulls = peers.moves(ahead, graph, step, axis)
-        anchor = jax.tree.map(
-            lambda y, pull, last: y + alpha * pull + gamma * (y - last),
-            ahead,
-            pulls,
-            state.ahead,
-        )
+        anchor = jax.tree.map(mix, ahead, pulls, state.ahead)
         return restart(replica, anchor), GaslocState(anchor, ahead)
 
     center = shipped("anchor", axis)

@@ -66,23 +66,20 @@ def gossip(
     algorithm 1.
     """
     graph = peers.check("gossip", topology)
-    way = _after if peers.named(graph, "exponential") else _beside
+    way = mixed if peers.named(graph, "exponential") else _beside
     of_params = in_turns(graph, way(graph, axis))
     if not mix_opt_state:
         return of_params
-
-    def sync(replica, state, step):
-        opt_state = peers.mix(replica.opt_state, graph, step, axis)
-        return replica._replace(opt_state=opt_state), state
-
-    of_state = Strategy(sync=sync, center=MeanCenter(axis), late=of_params.late)
+    of_state = mixed(graph, axis, "opt_state")._replace(late=of_params.late)
     return chain(of_params, in_turns(graph, of_state))
 
 
-def _after(graph: peers.Topology, axis: Axis) -> Strategy:
+def mixed(graph: peers.Topology, axis: Axis, field: str = "params") -> Strategy:
+    """Mixes one field of the replica with the neighbours' at each sync."""
+
     def sync(replica, state, step):
-        params = peers.mix(replica.params, graph, step, axis)
-        return replica._replace(params=params), state
+        value = peers.mix(getattr(replica, field), graph, step, axis)
+        return replica._replace(**{field: value}), state
 
     return Strategy(sync=sync, center=MeanCenter(axis))
 

@@ -1,12 +1,13 @@
 """Gossip with a periodic global average."""
 
 from syncalgos import checks
+from syncalgos.algorithms.gossip import mixed
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import Between, Period, every, when
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy
 
 
 def gossip_pga(
@@ -53,12 +54,7 @@ def gossip_pga(
     """
     period = checks.whole("period", period, least=1)
     graph = peers.check("gossip_pga", topology)
-
-    def sync(replica, state, step):
-        params = peers.mix(replica.params, graph, step, axis)
-        return replica._replace(params=params), state
-
-    mixing = in_turns(graph, Strategy(sync=sync, center=MeanCenter(axis)))
+    mixing = in_turns(graph, mixed(graph, axis))
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
         when(mixing, Between(Period(period, 0))),

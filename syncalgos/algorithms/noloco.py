@@ -92,6 +92,5 @@ def noloco(
         state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
         return restart(replica, state.slow), state
 
-    return every(
-        Strategy(init, sync=sync, center=shipped("slow", axis), axis=axis), period
-    )
+    whole = Strategy(init, sync=sync, center=shipped("slow", axis), axis=axis)
+    return every(whole, period)

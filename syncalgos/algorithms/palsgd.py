@@ -129,9 +129,8 @@ def palsgd(
             new = jax.tree.map(leaf, params, replica.params, anchor)
             moved = replica._replace(params=narrow(new, params))
             if optimizer is not None:
-                moved = moved._replace(
-                    opt_state=select(pulls, opt_state, replica.opt_state)
-                )
+                taken = select(pulls, opt_state, replica.opt_state)
+                moved = moved._replace(opt_state=taken)
             new, own = synced.sync(moved, state.strategy, step)
             rounded = new._replace(params=narrow(new.params, replica.params))
             return rounded, PalsgdState(own, (new.params, opt_state))

@@ -6,13 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, reducers
-from syncalgos.anchors import (
-    nesterov_sgd,
-    pseudo_gradient,
-    restart,
-    shipped,
-)
+from syncalgos import anchors, checks, reducers
 from syncalgos.collectives import takes_part
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
@@ -80,7 +74,7 @@ def pulseloco(
     Source: Miahi and Belilovsky, "Understanding and exploiting weight update sparsity
     for communication-efficient distributed RL", 2026, and the authors' code.
     """
-    outer = nesterov_sgd("pulseloco", outer_lr, outer_momentum)
+    outer = anchors.nesterov_sgd("pulseloco", outer_lr, outer_momentum)
     largest = reducers.top_k(checks.density("pulseloco", density), axis=axis)
 
     def init(params):
@@ -91,7 +85,7 @@ def pulseloco(
         return x.astype(jnp.bfloat16) != (x - s).astype(jnp.bfloat16)
 
     def sync(replica, state, step):
-        moves = pseudo_gradient(state.anchor, replica.params)
+        moves = anchors.pseudo_gradient(state.anchor, replica.params)
         takes = takes_part()  # one that skips a round sends zeros
         owed = jax.tree.map(jnp.add, state.residual, moves)
         seen = jax.tree.map(
@@ -101,7 +95,9 @@ def pulseloco(
         updates, velocity = outer.update(mean, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         residual = jax.tree.map(jnp.subtract, owed, sent)
-        return restart(replica, anchor), PulseState(anchor, velocity, residual)
+        state = PulseState(anchor, velocity, residual)
+        return anchors.restart(replica, anchor), state
 
-    whole = Strategy(init, sync=sync, center=shipped("anchor"), axis=axis)
+    center = anchors.shipped("anchor")
+    whole = Strategy(init, sync=sync, center=center, axis=axis)
     return every(whole, period)

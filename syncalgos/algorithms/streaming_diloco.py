@@ -89,9 +89,8 @@ def streaming_diloco(
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def fragment(number: int) -> Strategy:
-        step = outer_step(
-            outer, resolve("streaming_diloco", reduce, axis, seed), axis=axis
-        )
+        reducer = resolve("streaming_diloco", reduce, axis, seed)
+        step = outer_step(outer, reducer, axis=axis)
         sent = every(step, period, offset=((number + 1) * apart - delay) % period)
         own = partial(cuts.mask, number, fragments, by, layered)
         return masked(delayed(sent, delay, alpha=alpha), own)

@@ -6,12 +6,6 @@ import jax
 
 from syncalgos import checks, collectives
 from syncalgos.combinators import introspection, participation
-from syncalgos.combinators.introspection import (
-    Clocked,
-    Combination,
-    axis_of,
-    inner_reduce,
-)
 from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import PyTree, Strategy, check_strategy, factory
 
@@ -72,7 +66,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
     """
     check_strategy("ema", strategy)
     decay = checks.real("ema: decay", decay, least=0, below=1)
-    axis = axis_of(strategy)
+    axis = introspection.axis_of(strategy)
 
     def init(params):
         return EmaState(strategy.init(params), widen(params))
@@ -102,12 +96,12 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
 
     return strategy._replace(
         init=init,
-        reduce=inner_reduce(strategy),
-        sync=Combination(
+        reduce=introspection.inner_reduce(strategy),
+        sync=introspection.Combination(
             sync,
             (strategy,),
             lambda change: ema(change(strategy), decay),
-            Clocked(averages=True),
+            introspection.Clocked(averages=True),
         ),
         center=center,
         acts=None,

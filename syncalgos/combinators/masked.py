@@ -65,9 +65,8 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
         return replica._replace(params=part(replica.params, replica.params))
 
     def reduce(grads, replica, state, step):
-        own, state = strategy.reduce(
-            part(grads, replica.params), see(replica), state, step
-        )
+        mine = part(grads, replica.params)
+        own, state = strategy.reduce(mine, see(replica), state, step)
         return merge(own, grads), state
 
     def sync(replica, state, step):

@@ -11,7 +11,6 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators import decided, introspection
-from syncalgos.combinators.introspection import Steps
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
@@ -87,8 +86,8 @@ def measured(
     *,
     by_leaf: bool = True,
     layered: Layered = 0,
-    ends: Steps | None = None,
-    only: Steps | None = None,
+    ends: introspection.Steps | None = None,
+    only: introspection.Steps | None = None,
 ) -> Strategy:
     """Measures the workers' moves at each sync, and trains as the strategy does.
 

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import checks, collectives, reducers
+from syncalgos import anchors, checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.participation import as_weighted
 from syncalgos.combinators.schedule import when
-from syncalgos.dtypes import narrow, widen
+from syncalgos.dtypes import widen
 from syncalgos.keys import is_key, is_untyped
 from syncalgos.optax_states import AROUND, KEPT
 from syncalgos.reducers import AnyReducer
@@ -323,21 +323,10 @@ def outer_step(
         return OuterState(wide, outer.init(wide), reducer.init(wide))
 
     def sync(replica, state, step):
-        # Moves are measured from the anchor in the workers' dtype, from which they
-        # started: otherwise the anchor's rounding would count as a move.
-        start = narrow(state.anchor, replica.params)
-        pseudo_gradient = jax.tree.map(jnp.subtract, widen(start), replica.params)
-        grads, reducer_state = reducer.update(
-            pseudo_gradient, state.reducer, state.anchor, step=step
-        )
+        moves = anchors.pseudo_gradient(state.anchor, replica.params)
+        grads, own = reducer.update(moves, state.reducer, state.anchor, step=step)
         updates, outer_state = outer.update(grads, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        replica = replica._replace(params=narrow(anchor, replica.params))
-        return replica, OuterState(anchor, outer_state, reducer_state)
+        return anchors.restart(replica, anchor), OuterState(anchor, outer_state, own)
 
-    return Strategy(
-        init=init,
-        sync=sync,
-        center=lambda params, state: narrow(state.anchor, params),
-        axis=axis,
-    )
+    return Strategy(init, sync=sync, center=anchors.shipped("anchor"), axis=axis)

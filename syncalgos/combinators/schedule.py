@@ -365,7 +365,8 @@ def _phase(
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
     gated = _gated(strategy, introspection.Gated(active, phase=True), rebuild)
-    follows = introspection.has_center(strategy)
+    if not introspection.has_center(strategy):
+        return gated
 
     def following(replica, state, step):
         return lax.cond(
@@ -376,8 +377,6 @@ def _phase(
             lambda: (replica, _fresh(strategy, replica, state)),
         )
 
-    if not follows:
-        return gated
     # Following the params is an action, so it also acts outside the phase.
     acts = introspection.at_any(
         introspection.acting_steps(strategy), lambda step: jnp.logical_not(active(step))

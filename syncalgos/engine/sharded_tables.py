@@ -84,7 +84,9 @@ def _lookup(axis: Axis, size: int, part: jax.Array, ids: jax.Array) -> jax.Array
 # A look-up is part of the loss. The ledger traces only strategies, so it does not count
 # these bytes.
 def _forward(axis, size, part, ids):
-    wanted = _own_rows(collectives.gather(ids, axis), size, axis)  # (workers, ids)
+    local = collectives.gather(ids, axis) - size * collectives.index(axis)
+    # Indices in this worker's part, (workers, ids); `size` for rows outside it.
+    wanted = jnp.where((local >= 0) & (local < size), local, size)
     found = part.at[wanted].get(mode="fill", fill_value=jnp.nan)
     # As integers: a sum with 0 would lose the sign of -0, and XLA on CPU would widen
     # short floats on the way.
@@ -104,12 +106,6 @@ def _backward(axis, size, wanted, cotangent):
 
 
 _lookup.defvjp(_forward, _backward)
-
-
-def _own_rows(ids: jax.Array, size: int, axis: Axis) -> jax.Array:
-    """Returns the rows' indices in this worker's part; `size` for rows outside it."""
-    local = ids - size * collectives.index(axis)
-    return jnp.where((local >= 0) & (local < size), local, size)
 
 
 def flags(sharded: Mask | None, params: PyTree) -> list[bool]:

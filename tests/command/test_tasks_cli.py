@@ -107,7 +107,6 @@ def test_every_task_runs_and_tells_its_figures(task, tmp_path):
 # Requests that are refused once the task's data is read, and what the line must name.
 BAD_FOR_DATA = {
     "--task shakespeare --context 111540": ["--context 111540", "111540 characters"],
-    "--task mnist --batch-size 60008": ["60008", "60000 examples"],
 }
 
 

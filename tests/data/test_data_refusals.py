@@ -186,7 +186,6 @@ REFUSED = [
     (csv("", hidden=0), "--hidden must be a whole number of at least 1"),
     (npz(ROWS), "data.npz has no y (it has: x)"),
     (npz(ROWS, np.eye(2)[Y]), "data.npz: y must have shape (100,), a class for each"),
-    (npz(ROWS, np.repeat(Y, 2)), "y must have shape (100,), a class for each row of x"),
     (npz(ROWS, Y, x_test=ROWS), "has no y_test (it has: x, y, x_test)"),
     (npz(ROWS, Y, y_test=Y), "has no x_test (it has: x, y, y_test)"),
     (
@@ -202,7 +201,6 @@ REFUSED = [
     (no_npz(b"\x93NUMPY"), NOT_NUMPY),
     (no_npz(b"PK\3\4"), NOT_NUMPY),
     # Partitions.
-    (shards(""), "unknown --partition '' | iid | dirichlet:0.1 | speaker"),
     (shards("lable"), "lable | mean 'label' | iid, label, dirich"),
     (shards("label", {}), "--partition label | by label | (possible here: iid)"),
     (shards("dirichlet:1", {}), "--partition dirichlet:1 | by label | here: iid)"),
@@ -210,14 +208,11 @@ REFUSED = [
     (shards("dirichlet:1", workers=101), "101 workers | 10 each | at most 100"),
     (shards("dirichlet:0.001", workers=40), "1000 draws | 40 workers | larger ALPHA"),
     # Parts that are held out.
-    (split(0), f"{SHARE} | got 0"),
     (split(1.0), f"{SHARE} | got 1.0"),
     (split(1e-4), "0.0001 of 1000 | 1000 to train on and 0 to validate on"),
-    (split(0.9999), "0 to train on and 1000 to validate on"),
     (split(0.9, overlapping=100), "0 to train on and 900 to validate on"),
     (checked(groups={"label": LABELS[1:]}), "groups must hold | (1000,) | 'label'"),
     (checked(train=SOURCE, groups={"label": LABELS[1:]}), "groups must hold"),
-    (checked(groups={"label": LABELS[:, None]}), "got 'label' of int64 (1000, 1)"),
     (checked(groups={"who": LABELS / 2}), "whole numbers | got 'who' of float64"),
     (checked(overlapping=-1), "overlapping must be | at least 0, got -1"),
     (checked(covering=0), "covering must be | at least 1, got 0"),

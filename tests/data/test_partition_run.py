@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.command.errors import BadRequest
 from experiments.command.terminal import Report
 from experiments.one_run import Folder, trained
 from experiments.tasks.task import Data, Task
@@ -150,12 +149,6 @@ def test_without_validation_the_test_is_that_of_the_task():
     plan, counts, lines = counted()
     assert plan.data.examples == EXAMPLES and (counts.sum(0) > 0).all()
     assert lines[-1]["test_number"] == FROM + (HELD_OUT - 1) / 2
-
-
-def test_a_batch_larger_than_what_is_left_is_refused():
-    words = ["--validation", "0.5", "--batch-size", "22"]
-    with pytest.raises(BadRequest, match=r"batch-size 22 is larger .*\(20 examples\)"):
-        run_of(*COUNTING, *APART, *words)
 
 
 # Seed after seed.

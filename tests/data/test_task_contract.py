@@ -98,7 +98,6 @@ WRONG = {
     "decided": (applying(deciding), ["'decided'", "a reserved name"]),
     "lists": (loading(test={"x": [1], "y": [2]}), ["test['x']", "array", "got [1]"]),
     "a list": (loading(test=[1, 2]), ["test must be a dict of arrays", "got [1, 2]"]),
-    "numbers": (loading(train={"x": 1.0, "y": 2}), ["train['x']", "array", "got 1.0"]),
     "no source": (loading(train=3), ["train must be", "source", "got 3"]),
     "examples": (
         loading(train=[[1.0, 2.0]] * 40),

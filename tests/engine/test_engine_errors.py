@@ -158,13 +158,11 @@ OF_PARAMS = [
     (started(seed=2**32), "seed must be below 2.*31, got 4294967296"),
     (started(seed=-1), "seed must be a whole number of at least 0, got -1"),
     (with_step(np.int32(3)), STEP.format("of dtype int32")),
-    (with_step(jax.random.key(0)), STEP.format("of dtype key<fry>")),
     (with_step("text"), STEP.format("str")),
     (started({"w": 1.5}), r"params\['w'\] is float.*asarray\(1\.5\)$"),
     (started(Normed), r"^params is .* an object of this class, Normed\(…\)$"),
     (started({}), "params hold no arrays"),
     (started(buffers={"rng": jax.random.PRNGKey(0)}), UNTYPED),
-    (started(buffers={"rng": np.asarray(jax.random.PRNGKey(0))}), UNTYPED),
     (started(NORMED), r"params\['norm'\]\['mean'\] is a BatchStat, .* trained: split"),
     (started(SEQUENTIAL), r"BatchStat, .* trained: .* by nnx.split\(model, nnx.Par"),
     (started(OF_LINEN), r"'\] is not trained: pass variables.pop\('params'\) as"),
@@ -287,14 +285,12 @@ OF_BATCHES = [
     (lambda: plain_trainer().place([IDS]), rf"data\[0\] {WIDE}"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:6]]}), rf"{Y_LEADS} \(6, 24\), but"),
     (ran({"x": X[ROWS], "y": Y[ROWS[:, :8]]}), rf"{Y_LEADS} \(12, 8\)"),
-    (ran({"x": X[ROWS], "y": np.zeros(12)}), r"must have axes \(steps, global_batch"),
     (ran({"x": X[ROWS[:, :0]]}), "global batch of 0"),
     (ran({"x": X[ROWS[:0]]}), "batches hold no steps"),
     (ran({}), "batches hold no arrays"),
     (ran({"y": np.zeros(12)}), r"got shape \(12,\); for a single step, pass x\[N"),
     (ran(iter(X)), r"batches is .*iterator, not an array: stack the batches"),
     (ran(X[ROWS].tolist()), r"batches\[0\].* is float: convert lists to"),
-    (ran({"x": X[ROWS[:, :10]]}), r"divide over 4 workers: .* step, pass x\["),
     (ran(TEN), r"divide over 4 workers: .* step, pass x\["),
     (ran(accumulate=4), "6 examples of each of 4 workers .* multiple of 16, .* or 32$"),
     (evaluated(ELEVEN, counting("hits")), r"shape \(3,\) depends on the .* size: drop"),
@@ -421,7 +417,6 @@ PSUM_SCATTER = over_workers(lambda x: jax.lax.psum_scatter(x, sa.WORKERS))
 PPERMUTE = over_workers(lambda x: jax.lax.ppermute(x, sa.WORKERS, [(0, 1)]))
 ONE = {"n": np.zeros(1, np.float32)}
 OF_LOSSES = [
-    (made(loss=lambda p, b, batch: 0.0), r"of \(params, batch\), of \(params, batch, "),
     (made(loss=3), r"function of \(params, batch\), of .* or of .*, got 3"),
     (made(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
     (losing(lambda p, b, x, key: (0.0, (b, {WEIGHT: x["y"]}))), f"{WEIGHT}' must be"),
@@ -511,7 +506,6 @@ OF_STATES = [
     (other(from_host, sa.bmuf(3), optax.adam(0.1)), NOT_ADAM),
     (lambda: make_trainer(None, 6).center(plain_state()), r"\(2, 2\), but .* = \(3,"),
     (donated(lambda trainer, x: trainer.run(x, BATCHES)), GIVEN_UP),
-    (donated(lambda trainer, x: trainer.evaluate(x, BATCHES)), GIVEN_UP),
     (donated(lambda trainer, x: trainer.center(x)), GIVEN_UP),
     (donated(lambda trainer, x: trainer.divergence(x)), GIVEN_UP),
 ]
@@ -579,7 +573,6 @@ OF_NUMBERS = [
     (other_numbers({**NUMBERS, "b": 1}), r"hyperparams\['b'\] is unexpected"),
     (other_numbers({**NUMBERS, "mu": -0.5}), "block_momentum must be .* got -0.5"),
     (other_numbers({**NUMBERS, "mu": np.ones(2)}), VECTOR),
-    (other_numbers({**NUMBERS, "mu": jnp.ones((2, 2))}), VECTOR),
     (started(make=lambda: numbered(NUMBERS, of_period)), "period must be .* number"),
 ]
 

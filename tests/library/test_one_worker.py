@@ -1,5 +1,7 @@
 """Tests of a strategy of one worker as an optimizer of optax."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,12 +32,13 @@ def data(seed=0, steps=STEPS):
     return np.random.default_rng(seed).normal(size=(steps, 8, 4)).astype(np.float32)
 
 
-def trained(optimizer, params, batches, loss=loss):
+def trained(optimizer, params, batches, loss=loss, mean=lambda grads: grads):
     """The params and the state after a loop of one's own."""
 
     def step(carry, batch):
         params, state = carry
-        updates, state = optimizer.update(jax.grad(loss)(params, batch), state, params)
+        grads = mean(jax.grad(loss)(params, batch))
+        updates, state = optimizer.update(grads, state, params)
         return (optax.apply_updates(params, updates), state), None
 
     @jax.jit
@@ -142,13 +145,8 @@ def test_under_a_data_parallel_loop_all_devices_agree():
     batches = data(steps=12)
 
     def train(params, batches):
-        def step(carry, batch):
-            params, state = carry
-            grads = jax.lax.pmean(jax.grad(loss)(params, batch), "batch")
-            updates, state = optimizer.update(grads, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        return jax.lax.scan(step, (params, optimizer.init(params)), batches)[0][0]
+        mean = partial(jax.lax.pmean, axis_name="batch")
+        return trained(optimizer, params, batches, mean=mean)[0]
 
     parts = batches.reshape(12, 2, 4, 4).swapaxes(0, 1)
     both = jax.pmap(train, axis_name="batch", in_axes=(None, 0))(PARAMS, parts)

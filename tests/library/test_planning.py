@@ -149,7 +149,6 @@ def test_measured_links_take_as_long(name, request):
         ({"workers": 1}, "workers must be a whole number of at least 2, got 1"),
         ({"step_seconds": 0}, "step_seconds must be .* above 0"),
         ({"share": 1}, "share must be .* below 1"),
-        ({"network": "fast"}, "'fast' is neither a preset nor a number"),
         ({"strategy": sa.Strategy()}, "sends nothing in 32768 local steps"),
         ({"strategy": sa.bmuf(8), "steps": 4}, "sends nothing in 4 local steps"),
         ({"strategy": sa.dynamic_averaging()}, "pass a run's decisions"),

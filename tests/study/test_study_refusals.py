@@ -23,9 +23,7 @@ NETWORKS = {
     "": ["network '': '' is neither a preset nor a number", *network.PRESETS],
     "100": ["100 has no unit", "such as '100Mbit/s, 20ms'"],
     "1,5Mbit/s": ["1 has no unit"],
-    "100Mbit/s, 20": ["20 has no unit"],
     "100Mbps": ["unknown unit 'Mbps'", "did you mean 'Mbit/s'?"],
-    "-1Mbit/s": ["-1Mbit/s must be at least 0"],
     "1Mbit/s, -2ms": ["-2ms must be at least 0"],
     "1e999Mbit/s": ["must be at least 0 and finite"],
     "1e300Tbit/s": ["the bandwidth must be above 0 and finite"],
@@ -90,10 +88,6 @@ REFUSED = [
     (found(statistics.spread, []), [NOT_FINITE]),
     (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
     (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
-    *(
-        (found(statistics.paired, {0: 1.0}, {0: 1.0}, x), ["between 0 and 1, got"])
-        for x in (0, 1, 95, math.nan)
-    ),
 ]
 
 

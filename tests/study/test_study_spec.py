@@ -77,7 +77,6 @@ def test_a_command_line_is_cut_before_each_flag_which_sets_a_parameter():
         ("lr=1e-4:1e-1:log:4", np.geomspace(1e-4, 1e-1, 4)),
         ("momentum=0.5:0.9:linear:5", np.linspace(0.5, 0.9, 5)),
         ("x=-1:1:linear:3", np.linspace(-1, 1, 3)),
-        ("period=4:64:log:5", np.array([4, 8, 16, 32, 64])),
     ],
 )
 def test_a_range_is_evenly_spaced_with_both_ends(text, expected):

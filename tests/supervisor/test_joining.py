@@ -41,14 +41,11 @@ def test_flags_say_which_processes_there_are(command, expected):
     [
         (f"--processes 2 {BY_HAND}", "use one way only"),
         (f"--distributed auto {BY_HAND}", "use one way only"),
-        ("--distributed atuo", "did you mean 'auto'"),
-        ("--num-processes 2", "--num-processes also needs --coordinator"),
         ("--distributed auto --process-id 1", "--process-id also needs --coordinator"),
         ("--coordinator a:9999 --process-id 0", "also needs --num-processes"),
         ("--coordinator a:9999 --num-processes 2", "also needs --process-id"),
         (f"{BY_HAND} --process-id 4", "must be 0 to 3 with --num-processes 4, got 4"),
         (f"{BY_HAND} --coordinator a", "--coordinator must be"),
-        (f"{BY_HAND} --coordinator a:99999", "--coordinator must be"),
         (f"{BY_HAND} --max-restarts 1", "their scheduler may restart them"),
     ],
 )
@@ -204,8 +201,6 @@ def test_hosts_of_tpus_are_counted_slice_by_slice(monkeypatch):
         (torch("one"), "RANK must be a whole number, got 'one'"),
         (torch(2), "process must be 0 to 1 with 2 processes, got 2"),
         (torch(0) | {"MASTER_PORT": "-1"}, "MASTER_PORT must be a whole number"),
-        (torch(0) | {"MASTER_PORT": "0"}, "HOST:PORT, .* got '127.0.0.1:0'"),
-        (torch(0) | {"MASTER_PORT": "70000"}, "HOST:PORT, .* got '127.0.0.1:70000'"),
         (
             torch(0) | {"MASTER_PORT": "65535", "TORCHELASTIC_RUN_ID": "none"},
             "HOST:PORT, .* got '127.0.0.1:65536'",

@@ -30,14 +30,9 @@ class One(NamedTuple):
 def of_one_worker(own: Own, inputs: Inputs) -> One:
     """Returns one worker's arguments of a step."""
     shared = inputs.shared
-
-    def batch(x):
-        kind = jax.typeof(x)  # has the dtype to which jax converts NumPy's int64
-        return jax.ShapeDtypeStruct(x.shape[3:], kind.dtype)
-
     key = jax.eval_shape(lambda x: x, shared.key)
-    batches = jax.tree.map(batch, inputs.batches)
-    return One(key, of_one(own.replica), batches, shared.data)
+    batch = of_one(inputs.batches, axes=3)  # of (steps, places, lanes, batch, ...)
+    return One(key, of_one(own.replica), batch, shared.data)
 
 
 def loss(worker: Worker, layout: Layout, one: One) -> Any:

@@ -106,10 +106,3 @@ def test_powersgd_sends_a_matrix_whole_that_its_rank_halves_at_best(
 ):
     params = jax.ShapeDtypeStruct(shape, jnp.float32)
     assert sent_of(params, **settings) == 4 * numbers
-
-
-def test_powersgd_averages_its_first_steps():
-    sent = communication(
-        powersgd(rank=1, dense_steps=3), jnp.zeros((16, 16)), workers=2, steps=5
-    )
-    assert np.diff(sent.per_step, prepend=0).tolist() == [1024] * 3 + [128] * 2

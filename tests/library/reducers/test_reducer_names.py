@@ -175,9 +175,7 @@ def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
         (lambda: top_k(0), "top_k: density must be a finite number above 0, got 0"),
         (lambda: top_k(1.5), "top_k: density must be at most 1, got 1.5"),
         (lambda: random_k(float("nan")), "random_k: density must be .*, got nan"),
-        (lambda: random_k(-0.1), "random_k: density must be .*, got -0.1"),
         (lambda: power_sgd(0), "power_sgd: rank must be a whole number .*, got 0"),
-        (lambda: power_sgd(1.5), "power_sgd: rank must be a whole .*, got 1.5"),
         (
             lambda: row_sparse(0, tables=True),
             "row_sparse: rows must be a whole .*, got 0",
@@ -207,7 +205,6 @@ def test_a_changed_reducer_keeps_the_rest_and_is_still_bound():
         (lambda: error_feedback("mean", decay=1.1), "decay must be at most 1, got 1.1"),
         (lambda: error_feedback(3), "error_feedback: expected an optax .*, got 3"),
         (lambda: error_feedback("int9"), "unknown reducer 'int9'; did you mean 'int8'"),
-        (lambda: reduce_with("bf61"), "unknown reducer 'bf61'; did you mean 'bf16'"),
         (lambda: outer_step(optax.sgd(1.0), "meen"), "did you mean 'mean'"),
         (lambda: reducers.cast(jnp.int8), "cast: dtype must be .*, got .*int8"),
         (lambda: quantized(seed=-1), "seed must be a whole number of at least 0"),
