@@ -102,7 +102,9 @@ def test_table_of_algorithms_is_what_their_docstrings_say():
 
 @pytest.mark.parametrize("page", ["README.md", "docs/studies.md", "docs/wire.md"])
 def test_page_tells_the_number_of_algorithms(page):
-    told = re.findall(r"(?m)(?:^|45 of the )(\d+)\salgorithms", (ROOT / page).read_text())
+    told = re.findall(
+        r"(?m)(?:^|45 of the )(\d+)\salgorithms", (ROOT / page).read_text()
+    )
     assert {*map(int, told)} == {len(syncalgos.ALGORITHMS)}
 
 

@@ -524,10 +524,12 @@ def by_size(params):
 
 WITHOUT = sa.Strategy(sync=lambda r, s, t: (r._replace(opt_state=()), s))
 FLOATS, WHOLE = np.zeros((3, 2)), np.zeros(2, int)
+CUT = {"accumulate": 2, "tables": {"w": True, "b": False}}
 IN_PARTS = losing(
-    lambda p, b, batch, key: (jnp.sum(p["w"]), (b, {WEIGHT: 1})),
-    **{"workers": 3, "accumulate": 2, "backend": "vmap"},
-    tables={"w": True, "b": False},
+    lambda p, b, x, key: (p["w"].sum(), (b, {WEIGHT: 1})),
+    workers=3,
+    backend="vmap",
+    **CUT,
 )
 OF_TABLES = [
     (tabled(workers=8), r"'scale'\] has 12 rows, .* over 8 workers: pad it to 16 r"),

@@ -50,11 +50,7 @@ def odd(step: Any) -> Any:
     return step % 2 == 1
 
 
-def averaged(params: Any, state: Any) -> Any:
-    return collectives.mean(params)
-
-
-OF_FUNCTIONS = sa.Strategy(center=averaged)
+MEAN = collectives.mean
 INNER = optax.sgd(0.1, momentum=0.9)
 OUTER = optax.sgd(0.7, momentum=0.9, nesterov=True)
 COMBINED: list[sa.Strategy] = [

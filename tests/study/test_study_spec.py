@@ -170,6 +170,19 @@ def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
     assert (sync.trials, diloco.trials) == (2 * 3 * 2, 2 * 3 * 5 * 2)
 
 
+def followed(study, loader, score):
+    """The values of each batch of further trials, made with a score of each."""
+    (first,) = runs.run_sets(study, loader)
+    further, found, trials = runs.further(study, loader, first), [], first.trials
+    while trials is not None:
+        for x in trials:
+            accuracy = score(*map(float, x.values.values()))
+            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, accuracy))
+        found.append([tuple(x.values.values()) for x in trials])
+        trials = next(further, None)
+    return [*filter(None, found[1:])]
+
+
 @pytest.mark.parametrize(
     ("peak", "expected"),
     [
@@ -187,19 +200,10 @@ def test_an_optimum_at_an_end_is_followed_and_then_refined(
     tune = "--tune=lr=0.1:0.4:log:3+4", "--tune=momentum=0.1,0.5"
     decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
 
-    def made(trials):
-        for x in trials:
-            lr, momentum = float(x.values["lr"]), float(x.values["momentum"])
-            score = 0.9 - abs(np.log(lr / peak)) / 20 - momentum / 10
-            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, score))
+    def score(lr, momentum):
+        return 0.9 - abs(np.log(lr / peak)) / 20 - momentum / 10
 
-    (first,) = runs.run_sets(decided, loader)
-    made(first.trials)
-    found = []
-    for trials in runs.further(decided, loader, first):
-        made(trials)
-        found += [trials] if trials else []
-    *ends, last = ([tuple(x.values.values()) for x in each] for each in found)
+    *ends, last = followed(decided, loader, score)
     assert ends == [[(x, "0.1"), (x, "0.5")] for (x,) in expected[:-1]]
     assert last == [(x, "0.1") for x in expected[-1]]
 
@@ -209,33 +213,22 @@ def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
     tune = "--tune=lr=0.1:0.4:log:3+2", "--tune=momentum=0.1:0.2:log:2+2"
     decided = config_of("--algos=sync_sgd", *tune, f"--out={tmp_path}", "--seeds=1")
 
-    def made(trials):
-        for x in trials:
-            lr, momentum = (float(x.values[name]) for name in ("lr", "momentum"))
-            off = abs(np.log(lr * momentum / 0.32)) + abs(np.log(momentum / 0.4)) / 2
-            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, 0.9 - off / 20))
-        return trials
+    def score(lr, momentum):
+        off = abs(np.log(lr * momentum / 0.32)) + abs(np.log(momentum / 0.4)) / 2
+        return 0.9 - off / 20
 
-    (first,) = runs.run_sets(decided, loader)
-    made(first.trials)
-    found = runs.further(decided, loader, first)
-    *_, lrs, momenta = [[x.trial for x in made(more)] for more in found]
-    assert lrs == ["lr=0.667,momentum=0.4", "lr=0.96,momentum=0.4"]
-    assert momenta == ["lr=0.8,momentum=0.333", "lr=0.8,momentum=0.48"]
+    *_, lrs, momenta = followed(decided, loader, score)
+    assert lrs == [("0.667", "0.4"), ("0.96", "0.4")]
+    assert momenta == [("0.8", "0.333"), ("0.8", "0.48")]
 
 
 def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
     tune = "--tune=density=0.25:0.5:log:2+2"
     decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
-    (first,) = runs.run_sets(decided, loader)
-    for x in first.trials:
-        write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, float(x.values["density"])))
-    found = []
-    for trials in runs.further(decided, loader, first):
-        found += [x.trial for x in trials]
-        for x in trials:
-            write(x.run(x.seeds[0]), "sync_sgd", (0.1, 0.2, float(x.values["density"])))
-    assert found == ["density=1", "density=0.833"]  # neither 2 nor 1.2
+    assert followed(decided, loader, float) == [
+        [("1",)],
+        [("0.833",)],
+    ]  # neither 2 nor 1.2
 
 
 @pytest.mark.parametrize(

@@ -256,22 +256,10 @@ NO_MEANS = {
     "median": sa.reduce_with("median"),
     "trimmed": sa.average(reduce="trimmed"),
     "clipped": sa.outer_step(optax.sgd(1.0), "clipped"),
-    "edit": sa.edit(2),
     "votes": sa.sign_sgd(majority=True),
-    "signum": sa.signum(),
     "mean signs": sa.distributed_lion(majority=False),
-    "demo": sa.demo(chunk=4, top_k=1),
-    "dgc": sa.dgc(),
-    "dion": sa.dion(),
-    "ef21": sa.ef21(),
-    "one_bit_adam": sa.one_bit_adam(dense_steps=1),
-    "groups": sa.hierarchical(4, inner_period=2, groups=2),
-    "gossip": sa.gossip(),
     "choco_sgd": sa.chain(sa.choco_sgd()),
-    "noloco": sa.noloco(2),
-    "sparta": sa.sparta(),
     "eager_diloco": sa.delayed(sa.eager_diloco(2), 1),
-    "overlap_local_sgd": sa.overlap_local_sgd(2),
 }
 
 
