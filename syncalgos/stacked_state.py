@@ -11,7 +11,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.collectives.axes import COUNTED
-from syncalgos.combinators.introspection import axis_of, has_reduce
+from syncalgos.combinators.introspection import (
+    Weighted,
+    axis_of,
+    has_reduce,
+    kinds,
+    mean_center,
+)
 from syncalgos.host_arrays import taken
 from syncalgos.strategy import (
     Replica,
@@ -83,6 +89,12 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         raise ValueError(
             f"stacked: strategy must have a single axis, such as "
             f'axis="diloco", got {axis}'
+        )
+    stale = any(x.stale for x in kinds(strategy, Weighted))
+    if stale and mean_center(strategy):
+        raise ValueError(
+            "stacked: the center of participating(…, stale=True) would count workers "
+            "that skip: use stale=False, or a strategy with its own center"
         )
     if mesh is not None:
         checks.one_of("mesh axis of the strategy in stacked,", axis, mesh.axis_names)

@@ -105,6 +105,7 @@ class Weighted(NamedTuple):
     """A whole whose workers are weighted; see `participating`."""
 
     rounds: tuple[Rounds, ...]
+    stale: bool = False
 
 
 class Turning(NamedTuple):

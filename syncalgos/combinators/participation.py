@@ -196,7 +196,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
         reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(
             gated if syncs else keep_replica,
-            kind=introspection.Weighted((each,)),
+            kind=introspection.Weighted((each,), stale),
         ),
         center=introspection.inner_center(strategy),
         acts=landing if syncs else introspection.never,
@@ -219,7 +219,14 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
     def schedule(step, workers):
         return math.prod(_weights_in(x, step - sum(delays), workers) for x in rounds)
 
-    return participating(extra, schedule)
+    def uncounted(whole):
+        made = introspection.combination(whole)
+        if not isinstance(made.kind, introspection.Weighted):
+            return whole
+        return whole._replace(sync=made._replace(kind=introspection.Weighted(())))
+
+    # Its rounds are those of the strategy, which must not count twice.
+    return introspection.innermost(uncounted, participating(extra, schedule))
 
 
 LOOKED_AT = 1024

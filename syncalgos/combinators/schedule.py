@@ -73,8 +73,10 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
-    if introspection.kinds(strategy, *AT_EACH_STEP):
-        # With the condition around it, a delayed result would wait for the next period.
+    phases = [x for x in introspection.kinds(strategy, introspection.Gated) if x.phase]
+    if phases or introspection.kinds(strategy, *AT_EACH_STEP):
+        # With the condition around it, a delayed result would wait for the next period,
+        # and a phase that begins between its steps would not make its state.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
     if isinstance(active, Period):
         _check_meeting(strategy, active)

@@ -10,6 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from syncalgos import checks
+from syncalgos.dtypes import narrow, widen
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.inner_fit import check_rate
@@ -354,7 +355,9 @@ class DataParallel:
                     f"a metric of shape {filled.shape[1:]} depends on the batch size: "
                     f"drop the last {rest} examples, so that the batch divides evenly"
                 )
-            return ((batch + more) * filled - more * alone) / batch
+            # A float16 may overflow on the way.
+            of_all, of_one = widen((filled, alone))
+            return narrow(((batch + more) * of_all - more * of_one) / batch, filled)
 
         return jax.tree.map(mean, filled, alone)
 

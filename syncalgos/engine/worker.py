@@ -168,15 +168,17 @@ class Worker(NamedTuple):
         found = found._replace(grads=grads)
         own = Own(self.updated(own.replica, found, loss), sync)
         with collectives.counting(share):
-            metrics = collectives.weighted(found.metrics)
+            # A float16 times a share may overflow, before the mean.
+            metrics = found.metrics if share is None else widen(found.metrics)
+            metrics = collectives.weighted(metrics)
         # Each worker's own loss is not averaged.
         return own, metrics | {
             k: x for k, x in found.metrics.items() if k == OF_WORKERS
         }
 
-    def share(self, step: Any, me: Any) -> jax.Array | None:
+    def share(self, step: Any, me: Any, of_syncs: bool = False) -> jax.Array | None:
         """A worker's weight in the means of a step's round; None: all weights are 1."""
-        rounds = introspection.rounds(self.strategy)
+        rounds = introspection.rounds(self.strategy, of_syncs)
         return participation.share_in(rounds, step, self.workers, me)
 
     def model(self, own: Own, step: Any) -> Replica:
@@ -184,8 +186,10 @@ class Worker(NamedTuple):
         mine = own.replica.params
         # The weights of the round that the last local step belongs to.
         last, me = jnp.maximum(step - 1, 0), collectives.index()
-        with collectives.counting(self.share(last, me)):
+        # At a sync, the params of a worker that makes no local steps count like any.
+        with collectives.counting(self.share(last, me, of_syncs=True)):
             params = self.strategy.center(mine, own.sync)
+        with collectives.counting(self.share(last, me)):
             buffers = weighted_mean(own.replica.buffers)
         params = require_same("center", "params", mine, params)
         # Workers' centers may differ, as in a phase that is not active. Without this

@@ -91,6 +91,20 @@ def test_others_may_take_their_place_in_the_middle():
     assert_close(metrics["loss"], expected["loss"])
 
 
+def test_what_is_common_at_one_number_may_not_be_at_another():
+    """`delayed` mixes nothing in if alpha is 0, which then leaves all lanes alike."""
+    ends = []
+    for own in (0.0, 0.5):
+        trainer = trainer_of(
+            strategy=lambda numbers: sa.delayed(sa.average(), 0, alpha=numbers["a"]),
+            **{"optimizer": optax.sgd(0.1), "numbers": {"a": own}},
+        )
+        state = trainer.init(make_params(), hyperparams={"a": 0.5})
+        state, _ = trainer.run(state, BATCHES)
+        ends.append(trainer.center(trainer.run(state, BATCHES)[0]).params)
+    assert_close(*ends)
+
+
 def test_bfloat16_params_keep_their_dtype():
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params())
     trainer = trainer_of(optimizer=lambda numbers: optax.adam(numbers["lr"]))

@@ -103,6 +103,13 @@ def test_a_state_is_made_of_params_that_lie_on_one_device_yet():
         assert leaf.sharding.spec == PartitionSpec("diloco")
 
 
+def test_a_center_that_would_count_who_skips_is_refused():
+    averaged = syncalgos.model_averaging(2, axis="replica")
+    weighted = syncalgos.participating(averaged, syncalgos.sampled(0.5), stale=True)
+    with pytest.raises(ValueError, match=r"count workers that skip: use stale=False"):
+        stacked(weighted)
+
+
 def test_explicit_axes_are_refused():
     mesh = jax.make_mesh((2,), ("diloco",), axis_types=(AxisType.Explicit,))
     with pytest.raises(ValueError, match=r"of type Auto: jax.make_mesh\("):

@@ -116,8 +116,8 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
 
     def common(strategy, update):
         made = optax.GradientTransformationExtraArgs(optimizer.init, update)
-        made = worker._replace(strategy=strategy, optimizer=made)
-        return replicated_leaves(made, lone, model)[1]
+        fixed = worker._replace(make=lambda numbers: (made, strategy))
+        return replicated_leaves(fixed.at(None), lone, model)[1]
 
     # Without the optimizer, the strategy alone decides which leaves are common.
     apart = strategy
@@ -187,17 +187,18 @@ def replicated_leaves(
     model = model._replace(hyperparams=worker.hyperparams)
 
     def start(number, model):
-        return first_own(worker, number, Inputs(model))
+        return first_own(worker.at(model.hyperparams), number, Inputs(model))
 
     def local_step(number, step, leaves):
-        replica, sync = form.unflatten(leaves)
+        (replica, sync), hyperparams = form.unflatten(leaves[0]), leaves[1]
+        # What holds for the worker's own numbers, such as 0, may not hold for others.
+        own = worker.at(hyperparams)
         grads = jax.tree.map(lambda x: x + number.astype(x.dtype), replica.params)
-        replica = seeing(worker.strategy, replica, number)
-        grads, sync = apply_reduce(worker.strategy, grads, replica, sync, step)
-        loss = worker.optimizer_loss(replica, number.astype(float))
-        found = Found(grads, replica.buffers, {})
-        stepped = worker.updated(replica, found, loss)
-        synced, sync = apply_sync(worker.strategy, stepped, sync, step)
+        replica = seeing(own.strategy, replica, number)
+        grads, sync = apply_reduce(own.strategy, grads, replica, sync, step)
+        loss = own.optimizer_loss(replica, number.astype(float))
+        stepped = own.updated(replica, Found(grads, replica.buffers, {}), loss)
+        synced, sync = apply_sync(own.strategy, stepped, sync, step)
         return synced._replace(loss=()), sync, stepped.params
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
@@ -212,7 +213,8 @@ def replicated_leaves(
         pairs = [*zip(shapes, same, strict=True)]
         held = [x if once else _in(layout, x) for x, once in pairs]
         axes = [None if once else 0 for once in same]
-        _, after = _traced(local_step, layout, (numbers, step, held), (0, None, axes))
+        given = numbers, step, (held, model.hyperparams)
+        _, after = _traced(local_step, layout, given, (0, None, (axes, None)))
         steps = after[len(same) :]
         after = [now and before for now, before in zip(after, same, strict=False)]
         if after == same:

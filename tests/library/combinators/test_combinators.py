@@ -81,6 +81,8 @@ def test_center_does_not_go_stale_outside_a_phase():
     # Steps 0-2: the current model. The first block, steps 3 alone: 3 + (4 - 3). The
     # second from 4: velocity 0.5 · 1 + (8 - 4).
     assert centers == [1, 2, 3, 4, 4, 4, 4, 4 + 4.5]
+    gated = sa.chain(PLUS_ONE, sa.every(sa.after(sa.bmuf(1, block_momentum=0.5), 3), 4))
+    assert [c[0] for _, _, c, _ in follow(gated, 8, start=np.zeros(3))] == centers
     early = sa.chain(sa.until(sa.bmuf(2, block_momentum=0.5), 4), PLUS_ONE)
     history = follow(early, 6, start=np.zeros(3))
     after = [(r.params[0] - 1, c[0]) for r, _, c, _ in history][4:]

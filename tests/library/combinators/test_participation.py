@@ -41,10 +41,14 @@ WEIGHED = {
     "one gate": participating(sa.every(ONE_GATE, 2), three_to_one),
     "gradients": participating(sa.sync_sgd(), three_to_one),
     "stale": participating(model_averaging(2), three_to_one, stale=True),
+    "at syncs": sa.at_syncs(
+        participating(model_averaging(2), three_to_one),
+        sa.chain(sa.average("opt_state"), sa.average("buffers")),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", tiers(WEIGHED, ["one gate", "gradients"]))
+@pytest.mark.parametrize("name", tiers(WEIGHED, ["at syncs", "gradients"]))
 def test_weights_reach_all_that_is_made_of_the_workers(name):
     """Means by 3 : 1, and none of 30 and 40, whose gradients would be ten times."""
     trainer = trainer_of(WEIGHED[name], optimizer=optax.sgd(0.1, momentum=0.5))
@@ -63,7 +67,7 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
         if step % 2 and name != "gradients":
             stays = (WEIGHTS == 0) & (name == "stale")
             theta = np.where(stays, theta, WEIGHTS @ theta / 4)
-        if step % 2 and name == "one gate":
+        if step % 2 and name in ("one gate", "at syncs"):
             momentum[:], mean[:] = WEIGHTS @ momentum / 4, WEIGHTS @ mean / 4
         center = trainer.center(state)
         expected = WEIGHTS @ mean / 4
@@ -93,6 +97,9 @@ def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     assert relative_error(metrics["seen"], np.full(2, 1.5)) <= ROUNDING
     mean = trainer.center(state).buffers["mean"]
     assert relative_error(mean, 1.5 * (1 - 0.9**2)) <= ROUNDING
+    state, _ = trainer.run(state, OF_WORKERS[None])
+    mean = np.mean(state.replica.params)  # there its model counts
+    assert relative_error(trainer.center(state).params, mean) <= ROUNDING
 
 
 def test_evaluate_takes_the_weighted_buffers():
@@ -173,12 +180,18 @@ def test_sampled_draws_its_share_anew_at_each_step_and_for_each_seed():
     assert sampled(0.1, least=2)(0, 1).tolist() == [True]
 
 
-def test_a_weighted_center_of_float16_does_not_overflow():
+def test_weighted_means_of_float16_do_not_overflow():
+    def loss(params, buffers, *_):
+        return 0 * params, (buffers, {"seen": buffers})
+
     alone = participating(model_averaging(1), lambda step, n: jnp.arange(n) == 3)
-    trainer = trainer_of(alone, lambda params, buffers, *_: (0 * params, (buffers, {})))
+    trainer = trainer_of(alone, loss)
     state = trainer.init(jnp.float16(20000), jnp.float16(30000))
-    center = trainer.center(trainer.run(state, np.zeros((1, 4)))[0])
+    state, metrics = trainer.run(state, np.zeros((1, 4)))
+    center = trainer.center(state)
     assert (center.params, center.buffers) == (20000, 30000)
+    of_five = trainer.evaluate(state, np.zeros((1, 5)))
+    assert (metrics["seen"][0], of_five["seen"][0]) == (30000, 30000)
 
 
 def test_bfloat16_keeps_its_dtype():
