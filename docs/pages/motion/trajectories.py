@@ -124,6 +124,7 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
         steps=steps,
         taken=np.stack(decided, axis=1) if decided else None,
     )
+    shown = {**setup.arguments, "learning rate": setup.rate}
     return Recorded(
         name,
         _started(seen.after.swapaxes(0, 1)),
@@ -131,7 +132,7 @@ def record(name: str, steps: int = STEPS, seed: int = 0) -> Recorded:
         seen.slopes.swapaxes(0, 1),
         _started(seen.center[0]),
         np.diff(sent.per_step, prepend=0.0) > 0,
-        ", ".join(f"{k.replace('_', ' ')} {x}" for k, x in setup.arguments.items()),
+        ", ".join(f"{k.replace('_', ' ')} {x}" for k, x in shown.items()),
     )
 
 
