@@ -1,4 +1,4 @@
-"""Save a training in the middle by Orbax, and continue to the very same bits.
+"""Save training midway with Orbax, and continue to the same bits.
 
     python examples/resume.py
 

@@ -8,6 +8,7 @@ that fit into a socket's buffer do not wait: docs/results.md, "A real slow link"
 """
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,9 @@ BUCKET = 2**23
 MESSAGE = 40_000
 """The most bytes of a message to one peer, where a collective is cut."""
 
+AS_GLOO: ContextVar[bool] = ContextVar("as_gloo", default=False)
+"""Whether messages are planned for processes that gloo will join."""
+
 
 def crosses(names: Sequence[str]) -> bool:
     """Whether gloo carries a collective over these axes between processes.
@@ -35,7 +39,8 @@ def crosses(names: Sequence[str]) -> bool:
     It is False for workers that are meshes, which send their arrays one by one: to join
     arrays, a worker would have to move their shards between its devices.
     """
-    gloo = bool(several(names)) and platform() == "cpu" and jax.process_count() > 1
+    here = platform() == "cpu" and jax.process_count() > 1
+    gloo = bool(several(names)) and (here or AS_GLOO.get())
     mesh = jax.sharding.get_abstract_mesh()
     within = {*mesh.axis_names} - {*mesh.manual_axes}
     return gloo and all(mesh.shape[name] == 1 for name in within)

@@ -42,6 +42,18 @@ def test_a_plan_is_that_of_the_formulas():
     assert plan(sa.diloco(16, reduce="int8")).messages == each
 
 
+def test_messages_between_processes_on_cpus_are_those_that_gloo_gets():
+    """As in two processes: 40 kB to a peer, and 8 MB in an all-reduce."""
+    leaves = [jax.ShapeDtypeStruct((500_000,), "float32")] * 6  # of 2 MB
+
+    def messages(strategy):
+        by_gloo = Network("a link, gloo", bandwidth=1e4, latency=0.1)
+        return plan(strategy, replica=leaves, network=by_gloo).messages
+
+    assert messages(sa.gossip()) == 6 * 2_000_000 / 40_000
+    assert messages(sa.sync_sgd()) == 2 * 2 * (4 - 1)  # 8 MB and 4 MB, in 6 hops
+
+
 def test_a_plan_says_so_in_a_paragraph():
     own = {"workers": 8, "step_seconds": 0.2, "network": "100Mbit/s, 20ms"}
     gpt2 = jax.ShapeDtypeStruct((124_000_000,), "float32")
@@ -55,7 +67,10 @@ def test_a_plan_says_so_in_a_paragraph():
     )
     assert "beside 8 local steps of computation" in str(plan(sa.co2(8)))
     assert "no period brings that to 5 %" in str(plan(sa.gossip_pga(8)))
-    assert "With 64 syncs in 64 local steps" in str(plan(sa.sync_sgd()))
+    text = str(plan(sa.sync_sgd(), share=0.9))
+    assert (
+        "With 64 syncs in 64 local steps" in text and " if one step in 1 sent" in text
+    )
 
 
 @pytest.mark.parametrize(
