@@ -84,8 +84,9 @@ class Plan(NamedTuple):
         return (
             f"A sync of {self.workers} workers takes {took} on {self.network.name}: "
             f"each worker sends {size}, in {messages} one after the other{hidden}. "
-            f"With {often} of {step}, communication takes {100 * self.share:.3g} % of the time (a step takes {mean} on average); "
-            f"{enough}. Each call of `step` or `run` also averages the metrics, in "
+            f"With {often} of {step}, communication takes {100 * self.share:.3g} % of "
+            f"the time (a step takes {mean} on average); {enough}. Each call of `step` "
+            "or `run` also averages the metrics, in "
             f"{_in_units(1e3 * metrics, 'ms', 's')}, so take many steps in a `run`. "
             "Left out: packet headers and acknowledgements (measured links took up to "
             "27 % longer); other traffic; the arithmetic of means and of compression; "
