@@ -105,7 +105,7 @@ def palsgd(
     def around(synced: Strategy) -> Strategy:
         def init(params):
             opt_state = () if optimizer is None else optimizer.init(params)
-            return PalsgdState(synced.init(params), held(params, opt_state))
+            return PalsgdState(synced.init(widen(params)), held(params, opt_state))
 
         def note(grads, replica, state, step):
             kept, _ = state.before

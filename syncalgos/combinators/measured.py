@@ -110,9 +110,11 @@ def measured(
         measuring makes XLA fuse a step differently.
 
     Raises:
-        ValueError: the argument is not a Strategy, or `layered` does not fit.
+        ValueError: the argument is not a Strategy, or has `paced` or `palsgd` as a
+            member; or `layered` does not fit.
 
-    Changes that a delayed strategy makes within a round count as moves.
+    Changes that a delayed strategy makes within a round count as moves. `paced` and
+    `palsgd` change the local step itself: the measurement is put inside, with its ends.
 
     Example:
         >>> import jax.numpy as jnp
@@ -130,6 +132,12 @@ def measured(
     """
     check_strategy("measured", strategy)
     layered = stacking.check("measured: layered", layered)
+    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
+    clocked = introspection.kinds(strategy, introspection.Clocked)
+    if not all(x.averages for x in clocked):  # moves are what such a sync makes of them
+        if introspection.kind_of(strategy) in clocked:
+            return introspection.rebuilt(strategy, again)
+        raise ValueError("measured: a member is paced or palsgd: measure it alone")
     axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
     # None stands for every step.
     steps = ends or (None if introspection.reduces(strategy) else acting)
@@ -155,7 +163,6 @@ def measured(
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
         return replica, MeasuredState(own, start, note)
 
-    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
     made = introspection.Combination(sync, (strategy,), lambda f: again(f(strategy)))
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
