@@ -31,6 +31,10 @@ class PalsgdState(NamedTuple):
     before: tuple[PyTree, PyTree]
 
 
+class Pulled(Clocked):
+    """The kind of `palsgd`, whose pulls move workers that `paced` lets rest."""
+
+
 def palsgd(
     period: int = 16,
     *,
@@ -139,7 +143,7 @@ def palsgd(
             init=init,
             reduce=OwnGrads(note),
             sync=Combination(
-                sync, (synced,), lambda other: around(other(synced)), Clocked()
+                sync, (synced,), lambda other: around(other(synced)), Pulled()
             ),
             center=inner_center(synced),
             acts=None,
