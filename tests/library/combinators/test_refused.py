@@ -56,6 +56,14 @@ CALLS = [
         lambda: made(sa.average("buffers", optax.trace(0.9))),
         "reducer with state cannot average buffers",
     ),
+    *(
+        (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "params of 0")
+        for late in (
+            sa.reducers.late,
+            sa.reducers.error_feedback(sa.reducers.late("int8")),
+            optax.chain(sa.reducers.late(), optax.scale(1.0)),
+        )
+    ),
     (lambda: sa.outer_step(optax.sgd), r"outer_step: outer must.*call it: sgd"),
     (lambda: sa.outer_step(0.7), "must be an optax optimizer, got 0.7"),
     (lambda: sa.reset(3), "reset: optimizer must be an optax optimizer, got 3"),
