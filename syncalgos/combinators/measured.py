@@ -92,8 +92,9 @@ def measured(
     """Measures the workers' moves at each sync, and trains as the strategy does.
 
     In `DataParallel`, the figures of a round are in `metrics["measured"]`, in the row
-    of the step that ends it, and other rows are 0. In `stacked` and in your own loop,
-    the state's `figures` are those of the last round, the same for all workers.
+    of the step that ends it, and other rows are 0: there may be one `measured`. In
+    `stacked` and in your own loop, the state's `figures` are those of the last round,
+    the same for all workers.
 
     Args:
         strategy: the strategy.
@@ -202,10 +203,15 @@ def noted(state: PyTree, step: Any) -> dict[str, Any]:
     Args:
         state: a strategy's state; leaves may have a first axis of identical lanes.
         step: the local step.
+
+    Raises:
+        ValueError: several strategies inside are `measured`.
     """
     metrics: dict[str, Any] = decided.noted(state, step)
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
     for at, values in (x for x in nodes if isinstance(x, Noted)):
+        if "measured" in metrics:
+            raise ValueError("measured: metrics hold one strategy's figures, not two")
         one = values.reshape(-1, *values.shape[-2:])[0]
         metrics["measured"] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
     return metrics

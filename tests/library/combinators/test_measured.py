@@ -218,6 +218,19 @@ def test_a_member_that_changes_the_local_step_is_refused():
         sa.measured(sa.chain(paced, sa.every(sa.average("opt_state"), PERIOD)))
 
 
+def test_metrics_take_the_figures_of_one_strategy():
+    each = [
+        sa.masked(
+            sa.measured(sa.average()), {**dict.fromkeys(START, False), name: True}
+        )
+        for name in ("scale", "w")
+    ]
+    trainer = sa.DataParallel(loss, optax.sgd(RATE), sa.chain(*each), workers=WORKERS)
+    state = trainer.init(START)
+    with pytest.raises(ValueError, match="measured: metrics hold one strategy's"):
+        trainer.run(state, DRIFTS)
+
+
 def test_short_floats_of_palsgd_are_measured_as_it_holds_them():
     strategy, short = sa.palsgd(PERIOD, learning_rate=RATE), np.ones(3, "f2")
     sent = [
