@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from syncalgos import checks
 from syncalgos.collectives import Axis, PyTree
@@ -39,14 +38,14 @@ class Adam(NamedTuple):
         return jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, v, g)
 
     def steps(self, first: PyTree, second: PyTree) -> PyTree:
-        """m / (√v + ε), at most as far as Adam can go; 0 where v is 0."""
+        """m / (√v + ε), at most as far as Adam can go; 0 where v is 0, or NaN."""
+        most = largest_step(self.b1, self.b2)
 
         def step(m, v):
-            return jnp.where(v > 0, m / (root(v) + self.eps), 0)
+            step = jnp.where(v == 0, 0, m / (root(v) + self.eps))
+            return jnp.where(jnp.isfinite(step), jnp.clip(step, -most, most), jnp.nan)
 
-        steps = jax.tree.map(step, first, second)
-        most = largest_step(self.b1, self.b2)
-        return optax.tree.clip(steps, -most, most)
+        return jax.tree.map(step, first, second)
 
 
 def largest_step(b1: Any, b2: Any) -> Any:

@@ -49,7 +49,7 @@ def one_bit_adam(
     0 where v is 0. An entry whose first gradient comes after `dense_steps` waits in e
     for one step, and gets the mean v of its leaf; if all v of the leaf are 0, it gets
     (a / (1 - β₁))², for a the size of the first momenta as it is sent. A step that is
-    not finite changes no state.
+    not finite is NaN, and changes no state.
 
     Example:
         >>> import numpy as np

@@ -31,6 +31,10 @@ class PalsgdState(NamedTuple):
     before: tuple[PyTree, PyTree]
 
 
+class Pulled(Clocked):
+    """The kind of `palsgd`, whose pulls move workers that `paced` lets rest."""
+
+
 def palsgd(
     period: int = 16,
     *,
@@ -105,7 +109,7 @@ def palsgd(
     def around(synced: Strategy) -> Strategy:
         def init(params):
             opt_state = () if optimizer is None else optimizer.init(params)
-            return PalsgdState(synced.init(params), held(params, opt_state))
+            return PalsgdState(synced.init(widen(params)), held(params, opt_state))
 
         def note(grads, replica, state, step):
             kept, _ = state.before
@@ -139,7 +143,7 @@ def palsgd(
             init=init,
             reduce=OwnGrads(note),
             sync=Combination(
-                sync, (synced,), lambda other: around(other(synced)), Clocked()
+                sync, (synced,), lambda other: around(other(synced)), Pulled()
             ),
             center=inner_center(synced),
             acts=None,

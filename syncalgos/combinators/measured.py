@@ -92,8 +92,9 @@ def measured(
     """Measures the workers' moves at each sync, and trains as the strategy does.
 
     In `DataParallel`, the figures of a round are in `metrics["measured"]`, in the row
-    of the step that ends it, and other rows are 0. In `stacked` and in your own loop,
-    the state's `figures` are those of the last round, the same for all workers.
+    of the step that ends it, and other rows are 0: there may be one `measured`. In
+    `stacked` and in your own loop, the state's `figures` are those of the last round,
+    the same for all workers.
 
     Args:
         strategy: the strategy.
@@ -110,9 +111,11 @@ def measured(
         measuring makes XLA fuse a step differently.
 
     Raises:
-        ValueError: the argument is not a Strategy, or `layered` does not fit.
+        ValueError: the argument is not a Strategy, or has `paced` or `palsgd` as a
+            member; or `layered` does not fit.
 
-    Changes that a delayed strategy makes within a round count as moves.
+    Changes that a delayed strategy makes within a round count as moves. `paced` and
+    `palsgd` change the local step itself: the measurement is put inside, with its ends.
 
     Example:
         >>> import jax.numpy as jnp
@@ -130,6 +133,12 @@ def measured(
     """
     check_strategy("measured", strategy)
     layered = stacking.check("measured: layered", layered)
+    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
+    clocked = introspection.kinds(strategy, introspection.Clocked)
+    if not all(x.averages for x in clocked):  # moves are what such a sync makes of them
+        if introspection.kind_of(strategy) in clocked:
+            return introspection.rebuilt(strategy, again)
+        raise ValueError("measured: a member is paced or palsgd: measure it alone")
     axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
     # None stands for every step.
     steps = ends or (None if introspection.reduces(strategy) else acting)
@@ -155,7 +164,6 @@ def measured(
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
         return replica, MeasuredState(own, start, note)
 
-    again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
     made = introspection.Combination(sync, (strategy,), lambda f: again(f(strategy)))
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
@@ -195,10 +203,15 @@ def noted(state: PyTree, step: Any) -> dict[str, Any]:
     Args:
         state: a strategy's state; leaves may have a first axis of identical lanes.
         step: the local step.
+
+    Raises:
+        ValueError: several strategies inside are `measured`.
     """
     metrics: dict[str, Any] = decided.noted(state, step)
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
     for at, values in (x for x in nodes if isinstance(x, Noted)):
+        if "measured" in metrics:
+            raise ValueError("measured: metrics hold one strategy's figures, not two")
         one = values.reshape(-1, *values.shape[-2:])[0]
         metrics["measured"] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
     return metrics

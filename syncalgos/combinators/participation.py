@@ -390,9 +390,9 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         A Strategy. State: the strategy's, a copy of params, and a count.
 
     Raises:
-        ValueError: the strategy is not a Strategy, reduces gradients over the workers
-            or never syncs, or the counts are not whole numbers; or, when the state is
-            made, there is not one count for each worker.
+        ValueError: the strategy is not a Strategy, reduces gradients over the workers,
+            never syncs, or is `palsgd`; or the counts are not whole numbers; or, when
+            the state is made, there is not one count for each worker.
 
     Example:
         >>> import jax.numpy as jnp
@@ -424,6 +424,8 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         return introspection.rebuilt(strategy, lambda each: paced(each, quotas))
     if averaged:
         raise ValueError("paced: a member is an ema: put ema around the whole strategy")
+    if any(type(x) is not introspection.Clocked for x in clocked):
+        raise ValueError("paced: palsgd would pull workers that rest, too: pace diloco")
     axis = introspection.axis_of(strategy)
 
     def init(params):

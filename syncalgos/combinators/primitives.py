@@ -99,7 +99,7 @@ def average(
 
     Raises:
         ValueError: the field is unknown, or a reducer with state is given for a field
-            other than params.
+            other than params. When the state is made: the reducer is `late`.
 
     Example:
         >>> import numpy as np
@@ -117,6 +117,8 @@ def average(
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
             raise ValueError(f"average: a reducer with state cannot average {field}")
+        if optax.tree.get_all_with_path(state, "under_way"):
+            raise ValueError("average: late begins with params of 0: use outer_step")
         return state
 
     def sync(replica, state, step):

@@ -17,6 +17,7 @@ from syncalgos.engine.placement import backends, shardings
 from syncalgos.engine.placement.backends import Replicated
 from syncalgos.engine.placement.layout import DEVICES, Layout
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
+from syncalgos.engine.sharded_tables import check_row_by_row
 from syncalgos.engine.state import TrainState, of_one
 from syncalgos.jaxprs import equations
 from syncalgos.reducers.stacking.shards import Sharding, known
@@ -93,6 +94,9 @@ class Compiled:
         if self._seen != (form := jax.tree.map(jax.typeof, model)):
             with known(sharding):
                 self._worker = replication.with_own_keys(self._worker, layout, model)
+                if layout.workers > 1:
+                    tables, optimizer = self._worker.sharded, self._worker.optimizer
+                    check_row_by_row(tables, optimizer, model.params)
             self._seen, self._replication.worker = form, self._worker
         own = np.array(layout.own_workers, np.int32).reshape(layout.own_shape)
         numbers = layout.split(own, layout.sharding(DEVICES))

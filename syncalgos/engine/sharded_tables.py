@@ -147,6 +147,45 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
         )
 
 
+def check_row_by_row(sharded: Mask | None, optimizer: Any, params: PyTree) -> None:
+    """Refuses an optimizer in which a row's step depends on the table's other rows.
+
+    Args:
+        sharded: a mask of the leaves of params that are sharded by rows.
+        optimizer: the inner optimizer, which is tried on at most 256 rows.
+        params: the model, arrays or their shapes.
+
+    Raises:
+        ValueError: it is such an optimizer.
+    """
+    if sharded is None:
+        return
+
+    @jax.jit
+    def steps(rest):
+        """A second step along ones, but `rest` in the second half of each table."""
+
+        def ones(x):
+            return jnp.ones(x.shape and (min(len(x), 256), *x.shape[1:]), x.dtype)
+
+        def halved(x):
+            return x.at[len(x) // 2 :].set(rest.astype(x.dtype))
+
+        tree = _changed(sharded, halved, jax.tree.map(ones, params))
+        update = optax.with_extra_args_support(optimizer).update
+        _, state = update(tree, optimizer.init(tree), tree, value=jnp.ones(()))
+        return update(tree, state, tree, value=jnp.ones(()))[0]
+
+    with jax.debug_nans(False):
+        found = map(jax.tree.leaves_with_path, map(steps, jnp.array([1.0, jnp.nan])))
+        for own, (path, x), (_, y) in zip(flags(sharded, params), *found, strict=True):
+            if own and not np.array_equal(x[: len(x) // 2], y[: len(y) // 2]):
+                raise ValueError(
+                    f"tables: the step of a row of params{jax.tree_util.keystr(path)} "
+                    "depends on other rows, as in lamb and adafactor: use adam or sgd"
+                )
+
+
 def parts_of(sharded: Mask | None, params: PyTree) -> PyTree:
     """Returns this worker's rows of each sharded leaf, and the other leaves whole."""
     return _cut(sharded, params, collectives.size(), collectives.index())

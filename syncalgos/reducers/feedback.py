@@ -209,7 +209,8 @@ def late(
     """A reducer whose result arrives one call later; zeros at the first call.
 
     In `every(outer_step(outer, late()), period)`, pseudo-gradients have a whole round
-    to arrive, while the workers continue training.
+    to arrive, while the workers continue training. `average` refuses it: params do not
+    begin with zeros.
 
     Args:
         reducer: any reducer, its factory, or a name (see `AnyReducer`).

@@ -190,10 +190,41 @@ def test_what_is_sent_for_tables_is_none_of_the_strategys():
 @pytest.mark.slow
 def test_averages_of_opt_state_do_not_mix_rows():
     """Under synchronous SGD the moments of the rest agree: their mean is no change."""
-    optimizer = optax.adafactor(0.1)  # with moments of rows and of columns
+    optimizer = optax.adam(0.1)
     averaging = sa.chain(sa.sync_sgd(), sa.every(sa.average("opt_state"), PERIOD))
     plain = train(make(sa.sync_sgd(), optimizer=optimizer))[2]
     assert_close(train(make(averaging, optimizer=optimizer))[2], plain)
+
+
+ROWS_TOGETHER = {
+    "lamb": optax.lamb(0.1),
+    "lars": optax.lars(0.1),
+    "adafactor": optax.adafactor(0.1),
+    "clip_by_block_rms": optax.chain(optax.clip_by_block_rms(1e9), OPTIMIZER),
+    "adaptive_grad_clip": optax.chain(optax.adaptive_grad_clip(1e9), OPTIMIZER),
+    "second step": optax.chain(
+        optax.clip_by_block_rms(1e9), optax.apply_every(2), OPTIMIZER
+    ),
+    "muon": optax.contrib.muon(0.1),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_TOGETHER)
+def test_optimizers_that_take_rows_together_are_refused(name):
+    """Each worker would take those of its own part together."""
+    optimizer = ROWS_TOGETHER[name]
+    with pytest.raises(ValueError, match="tables: the step of a row of params"):
+        make(sa.sync_sgd(), optimizer=optimizer).init(START)
+    make(sa.sync_sgd(), optimizer=optimizer, workers=1).init(START)
+    make(sa.sync_sgd(), optimizer=optimizer, look=take, tables=None).init(START)
+
+
+def test_an_optimizer_may_take_the_rest_together():
+    parts = {"tables": OPTIMIZER, "rest": optax.lamb(0.1)}
+    apart = optax.multi_transform(
+        parts, {**dict.fromkeys(START, "tables"), "rest": "rest"}
+    )
+    make(sa.sync_sgd(), optimizer=apart).init(START)
 
 
 def by_name(params):

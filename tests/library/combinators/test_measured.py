@@ -162,6 +162,29 @@ def test_what_reduces_gradients_is_measured_at_every_step():
     near(figures.mean_move[:, -1], RATE * means)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]),
+        sa.ema(sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]), 0.5),
+        sa.palsgd(PERIOD, learning_rate=RATE, outer_lr=1.0, outer_momentum=0.0),
+    ],
+    ids=["paced", "ema", "palsgd"],
+)
+def test_a_move_is_what_the_strategy_makes_of_local_steps(strategy):
+    """All workers go to their mean: the mean move is the outer step."""
+
+    def ends(step):
+        return (step + 1) % PERIOD == 0
+
+    for measured in (sa.measured(strategy, ends=ends), sa.measured(strategy)):
+        trainer = sa.DataParallel(loss, optax.sgd(RATE), measured, workers=WORKERS)
+        _, metrics = trainer.run(trainer.init(START), DRIFTS)
+        figures = metrics["measured"]
+        assert (figures.mean_move[PERIOD - 1 :: PERIOD, 0] > 0.01).all()
+        near(figures.mean_move, figures.outer_step)
+
+
 def test_what_is_undefined_is_said_so():
     """A part that does not move has no cosine; the others and the whole have."""
     trainer = sa.DataParallel(
@@ -187,3 +210,31 @@ def test_a_tree_that_does_not_fit_is_refused():
         sa.measured(sa.bmuf(2), layered={"v": 1}).init(START)
     with pytest.raises(ValueError, match="measured: expected a Strategy"):
         sa.measured(optax.sgd(0.1))
+
+
+def test_a_member_that_changes_the_local_step_is_refused():
+    paced = sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0])
+    with pytest.raises(ValueError, match="measured: a member is paced or palsgd"):
+        sa.measured(sa.chain(paced, sa.every(sa.average("opt_state"), PERIOD)))
+
+
+def test_metrics_take_the_figures_of_one_strategy():
+    each = [
+        sa.masked(
+            sa.measured(sa.average()), {**dict.fromkeys(START, False), name: True}
+        )
+        for name in ("scale", "w")
+    ]
+    trainer = sa.DataParallel(loss, optax.sgd(RATE), sa.chain(*each), workers=WORKERS)
+    state = trainer.init(START)
+    with pytest.raises(ValueError, match="measured: metrics hold one strategy's"):
+        trainer.run(state, DRIFTS)
+
+
+def test_short_floats_of_palsgd_are_measured_as_it_holds_them():
+    strategy, short = sa.palsgd(PERIOD, learning_rate=RATE), np.ones(3, "f2")
+    sent = [
+        sa.communication(x, short, workers=2, steps=PERIOD).bytes_per_worker
+        for x in (strategy, sa.measured(strategy, by_leaf=False))
+    ]
+    assert sent[1] > 4 * sent[0]

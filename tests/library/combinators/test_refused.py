@@ -18,6 +18,7 @@ MULTI = optax.MultiSteps(optax.sgd(0.1), 2)
 SGD = optax.sgd(0.1)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 FEDAVG, RESET = sa.fedavg(4, fraction=0.5), sa.reset(SGD)
+PALSGD = sa.palsgd(4, learning_rate=0.1)
 SLOW = sa.async_diloco(4, slowest=0.5)
 
 
@@ -54,6 +55,14 @@ CALLS = [
     (
         lambda: made(sa.average("buffers", optax.trace(0.9))),
         "reducer with state cannot average buffers",
+    ),
+    *(
+        (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "params of 0")
+        for late in (
+            sa.reducers.late,
+            sa.reducers.error_feedback(sa.reducers.late("int8")),
+            optax.chain(sa.reducers.late(), optax.scale(1.0)),
+        )
     ),
     (lambda: sa.outer_step(optax.sgd), r"outer_step: outer must.*call it: sgd"),
     (lambda: sa.outer_step(0.7), "must be an optax optimizer, got 0.7"),
@@ -161,6 +170,14 @@ CALLS = [
         ]
     ),
     (lambda: sa.paced(sa.chain(sa.ema(AVERAGED, 0.5)), [0, 9]), "ema around the whole"),
+    *(
+        (lambda around=around: sa.paced(around(PALSGD), [4, 2]), "paced: palsgd would")
+        for around in (
+            lambda x: x,
+            lambda x: sa.ema(x, 0.5),
+            lambda x: sa.at_syncs(x, RESET),
+        )
+    ),
     (lambda: train(sa.paced(AVERAGED, [1, 2])), "has 2 numbers for 4 workers"),
     # Masks and fragments.
     (lambda: sa.masked(sa.bmuf, True), r"masked: expected a Strategy.*bmuf\(\)"),
@@ -190,7 +207,7 @@ CALLS = [
     (lambda: sa.decided(sa.Strategy(), alike), "decided: strategy must sync"),
     (lambda: sa.decided(LATE, alike), "must not act at every step"),
     (lambda: sa.decided(sa.after(sa.bmuf(4), 4), alike), "must not act at every step"),
-    (lambda: sa.decided(sa.palsgd(learning_rate=0.1), alike), "must not act at every"),
+    (lambda: sa.decided(PALSGD, alike), "must not act at every"),
     (lambda: sa.decided(SLOW, alike), "decided: this strategy acts at every local"),
     *(
         (lambda strategy=strategy: sa.at_syncs(strategy, sa.reset(SGD)), words)

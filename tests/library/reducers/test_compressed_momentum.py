@@ -60,3 +60,14 @@ def test_one_bit_adam_that_never_warmed_up_takes_its_first_momenta_for_a_scale()
     moved = np.abs(combined[1:, :, :4])
     assert moved.min() > 0.01
     assert moved.max() < 1
+
+
+@pytest.mark.parametrize("at", [1, 3], ids=["dense", "signs"])
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bit_adam_passes_what_is_not_finite_as_nan(at, bad):
+    grads = np.tile(TWO, (5, 1, 1))
+    grads[at, 1, 0] = bad
+    combined, state = reduced(syncalgos.one_bit_adam(dense_steps=2), grads)
+    assert np.isnan(combined[at, :, 0]).all()
+    assert np.isfinite(np.delete(combined, at, 0)).all()
+    np.testing.assert_array_equal(state.second[at], state.second[at - 1])
