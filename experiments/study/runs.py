@@ -386,11 +386,11 @@ def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer diverged runs, then a better measure."""
-    if trial.diverged:
-        # If all trials diverge, the one with the fewest diverged runs is chosen.
+    if not trial.fine:
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are common on little data.
-    return 0, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+    score, loss = by.side * _graded(_mean(trial, by), by), _mean(trial, LOSS)
+    return -trial.diverged, score, -loss
 
 
 def _graded(scores: Any, by: Measure) -> Any:

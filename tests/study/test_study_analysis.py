@@ -450,11 +450,11 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 
-def test_where_all_diverged_the_fewest_are_chosen(make_study):
-    study = make_study("--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
-    scores = {"0.1": (None, None), "0.2": (0.1, None)}
+def test_where_all_diverged_the_fewest_and_then_the_best_are_chosen(make_study):
+    study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=2", seeds=1)
+    scores = {"0.1": (None, None), "0.2": (0.1, None), "0.3": (None, 0.9)}
     tried(points(study), {"sync_sgd": scores, "bmuf": scores})
-    assert chosen_values(points(study)[0], None) == {"lr": "0.2"}
+    assert chosen_values(points(study)[0], None) == {"lr": "0.3"}
 
 
 def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
