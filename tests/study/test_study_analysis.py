@@ -304,6 +304,11 @@ def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(plain):
     assert "unknown" in told(found)
 
 
+def test_syncs_that_differ_between_seeds_are_not_shown_as_those_of_one(plain):
+    row = plain([0.5] * 2, [0.5] * 2, own={("bmuf", 1): {"syncs": 5}}).rows[1]
+    assert (row.syncs, sentences.syncs(row)) == (None, "")
+
+
 # A sweep.
 
 SWEPT = {
