@@ -17,7 +17,7 @@ import numpy as np
 
 import syncalgos
 from experiments.training.plan import Plan
-from experiments.training.progress import Progress
+from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
@@ -26,7 +26,6 @@ from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
-NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
 
 Count = Callable[[Progress], Communication | None]
 """Returns a worker's communication from a Progress; None if it is unknown."""
@@ -206,14 +205,14 @@ def figures(state: TrainState, ends: np.ndarray | None = None) -> dict[str, floa
         one worker, or one did not move.
     """
     if not isinstance(state.sync, MeasuredState):
-        return dict.fromkeys(NAMES, np.nan)
+        return dict.fromkeys(DISPLACEMENTS, np.nan)
     # One worker of this process; all have the same.
     at, values = (np.asarray(x.addressable_shards[0].data) for x in state.sync.noted)
     # A run that was resumed with other evaluations has not measured the same rounds.
     if ends is not None and at.flat[0] not in np.flatnonzero(ends[: state.step])[-1:]:
-        return dict.fromkeys(NAMES, np.nan)
+        return dict.fromkeys(DISPLACEMENTS, np.nan)
     move, spread, cosine, _ = values.reshape(-1, 4)[0]
-    found = zip(NAMES, (move, cosine, spread), strict=True)
+    found = zip(DISPLACEMENTS, (move, cosine, spread), strict=True)
     return {name: float(x) if x > NONE else np.nan for name, x in found}
 
 

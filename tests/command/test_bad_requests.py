@@ -245,6 +245,7 @@ LATER = {
     "run --task mine:aimed": ["--task mine:aimed", "'target'"],
     "compare --algos mine:labelled --sweep label=1,2": ["--label", "records"],
     "compare --algos mine:labelled --tune step=1,2": ["--step", "records"],
+    "compare --algos mine:labelled --sweep drift=1,2": ["--drift", "records"],
     "run --algo mine:failing": OUT_OF_IDEAS,
     "run --task mine:failing": OUT_OF_IDEAS,
     "run --task mine:refusing --hidden 5": ["mine:refusing", "must be even, got 5"],
