@@ -17,7 +17,7 @@ from experiments.command.errors import BadRequest
 from experiments.command.factories import TASK
 from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
-from experiments.study.config import TUNE_SHARE, StudyConfig
+from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
 from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
@@ -28,9 +28,6 @@ from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import from_json
 from syncalgos.network import HOPS, Sends
-
-# Seeds of trials must differ from those that are reported.
-FIRST_TUNING_SEED = 1000
 
 AFTER_ALL_STEPS = 10**9  # an interval of evaluations that no run reaches
 RESAMPLES = 2000  # of the tuning seeds
