@@ -129,6 +129,14 @@ def test_times_follow_from_the_ring_over_the_link(found):
     assert of["sync_sgd"]["modelled"][0]["speed_up"] == 1
 
 
+@pytest.mark.slow
+def test_a_dispatch_of_one_step_counts_as_one_though_two_are_compiled(tmp_path):
+    path = tmp_path / "found.json"
+    words = "--target cpu:2 --algos sync_sgd --step-time 0.01 --dispatch-steps 1"
+    [program] = programs(aim(f"{words} --json {path}"), path).values()
+    assert program["dispatch_steps"] == 1
+
+
 @pytest.fixture(scope="module")
 def reused(found):
     """Flags, and the file of what a command compiled beside an earlier one's."""
