@@ -276,12 +276,16 @@ def test_flags_are_checked_without_jax():
 # The model of time
 
 
+RECORD = {
+    **{"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8},
+    **{"mesh": {}, "workers": 2, "lanes": 1, "delay": 0, "traffic": [], "sends": None},
+    "ledger": {"always": {}, "branched": {}},
+}
+
+
 def modelled(rows, period=None, network=None, seconds=1.0, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
-    nothing = {"always": {}, "branched": {}}
-    record = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
-    record |= {"mesh": {}, "workers": 2, "lanes": 1, "delay": 0}
-    record |= {"traffic": rows, "ledger": nothing, "sends": None, **others}
+    record = {**RECORD, "traffic": rows, **others}
     run = RunConfig(arguments={"period": period} if period else {})
     job = config.Job(TPU, Variant("bmuf", "bmuf"), (), run)
     told = times.modelled(record, job, network, seconds)
@@ -366,6 +370,16 @@ def test_a_plan_of_the_library_agrees():
     assert told.sync == pytest.approx(planned.seconds)
     assert told.share == pytest.approx(planned.share)
     assert told.period == planned.enough
+
+
+def test_a_speed_up_is_over_the_same_work():
+    own = ("--batch-size 8", "--image-size 32", "--optimizer adam", "--accumulate 2")
+    algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own)])
+    words = ["--target=cpu:4", "--step-time=1", "--task=imagenet_synthetic"]
+    asked = config.read([*words, f"--algos={algos}"])
+    answers = [RECORD | {"batch_size": x.config.batch_size} for x in asked.jobs]
+    found = [x.times[0].speed_up for x in tables.results(asked, answers)]
+    assert found == [1, 1, None, None, None, None]
 
 
 def test_compute_is_the_share_of_peak():
