@@ -283,10 +283,10 @@ RECORD = {
 }
 
 
-def modelled(rows, period=None, network=None, seconds=1.0, **others):
+def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
     record = {**RECORD, "traffic": rows, **others}
-    run = RunConfig(arguments={"period": period} if period else {})
+    run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
     job = config.Job(TPU, Variant("bmuf", "bmuf"), (), run)
     told = times.modelled(record, job, network, seconds)
     assert told is not None
@@ -352,6 +352,19 @@ def test_a_ring_through_all_chips_passes_a_given_link_once_a_worker():
 def test_the_least_period(steps, delay, dispatched, period):
     rows = [row(size=4e9), row("dispatch", size=8 * dispatched * 1e9)]
     assert modelled(rows, 4, delay=delay, **fragments(steps)).period == period
+
+
+@pytest.mark.parametrize(
+    ("own", "steps", "period"),
+    [
+        ({"inner_period": 2}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", None),
+        ({"inner_period": None}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", 76),  # 4 s
+        ({"reset_period": 2}, EACH_ROUND, 57),
+    ],
+)
+def test_syncs_of_another_period_have_no_least_period(own, steps, period):
+    told = modelled([row(size=4e9)], 4, own=own, **fragments(steps))
+    assert told.period == period
 
 
 def test_a_period_of_one_is_no_constant_cost():
