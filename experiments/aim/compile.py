@@ -71,13 +71,18 @@ def _data(parts: Plan) -> Data:
     return feeding.load(parts.task.load, c.task, c.validation)
 
 
+def longest(config: Settings) -> int:
+    """Returns the local steps of a run's longest dispatch."""
+    ends = {*config.evaluations, *config.checkpoints}
+    return max(steps for _, steps in dispatches(ends, config.dispatch_steps))
+
+
 def steps_of(config: Settings) -> int:
-    """Returns the local steps of a run's longest dispatch, at least two.
+    """Returns the local steps that are compiled, at least two.
 
     With a single step the compiler removes the loop, by which local steps are found.
     """
-    ends = {*config.evaluations, *config.checkpoints}
-    return max(2, *(steps for _, steps in dispatches(ends, config.dispatch_steps)))
+    return max(2, longest(config))
 
 
 def _lower(parts: Plan, data: Data) -> ahead.Lowered:
@@ -125,7 +130,7 @@ def _facts(parts: Plan, lowered: ahead.Lowered, target: Target) -> dict[str, Any
         "lane_form": parts.trainer.lane_form,
         "batch_size": c.batch_size,
         "steps": c.steps,
-        "dispatch_steps": steps,
+        "dispatch_steps": longest(c),
         "params": sum(math.prod(x.shape[2:]) for x in params),
         "flops": {"step": found.least / each, "sync": of_syncs / each},
         "state": sends.device_bytes(state),

@@ -227,8 +227,14 @@ def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
         known = tuple(x for x in modelled if x is not None)
         is_asked = job.variant in config.variants
         found.append(Result(job, answer, is_asked, known, compared(answer)))
-    baselines = {x.job.target: x.times for x in found if is_baseline(x.job.variant)}
-    return tuple(_sped_up(x, baselines.get(x.job.target, ())) for x in found)
+    baselines = {_work(x): x.times for x in found if is_baseline(x.job.variant)}
+    return tuple(_sped_up(x, baselines.get(_work(x), ())) for x in found)
+
+
+def _work(x: Result) -> tuple[Target, str]:
+    """Returns the machine, and what a local step is: other steps are no speed-up."""
+    c, own = x.job.config, (x.answer.get("batch_size"), x.answer.get("mesh"))
+    return x.job.target, str((*own, c.task_arguments, c.accumulate, c.optimizer))
 
 
 def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:

@@ -124,7 +124,8 @@ class Times(NamedTuple):
         mean: mean seconds of a local step over the run, syncs included.
         share: the fraction of the mean taken by communication between workers.
         period: the smallest number of local steps between syncs at which this fraction
-            is less than a twentieth; None without a period, or if none is enough.
+            is less than a twentieth; None without a period, if none is enough, or if
+            some syncs follow another period.
         speed_up: the speed relative to sync_sgd on the same machine; None if unknown.
     """
 
@@ -177,6 +178,11 @@ def modelled(
     # `every` already counts the waiting for what each step sends.
     ended = wall_clock(costs, step + every, answer["delay"])
     mean = float(ended[-1]) / len(costs) + once
+    period, own = job.period, job.config.arguments.items()
+    # Syncs of another period do not become rarer with this one.
+    if period and any(x for name, x in own if name.endswith("_period")):
+        late = costs[-max(1, len(costs) // period // 2) * period :]
+        period = None if len({*late}) > 2 else period
     return Times(
         network=network.name if network else "",
         compute=compute,
@@ -185,10 +191,8 @@ def modelled(
         sync=max(costs),
         mean=mean,
         share=1 - step / mean,
-        period=job.period
-        and smallest_period(
-            costs, job.period, step, SMALL, answer["delay"], every + once
-        ),
+        period=period
+        and smallest_period(costs, period, step, SMALL, answer["delay"], every + once),
     )
 
 

@@ -46,7 +46,8 @@ class Documents:
 
     Attributes:
         where: the flag and its value, for errors.
-        files: the files; each plain file, and each row of another file, is a document.
+        files: the files, each once; each plain file, and each row of another file, is a
+            document.
         hub: name, configuration and split of a dataset, in place of files.
         column: the column of the rows that has the text.
     """
@@ -142,7 +143,8 @@ def find_documents(flag: str, words: str, column: str) -> Documents:
         if not found:
             raise ValueError(f"{where}: there is no file {pattern}")
         files += found
-    return Documents(where, tuple(files), None, column)
+    once = {path.resolve(): path for path in files}
+    return Documents(where, (*once.values(),), None, column)
 
 
 def _builder(path: Path) -> str | None:

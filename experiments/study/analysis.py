@@ -174,6 +174,8 @@ def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
     """Returns a row of the table, before comparisons and modelled times."""
     s, final, losses = r.any, r.final(by), r.final(LOSS)
     own = [x for x in scores if (x.label, x.point) == (r.variant.label, r.point)]
+    # A diverged run ended early and sent less, which must not count as saving.
+    syncs = {x["syncs"] for x in r.fine.values()}
     return Row(
         label=r.variant.label,
         algo=r.variant.algo,
@@ -187,8 +189,7 @@ def row_of(r: RunSet, by: Measure, scores: Sequence[Tuning]) -> Row:
         steps=r.config["settings"]["steps"],
         tuned={k.replace("_", "-"): float(x) for k, x in r.values.items()},
         bytes_per_worker=r.bytes_per_worker,
-        # A diverged run ended early and sent less, which must not count as saving.
-        syncs=s["syncs"] if r.fine else None,
+        syncs=syncs.pop() if len(syncs) == 1 else None,
         command=r.command,
         final=final,
         at_edge=[x.flag for x in own if x.at_edge],

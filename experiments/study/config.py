@@ -39,6 +39,7 @@ BASIC = (  # the most needed flags
 )
 # Flags that change the runs, beside those that the runs share.
 DECISIVE = "algos", "preset", "task", "sweep", "worker_batch"
+FIRST_TUNING_SEED = 1000  # seeds of trials must differ from those that are reported
 TUNE_SHARE = 0.1  # of the training data, held out for tuning
 MOST_JOBS = 1025  # also limits the devices per job: all start on this machine
 
@@ -293,6 +294,9 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
 def _conflicts(config: StudyConfig) -> Iterator[str]:
     """Yields lines about flags that exclude each other, or that need Dask in vain."""
     given = {name for variant in config.variants for name in variant.parameters}
+    if config.tuned and config.seeds > FIRST_TUNING_SEED:
+        most = f"--seeds must be at most {FIRST_TUNING_SEED} with --tune"
+        yield f"{most}, whose trials have the seeds after these, got {config.seeds}"
     if config.worker_batch is not None and "batch_size" in given:
         yield "--worker-batch and --batch-size both set the batch: give one"
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):

@@ -103,7 +103,7 @@ class Row(NamedTuple):
         steps: local steps of a run.
         tuned: the chosen values by flag; empty without tuning.
         bytes_per_worker: the most bytes that a worker sent; None if not counted.
-        syncs: number of steps that send; None if not counted.
+        syncs: number of steps that send; None if not counted, or if seeds differ.
         command: command that makes these runs, without --seed.
         final: the measure at the end by seed, of runs that did not diverge.
         comparison: the comparison with the baseline.

@@ -17,7 +17,7 @@ from experiments.command.errors import BadRequest
 from experiments.command.factories import TASK
 from experiments.command.flags import PROGRAM, words_of
 from experiments.files import Damaged
-from experiments.study.config import TUNE_SHARE, StudyConfig
+from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
 from experiments.study.variants import Variant, at, combinations, named, replaced
 from experiments.tasks.task import Data
@@ -28,9 +28,6 @@ from experiments.training.plan import Plan, Programs, declaring, make_task
 from experiments.training.prepare import checked
 from experiments.training.sends import from_json
 from syncalgos.network import HOPS, Sends
-
-# Seeds of trials must differ from those that are reported.
-FIRST_TUNING_SEED = 1000
 
 AFTER_ALL_STEPS = 10**9  # an interval of evaluations that no run reaches
 RESAMPLES = 2000  # of the tuning seeds
@@ -386,11 +383,11 @@ def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer diverged runs, then a better measure."""
-    if trial.diverged:
-        # If all trials diverge, the one with the fewest diverged runs is chosen.
+    if not trial.fine:
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are common on little data.
-    return 0, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+    score, loss = by.side * _graded(_mean(trial, by), by), _mean(trial, LOSS)
+    return -trial.diverged, score, -loss
 
 
 def _graded(scores: Any, by: Measure) -> Any:

@@ -490,13 +490,6 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     file = runs[0].config["task_arguments"].get("file")
     task = Path(str(file)).name if file else config.task
     shown = {"task": task, "seeds": f"0 to {config.seeds - 1}"}
-    # Runs of earlier versions do not say the sizes of their data sets.
-    if sizes := runs[0].any.get("examples"):
-        found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
-        if tried := [x for x in runs[0].trials if x.summaries]:
-            held_out = tried[0].any["examples"]["test"]
-            found.append(f"{held_out:,} training examples held out for tuning")
-        shown["examples"] = ", ".join(found)
     given = {r.variant.label: r.config.get("arguments") for r in runs}
     if len(given) <= MOST_NAMED:
         own = [
@@ -507,7 +500,7 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
         shown |= {"arguments": "; ".join(own)} if own else {}
     if swept := config.swept:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
-    each = [_settings(r.config) for r in runs]
+    each = [{"examples": _sizes(r), **_settings(r.config)} for r in runs]
     for name in dict.fromkeys(name for one in each for name in one):
         values = [str(one.get(name)) for one in each]
         # No run sets it, such as --clip-norm.
@@ -516,6 +509,17 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
         pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
         shown[name] = values[0] if len(set(values)) == 1 else "; ".join(pairs)
     return shown
+
+
+def _sizes(r: RunSet) -> str | None:
+    """Returns the sizes of the data sets; None for runs of earlier versions."""
+    if not (sizes := r.any.get("examples")):
+        return None
+    found = [f"{sizes['train']:,} for training", f"{sizes['test']:,} for testing"]
+    if tried := [x for x in r.trials if x.summaries]:
+        held_out = tried[0].any["examples"]["test"]
+        found.append(f"{held_out:,} training examples held out for tuning")
+    return ", ".join(found)
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -612,24 +616,30 @@ def _on_examples(
 ) -> Iterator[str]:
     """Yields warnings about test and validation data of few examples."""
     # Runs of earlier versions do not say the sizes of their data sets.
-    if report.measure != statistics.ACCURACY or "examples" not in runs[0].any:
+    sizes = [r.any["examples"]["test"] for r in runs if "examples" in r.any]
+    if report.measure != statistics.ACCURACY or len(sizes) < len(runs):
         return
-    test = runs[0].any["examples"]["test"]
+    test = min(sizes)
     found = [row.comparison.difference for row in report.rows]
     ends = [(d.low, d.high) for d in found if d]
     widths = [y - x for x, y in ends if x is not None and y is not None]
     if widths and 10 / test > min(widths):
         yield say("examples", points=100 / test, test=test)
-    if tried := [x for x in runs[0].trials if x.summaries]:
-        held_out = tried[0].any["examples"]["test"]
-        near = []
-        for t in report.tuning:
-            own = [x for x in t.scores if x is not None]
-            count = sum(max(own) - x < 1.5 / held_out for x in own)
-            near += [f"{named(t)} {count} of {len(own)}"] * (count > 1)
-        if near:
-            advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
-            yield say("validation", points=100 / held_out, near=listed(near)) + advice
+    held_out = {
+        (r.variant.label, r.point): x.any["examples"]["test"]
+        for r in runs
+        for x in r.trials
+        if x.summaries
+    }
+    near = []
+    for t in report.tuning:
+        own = [x for x in t.scores if x is not None]
+        count = sum(max(own) - x < 1.5 / held_out[t.label, t.point] for x in own)
+        near += [f"{named(t)} {count} of {len(own)}"] * (count > 1)
+    if near:
+        points = 100 / min(held_out.values())
+        advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
+        yield say("validation", points=points, near=listed(near)) + advice
 
 
 def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
@@ -645,8 +655,10 @@ def _on_sends(runs: Sequence[RunSet]) -> Iterator[str]:
         yield say("by_data", by_data=_names(by_data))
     if unknown := [r for r in runs if r.any["sends"] is None]:
         yield say("unknown", unknown=_names(unknown))
-    if (more := runs[0].any["not_counted"]) is not None:
-        yield say("not_counted", not_counted=more)
+    for more, own in grouped(runs, lambda r: r.any["not_counted"]).items():
+        if more is not None:
+            of = "" if len(own) == len(runs) else f" ({_names(own)})"
+            yield say("not_counted", not_counted=more + of)
 
 
 def _names(runs: Sequence[RunSet]) -> str:

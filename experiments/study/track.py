@@ -246,14 +246,20 @@ def row_of(entry: Entry, summary: Mapping[str, Any], shipped: Sends) -> Figures:
         last = modelled_seconds(shipped, link, c.workers, 0.0, fused=t.fused)
         clock = modelled_seconds(sent, link, *how, c.sync_until)
         seconds[link.name] = float(clock[-1] + last[-1])
-    size = sum(x for kind in shipped.steps for x, _ in shipped.kinds[kind].values())
+    size = summary["bytes_per_worker"]
+    if summary["diverged"]:  # it stopped, but would have sent what its seconds are of
+        size = _bytes(sent)
     return {
         "seed": summary["seed"],
         "test_accuracy": summary["test_accuracy"] if is_fine(summary) else None,
-        "bytes_per_worker": summary["bytes_per_worker"] + size,
+        "bytes_per_worker": size + _bytes(shipped),
         "seconds": seconds,
         "params_sha256": summary["params_sha256"],
     }
+
+
+def _bytes(sent: Sends) -> float:
+    return sum(x for kind in sent.steps for x, _ in sent.kinds[kind].values())
 
 
 def figures(rows: Sequence[Figures], target: float | None) -> Figures:

@@ -25,13 +25,13 @@ from experiments.command.words import (
     parameter,
 )
 from experiments.training.config import SETTINGS, RunConfig, parse
-from experiments.training.progress import MEASURED
+from experiments.training.progress import DISPLACEMENTS, MEASURED
 
 # The largest number of runs of a study, and so of values in a range.
 MOST_RUNS = 10_000
 # Names that a study's records use themselves: no swept or tuned parameter may have one.
 RECORDED = {"label", "algo", "algorithm", "seed", "reported", "diverged"}
-RECORDED |= {"effective_lr", "commit", "versions", *MEASURED}
+RECORDED |= {"effective_lr", "commit", "versions", *MEASURED, *DISPLACEMENTS}
 # Trials after a range's own values: see `Range`.
 NEAR = 1.2  # the factor between values near the best
 MOST_BEYOND = 4  # values beyond the ends

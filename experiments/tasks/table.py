@@ -206,7 +206,7 @@ def _value(name: str) -> int | str | None:
     """Returns a class: a whole number or a word; None if it is neither."""
     name = " ".join(unicodedata.normalize("NFC", name).split())
     try:
-        number = Decimal(name)
+        number = Decimal(name.replace("_", "x"))  # it skips a _
     except InvalidOperation:
         return name or None
     is_whole = number.is_finite() and number.adjusted() < 99 and number % 1 == 0

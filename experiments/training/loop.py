@@ -271,9 +271,7 @@ def _evaluation(run: Run, state: TrainState, progress: Progress, test: Batches) 
     with explained(TASK.flag, c.task):
         measured |= _figures(run.task, means)
     done, losses = progress.step, progress.losses
-    noted = rounds.figures(state) if c.displacements else {}
-    if done not in c.evaluations:  # an earlier evaluation reported this round
-        noted = dict.fromkeys(noted)
+    noted = rounds.figures(state, run.rounds.ends) if c.displacements else {}
     return {
         "step": done,
         "train_loss": float(np.mean(losses)) if losses else None,

@@ -13,7 +13,8 @@ Line = dict[str, Any]
 
 # The figures of each line of metrics.jsonl; a task may add others.
 MEASURED = ("step", "train_loss", "worker_losses", "test_loss", "test_accuracy")
-MEASURED += ("bytes_per_worker", "divergence", "seconds")
+MEASURED += ("bytes_per_worker", "divergence", "learning_rate", "seconds")
+DISPLACEMENTS = ("pseudo_gradient", "displacement_cosine", "drift")
 
 
 @dataclass

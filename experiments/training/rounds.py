@@ -17,7 +17,7 @@ import numpy as np
 
 import syncalgos
 from experiments.training.plan import Plan
-from experiments.training.progress import Progress
+from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
@@ -26,7 +26,6 @@ from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
-NAMES = ("pseudo_gradient", "displacement_cosine", "drift")
 
 Count = Callable[[Progress], Communication | None]
 """Returns a worker's communication from a Progress; None if it is unknown."""
@@ -191,22 +190,29 @@ def measured(
     )
 
 
-def figures(state: TrainState) -> dict[str, float]:
-    """Returns the displacements that a measured strategy recorded last.
+def figures(state: TrainState, ends: np.ndarray | None = None) -> dict[str, float]:
+    """Returns the displacements in the last round.
+
+    Args:
+        state: a state of the engine.
+        ends: whether a round ends at each step; None: take the last measured round.
 
     Returns:
         pseudo_gradient, the 2-norm over all params that the strategy sees;
         displacement_cosine, the mean over pairs of workers; and drift, the root mean
         square distance of replicas to their mean, right before the sync. All are NaN if
-        no round has ended yet, or the strategy is not `measured`. The cosine is NaN if
-        there is one worker, or one did not move.
+        no round has ended yet, or it was not measured. The cosine is NaN if there is
+        one worker, or one did not move.
     """
     if not isinstance(state.sync, MeasuredState):
-        return dict.fromkeys(NAMES, np.nan)
+        return dict.fromkeys(DISPLACEMENTS, np.nan)
     # One worker of this process; all have the same.
-    values = np.asarray(state.sync.noted.values.addressable_shards[0].data)
+    at, values = (np.asarray(x.addressable_shards[0].data) for x in state.sync.noted)
+    # A run that was resumed with other evaluations has not measured the same rounds.
+    if ends is not None and at.flat[0] not in np.flatnonzero(ends[: state.step])[-1:]:
+        return dict.fromkeys(DISPLACEMENTS, np.nan)
     move, spread, cosine, _ = values.reshape(-1, 4)[0]
-    found = zip(NAMES, (move, cosine, spread), strict=True)
+    found = zip(DISPLACEMENTS, (move, cosine, spread), strict=True)
     return {name: float(x) if x > NONE else np.nan for name, x in found}
 
 

@@ -129,6 +129,14 @@ def test_times_follow_from_the_ring_over_the_link(found):
     assert of["sync_sgd"]["modelled"][0]["speed_up"] == 1
 
 
+@pytest.mark.slow
+def test_a_dispatch_of_one_step_counts_as_one_though_two_are_compiled(tmp_path):
+    path = tmp_path / "found.json"
+    words = "--target cpu:2 --algos sync_sgd --step-time 0.01 --dispatch-steps 1"
+    [program] = programs(aim(f"{words} --json {path}"), path).values()
+    assert program["dispatch_steps"] == 1
+
+
 @pytest.fixture(scope="module")
 def reused(found):
     """Flags, and the file of what a command compiled beside an earlier one's."""
@@ -268,13 +276,17 @@ def test_flags_are_checked_without_jax():
 # The model of time
 
 
-def modelled(rows, period=None, network=None, seconds=1.0, **others):
+RECORD = {
+    **{"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8},
+    **{"mesh": {}, "workers": 2, "lanes": 1, "delay": 0, "traffic": [], "sends": None},
+    "ledger": {"always": {}, "branched": {}},
+}
+
+
+def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
-    nothing = {"always": {}, "branched": {}}
-    record = {"flops": {"step": 4e12, "sync": 0.0}, "dispatch_steps": 8, "steps": 8}
-    record |= {"mesh": {}, "workers": 2, "lanes": 1, "delay": 0}
-    record |= {"traffic": rows, "ledger": nothing, "sends": None, **others}
-    run = RunConfig(arguments={"period": period} if period else {})
+    record = {**RECORD, "traffic": rows, **others}
+    run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
     job = config.Job(TPU, Variant("bmuf", "bmuf"), (), run)
     told = times.modelled(record, job, network, seconds)
     assert told is not None
@@ -342,6 +354,19 @@ def test_the_least_period(steps, delay, dispatched, period):
     assert modelled(rows, 4, delay=delay, **fragments(steps)).period == period
 
 
+@pytest.mark.parametrize(
+    ("own", "steps", "period"),
+    [
+        ({"inner_period": 2}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", None),
+        ({"inner_period": None}, "0*1 1*1 0*1 2*1 0*1 1*1 0*1 2*1", 76),  # 4 s
+        ({"reset_period": 2}, EACH_ROUND, 57),
+    ],
+)
+def test_syncs_of_another_period_have_no_least_period(own, steps, period):
+    told = modelled([row(size=4e9)], 4, own=own, **fragments(steps))
+    assert told.period == period
+
+
 def test_a_period_of_one_is_no_constant_cost():
     assert modelled([row(size=4e9)], 1, **fragments("2*8")).period == 57
 
@@ -358,6 +383,16 @@ def test_a_plan_of_the_library_agrees():
     assert told.sync == pytest.approx(planned.seconds)
     assert told.share == pytest.approx(planned.share)
     assert told.period == planned.enough
+
+
+def test_a_speed_up_is_over_the_same_work():
+    own = ("--batch-size 8", "--image-size 32", "--optimizer adam", "--accumulate 2")
+    algos = ",".join(["sync_sgd", "bmuf", *(f"bmuf {x}" for x in own)])
+    words = ["--target=cpu:4", "--step-time=1", "--task=imagenet_synthetic"]
+    asked = config.read([*words, f"--algos={algos}"])
+    answers = [RECORD | {"batch_size": x.config.batch_size} for x in asked.jobs]
+    found = [x.times[0].speed_up for x in tables.results(asked, answers)]
+    assert found == [1, 1, None, None, None, None]
 
 
 def test_compute_is_the_share_of_peak():

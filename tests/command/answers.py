@@ -75,7 +75,7 @@ def denied(fast=False, no_fast=3):
     return Strategy()
 
 
-def labelled(label=3, step=4):
+def labelled(label=3, step=4, drift=5):
     return pull(label)
 
 

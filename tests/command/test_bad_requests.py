@@ -155,7 +155,8 @@ EARLY |= {
     "compare --lr fast": ["--lr", "must be a number", "'fast'"],
     "compare --baseline nope": ["--baseline", "'nope'", "sync_sgd"],
     "compare --preset larg-batch": ["did you mean 'large-batch'"],
-    "compare --seeds 5000": ["15,024 runs", "10,000"],
+    "compare --lr 1 --seeds 5000": ["15,000 runs", "10,000"],
+    "compare --seeds 1001": ["--seeds must be at most 1000 with --tune"],
     # What it varies.
     "compare --tune lr": [*NO_RANGE, "lr=0.01:1:log:7", "'lr'"],
     "compare --tune lr=": NO_RANGE,
@@ -245,6 +246,7 @@ LATER = {
     "run --task mine:aimed": ["--task mine:aimed", "'target'"],
     "compare --algos mine:labelled --sweep label=1,2": ["--label", "records"],
     "compare --algos mine:labelled --tune step=1,2": ["--step", "records"],
+    "compare --algos mine:labelled --sweep drift=1,2": ["--drift", "records"],
     "run --algo mine:failing": OUT_OF_IDEAS,
     "run --task mine:failing": OUT_OF_IDEAS,
     "run --task mine:refusing --hidden 5": ["mine:refusing", "must be even, got 5"],

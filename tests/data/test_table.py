@@ -99,6 +99,7 @@ def test_whole_numbers_of_64_bits_keep_all_of_them(dtype, tmp_path):
     [
         (["1", "1.0", " 1", "2", "+2", "2e0"], "1, 2"),
         (["10", "9", "b", "a ", "a", " b"], "9, 10, a, b"),
+        (["1_10", "110", "11_0"] * 2, "110, 11_0, 1_10"),
         (["e\u0301", "é", "é\u00a0", "New  York", "New York", "é"], "New York, é"),
     ],
 )

@@ -153,6 +153,12 @@ def test_a_file_may_have_the_name_of_a_glob(suffix, tmp_path):
     assert "".join(text for text, _ in pieces) == "mine"
 
 
+def test_a_file_that_several_patterns_name_is_read_once(songs):
+    (songs / "e.txt").symlink_to(songs / "b.txt")
+    pieces = found(f"{songs}/b.txt,{songs}/../songs/*.txt").pieces()
+    assert "".join(text for text, _ in pieces) == VERSES[1] + VERSES[0] + VERSES[2]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a file that is not readable")
 @pytest.mark.parametrize("read", [lambda x: x.key, lambda x: [*x.pieces()]])
 def test_a_file_that_cannot_be_read_is_named(read):
@@ -180,6 +186,12 @@ def broken(folder):
     yield f"--text {good} --test-text {short}", "held out are fewer than a window"
     yield f"--text {good} --held-out 1.0", "--held-out must be above 0 and below 1"
     yield f"--text {good} --held-out 0.1 --test-text {good}", "exclude each other"
+    link = folder / "link.txt"
+    link.symlink_to(good)
+    yield (
+        f"--text {folder}/go*.txt --test-text {short},{link}",
+        f"{good.resolve()} is also in --text: hold out other files",
+    )
     yield f"--text {good},{folder}/no*", f"there is no file {folder}/no*"
     yield f"--text {good},{folder}", f"there is no file {folder}"
     yield (

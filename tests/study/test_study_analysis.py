@@ -304,6 +304,11 @@ def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(plain):
     assert "unknown" in told(found)
 
 
+def test_syncs_that_differ_between_seeds_are_not_shown_as_those_of_one(plain):
+    row = plain([0.5] * 2, [0.5] * 2, own={("bmuf", 1): {"syncs": 5}}).rows[1]
+    assert (row.syncs, sentences.syncs(row)) == (None, "")
+
+
 # A sweep.
 
 SWEPT = {
@@ -450,11 +455,11 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     assert chosen_values(point._replace(trials=[]), None) == {}
 
 
-def test_where_all_diverged_the_fewest_are_chosen(make_study):
-    study = make_study("--tune=lr=0.1,0.2", "--tune-seeds=2", seeds=1)
-    scores = {"0.1": (None, None), "0.2": (0.1, None)}
+def test_where_all_diverged_the_fewest_and_then_the_best_are_chosen(make_study):
+    study = make_study("--tune=lr=0.1,0.2,0.3", "--tune-seeds=2", seeds=1)
+    scores = {"0.1": (None, None), "0.2": (0.1, None), "0.3": (None, 0.9)}
     tried(points(study), {"sync_sgd": scores, "bmuf": scores})
-    assert chosen_values(points(study)[0], None) == {"lr": "0.2"}
+    assert chosen_values(points(study)[0], None) == {"lr": "0.3"}
 
 
 def test_the_best_value_has_an_interval_from_five_seeds_on(make_study):
@@ -536,19 +541,27 @@ def test_the_report_says_what_was_tuned_and_flags_an_edge(make_study):
     assert [*map(told(report).count, ("edge", "tuned", "budgets"))] == [1, 1, 1]
 
 
-@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("times", [(1, 1), (4, 4), (4, 1)])
 def test_few_examples_are_said_to_weigh_much(make_study, times):
-    """The interval is 3.9 points wide, and the best two scores are 1 point apart."""
+    """There are so many times 100 and 50 examples for sync_sgd, and for bmuf.
+
+    The interval is 3.9 points wide, and the best two scores are 1 point apart.
+    """
     study = make_study("--tune=lr=0.1,0.2,0.3", seeds=5)
     scores = {"0.1": [0.90], "0.2": [0.95], "0.3": [0.94]}
-    sizes = [{"train": 1, "test": times * x} for x in (100, 50)]
-    tried(points(study), dict.fromkeys(BYTES, scores), examples=sizes[1])
+    for point, x in zip(points(study), times, strict=True):
+        tried([point], dict.fromkeys(BYTES, scores), examples={"test": 50 * x})
     ends = {("sync_sgd", ""): [0.9] * 5, ("bmuf", ""): [0.91, 0.92, 0.93, 0.94, 0.95]}
-    found = made(study, ends, [{"lr": "0.2"}] * 2, examples=sizes[0])
+    found = made(study, ends, [{"lr": "0.2"}] * 2)
+    for r, x in zip(found, times, strict=True):
+        for summary in r.summaries.values():
+            summary["examples"] = {"train": 1, "test": 100 * x}
     report = analysis.report(study, found, "")
-    expected = {1: ["examples", "validation"], 4: []}[times]
+    expected = ["examples", "validation"] if 1 in times else []
     assert [x for x in told(report) if x in ("examples", "validation")] == expected
-    assert times == 4 or "sync_sgd 2 of 3" in report.remarks[-1]
+    assert times[0] == 4 or "sync_sgd 2 of 3" in report.remarks[-1]
+    assert times[1] == 4 or "worth 2 points" in report.remarks[-1]
+    assert times[1] == 4 or "bmuf 2 of 3" in report.remarks[-1]
 
 
 @pytest.mark.parametrize(
@@ -582,6 +595,12 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
 def test_remarks_tell_what_to_take_care_of(plain, seeds, given, remarks):
     # Algorithms of which the same is to be said share a line.
     assert told(plain([0.8] * seeds, [0.8] * seeds, **given)) == remarks
+
+
+def test_what_is_not_counted_is_said_of_each_variant(plain):
+    own = {("bmuf", seed): {"not_counted": "the tables"} for seed in range(5)}
+    (remark,) = plain([0.8] * 5, [0.8] * 5, own=own).remarks
+    assert remark.endswith("sent at most: the tables (bmuf).")
 
 
 def test_a_fair_study_of_enough_seeds_needs_no_remark(plain):
@@ -701,6 +720,14 @@ def test_settings_and_environment_are_those_of_the_runs(make_study):
     assert "period over 2, 4" in found.settings["swept"]
     assert not {"weight decay", "gradients clipped to"} & found.settings.keys()
     assert found.environment["syncalgos"] == "1.2.3"
+
+
+def test_sizes_of_data_sets_that_differ_are_those_of_each_variant(plain):
+    own = {("bmuf", 0): {"examples": {"train": 9, "test": 2}}}
+    found = plain([0.8], [0.8], own=own, examples={"train": 4, "test": 1})
+    each = "{}: {} for training, {} for testing".format
+    both = f"{each('sync_sgd', 4, 1)}; {each('bmuf', 9, 2)}"
+    assert found.settings["examples"] == both
 
 
 def test_a_presets_paper_is_in_its_report(make_study):

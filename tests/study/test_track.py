@@ -14,6 +14,7 @@ from experiments import files
 from experiments.command.errors import BadRequest
 from experiments.study import presets, track
 from experiments.study.runs import Loader
+from syncalgos.network import Sends
 
 ENTRIES = sorted((ROOT / "docs" / "track").rglob("*.py"))
 FIXED = """
@@ -230,6 +231,16 @@ def test_the_model_that_is_evaluated_is_paid_for(made, sent, tmp_path):
     sends = track.center_sends(plan)
     [kind] = sends.steps
     assert sends.kinds[kind]["all_reduce"][0] == sent * ALL_REDUCE
+
+
+def test_a_run_that_diverged_is_charged_for_all_of_its_steps(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(ENTRY)
+    sends = {"kinds": [{}, {"all_reduce": [100.0, 1]}], "steps": "1*8", "delay": 0}
+    own = {"seed": 0, "test_accuracy": 0.5, "bytes_per_worker": 200, "sends": sends}
+    own |= {"params_sha256": "", "diverged": True}
+    row = track.row_of(track.read_entry(path), own, Sends([{}], [0]))
+    assert (row["test_accuracy"], row["bytes_per_worker"]) == (None, 800)
 
 
 FREE = {

@@ -122,6 +122,15 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
     assert_resumed_is_whole(command, tmp_path)
 
 
+def test_displacements_of_a_round_that_was_not_measured_are_left_out(tmp_path):
+    """Rounds end after steps 3, 6 and 9, of which the first run measures 3 and 9."""
+    command, out = f"{TINY} --algo bmuf --period 3 --displacements", tmp_path / "out"
+    assert run(f"{command} --eval-every 5", out, signal_at(STOP)).code == 75
+    ended = run(f"{command} --eval-every 8 --resume", out)
+    lines = {x["step"]: x["pseudo_gradient"] for x in ended.lines}
+    assert [x is None for x in lines.values()] == [False, True, False], lines
+
+
 @pytest.mark.long
 def test_resumed_run_with_sharded_tables_is_the_uninterrupted_one(tmp_path):
     command = f"--task embeddings --batch-size 16 --data-dir {folder_of('embeddings')}"
