@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import syncalgos
 from experiments.training.plan import Plan
@@ -21,7 +22,7 @@ from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
-from syncalgos.combinators.measured import NONE, MeasuredState
+from syncalgos.combinators.measured import NONE, Noted
 from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
 
@@ -204,10 +205,13 @@ def figures(state: TrainState, ends: np.ndarray | None = None) -> dict[str, floa
         no round has ended yet, or it was not measured. The cosine is NaN if there is
         one worker, or one did not move.
     """
-    if not isinstance(state.sync, MeasuredState):
+    noted = optax.tree.get(
+        state.sync, "noted", filtering=lambda _, x: isinstance(x, Noted)
+    )
+    if noted is None:
         return dict.fromkeys(DISPLACEMENTS, np.nan)
     # One worker of this process; all have the same.
-    at, values = (np.asarray(x.addressable_shards[0].data) for x in state.sync.noted)
+    at, values = (np.asarray(x.addressable_shards[0].data) for x in noted)
     # A run that was resumed with other evaluations has not measured the same rounds.
     if ends is not None and at.flat[0] not in np.flatnonzero(ends[: state.step])[-1:]:
         return dict.fromkeys(DISPLACEMENTS, np.nan)

@@ -111,8 +111,9 @@ def measured(
         measuring makes XLA fuse a step differently.
 
     Raises:
-        ValueError: the argument is not a Strategy, or has `paced` or `palsgd` as a
-            member; or `layered` does not fit.
+        ValueError: the argument is not a Strategy, has `paced` or `palsgd` as a member,
+            or holds workers back itself, like `async_diloco`; or `layered` does not
+            fit.
 
     Changes that a delayed strategy makes within a round count as moves. `paced` and
     `palsgd` change the local step itself: the measurement is put inside, with its ends.
@@ -139,6 +140,8 @@ def measured(
         if introspection.kind_of(strategy) in clocked:
             return introspection.rebuilt(strategy, again)
         raise ValueError("measured: a member is paced or palsgd: measure it alone")
+    if any(x.steady for x in introspection.kinds(strategy, introspection.Landing)):
+        raise ValueError("measured: workers that rest have unknown moves: use diloco")
     axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
     # None stands for every step.
     steps = ends or (None if introspection.reduces(strategy) else acting)

@@ -12,6 +12,8 @@ import optax
 import pytest
 
 import syncalgos
+from experiments.training.config import parse
+from experiments.training.prepare import prepare
 from experiments.training.rounds import figures, measured
 from syncalgos import bmuf, communication, delayed, model_averaging, reduce_with
 from syncalgos.combinators import introspection
@@ -142,6 +144,19 @@ def test_short_floats_are_measured_in_float32():
 
     assert norm == pytest.approx(np.sqrt(2049) / 16, rel=ROUNDING)
     assert cosine == pytest.approx(1.0, rel=ROUNDING)
+
+
+def test_figures_of_palsgd_are_found_inside_it():
+    strategy = syncalgos.palsgd(2, learning_rate=RATE)
+    _, found = train(measured(strategy, sync_steps(strategy), AT), (2,))
+    assert np.isfinite(found).all()
+
+
+def test_a_run_goes_on_where_displacements_cannot_be_measured(capsys):
+    words = "--algo async_diloco --period 2 --workers 2 --steps 4 --displacements"
+    run = prepare(parse(words.split()))
+    assert np.isnan([*figures(run.state).values()]).all()
+    assert "displacements are left out: measured: workers" in capsys.readouterr().err
 
 
 def test_nothing_is_measured_where_nothing_is_sent():

@@ -216,6 +216,8 @@ def test_a_member_that_changes_the_local_step_is_refused():
     paced = sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0])
     with pytest.raises(ValueError, match="measured: a member is paced or palsgd"):
         sa.measured(sa.chain(paced, sa.every(sa.average("opt_state"), PERIOD)))
+    with pytest.raises(ValueError, match="measured: workers that rest"):
+        sa.measured(sa.chain(sa.async_diloco(PERIOD), sa.reset(optax.sgd(RATE))))
 
 
 def test_metrics_take_the_figures_of_one_strategy():
