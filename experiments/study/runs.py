@@ -386,8 +386,7 @@ def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     if not trial.fine:
         return (-trial.diverged,)
     # The loss decides between equal accuracies, which are common on little data.
-    score, loss = by.side * _graded(_mean(trial, by), by), _mean(trial, LOSS)
-    return -trial.diverged, score, -loss
+    return -trial.diverged, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
 
 
 def _graded(scores: Any, by: Measure) -> Any:

@@ -166,7 +166,8 @@ def check_row_by_row(sharded: Mask | None, optimizer: Any, params: PyTree) -> No
         """A second step along ones, but `rest` in the second half of each table."""
 
         def ones(x):
-            return jnp.ones(x.shape and (min(len(x), 256), *x.shape[1:]), x.dtype)
+            shape = x.shape and (min(len(x), 256), *x.shape[1:])
+            return jnp.ones(shape, jax.dtypes.canonicalize_dtype(x.dtype))
 
         def halved(x):
             return x.at[len(x) // 2 :].set(rest.astype(x.dtype))
