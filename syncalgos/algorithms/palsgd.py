@@ -31,10 +31,6 @@ class PalsgdState(NamedTuple):
     before: tuple[PyTree, PyTree]
 
 
-class Pulled(Clocked):
-    """The kind of `palsgd`, whose pulls move workers that `paced` lets rest."""
-
-
 def palsgd(
     period: int = 16,
     *,
@@ -139,12 +135,13 @@ def palsgd(
             rounded = new._replace(params=narrow(new.params, replica.params))
             return rounded, PalsgdState(own, (new.params, opt_state))
 
+        def again(change):
+            return around(change(synced))
+
         return synced._replace(
             init=init,
             reduce=OwnGrads(note),
-            sync=Combination(
-                sync, (synced,), lambda other: around(other(synced)), Pulled()
-            ),
+            sync=Combination(sync, (synced,), again, Clocked(pulls=True)),
             center=inner_center(synced),
             acts=None,
             learning_rate=learning_rate,

@@ -72,10 +72,12 @@ class Clocked(NamedTuple):
     Attributes:
         rounds: the workers' weights, if some of them never make a local step.
         averages: whether it changes the center alone, as `ema` does.
+        pulls: whether it moves workers between syncs, as `palsgd` does.
     """
 
     rounds: tuple[Rounds, ...] = ()
     averages: bool = False
+    pulls: bool = False
 
 
 class Landing(NamedTuple):

@@ -424,7 +424,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         return introspection.rebuilt(strategy, lambda each: paced(each, quotas))
     if averaged:
         raise ValueError("paced: a member is an ema: put ema around the whole strategy")
-    if any(type(x) is not introspection.Clocked for x in clocked):
+    if any(x.pulls for x in clocked):
         raise ValueError("paced: palsgd would pull workers that rest, too: pace diloco")
     axis = introspection.axis_of(strategy)
 

@@ -209,9 +209,8 @@ ROUNDED = {"loco", "quantized_sgd"}  # by each worker's own draws
 )
 def test_three_of_four_that_take_part_are_three_workers(name):
     """Or `participating` refuses the algorithm, which then says `no_mean`."""
-    own = (
-        {"block_momentum": 0.5} if name == "bmuf" else {}
-    )  # its default counts workers
+    # Its default depends on the number of workers.
+    own = {"block_momentum": 0.5} if name == "bmuf" else {}
     x, y = np.random.default_rng(0).normal(size=(2, STEPS, 16, 5))
 
     def center(workers, around):
