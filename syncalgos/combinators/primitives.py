@@ -21,6 +21,7 @@ from syncalgos.dtypes import widen
 from syncalgos.keys import is_key, is_untyped
 from syncalgos.optax_states import AROUND, KEPT
 from syncalgos.reducers import AnyReducer
+from syncalgos.reducers.feedback import Ef21State, LateState
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
 from syncalgos.strategy import (
@@ -99,7 +100,7 @@ def average(
 
     Raises:
         ValueError: the field is unknown, or a reducer with state is given for a field
-            other than params. When the state is made: the reducer is `late`.
+            other than params. When the state is made: the reducer is `late` or `ef21`.
 
     Example:
         >>> import numpy as np
@@ -117,8 +118,12 @@ def average(
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
             raise ValueError(f"average: a reducer with state cannot average {field}")
-        if optax.tree.get_all_with_path(state, "under_way"):
-            raise ValueError("average: late begins with params of 0: use outer_step")
+
+        def begins_with_0(x):
+            return isinstance(x, LateState | Ef21State)
+
+        if any(map(begins_with_0, jax.tree.leaves(state, is_leaf=begins_with_0))):
+            raise ValueError("average: late and ef21 begin with 0: use outer_step")
         return state
 
     def sync(replica, state, step):

@@ -69,8 +69,8 @@ class DataParallel:
             `lookup`): a tree of booleans, or a function of params that returns one. The
             strategy does not see tables or their rows in opt_state. The inner optimizer
             sees only a worker's own rows, so an optimizer that derives the steps of
-            other leaves or rows from them, as by a norm, is refused; so is accumulate
-            with the metric "microbatch_weight".
+            other leaves or rows from them, as by a norm, is refused; so are accumulate
+            with the metric "microbatch_weight", `participating` and `paced`.
         each_worker: whether the metrics of `run` also hold "worker_loss", of shape
             (steps, workers). With lane_form="merged" and a scalar loss, each lane gets
             the mean over the lanes of its device.

@@ -17,6 +17,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.combinators import introspection
+from syncalgos.combinators.introspection import Clocked, Weighted
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
@@ -232,7 +233,17 @@ def beside(
     """Makes a strategy that does not see sharded params.
 
     It does not see their rows in the inner optimizer's state either.
+
+    Raises:
+        ValueError: some workers skip rounds or rest.
     """
+    kinds = introspection.kinds(strategy, Weighted, Clocked)
+    if not all(isinstance(x, Clocked) and (x.averages or x.pulls) for x in kinds):
+        raise ValueError(
+            "tables: rows would learn from the data of workers that skip or rest: use "
+            "no participating, fedavg or paced, or replicate the tables"
+        )
+
     # An average over the workers would mix moments of different rows. And `reset`
     # expects the optimizer state of the params that it sees.
 

@@ -130,8 +130,9 @@ def plan(
         taken: as for `communication`.
 
     Returns:
-        A Plan. Its smallest period assumes that a sync sends the same amount at any
-        period, as it does with all algorithms of this library that take a period.
+        A Plan. Its smallest period is one that the strategy takes. It assumes that a
+        sync sends the same amount at any period, as it does with all algorithms of this
+        library that take a period.
 
     Raises:
         ValueError: an argument outside its range, an unreadable network, nothing is
@@ -202,6 +203,9 @@ def plan(
         # An algorithm's own delay follows its period; that of a combinator may not.
         of = step_seconds, share, late, 0.0, bool(given)
         enough = net.smallest_period(costs.tolist(), period, *of)
+    if enough and isinstance(given, int):  # a multiple of the given period is taken
+        longer = range(enough, enough + given)
+        enough = next((x for x in longer if _takes(strategy, x)), None)
     return Plan(
         workers=workers,
         network=link,
@@ -225,6 +229,14 @@ def _at_period(strategy: Strategy, period: int) -> Strategy:
     bound = strategy.made_by.bound
     bound.arguments["period"] = period
     return strategy.made_by.function(*bound.args, **bound.kwargs)
+
+
+def _takes(strategy: Strategy, period: int) -> bool:
+    """Whether the call that made a strategy takes this period."""
+    try:
+        return bool(_at_period(strategy, period))
+    except ValueError:
+        return False
 
 
 def _in_units(x: float, *units: str) -> str:

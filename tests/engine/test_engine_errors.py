@@ -538,6 +538,8 @@ OF_TABLES = [
     (tabled({"words": True}), "tables must be a tree like params"),
     (tabled(by_size), "tables must not depend on the number of rows"),
     (tabled(strategy=WITHOUT), "sync changes the structure of replica"),
+    (tabled(strategy=sa.fedavg(2)), "of workers that skip or rest: use no particip"),
+    (tabled(strategy=sa.paced(sa.bmuf(2), [1, 2, 2, 2])), "that skip or rest"),
     (IN_PARTS, f"tables: a loss that returns '{WEIGHT}' needs accumulate=1"),
     (lambda: sa.lookup(FLOATS, FLOATS), r"ids must be integers, got float32\[3,2\]"),
     (lambda: sa.lookup(WHOLE, WHOLE), "part must be float rows of a table"),

@@ -90,6 +90,12 @@ def test_the_smallest_period_is_found_by_trying_all(make):
     assert shares[told] <= limit < shares[told - 1]
 
 
+def test_the_smallest_period_is_one_that_the_algorithm_takes():
+    made = partial(sa.streaming_diloco, fragments=4)
+    told = plan(made(8)).enough
+    assert plan(made(told)).share <= 0.05 < plan(made(told - 4)).share
+
+
 def test_a_fixed_delay_does_not_grow_with_the_period():
     late = sa.gossip(topology="ring")
     found = plan(late)

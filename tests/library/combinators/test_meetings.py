@@ -79,23 +79,6 @@ def test_who_takes_no_part_reaches_nothing(name):
     np.testing.assert_array_equal(found[2], expected[2])
 
 
-def test_weights_stay_beside_tables():
-    loss = lambda p, batch: -(p["d"] * batch).mean() + 0 * p["t"].sum()  # noqa: E731
-    trainer = sa.DataParallel(
-        loss,
-        optax.sgd(1.0),
-        weighted(sa.model_averaging(4)),
-        workers=4,
-        tables={"d": False, "t": True},
-    )
-    bad = ONE[:6].copy()
-    bad[:, 0] = 1000
-    state = trainer.init({"d": jnp.zeros(()), "t": jnp.zeros(4)})
-    state, metrics = trainer.run(state, bad)
-    assert float(trainer.center(state).params["d"]) == 6
-    np.testing.assert_array_equal(metrics["loss"], -np.arange(6.0))
-
-
 UNEVEN = ONE.copy()
 UNEVEN[4:, 0] = 1000
 APART = ONE * [1, 2, 3, 4]

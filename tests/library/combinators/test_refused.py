@@ -57,11 +57,12 @@ CALLS = [
         "reducer with state cannot average buffers",
     ),
     *(
-        (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "params of 0")
+        (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "begin with 0")
         for late in (
             sa.reducers.late,
             sa.reducers.error_feedback(sa.reducers.late("int8")),
             optax.chain(sa.reducers.late(), optax.scale(1.0)),
+            sa.reducers.ef21("int8"),
         )
     ),
     (lambda: sa.outer_step(optax.sgd), r"outer_step: outer must.*call it: sgd"),
