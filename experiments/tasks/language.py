@@ -130,7 +130,9 @@ def _data(codes: np.ndarray, context: int) -> Data:
     if context >= len(test):
         held_out = f"the held-out text ({len(test)} characters)"
         raise ValueError(f"--context {context} is longer than {held_out}")
-    stride = -(-context // OVERLAP)
+    # It divides the context, so that a stretch of windows can hold each character once.
+    strides = range(-(-context // OVERLAP), context + 1)
+    stride = next(x for x in strides if context % x == 0)
     # The first character of a held-out window is the last one of the window before, so
     # that each is predicted once. The end that does not fill a window is left out.
     return Data(

@@ -100,7 +100,9 @@ def participating(
 
     Args:
         strategy: a strategy that combines replicas or gradients by a mean. In a
-            `chain`, each member is weighted on its own.
+            `chain`, each member is weighted on its own. Members with the same weights
+            must get the same function object: weights of different schedules multiply
+            in the means of the center, its buffers and the metrics.
         schedule: (step, workers) -> weights, (workers,), finite and at least 0, the
             same on all workers; a worker of weight 0 skips. See `sampled`.
         stale: whether a worker that skips keeps its model, and contributes all its
