@@ -85,9 +85,10 @@ def text(
     texts = [find_documents("--text", text, column)]
     if test_text is not None:
         texts.append(find_documents("--test-text", test_text, column))
-        own, test = ({*map(Path.resolve, x.files)} for x in texts)
+        own, test = ({*map(Path.resolve, x.files), x.hub} - {None} for x in texts)
         if both := own & test:
-            also = f"{min(both)} is also in --text: hold out other files"
+            same = "this dataset" if texts[1].hub else both.pop()
+            also = f"{same} is also in --text: hold out other text"
             raise ValueError(f"--test-text {test_text}: {also}")
 
     return Task(

@@ -190,7 +190,7 @@ def broken(folder):
     link.symlink_to(good)
     yield (
         f"--text {folder}/go*.txt --test-text {short},{link}",
-        f"{good.resolve()} is also in --text: hold out other files",
+        f"{good.resolve()} is also in --text: hold out other text",
     )
     yield f"--text {good},{folder}/no*", f"there is no file {folder}/no*"
     yield f"--text {good},{folder}", f"there is no file {folder}"
@@ -208,6 +208,7 @@ def broken(folder):
     yield f"--text {good} --tokenizer {other}", told
     yield f"--text {good} --tokenizer {other} --vocabulary 300", "leave it out"
     yield "--text hf:", "use hf:NAME"
+    yield "--text hf:a --test-text hf:a::train", "this dataset is also in --text"
 
 
 def refused(words, folder):
