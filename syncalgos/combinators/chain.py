@@ -23,7 +23,8 @@ def chain(*strategies: Strategy) -> Strategy:
         members' smallest.
 
     Raises:
-        ValueError: an argument is not a Strategy.
+        ValueError: an argument is not a Strategy, or `paced` comes after a member that
+            syncs at the same steps, whose result resting workers would lose.
 
     Example:
         >>> import optax
@@ -35,6 +36,7 @@ def chain(*strategies: Strategy) -> Strategy:
     """
     for strategy in strategies:
         check_strategy("chain", strategy)
+    _check_paces(strategies)
 
     def init(params):
         return tuple(strategy.init(params) for strategy in strategies)
@@ -67,6 +69,18 @@ def chain(*strategies: Strategy) -> Strategy:
         unit_steps=any(each.unit_steps for each in strategies),
         own_momentum=any(each.own_momentum for each in strategies),
     )
+
+
+def _check_paces(strategies: tuple[Strategy, ...]) -> None:
+    """Refuses `paced` after another sync, which workers that rest would undo."""
+    synced = False
+    for each in strategies:
+        if any(gate.phase for gate in introspection.kinds(each, introspection.Gated)):
+            continue  # at other steps
+        clocks = introspection.kinds(each, introspection.Clocked)
+        if synced and any(clock.paces for clock in clocks):
+            raise ValueError("chain: put paced first, or around the whole chain")
+        synced |= introspection.ever_syncs(each)
 
 
 def _chained_center(

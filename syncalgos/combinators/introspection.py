@@ -79,6 +79,11 @@ class Clocked(NamedTuple):
     averages: bool = False
     pulls: bool = False
 
+    @property
+    def paces(self) -> bool:
+        """Whether some workers rest, as in `paced`."""
+        return not (self.averages or self.pulls)
+
 
 class Landing(NamedTuple):
     """A whole whose syncs are at other steps than those at which it acts.

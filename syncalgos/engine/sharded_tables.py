@@ -238,7 +238,7 @@ def beside(
         ValueError: some workers skip rounds or rest.
     """
     kinds = introspection.kinds(strategy, Weighted, Clocked)
-    if not all(isinstance(x, Clocked) and (x.averages or x.pulls) for x in kinds):
+    if any(isinstance(x, Weighted) or x.paces for x in kinds):
         raise ValueError(
             "tables: rows would learn from the data of workers that skip or rest: use "
             "no participating, fedavg or paced, or replicate the tables"

@@ -50,6 +50,10 @@ def moments_of(optimizer):
 CALLS = [
     (lambda: sa.chain(sa.bmuf), r"chain: expected a Strategy, .*bmuf\(\)"),
     (lambda: sa.chain(sa.average(), 3), "chain: expected a Strategy, got 3"),
+    (
+        lambda: sa.chain(sa.gossip(), sa.every(sa.paced(AVERAGED, [1, 2]), 2)),
+        "chain: put paced first, or around the whole chain",
+    ),
     (lambda: sa.average("parms"), "field of Replica 'parms'; did you mean 'params'"),
     (lambda: sa.average(reduce=3), "average: expected an optax GradientTransformation"),
     (
