@@ -685,6 +685,9 @@ def _trials(flag: str, tried: Sequence[Tuning], by: Measure) -> Plot:
     name = _titled(by.name.removeprefix("test "), by.unit)
     edges = [f"{named(t)} ({number(t.chosen)})" for t in tried if t.at_edge]
     notes = [f"Best at the edge of the range: {', '.join(edges)}."] if edges else []
+    least = min(float(np.nanmin(line.y, initial=math.inf)) for line in lines)
+    cut = f"The y axis is cut off: values go down to {number(float(f'{least:.2g}'))}."
+    notes += [cut] * (limits is not None and least < limits[0])
     notes += ["× at the bottom: a run diverged."] * any(x.crosses for x in lines)
     return Plot(
         f"tuning {flag}",

@@ -635,7 +635,7 @@ def _on_examples(
     for t in report.tuning:
         own = [x for x in t.scores if x is not None]
         count = sum(max(own) - x < 1.5 / held_out[t.label, t.point] for x in own)
-        near += [f"{named(t)} {count} of {len(own)}"] * (count > 1)
+        near += [f"{named(t)} {count} of {len(t.scores)}"] * (count > 1)
     if near:
         points = 100 / min(held_out.values())
         advice = say("average") if config.tune_seeds < MIN_SEEDS else ""
