@@ -374,7 +374,7 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
     best = f"{spread(top.measure, by)} ({counted(top.measure.count)})"
     how = "; ".join(told) or "there is nothing to compare it to"
     return (
-        f"{_several([top])} has the best {by.name}, {best}: {how}."
+        f"{_several([top])} has the best mean {by.name}, {best}: {how}."
         f"{_spent(rows, ranking.best)}"
     )
 

@@ -204,7 +204,7 @@ ANSWERS: list[tuple[Any, ...]] = [
     (
         "bmuf has the best test accuracy",
         [row("sync_sgd", WORSE, 16), row("bmuf"), row("diloco", WORSE, mean=0.93)],
-        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
+        "bmuf has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
         "sync_sgd and diloco (95 % interval). "
         "It sent 1 MB per worker, 1/16 of what sync_sgd sent.",
     ),
@@ -212,8 +212,8 @@ ANSWERS: list[tuple[Any, ...]] = [
     (
         "sync_sgd leads, but 1 of 2 others cannot be distinguished from it",
         [row("sync_sgd", sends=16), row("bmuf", UNSEEN), row("s", WORSE, 0.001)],
-        "sync_sgd has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than s "
-        "(95 % interval); no difference seen from bmuf. "
+        "sync_sgd has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): better "
+        "than s (95 % interval); no difference seen from bmuf. "
         "Of these, bmuf sent the least: 1 MB per worker, 1/16 of what sync_sgd sent.",
     ),
     # Of two alone 0.06; of six 0.1.
@@ -223,7 +223,7 @@ ANSWERS: list[tuple[Any, ...]] = [
             *(row("bmuf"), row("diloco", DOUBTFUL), row("easgd", DOUBTFUL)),
             row("sync_sgd", WORSE, 16),
         ],
-        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
+        "bmuf has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
         "sync_sgd (95 % interval); different from diloco and easgd by its 95 % "
         "interval, but not after Holm's correction for 6 comparisons. bmuf, "
         "diloco and easgd each sent 1 MB per worker, 1/16 of what sync_sgd sent.",
@@ -231,21 +231,21 @@ ANSWERS: list[tuple[Any, ...]] = [
     (
         "bmuf leads, but 3 seeds are too few to tell",
         [row("bmuf", BEST[:3]), row("sync_sgd", WORSE[:3], 16)],
-        "bmuf has the best test accuracy, 93.13 ± 0.08 % (3 seeds): too few seeds to "
-        "distinguish it from sync_sgd. Of these, bmuf sent the least: 1 MB per worker, "
-        "1/16 of what sync_sgd sent.",
+        "bmuf has the best mean test accuracy, 93.13 ± 0.08 % (3 seeds): too few seeds "
+        "to distinguish it from sync_sgd. Of these, bmuf sent the least: 1 MB per "
+        "worker, 1/16 of what sync_sgd sent.",
     ),
     (
         "bmuf leads, but one seed is too few to tell",
         [row("bmuf", BEST[:1]), row("diloco", WORSE[:1])],
-        "bmuf has the best test accuracy, 93.05 % (one seed): too few seeds to "
+        "bmuf has the best mean test accuracy, 93.05 % (one seed): too few seeds to "
         "distinguish it from diloco. bmuf and diloco each sent 1 MB per worker.",
     ),
     (
         "bmuf: there is nothing to compare it to",
         [row("bmuf")],
-        "bmuf has the best test accuracy, 93.20 ± 0.12 % (5 seeds): there is nothing "
-        "to compare it to. It sent 1 MB per worker.",
+        "bmuf has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): there is "
+        "nothing to compare it to. It sent 1 MB per worker.",
     ),
     (
         "All runs diverged",
@@ -255,16 +255,16 @@ ANSWERS: list[tuple[Any, ...]] = [
     (
         "bmuf: there is nothing to compare it to",
         [row("bmuf", lost=2), LOST],
-        "bmuf (2 of 5 runs diverged) has the best test accuracy, 93.27 ± 0.08 % "
+        "bmuf (2 of 5 runs diverged) has the best mean test accuracy, 93.27 ± 0.08 % "
         "(3 seeds): all runs of diloco diverged. It sent 1 MB per worker.",
     ),
     # 12 of 200, with a period of 16: not the 16th that a reader expects.
     (
         "a has the best test accuracy",
         [row("a", sends=12, syncs=12, steps=200), row("sync_sgd", WORSE, 200)],
-        "a has the best test accuracy, 93.20 ± 0.12 % (5 seeds): better than sync_sgd "
-        "(95 % interval). It sent 12 MB per worker, about 1/17 of what sync_sgd sent "
-        "(12 syncs in 200 steps).",
+        "a has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): better than "
+        "sync_sgd (95 % interval). It sent 12 MB per worker, about 1/17 of what "
+        "sync_sgd sent (12 syncs in 200 steps).",
     ),
     # With the mean difference, which is 0.1, and its interval.
     (AHEAD, [A, SECOND]),
@@ -292,7 +292,7 @@ ANSWERS: list[tuple[Any, ...]] = [
     (
         "a leads, but 1 of 1 others may be better outside the range tried",
         [row("a"), row("b", WORSE, at_edge=["lr"])],
-        "a has the best test accuracy, 93.20 ± 0.12 % (5 seeds): ahead of b (95 % "
+        "a has the best mean test accuracy, 93.20 ± 0.12 % (5 seeds): ahead of b (95 % "
         "interval), whose best values are at an edge of what was tried. It sent 1 MB "
         "per worker.",
     ),
@@ -315,7 +315,7 @@ def test_rows_that_are_not_swept_are_one_comparison_at_all_values():
 
 def test_an_answer_on_a_loss_takes_the_lowest():
     said = answered(row("sync_sgd"), row("bmuf", [-x for x in WORSE]), by=LOSS)
-    assert said.startswith("sync_sgd has the best test loss, 0.9320 ± 0.0012 (5 seeds)")
+    assert said.startswith("sync_sgd has the best mean test loss, 0.9320 ± 0.0012 (5 ")
 
 
 def test_an_answer_admits_that_the_best_mean_loses_on_the_seeds_in_common():
