@@ -1,5 +1,15 @@
 """Everything that a strategy, reducer or combinator of your own is written with.
 
+`help(syncalgos.writing.every)` describes one of its names, and so on:
+
+- types: Strategy, Replica, MeanCenter, Reducer, Code, PyTree, Axis; WORKERS is the axis
+- communication: collectives
+- strategies to begin with: outer_step, chain, every, when, sync_every
+- anchors: start, pseudo_gradient, restart, shipped, nesterov_sgd
+- reducers: leafwise, over_leaves, drawn
+- numbers: widen, narrow, zeros, norm, root, own_key, common_key
+- arguments: checks
+
 An algorithm's file in the library may import it, too: no algorithm is imported here.
 """
 
