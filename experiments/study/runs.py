@@ -16,6 +16,7 @@ from experiments.command import factories
 from experiments.command.errors import BadRequest
 from experiments.command.factories import TASK
 from experiments.command.flags import PROGRAM, words_of
+from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
@@ -192,6 +193,7 @@ class Loader:
 
     def __init__(self):
         self._data: dict[Any, Data] = {}
+        self._models: set[Path] = set()
 
     def plan(
         self, config: RunConfig, programs: Programs | None = None
@@ -211,13 +213,16 @@ class Loader:
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
+        if config.init_from is not None and config.init_from.is_file():
+            self._models.add(config.init_from)
         given = config, self._data.get(key)
         plan, self._data[key] = checked(*given, programs=programs)
         return plan, self._data[key]
 
     def checksums(self) -> list[str]:
         """Returns those of the user's files that were read."""
-        return sorted({data.sha256 for data in self._data.values()} - {""})
+        read = {data.sha256 for data in self._data.values()} - {""}
+        return sorted(read | {*map(sha256, self._models)})
 
 
 def run_sets(study: StudyConfig, loader: Loader) -> list[RunSet]:

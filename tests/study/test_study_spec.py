@@ -444,6 +444,15 @@ def test_data_is_read_once_for_runs_that_share_it(loader):
     assert held.examples < data.examples
 
 
+def test_a_study_knows_the_model_that_it_starts_from_by_its_content(tmp_path):
+    model, found = tmp_path / "start.safetensors", []
+    for text in ("one", "another"):
+        model.write_text(text)
+        (loader := Loader()).plan(parse([f"--init-from={model}"]))
+        found += loader.checksums()
+    assert len({*found}) == 2
+
+
 def test_data_that_follows_the_seed_is_that_of_each_seed(loader):
     """Else a study's run would not be what its command makes."""
     words = ["--task=imagenet_synthetic", "--image-size=32", "--examples=64"]
