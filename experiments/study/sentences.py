@@ -487,8 +487,8 @@ def _best(each: Tuning) -> str:
 
 def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     """Returns the settings of the runs; where they differ, those of each run set."""
-    file = runs[0].config["task_arguments"].get("file")
-    task = Path(str(file)).name if file else config.task
+    read = {r.config["task_arguments"].get("file") for r in runs}
+    task = Path(*read).name if len(read) == 1 and all(read) else config.task
     shown = {"task": task, "seeds": f"0 to {config.seeds - 1}"}
     given = {r.variant.label: r.config.get("arguments") for r in runs}
     if len(given) <= MOST_NAMED:

@@ -722,6 +722,15 @@ def test_settings_and_environment_are_those_of_the_runs(make_study):
     assert found.environment["syncalgos"] == "1.2.3"
 
 
+@pytest.mark.parametrize(("files", "named"), [("aa", "a.csv"), ("ab", "digits")])
+def test_a_report_is_named_after_a_file_if_all_runs_read_it(make_study, files, named):
+    study = make_study(seeds=1)
+    runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.7]})
+    for run, file in zip(runs, files, strict=True):
+        run.config["task_arguments"]["file"] = f"data/{file}.csv"
+    assert analysis.report(study, runs, "").settings["task"] == named
+
+
 def test_sizes_of_data_sets_that_differ_are_those_of_each_variant(plain):
     own = {("bmuf", 0): {"examples": {"train": 9, "test": 2}}}
     found = plain([0.8], [0.8], own=own, examples={"train": 4, "test": 1})
