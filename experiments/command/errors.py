@@ -70,7 +70,9 @@ def explain(where: str, error: BaseException) -> BadRequest:
     A ValueError of ours explains itself, and gets no file and line.
     """
     at = place(error)
-    what = named(error) + at
+    # Those of jax, about frames that it left out, begin with a line of dashes.
+    notes = [x for x in getattr(error, "__notes__", []) if not x.startswith("-")]
+    what = "; ".join([named(error), *notes]) + at
     if isinstance(error, ValueError) and not at:
         what = text_of(error).partition("\n")[0]
     elif isinstance(error, OSError) and error.filename:

@@ -90,7 +90,8 @@ class StudyConfig:
     tune_seeds: int = count("runs for each value tried", 1)
 
     baseline: str | None = flag(
-        "the variant that all others are compared with",
+        "the variant that all others are compared with; if you name one, the p-values "
+        "are corrected for these comparisons alone, not for those of all pairs",
         otherwise="the first",
         group=Group("report"),
         metavar="LABEL",

@@ -83,7 +83,7 @@ def fixed(x: float, places: int) -> str:
     text = f"{x:.{places}f}"
     # Neither 0.0 for a value that is not 0, nor a row of zeros for a huge one.
     if float(text) == 0:
-        return f"{x:.1g}"
+        return f"{x:.1g}" if abs(x) > 0.01 / 10**places else text.lstrip("-")
     return text if len(text) <= 12 else f"{x:.6g}"
 
 
@@ -490,6 +490,8 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     read = {r.config["task_arguments"].get("file") for r in runs}
     task = Path(*read).name if len(read) == 1 and all(read) else config.task
     shown = {"task": task, "seeds": f"0 to {config.seeds - 1}"}
+    if config.tuned:
+        shown["seeds of a trial"] = str(config.tune_seeds)
     given = {r.variant.label: r.config.get("arguments") for r in runs}
     if len(given) <= MOST_NAMED:
         own = [

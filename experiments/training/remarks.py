@@ -45,7 +45,9 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
     effective = terminal.effective(layout["effective_lr"])
-    rates = f"{c.optimizer}, learning rate {terminal.rate(c.lr)} nominal, {effective}"
+    method = c.optimizer + (f" with momentum {c.momentum:g}" if c.momentum else "")
+    lr = f"{c.schedule} learning rate {terminal.rate(c.lr)}"
+    rates = f"{method}, {lr} nominal, {effective}"
     if layout["effective_lr"] is None:
         rates += ": the model's step is not proportional to the gradient"
     lines += [backend, rates]

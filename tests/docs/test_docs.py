@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import optax
 import pytest
+import small_tasks
 from commands import ROOT, ran
 from owed import make
 from pages import combinators, files, table
@@ -209,8 +210,19 @@ def test_table_of_the_readme_names_algorithms_that_exist():
     assert named <= set(syncalgos.ALGORITHMS)
 
 
-def test_table_of_tasks_names_all_of_them():
-    assert set(TASKS) <= names_in_rows(ROOT / "docs" / "models-and-tasks.md")
+HOW = {"constant": "", "cosine": " with cosine", "step": " and steps"}
+
+
+def test_table_of_tasks_tells_how_each_is_trained():
+    page = (ROOT / "docs" / "models-and-tasks.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|.*\| ((?:SGD|Adam).*?) \|", page, re.M)
+    told = {name: how for names, how in rows for name in re.findall(r"`(\w+)`", names)}
+    for name in TASKS:
+        task = small_tasks.make(name)
+        own = {"sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}[task.optimizer]
+        own += f" with momentum {task.momentum}" if task.momentum else ""
+        rate = task.lr.get(task.optimizer, task.lr[""])
+        assert told[name] == f"{own}{HOW[task.schedule]}, {rate:g}"
 
 
 LINKED = [*ROOT.glob("*.md"), ROOT / "examples" / "README.md"]
