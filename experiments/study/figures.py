@@ -271,6 +271,8 @@ def draw(plot: Plot, look: Styles) -> "Figure":
     alike: dict[str, Any] = {"sharex": True, "sharey": True, "squeeze": False}
     scales = {f"{name}scale": "log" for name in plot.log}
     panels = figure.subplots(len(points), **alike, subplot_kw=scales)[:, 0]
+    if plot.limits:  # first: matplotlib would warn of a line of zeros on a log axis
+        panels[0].set_ylim(plot.limits)
     for point, axes in zip(points, panels, strict=True):
         axes.set_title(_plain(sentences.point_text(point)))
         for line in (x for x in plot.lines if x.point in (point, "")):

@@ -481,6 +481,14 @@ def test_an_axis_has_two_to_six_ticks_with_different_texts(low, ratio, log, kind
     assert all(low <= x <= low * ratio for x in found.values())
 
 
+def test_zeros_on_a_logarithmic_axis_are_drawn_without_a_warning():
+    x, zero = np.arange(1.0, 4), np.zeros(3)
+    lines = [figures.Line(name, "", x, y, y, y) for name, y in (("a", zero), ("b", x))]
+    plot = figures.Plot("p", "more", "p", lines, "step", log="y", limits=(0.5, 4))
+    with figures.style():
+        figures.draw(plot, styles({"a": "sync_sgd", "b": "bmuf"}))
+
+
 # Colours.
 
 
