@@ -29,7 +29,8 @@ class Plan(NamedTuple):
         network: the link between any two of them.
         step_seconds: seconds of computation of one local step.
         steps: the local steps that are planned for.
-        late: local steps that a message may take before a worker waits for it.
+        late: local steps that a message may take before a worker waits for it, if the
+            program sends while it computes. No compiler of jax arranges that today.
         period: local steps between two syncs; None if they are not regular.
         syncs: the number of these steps at which anything is sent.
         bytes: bytes that a worker sends in a sync, on average.
@@ -37,7 +38,8 @@ class Plan(NamedTuple):
         seconds: seconds of a sync, on average.
         share: the fraction of the time that the workers wait for messages.
         limit: the share that was asked for.
-        enough: the smallest period at which the share is at most `limit`; None if there
+        enough: the smallest period at which the share is at most `limit`; for a
+            strategy that has no period, the steps of which one may send; None if there
             is none.
 
     Example:
@@ -69,7 +71,9 @@ class Plan(NamedTuple):
         times = self.seconds, self.step_seconds
         took, step = (_in_units(1e3 * x, "ms", "s") for x in times)
         size = _in_units(self.bytes, "B", "kB", "MB", "GB", "TB")
-        hidden = f", beside {self.late} local steps of computation" * bool(self.late)
+        hidden = f", beside {self.late} local steps of computation if these overlap "
+        hidden = f"{hidden}(no compiler of jax arranges that today)" * bool(self.late)
+        share = 100 * round(self.share, 9)
         often = f"{self.syncs:,} syncs in {self.steps:,} local steps"
         period, limit = self.period, f"{100 * self.limit:.3g} %"
         often = f"a period of {period:,} local steps" if (period or 1) > 1 else often
@@ -84,7 +88,7 @@ class Plan(NamedTuple):
         return (
             f"A sync of {self.workers} workers takes {took} on {self.network.name}: "
             f"each worker sends {size}, in {messages} one after the other{hidden}. "
-            f"With {often} of {step}, communication takes {100 * self.share:.3g} % of "
+            f"With {often} of {step}, communication takes {share:.3g} % of "
             f"the time (a step takes {mean} on average); {enough}. Each call of `step` "
             "or `run` also averages the metrics, in "
             f"{_in_units(1e3 * metrics, 'ms', 's')}, so take many steps in a `run`. "

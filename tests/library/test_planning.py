@@ -65,7 +65,9 @@ def test_a_plan_says_so_in_a_paragraph():
         "average); it is at most 5 % with a period of 6,624 or more. Each call of "
         "`step` or `run` also averages the metrics, in 280 ms, so take many steps in a "
     )
-    assert "beside 8 local steps of computation" in str(plan(sa.co2(8)))
+    assert "beside 8 local steps of computation if these overlap" in str(
+        plan(sa.co2(8))
+    )
     assert "no period brings that to 5 %" in str(plan(sa.gossip_pga(8)))
     text = str(plan(sa.sync_sgd(), share=0.9))
     assert (
