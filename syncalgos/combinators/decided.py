@@ -110,8 +110,7 @@ def _reduces(strategy: Strategy) -> bool:
 def _follows(strategy: Strategy) -> bool:
     """Whether a phase inside makes its state anew at each step outside of it."""
     return any(
-        isinstance(kind := introspection.kind_of(x), introspection.Gated)
-        and kind.phase
+        isinstance(introspection.kind_of(x), introspection.Phase)
         and introspection.has_center(x)
         for x in introspection.parts(strategy)
     )

@@ -45,13 +45,13 @@ class Rounds(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """`when`: the member is called at these steps alone.
-
-    A phase is that of `until` and `after`: outside of it the member does not exist.
-    """
+    """`when`: the member is called at these steps alone."""
 
     steps: Steps
-    phase: bool = False
+
+
+class Phase(Gated):
+    """`until` and `after`: at other steps the member does not exist."""
 
 
 class Delayed(NamedTuple):
@@ -190,7 +190,7 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates = []
-    while isinstance(kind := kind_of(strategy), Gated) and not kind.phase:
+    while type(kind := kind_of(strategy)) is Gated:
         gates.append(kind.steps)
         [strategy] = combination(strategy).members
     return gates, strategy
@@ -290,7 +290,7 @@ def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
         inside = [
             x._replace(lands=x.lands and at_both(gate.steps, x.lands)) for x in inside
         ]
-        if gate.phase:
+        if isinstance(gate, Phase):
             inside = [x._replace(during=at_both(gate.steps, x.during)) for x in inside]
     found = {}
     for x in [*getattr(made.kind, "rounds", ()), *inside]:
