@@ -169,6 +169,11 @@ def parts(strategy: Strategy) -> Iterator[Strategy]:
         yield from parts(member)
 
 
+def wholes(strategy: Strategy) -> list[Strategy]:
+    """The wholes in a strategy, which combinators must not take apart."""
+    return [x for x in parts(strategy) if not combination(x).members]
+
+
 def kinds(strategy: Strategy, *of: type) -> list[Any]:
     """The kinds of these classes in a strategy and in all strategies inside it."""
     return [x for x in map(kind_of, parts(strategy)) if isinstance(x, of)]
@@ -273,8 +278,7 @@ def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
 
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy ever changes replicas, and not only gradients."""
-    made = map(combination, parts(strategy))
-    return any(not x.members and x.call is not keep_replica for x in made)
+    return any(x.call is not keep_replica for x in map(combination, wholes(strategy)))
 
 
 def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
