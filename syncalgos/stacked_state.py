@@ -172,14 +172,14 @@ def _mapped(
         program = _over(mesh, axis, one, is_common)
 
     def checked(own, step):
-        leaves = jax.tree_util.tree_leaves_with_path(own)
+        leaves = checks.named_leaves("", own)
         first = [*np.shape(leaves[0][1]), 0][0] if leaves else 0
         workers = first if mesh is None else mesh.shape[axis]
-        for path, x in leaves:
+        for name, x in leaves:
             if np.shape(x)[:1] != (workers,):
                 raise ValueError(
-                    f"stacked: there are {workers} workers along {axis!r}, but "
-                    f"{jax.tree_util.keystr(path)} has shape {np.shape(x)}"
+                    f"stacked: there are {workers} workers along {axis!r}, but {name} "
+                    f"has shape {np.shape(x)}"
                 )
         return program(own, step)
 
