@@ -21,14 +21,7 @@ from syncalgos.engine import arguments, inner_step, lone_branches, sharded_table
 from syncalgos.engine.inner_fit import check_clock
 from syncalgos.engine.losses import OF_WORKERS, WEIGHT, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES, on_words
-from syncalgos.engine.program import (
-    Inputs,
-    Model,
-    Outputs,
-    Own,
-    Program,
-    Shared,
-)
+from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 from syncalgos.keys import is_key, own_keys
 from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import (
