@@ -167,12 +167,11 @@ def measured(
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
         return replica, MeasuredState(own, start, note)
 
-    made = introspection.Combination(sync, (strategy,), lambda f: again(f(strategy)))
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=made,
+        sync=introspection.Combination(sync, (strategy,), lambda f: again(f(strategy))),
         center=introspection.inner_center(strategy),
         acts=introspection.at_any(acting, steps),
     )

@@ -135,10 +135,9 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
             raise ValueError(f"{name} is a scalar: it has no rows to shard")
         if own and np.shape(leaf)[0] % workers:
             rows = np.shape(leaf)[0]
-            padded = rows + -rows % workers
             raise ValueError(
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
-                f"pad it to {padded} rows"
+                f"pad it to {rows + -rows % workers} rows"
             )
     parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:
