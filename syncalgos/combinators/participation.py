@@ -168,6 +168,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     # Cached: a program that is traced later makes the strategy's state again.
     check = cache(partial(_check_weights, schedule))
+    inner = introspection.inner_reduce(strategy)
 
     def init(params):
         check(collectives.size(axis))
@@ -178,9 +179,7 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     def reduce(grads, replica, state, step):
         def weighted(_):
-            mine = collectives.weighted(grads)
-            new, inner = apply_reduce(strategy, mine, replica, state.strategy, step)
-            return new, state._replace(strategy=inner)
+            return inner(collectives.weighted(grads), replica, state, step)
 
         none = jax.tree.map(jnp.zeros_like, grads), state
         return _among(schedule, step, axis, weighted, none)
