@@ -154,8 +154,7 @@ def measured(
     def sync(replica, state, step):
         # Otherwise XLA might fuse the local step differently, and round differently.
         before, own = lax.optimization_barrier((replica, state.strategy))
-        synced = apply_sync(strategy, before, own, step)
-        replica, own = lax.optimization_barrier(synced)
+        replica, own = lax.optimization_barrier(apply_sync(strategy, before, own, step))
         is_end = jnp.asarray(steps is None or steps(step), bool)
         now = jnp.logical_and(is_end, only is None or only(step))
 

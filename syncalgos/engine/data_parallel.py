@@ -463,8 +463,7 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         replica, sync = jax.tree.map(self.layout.part, state.own)
         step, numbers = jax.device_get((state.step, state.hyperparams))
-        key = self.layout.one_copy(state.key)
-        return TrainState(replica, sync, step, key, numbers)
+        return TrainState(replica, sync, step, self.layout.one_copy(state.key), numbers)
 
     @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:

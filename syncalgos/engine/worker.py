@@ -356,5 +356,4 @@ def _microbatches(x, count, merged):
     """Cuts a batch into microbatches, each with a part of every merged batch."""
     if merged is None:
         return x.reshape(count, len(x) // count, *x.shape[1:])
-    each = x.shape[1] // count
-    return x.reshape(merged, count, each, *x.shape[2:]).swapaxes(0, 1)
+    return x.reshape(merged, count, x.shape[1] // count, *x.shape[2:]).swapaxes(0, 1)

@@ -114,8 +114,7 @@ def merged(
         own = own._replace(replica=worker.updated(own.replica, found, loss))
         if introspection.ever_acts(worker.strategy):
             own = _synced(worker, lanes, axes, own, step)
-        metrics = {**found.metrics, **noted(own.sync, step)}
-        return (own, step + 1), metrics
+        return (own, step + 1), {**found.metrics, **noted(own.sync, step)}
 
     (held, step), metrics = over_steps(local_step, (held, shared.step), inputs.batches)
     metrics = collectives.mean(metrics, DEVICES)
