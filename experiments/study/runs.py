@@ -211,8 +211,7 @@ class Loader:
         own = factories.passed_arguments(TASK, factory, offered)
         arguments = repr({**config.task_arguments, **own})
         key = config.task, arguments, config.data_dir, config.validation
-        given = config, self._data.get(key)
-        plan, self._data[key] = checked(*given, programs=programs)
+        plan, self._data[key] = checked(config, self._data.get(key), programs=programs)
         return plan, self._data[key]
 
     def checksums(self) -> list[str]:
