@@ -164,12 +164,25 @@ def _mapped(
 
     A common result is the same for all workers, and returned once.
     """
+
+    def on_device(own, step):
+        mine = one(jax.tree.map(lambda x: x[0], own), step)
+        return mine if is_common else jax.tree.map(lambda x: x[None], mine)
+
     if mesh is None:
         along: Any = {"axis_name": axis, "spmd_axis_name": axis}
         axes = None if is_common else 0
         program = jax.vmap(one, in_axes=(0, None), out_axes=axes, **along)
     else:
-        program = _over(mesh, axis, one, is_common)
+        rows, same = PartitionSpec(axis), PartitionSpec()
+        program = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(rows, same),
+            out_specs=same if is_common else rows,
+            axis_names={axis},
+            check_vma=False,
+        )
 
     def checked(own, step):
         leaves = checks.named_leaves("", own)
@@ -194,26 +207,6 @@ def _mapped(
         return jitted(taken("", own), taken("step", step))
 
     return call
-
-
-def _over(
-    mesh: Mesh, axis: str, one: Callable[[Any, Any], PyTree], is_common: bool
-) -> Callable[[Any, Any], PyTree]:
-    """Maps one worker's function over the devices along an axis."""
-
-    def on_device(own, step):
-        mine = one(jax.tree.map(lambda x: x[0], own), step)
-        return mine if is_common else jax.tree.map(lambda x: x[None], mine)
-
-    rows = PartitionSpec(axis)
-    return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(rows, PartitionSpec()),
-        out_specs=PartitionSpec() if is_common else rows,
-        axis_names={axis},
-        check_vma=False,
-    )
 
 
 def _lying_as(params: PyTree, state: PyTree, mesh: Mesh | None, axis: str) -> PyTree:
