@@ -90,8 +90,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
             f"stacked: strategy must have a single axis, such as "
             f'axis="diloco", got {axis}'
         )
-    stale = any(x.stale for x in kinds(strategy, Weighted))
-    if stale and mean_center(strategy):
+    if any(x.stale for x in kinds(strategy, Weighted)) and mean_center(strategy):
         raise ValueError(
             "stacked: the center of participating(…, stale=True) would count workers "
             "that skip: use stale=False, or a strategy with its own center"

@@ -173,9 +173,8 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
     def init(params):
         check(collectives.size(axis))
         common = widen(params) if syncs else ()
-        return ParticipatingState(
-            common, common if stale else (), strategy.init(params)
-        )
+        start = common if stale else ()
+        return ParticipatingState(common, start, strategy.init(params))
 
     def reduce(grads, replica, state, step):
         def weighted(_):
@@ -304,9 +303,8 @@ def share_in(
 def anyone(strategy: Strategy, step: Any) -> jax.Array | bool:
     """Whether a worker takes part in the sync of a whole at this step."""
     workers = collectives.size(introspection.axis_of(strategy))
-    weights = [
-        _weights(x.schedule, step, workers) for x in introspection.rounds(strategy)
-    ]
+    rounds = introspection.rounds(strategy)
+    weights = [_weights(each.schedule, step, workers) for each in rounds]
     return jnp.sum(math.prod(weights)) > 0 if weights else True
 
 

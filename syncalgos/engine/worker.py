@@ -101,9 +101,8 @@ class Worker(NamedTuple):
         def found(buffers, batch, key):
             batch = _take(batch, data)
             batch = shards.spread(batch) if merged is None else batch
-            (_, (buffers, metrics)), grads = grad(
-                replica.params, buffers, batch, key, me
-            )
+            given = replica.params, buffers, batch, key, me
+            (_, (buffers, metrics)), grads = grad(*given)
             buffers = require_same("the loss", "buffers", replica.buffers, buffers)
             return Found(shards.kept(grads), buffers, metrics)
 
@@ -165,9 +164,8 @@ class Worker(NamedTuple):
             metrics = found.metrics if share is None else widen(found.metrics)
             metrics = collectives.weighted(metrics)
         # Each worker's own loss is not averaged.
-        return own, metrics | {
-            k: x for k, x in found.metrics.items() if k == OF_WORKERS
-        }
+        each = {k: x for k, x in found.metrics.items() if k == OF_WORKERS}
+        return own, metrics | each
 
     def share(self, step: Any, me: Any, of_syncs: bool = False) -> jax.Array | None:
         """A worker's weight in the means of a step's round; None: all weights are 1."""

@@ -94,9 +94,8 @@ def merged(
     def gradients(replica, batch):
         def of_group(_, number, part):
             first = me + number * group
-            return worker.gradients(
-                replica, part, shared.key, shared.data, first, merged=group
-            )
+            given = replica, part, shared.key, shared.data, first
+            return worker.gradients(*given, merged=group)
 
         if group == lanes:
             return of_group((), 0, batch)
