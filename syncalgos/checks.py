@@ -292,6 +292,14 @@ def leaf_name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def named_leaves(what: str, tree: Any) -> list[tuple[str, Any]]:
+    """Returns each leaf of a tree with its name for messages: what['w'], …"""
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [(what + jax.tree_util.keystr(path), x) for path, x in leaves]
+
+
 def labels(what: str, tree: Any, params: Any) -> list[Any]:
     """Returns a label for each leaf of params.
 

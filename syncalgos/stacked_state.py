@@ -90,8 +90,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
             f"stacked: strategy must have a single axis, such as "
             f'axis="diloco", got {axis}'
         )
-    stale = any(x.stale for x in kinds(strategy, Weighted))
-    if stale and mean_center(strategy):
+    if any(x.stale for x in kinds(strategy, Weighted)) and mean_center(strategy):
         raise ValueError(
             "stacked: the center of participating(…, stale=True) would count workers "
             "that skip: use stale=False, or a strategy with its own center"
@@ -164,22 +163,35 @@ def _mapped(
 
     A common result is the same for all workers, and returned once.
     """
+
+    def on_device(own, step):
+        mine = one(jax.tree.map(lambda x: x[0], own), step)
+        return mine if is_common else jax.tree.map(lambda x: x[None], mine)
+
     if mesh is None:
         along: Any = {"axis_name": axis, "spmd_axis_name": axis}
         axes = None if is_common else 0
         program = jax.vmap(one, in_axes=(0, None), out_axes=axes, **along)
     else:
-        program = _over(mesh, axis, one, is_common)
+        rows, same = PartitionSpec(axis), PartitionSpec()
+        program = jax.shard_map(
+            on_device,
+            mesh=mesh,
+            in_specs=(rows, same),
+            out_specs=same if is_common else rows,
+            axis_names={axis},
+            check_vma=False,
+        )
 
     def checked(own, step):
-        leaves = jax.tree_util.tree_leaves_with_path(own)
+        leaves = checks.named_leaves("", own)
         first = [*np.shape(leaves[0][1]), 0][0] if leaves else 0
         workers = first if mesh is None else mesh.shape[axis]
-        for path, x in leaves:
+        for name, x in leaves:
             if np.shape(x)[:1] != (workers,):
                 raise ValueError(
-                    f"stacked: there are {workers} workers along {axis!r}, but "
-                    f"{jax.tree_util.keystr(path)} has shape {np.shape(x)}"
+                    f"stacked: there are {workers} workers along {axis!r}, but {name} "
+                    f"has shape {np.shape(x)}"
                 )
         return program(own, step)
 
@@ -194,26 +206,6 @@ def _mapped(
         return jitted(taken("", own), taken("step", step))
 
     return call
-
-
-def _over(
-    mesh: Mesh, axis: str, one: Callable[[Any, Any], PyTree], is_common: bool
-) -> Callable[[Any, Any], PyTree]:
-    """Maps one worker's function over the devices along an axis."""
-
-    def on_device(own, step):
-        mine = one(jax.tree.map(lambda x: x[0], own), step)
-        return mine if is_common else jax.tree.map(lambda x: x[None], mine)
-
-    rows = PartitionSpec(axis)
-    return jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(rows, PartitionSpec()),
-        out_specs=PartitionSpec() if is_common else rows,
-        axis_names={axis},
-        check_vma=False,
-    )
 
 
 def _lying_as(params: PyTree, state: PyTree, mesh: Mesh | None, axis: str) -> PyTree:

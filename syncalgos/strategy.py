@@ -288,18 +288,17 @@ def check_params(params: PyTree) -> None:
     Raises:
         ValueError: there are no leaves, or one is not a float array; it is named.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves = checks.named_leaves("params", params)
     if not leaves:
         raise ValueError("params hold no arrays")
     _check_trained(params)
-    for path, leaf in leaves:
-        check_ours("params" + jax.tree_util.keystr(path), leaf)
+    for name, leaf in leaves:
+        check_ours(name, leaf)
         dtype = getattr(leaf, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, np.floating):
             kind = type(leaf).__name__ if dtype is None else f"of dtype {dtype}"
             raise ValueError(
-                f"params{jax.tree_util.keystr(path)} is {kind}, not a float array: "
-                + _way_out(params, leaf)
+                f"{name} is {kind}, not a float array: {_way_out(params, leaf)}"
             )
 
 

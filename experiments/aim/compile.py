@@ -46,9 +46,8 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     Raises:
         BadRequest: the run is not possible; one line.
     """
-    found = targets.devices(target)
     # No more than the workers need: a CPU may have any number of virtual devices.
-    devices = found[: config.workers * config.worker_devices]
+    devices = targets.devices(target)[: config.workers * config.worker_devices]
     with refusing():
         is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})

@@ -56,8 +56,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
             targets.check_compiler(job.target)
     answers: list[Answer] = []
     found: tuple[Result, ...] = ()
-    columns = ("{task.description}", BarColumn(), TimeElapsedColumn())
-    with terminal.bar(*columns) as bar:
+    with terminal.bar("{task.description}", BarColumn(), TimeElapsedColumn()) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
             name = f"{job.variant.label} for {job.target.shown}"

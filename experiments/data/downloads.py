@@ -98,8 +98,7 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise ValueError(f"{path} cannot be read: {why}") from error
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def sha256(path: Path) -> str:

@@ -331,8 +331,7 @@ def _draw_legend(figure: "Figure", plot: Plot, look: Styles) -> None:
         return
     widest = max(map(len, signs)) * CHARACTER + SIGN
     texts = [_wrapped(text, WIDTH - 20 - SIGN) for text in signs]
-    columns = max(1, int((WIDTH - 20) / widest))
-    how = {"loc": "outside lower left", "ncols": columns}
+    how = {"loc": "outside lower left", "ncols": max(1, int((WIDTH - 20) / widest))}
     legend = figure.legend([*signs.values()], texts, **how)
     # The layout would take the legend's room from the panels.
     room = legend.get_window_extent().height

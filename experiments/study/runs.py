@@ -215,8 +215,7 @@ class Loader:
         key = config.task, arguments, config.data_dir, config.validation
         if config.init_from is not None and config.init_from.is_file():
             self._models.add(config.init_from)
-        given = config, self._data.get(key)
-        plan, self._data[key] = checked(*given, programs=programs)
+        plan, self._data[key] = checked(config, self._data.get(key), programs=programs)
         return plan, self._data[key]
 
     def checksums(self) -> list[str]:

@@ -97,10 +97,9 @@ def ends_of(
     if is_shared or plan.config.workers == 1 or shares_loss:
         sent, strategy = None, plan.method.algorithm if is_shared else strategy
     if sent is None:
-        workers = max(plan.config.workers, 2)
         try:
             sent = syncalgos.communication(
-                strategy, replica, workers=workers, steps=steps
+                strategy, replica, workers=max(plan.config.workers, 2), steps=steps
             )
         except (ValueError, jax.errors.ConcretizationTypeError):
             return None  # the engine reports the latter with the first state

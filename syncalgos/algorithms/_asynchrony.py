@@ -214,9 +214,8 @@ def _resting(where, strategy, clock_of, optimizer):
     axis = introspection.axis_of(strategy)
 
     def init(params):
-        opt_state = () if optimizer is None else optimizer.init(params)
         server, start = strategy.init(params)
-        held = widen(params), opt_state
+        held = widen(params), () if optimizer is None else optimizer.init(params)
         return AsyncState(server, start, held)
 
     # At the start of a step: strategies chained behind this one have acted by then.

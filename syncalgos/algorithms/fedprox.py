@@ -71,8 +71,7 @@ def fedprox(
         return g + proximal * (x - anchor)
 
     def reduce(grads, replica, state, step):
-        params = widen(replica.params)
-        pulled = jax.tree.map(pull, widen(grads), params, state.anchor)
+        pulled = jax.tree.map(pull, widen(grads), widen(replica.params), state.anchor)
         return narrow(pulled, grads), state
 
     def sync(replica, state, step):

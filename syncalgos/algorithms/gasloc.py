@@ -93,6 +93,5 @@ def gasloc(
         anchor = jax.tree.map(mix, ahead, pulls, state.ahead)
         return restart(replica, anchor), GaslocState(anchor, ahead)
 
-    center = shipped("anchor", axis)
-    strategy = Strategy(init, sync=sync, center=center, axis=axis)
+    strategy = Strategy(init, sync=sync, center=shipped("anchor", axis), axis=axis)
     return every(in_turns(graph, strategy), period)

@@ -54,9 +54,8 @@ def gossip_pga(
     """
     period = checks.whole("period", period, least=1)
     graph = peers.check("gossip_pga", topology)
-    mixing = in_turns(graph, mixed(graph, axis))
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
-        when(mixing, Between(Period(period, 0))),
+        when(in_turns(graph, mixed(graph, axis)), Between(Period(period, 0))),
         every(average(axis=axis), period),
     )

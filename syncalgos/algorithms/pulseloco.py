@@ -98,6 +98,5 @@ def pulseloco(
         state = PulseState(anchor, velocity, residual)
         return anchors.restart(replica, anchor), state
 
-    center = anchors.shipped("anchor")
-    whole = Strategy(init, sync=sync, center=center, axis=axis)
+    whole = Strategy(init, sync=sync, center=anchors.shipped("anchor"), axis=axis)
     return every(whole, period)

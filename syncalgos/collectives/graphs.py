@@ -179,8 +179,7 @@ def _check_weights(
     sums = sums if columns else [("row", weights.sum(2)), *sums]
     rules = [("weight", weights, weights >= 0, "must be at least 0, got {:g}")]
     for what, total in sums:
-        is_one = np.abs(total - 1) <= OFF
-        rules.append((what, total, is_one, "adds up to {:g}, not 1"))
+        rules.append((what, total, np.abs(total - 1) <= OFF, "adds up to {:g}, not 1"))
     for what, values, holds, why in rules:
         if len(bad := np.argwhere(~holds)):
             step, *place = bad[0].tolist()

@@ -1,6 +1,5 @@
 """Exchanges with peers at a step, for methods without a global mean."""
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,21 +21,6 @@ Topology = str | np.ndarray
 
 MATCHINGS = 16
 """The number of random pairings to draw from; each is compiled."""
-
-
-def of_exponential_graph(tree: PyTree, step: Any, axis: Axis) -> PyTree:
-    """Returns, at worker i, the tree of worker i + 2^(step mod ⌈log₂ N⌉), modulo N.
-
-    Args:
-        tree: arrays.
-        step: the local step.
-        axis: the mapped axis or axes over which the N workers lie.
-    """
-    hops = math.ceil(math.log2(collectives.size(axis)))
-    if not hops:
-        return tree
-    shifts = [partial(collectives.shift, by=2**k, axis=axis) for k in range(hops)]
-    return jax.lax.switch(step % hops, shifts, tree)
 
 
 def of_random_pair(tree: PyTree, step: Any, seed: int, axis: Axis) -> PyTree:
@@ -177,9 +161,12 @@ def mix(tree: PyTree, topology: Topology, step: Any, axis: Axis) -> PyTree:
         A tree of the same shapes and dtypes.
     """
 
+    def peer_of(chosen, own):  # one at each step; a single worker has none
+        return hear(own, chosen[0], axis) if chosen else own
+
     def mixed(own):
         if named(topology, "exponential"):
-            peer = widen(of_exponential_graph(own, step, axis))
+            peer = widen(_at_step(peer_of, topology, step, axis, own))
             pairs = zip(widen(own), peer, strict=True)  # a short sum may overflow
             return narrow([(x + y) / 2 for x, y in pairs], own)
         pulls = moves(own, topology, step, axis)

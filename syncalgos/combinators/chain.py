@@ -75,7 +75,7 @@ def _check_paces(strategies: tuple[Strategy, ...]) -> None:
     """Refuses `paced` after another sync, which workers that rest would undo."""
     synced = False
     for each in strategies:
-        if any(gate.phase for gate in introspection.kinds(each, introspection.Gated)):
+        if introspection.kinds(each, introspection.Phase):
             continue  # at other steps
         clocks = introspection.kinds(each, introspection.Clocked)
         if synced and any(clock.paces for clock in clocks):

@@ -80,7 +80,9 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
     introspection.check_not_steady("decided", strategy)
     introspection.check_no_turns("decided", strategy)
-    if _reduces(strategy) or not introspection.ever_syncs(strategy):
+    # No vote would hold the reduce of a whole back.
+    reduces = any(map(introspection.has_reduce, introspection.wholes(strategy)))
+    if reduces or not introspection.ever_syncs(strategy):
         raise ValueError(
             "decided: strategy must sync replicas and not reduce gradients: combine it "
             "with other strategies by chain"
@@ -99,19 +101,10 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     return _decided(strategy, vote, Strategy())
 
 
-def _reduces(strategy: Strategy) -> bool:
-    """Whether a whole inside has a reduce, which no vote would hold back."""
-    return any(
-        introspection.has_reduce(x) and not introspection.combination(x).members
-        for x in introspection.parts(strategy)
-    )
-
-
 def _follows(strategy: Strategy) -> bool:
     """Whether a phase inside makes its state anew at each step outside of it."""
     return any(
-        isinstance(kind := introspection.kind_of(x), introspection.Gated)
-        and kind.phase
+        isinstance(introspection.kind_of(x), introspection.Phase)
         and introspection.has_center(x)
         for x in introspection.parts(strategy)
     )

@@ -45,13 +45,13 @@ class Rounds(NamedTuple):
 
 
 class Gated(NamedTuple):
-    """`when`: the member is called at these steps alone.
-
-    A phase is that of `until` and `after`: outside of it the member does not exist.
-    """
+    """`when`: the member is called at these steps alone."""
 
     steps: Steps
-    phase: bool = False
+
+
+class Phase(Gated):
+    """`until` and `after`: at other steps the member does not exist."""
 
 
 class Delayed(NamedTuple):
@@ -169,6 +169,11 @@ def parts(strategy: Strategy) -> Iterator[Strategy]:
         yield from parts(member)
 
 
+def wholes(strategy: Strategy) -> list[Strategy]:
+    """The wholes in a strategy, which combinators must not take apart."""
+    return [x for x in parts(strategy) if not combination(x).members]
+
+
 def kinds(strategy: Strategy, *of: type) -> list[Any]:
     """The kinds of these classes in a strategy and in all strategies inside it."""
     return [x for x in map(kind_of, parts(strategy)) if isinstance(x, of)]
@@ -190,7 +195,7 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
     gates = []
-    while isinstance(kind := kind_of(strategy), Gated) and not kind.phase:
+    while type(kind := kind_of(strategy)) is Gated:
         gates.append(kind.steps)
         [strategy] = combination(strategy).members
     return gates, strategy
@@ -273,8 +278,7 @@ def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
 
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy ever changes replicas, and not only gradients."""
-    made = map(combination, parts(strategy))
-    return any(not x.members and x.call is not keep_replica for x in made)
+    return any(x.call is not keep_replica for x in map(combination, wholes(strategy)))
 
 
 def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
@@ -290,7 +294,7 @@ def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
         inside = [
             x._replace(lands=x.lands and at_both(gate.steps, x.lands)) for x in inside
         ]
-        if gate.phase:
+        if isinstance(gate, Phase):
             inside = [x._replace(during=at_both(gate.steps, x.during)) for x in inside]
     found = {}
     for x in [*getattr(made.kind, "rounds", ()), *inside]:

@@ -75,8 +75,7 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
 
     def over(rest, params, state):
         own = part(params, params)
-        rest_of_own = part(rest, params)
-        center = introspection.center_over(strategy, rest_of_own, own, state)
+        center = introspection.center_over(strategy, part(rest, params), own, state)
         return merge(center, rest)
 
     return strategy._replace(

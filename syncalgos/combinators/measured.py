@@ -154,8 +154,7 @@ def measured(
     def sync(replica, state, step):
         # Otherwise XLA might fuse the local step differently, and round differently.
         before, own = lax.optimization_barrier((replica, state.strategy))
-        synced = apply_sync(strategy, before, own, step)
-        replica, own = lax.optimization_barrier(synced)
+        replica, own = lax.optimization_barrier(apply_sync(strategy, before, own, step))
         is_end = jnp.asarray(steps is None or steps(step), bool)
         now = jnp.logical_and(is_end, only is None or only(step))
 
@@ -167,12 +166,11 @@ def measured(
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
         return replica, MeasuredState(own, start, note)
 
-    made = introspection.Combination(sync, (strategy,), lambda f: again(f(strategy)))
     # The engine runs the strategy in the same form as without the measurement.
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=made,
+        sync=introspection.Combination(sync, (strategy,), lambda f: again(f(strategy))),
         center=introspection.inner_center(strategy),
         acts=introspection.at_any(acting, steps),
     )

@@ -168,19 +168,17 @@ def _participating(strategy, schedule, stale, axis) -> Strategy:
 
     # Cached: a program that is traced later makes the strategy's state again.
     check = cache(partial(_check_weights, schedule))
+    inner = introspection.inner_reduce(strategy)
 
     def init(params):
         check(collectives.size(axis))
         common = widen(params) if syncs else ()
-        return ParticipatingState(
-            common, common if stale else (), strategy.init(params)
-        )
+        start = common if stale else ()
+        return ParticipatingState(common, start, strategy.init(params))
 
     def reduce(grads, replica, state, step):
         def weighted(_):
-            mine = collectives.weighted(grads)
-            new, inner = apply_reduce(strategy, mine, replica, state.strategy, step)
-            return new, state._replace(strategy=inner)
+            return inner(collectives.weighted(grads), replica, state, step)
 
         none = jax.tree.map(jnp.zeros_like, grads), state
         return _among(schedule, step, axis, weighted, none)
@@ -305,9 +303,8 @@ def share_in(
 def anyone(strategy: Strategy, step: Any) -> jax.Array | bool:
     """Whether a worker takes part in the sync of a whole at this step."""
     workers = collectives.size(introspection.axis_of(strategy))
-    weights = [
-        _weights(x.schedule, step, workers) for x in introspection.rounds(strategy)
-    ]
+    rounds = introspection.rounds(strategy)
+    weights = [_weights(each.schedule, step, workers) for each in rounds]
     return jnp.sum(math.prod(weights)) > 0 if weights else True
 
 

@@ -73,8 +73,7 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
 
 def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     """`when`, without its checks."""
-    phases = [x for x in introspection.kinds(strategy, introspection.Gated) if x.phase]
-    if phases or introspection.kinds(strategy, *AT_EACH_STEP):
+    if introspection.kinds(strategy, introspection.Phase, *AT_EACH_STEP):
         # With the condition around it, a delayed result would wait for the next period,
         # and a phase that begins between its steps would not make its state.
         return introspection.rebuilt(strategy, lambda member: _when(member, active))
@@ -366,7 +365,7 @@ def _phase(
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
-    gated = _gated(strategy, introspection.Gated(active, phase=True), rebuild)
+    gated = _gated(strategy, introspection.Phase(active), rebuild)
     if not introspection.has_center(strategy):
         return gated
 

@@ -51,10 +51,7 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the leading axes of all leaves; raises a ValueError if they disagree."""
-    named = [
-        (what + jax.tree_util.keystr(path), np.shape(leaf))
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
+    named = [(name, np.shape(x)) for name, x in checks.named_leaves(what, tree)]
     if not named:
         raise ValueError(f"{what} hold no arrays")
     first, shape = named[0][0], named[0][1][: len(axes)]
@@ -88,12 +85,12 @@ def check_untraced(x: Any) -> None:
 
 def check_arrays(what: str, tree: PyTree) -> None:
     """Raises a ValueError unless all leaves are arrays; it names what was given."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+    for name, leaf in checks.named_leaves(what, tree):
         check_untraced(leaf)
-        name, got = what + jax.tree_util.keystr(path), type(leaf).__name__
         check_ours(name, leaf)
         if hasattr(leaf, "shape"):
             continue
+        got = type(leaf).__name__
         if isinstance(leaf, bool | int | float):
             raise ValueError(f"{name} is {got}: convert lists to arrays, np.asarray(…)")
         raise ValueError(
@@ -258,9 +255,8 @@ def check_own(leaf: Any, shape: tuple[int, int]) -> None:
 def check_workers(held: Any, workers: int) -> None:
     """Raises a ValueError unless replica and sync lead with this number of workers."""
     of_workers = held._replace(step=(), key=(), hyperparams=())
-    for path, leaf in jax.tree_util.tree_leaves_with_path(of_workers):
+    for name, leaf in checks.named_leaves("held", of_workers):
         if np.shape(leaf)[:1] != (workers,):
-            name = "held" + jax.tree_util.keystr(path)
             raise ValueError(
                 f"{name} has shape {np.shape(leaf)}, but its first axis must be the "
                 f"{workers} workers of this process"

@@ -254,8 +254,7 @@ class Compiled:
             arguments.check_own(leaf, self._layout.shape)
         leaves, structure = jax.tree.flatten((own, inputs))
         types = tuple(map(jax.typeof, leaves))
-        key = Key(program, sharding, replicated, structure, types)
-        return Call(key, own, inputs)
+        return Call(Key(program, sharding, replicated, structure, types), own, inputs)
 
     def _placed(self, shared: Shared | Model, sharding: Sharding | None) -> Any:
         """Puts the shared inputs on the devices, params with their sharding."""

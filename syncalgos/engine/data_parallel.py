@@ -149,20 +149,13 @@ class DataParallel:
         losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
         self.layout = make_layout(workers, backend, placement)
         self._shardings = shardings.Asked(placement.shardings, self.layout)
-        self.workers = self.layout.workers
+        self.workers = workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if (form := placement.lane_form) is not None:
             checks.one_of("lane_form", form, selection.FORMS, LANE_FORMS)
+        each = workers if each_worker else 0
         self._worker = worker.Worker(
-            *losses,
-            inner,
-            outer,
-            accumulate,
-            tables,
-            self.workers if each_worker else 0,
-            self.workers,
-            made,
-            hyperparams,
+            *losses, inner, outer, accumulate, tables, each, workers, made, hyperparams
         )
         self._compiled = Compiled(self._worker, self.layout, form)
         self._counters: dict[Any, Callable[..., Communication]] = {}
@@ -470,8 +463,7 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         replica, sync = jax.tree.map(self.layout.part, state.own)
         step, numbers = jax.device_get((state.step, state.hyperparams))
-        key = self.layout.one_copy(state.key)
-        return TrainState(replica, sync, step, key, numbers)
+        return TrainState(replica, sync, step, self.layout.one_copy(state.key), numbers)
 
     @outside_meshes
     def from_host(self, held: TrainState) -> TrainState:

@@ -28,10 +28,8 @@ def stepped(
 
     An optimizer with extra arguments gets the loss as `value`, as optax names it.
     """
-    extended = optax.with_extra_args_support(optimizer)
-    updates, opt_state = extended.update(
-        grads, replica.opt_state, replica.params, value=loss
-    )
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(grads, replica.opt_state, replica.params, value=loss)
     return optax.apply_updates(replica.params, updates), opt_state
 
 

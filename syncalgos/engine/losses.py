@@ -210,8 +210,8 @@ def _noted(
     try:
         yield
     except Exception as error:
-        leaves = jax.tree_util.tree_leaves_with_path(batch)
-        named = [f"batch{jax.tree_util.keystr(p)} {jnp.shape(x)}" for p, x in leaves]
+        leaves = checks.named_leaves("batch", batch)
+        named = [f"{name} {jnp.shape(x)}" for name, x in leaves]
         names = "params, buffers, batch, key"
         if isinstance(loss, _Stateless):
             names = "params, batch, key" if loss.draws else "params, batch"

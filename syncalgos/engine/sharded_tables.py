@@ -129,17 +129,15 @@ def check_rows(sharded: Mask | None, params: PyTree, workers: int) -> None:
     if sharded is None:
         return
     which = flags(sharded, params)
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    for (path, leaf), own in zip(leaves, which, strict=True):
-        name = f"tables: params{jax.tree_util.keystr(path)}"
+    leaves = checks.named_leaves("tables: params", params)
+    for (name, leaf), own in zip(leaves, which, strict=True):
         if own and not np.ndim(leaf):
             raise ValueError(f"{name} is a scalar: it has no rows to shard")
         if own and np.shape(leaf)[0] % workers:
             rows = np.shape(leaf)[0]
-            padded = rows + -rows % workers
             raise ValueError(
                 f"{name} has {rows} rows, which do not divide over {workers} workers: "
-                f"pad it to {padded} rows"
+                f"pad it to {rows + -rows % workers} rows"
             )
     parts = jax.eval_shape(lambda x: _cut(sharded, x, workers, 0), params)
     if flags(sharded, parts) != which:

@@ -21,14 +21,7 @@ from syncalgos.engine import arguments, inner_step, lone_branches, sharded_table
 from syncalgos.engine.inner_fit import check_clock
 from syncalgos.engine.losses import OF_WORKERS, WEIGHT, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES, on_words
-from syncalgos.engine.program import (
-    Inputs,
-    Model,
-    Outputs,
-    Own,
-    Program,
-    Shared,
-)
+from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
 from syncalgos.keys import is_key, own_keys
 from syncalgos.reducers.stacking import shards
 from syncalgos.strategy import (
@@ -108,9 +101,8 @@ class Worker(NamedTuple):
         def found(buffers, batch, key):
             batch = _take(batch, data)
             batch = shards.spread(batch) if merged is None else batch
-            (_, (buffers, metrics)), grads = grad(
-                replica.params, buffers, batch, key, me
-            )
+            given = replica.params, buffers, batch, key, me
+            (_, (buffers, metrics)), grads = grad(*given)
             buffers = require_same("the loss", "buffers", replica.buffers, buffers)
             return Found(shards.kept(grads), buffers, metrics)
 
@@ -172,9 +164,8 @@ class Worker(NamedTuple):
             metrics = found.metrics if share is None else widen(found.metrics)
             metrics = collectives.weighted(metrics)
         # Each worker's own loss is not averaged.
-        return own, metrics | {
-            k: x for k, x in found.metrics.items() if k == OF_WORKERS
-        }
+        each = {k: x for k, x in found.metrics.items() if k == OF_WORKERS}
+        return own, metrics | each
 
     def share(self, step: Any, me: Any, of_syncs: bool = False) -> jax.Array | None:
         """A worker's weight in the means of a step's round; None: all weights are 1."""
@@ -363,5 +354,4 @@ def _microbatches(x, count, merged):
     """Cuts a batch into microbatches, each with a part of every merged batch."""
     if merged is None:
         return x.reshape(count, len(x) // count, *x.shape[1:])
-    each = x.shape[1] // count
-    return x.reshape(merged, count, each, *x.shape[2:]).swapaxes(0, 1)
+    return x.reshape(merged, count, x.shape[1] // count, *x.shape[2:]).swapaxes(0, 1)

@@ -185,8 +185,7 @@ def counter(
     numbers = np.arange(steps, dtype=np.int32)
 
     def branches_at(step, taken, hyperparams):
-        decisions = [jnp.where(acts, step, -1) for acts in taken]
-        walk.take(step, hyperparams, decisions)
+        walk.take(step, hyperparams, [jnp.where(acts, step, -1) for acts in taken])
         return jnp.stack([jnp.int32(0), *walk.choices])
 
     of_all = jax.jit(jax.vmap(branches_at, (0, 0, None)))

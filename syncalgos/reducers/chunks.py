@@ -91,8 +91,7 @@ def chunked_top_k(
             return total.reshape(-1)[: x.size].reshape(x.shape)
 
         every = jax.vmap(read)(collectives.gather(code, axis))
-        combined = spread(*every) / collectives.size(axis)
-        return combined, spread(*read(code))
+        return spread(*every) / collectives.size(axis), spread(*read(code))
 
     return leafwise(combine, layered)
 

@@ -26,22 +26,6 @@ from syncalgos.engine.worker import Found, Worker, accumulated, over_steps
 from syncalgos.strategy import PyTree, apply_sync, keep_grads, seeing
 
 
-class _Rounds(NamedTuple):
-    """The carry of the loop over rounds.
-
-    Attributes:
-        start: the first step of the next round, counted from the dispatch's first step.
-        own: replicas of all lanes; the strategy's state with replicated leaves once.
-        totals: metrics summed over the lanes, (steps, ...).
-        noted: what the strategy noted: decisions and figures, (steps, ...).
-    """
-
-    start: jax.Array
-    own: Own
-    totals: PyTree
-    noted: PyTree
-
-
 def sequential(
     worker: Worker, lanes: int, replicated: Replicated, own: Own, inputs: Inputs
 ) -> Outputs:
@@ -62,29 +46,31 @@ def sequential(
     # The same dtype as a round's bounds, so that all loop counters have one dtype.
     all_lanes = jnp.int32(0), jnp.int32(lanes)
 
-    def one_round(carry: _Rounds) -> _Rounds:
-        end = ends[carry.start]
-        body = partial(one_lane, carry.start, end)
-        replicas, totals = lax.fori_loop(
-            *all_lanes, body, (carry.own.replica, carry.totals)
-        )
+    # Steps count from the dispatch's first; totals are metrics summed over the lanes,
+    # rows what the strategy noted, (steps, ...) each.
+    def one_round(carry):
+        start, own, totals, rows = carry
+        end = ends[start]
+        body = partial(one_lane, start, end)
+        replicas, totals = lax.fori_loop(*all_lanes, body, (own.replica, totals))
         # The barrier keeps the strategy's sync from changing the rounding of the steps.
         replicas, totals = lax.optimization_barrier((replicas, totals))
         step = first + end - 1
-        own = _synced(worker, lanes, axes, Own(replicas, carry.own.sync), step)
+        own = _synced(worker, lanes, axes, Own(replicas, own.sync), step)
         now = noted(own.sync, step)
-        rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), carry.noted, now)
-        return _Rounds(end, own, totals, rows)
+        rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), rows, now)
+        return end, own, totals, rows
 
     steps, none = len(ends), _no_metrics(worker, own, inputs)
     empty = jax.tree.map(
         lambda x: jnp.zeros((steps, *x.shape), x.dtype), noted(held.sync, first)
     )
-    carry = _Rounds(jnp.int32(0), held, widen(none), empty)
-    carry = lax.while_loop(lambda carry: carry.start < steps, one_round, carry)
-    means = narrow(jax.tree.map(lambda x: x / lanes, carry.totals), none)
-    metrics = {**collectives.mean(means, DEVICES), **carry.noted}
-    own = _in_all(carry.own, axes, lanes)
+    carry = jnp.int32(0), held, widen(none), empty
+    carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
+    _, held, totals, rows = carry
+    means = narrow(jax.tree.map(lambda x: x / lanes, totals), none)
+    metrics = {**collectives.mean(means, DEVICES), **rows}
+    own = _in_all(held, axes, lanes)
     own = own._replace(replica=own.replica._replace(loss=()))
     return Outputs(own, (first + steps, metrics))
 
@@ -108,9 +94,8 @@ def merged(
     def gradients(replica, batch):
         def of_group(_, number, part):
             first = me + number * group
-            return worker.gradients(
-                replica, part, shared.key, shared.data, first, merged=group
-            )
+            given = replica, part, shared.key, shared.data, first
+            return worker.gradients(*given, merged=group)
 
         if group == lanes:
             return of_group((), 0, batch)
@@ -128,11 +113,9 @@ def merged(
         own = own._replace(replica=worker.updated(own.replica, found, loss))
         if introspection.ever_acts(worker.strategy):
             own = _synced(worker, lanes, axes, own, step)
-        metrics = {**found.metrics, **noted(own.sync, step)}
-        return (own, step + 1), metrics
+        return (own, step + 1), {**found.metrics, **noted(own.sync, step)}
 
-    carry, metrics = over_steps(local_step, (held, shared.step), inputs.batches)
-    held, step = carry
+    (held, step), metrics = over_steps(local_step, (held, shared.step), inputs.batches)
     metrics = collectives.mean(metrics, DEVICES)
     return Outputs(_in_all(held, axes, lanes), (step, metrics))
 
@@ -254,9 +237,7 @@ def _no_metrics(worker: Worker, own: Own, inputs: Inputs) -> PyTree:
     shared, batches = inputs
     mine = jax.tree.map(lambda x: x[0], own.replica)
     batch = jax.tree.map(lambda x: x[0, 0], batches)
-    number = jnp.int32(0)
-    metrics = jax.eval_shape(
-        worker.metrics, mine, batch, shared.key, shared.data, number
-    )
+    given = mine, batch, shared.key, shared.data, jnp.int32(0)
+    metrics = jax.eval_shape(worker.metrics, *given)
     steps = len(jax.tree.leaves(batches)[0])
     return jax.tree.map(lambda x: jnp.zeros((steps, *x.shape), x.dtype), metrics)

@@ -301,8 +301,7 @@ class Layout(NamedTuple):
                     "held has parts of workers that spanned several processes: here "
                     "each worker lies in one process, and needs whole arrays"
                 )
-            whole = x.reshape(*self.own_shape, *x.shape[1:])
-            return self.split(whole, sharding)
+            return self.split(x.reshape(*self.own_shape, *x.shape[1:]), sharding)
         if is_key(x):
             return on_words(lambda words: self.unpart(np.asarray(words), sharding), x)
         shape = *self.shape, *x.shape[1:]
