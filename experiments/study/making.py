@@ -427,8 +427,8 @@ class StudyProgress:
     def _left(self, parts: float = 0.0) -> str:
         """Returns the time left in words; `parts` is what is done of runs under way."""
         made, missing = self.made + parts, self.plan.missing - parts
-        # The first steps take much longer, because they are compiled.
-        if made < 0.2 or missing <= 0:
+        # The first runs take much longer, because their steps are compiled.
+        if made < max(0.2, (made + missing) / 20) or missing <= 0:
             return ""
         seconds = (time.perf_counter() - self._started) / made * missing
         return f"about {terminal.duration(seconds, digits=2)} left"

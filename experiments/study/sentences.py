@@ -83,7 +83,7 @@ def fixed(x: float, places: int) -> str:
     text = f"{x:.{places}f}"
     # Neither 0.0 for a value that is not 0, nor a row of zeros for a huge one.
     if float(text) == 0:
-        return f"{x:.1g}" if abs(x) > 0.01 / 10**places else text.lstrip("-")
+        return f"{x:.1g}"
     return text if len(text) <= 12 else f"{x:.6g}"
 
 
@@ -270,6 +270,7 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     if low is not None and high is not None:
         # The interval decides the digits: finer ones mean nothing.
         places = places_of(by.scale * (high - low) / 2)
+        mean = mean if abs(mean) > 0.01 / 10**places else 0.0
         limits = [fixed(x, places) for x in sorted((scale * low, scale * high))]
         interval = f"[{', '.join(limits)}]"
     return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
@@ -321,7 +322,8 @@ def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
         return f"No difference: {top.label} equals {second.label} in all seeds"
     side = "above" if by.higher_is_better else "below"
     gap = f"{' '.join(figures(difference, by, by.side))} {side} that of {second.label}"
-    return f"No difference seen: the mean of {top.label} is {gap}"
+    after = " after correction" * (kind_of(difference, by) == "better")
+    return f"No difference seen{after}: the mean of {top.label} is {gap}"
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:

@@ -309,7 +309,7 @@ def _npz(path: Path) -> Rows:
     if missing := wanted - {*arrays}:
         why = f"has no {min(missing)} (it has: {', '.join(arrays)})"
         raise ValueError(
-            f"{path} {why}: write it by numpy.savez({path.name!r}, x=…, y=…)"
+            f"{path} {why}: write it by numpy.savez('{path.stem}-xy.npz', x=…, y=…)"
         )
     unread = _listed(sorted({*arrays} - wanted))
     for end in ends:

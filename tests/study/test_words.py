@@ -133,6 +133,11 @@ def test_better_is_what_is_seen_after_correction(p, verdict, more):
     assert said.sentence == f"{said.clause} (5 seeds, 95 % interval).{more}"
 
 
+def test_a_mean_far_below_the_last_digit_of_its_interval_is_0():
+    said = in_words(difference(1e-8, -0.0069, 0.0069), ACCURACY)
+    assert said.clause == "no difference seen: 0 points [-0.69, 0.69]"
+
+
 @pytest.mark.parametrize(
     ("mean", "low", "high", "figures"),
     [
@@ -268,6 +273,11 @@ ANSWERS: list[tuple[Any, ...]] = [
     ),
     # With the mean difference, which is 0.1, and its interval.
     (AHEAD, [A, SECOND]),
+    (
+        "No difference seen after correction: the mean of a is 0.100 points "
+        "[0.013, 0.187] above that of b",
+        [A, row("b", DOUBTFUL), row("c", UNSEEN, mean=0.931)],
+    ),
     # One that is equal on all seeds shows nothing about the others.
     (AHEAD, [A, A._replace(label="same"), SECOND, row("c", UNSEEN, mean=0.93)]),
     ("No difference: a equals b in all seeds", [A, A._replace(label="b")]),
