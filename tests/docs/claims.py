@@ -220,10 +220,11 @@ def claimed(page):
 
 def main():
     """Writes the figures of the records into the pages."""
-    for page in CLAIMS:
+    all_found = {page: claimed(page) for page in CLAIMS}  # before any page is written
+    for page, claims in all_found.items():
         text = (ROOT / page).read_text("utf-8")
         new = [*text]
-        for *_, found, figures in claimed(page):
+        for *_, found, figures in claims:
             for number, (hole, value) in enumerate(figures, 1):
                 if not fits(found[number], hole, value):
                     first, *rest = range(*found.span(number))

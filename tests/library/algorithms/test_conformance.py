@@ -171,7 +171,8 @@ def test_algorithm_gives_the_same_numbers_on_two_layouts(name, trained):
         jax.tree.map(np.testing.assert_array_equal, resumed, usual)
     leaves = jax.tree.leaves(on_one.usual.replicas)
     gaps = np.hstack([np.ptp(x, axis=1).reshape(STEPS, -1) for x in leaves])
-    assert tuple(np.flatnonzero(gaps.max(1) <= ROUNDING)) == owed(name).agree_after
+    agree = tuple(np.flatnonzero(gaps.max(1) <= ROUNDING))
+    assert agree == owed(name).agree_after, "tests/support/owed.py: agree_after"
 
 
 @pytest.mark.slow
@@ -225,7 +226,8 @@ def test_three_of_four_that_take_part_are_three_workers(name):
     except ValueError as error:
         assert str(error).startswith("participating: ")
     else:
-        compare = partial(np.testing.assert_allclose, atol=ROUNDING)
+        why = "use collectives.no_mean, unless it should be a mean"
+        compare = partial(np.testing.assert_allclose, atol=ROUNDING, err_msg=why)
         jax.tree.map(compare, of_three, center(3, lambda strategy: strategy))
 
 
