@@ -168,7 +168,7 @@ def plan(
         with noting(AS_GLOO, by_gloo):
             return communication(strategy, replica, **own)
 
-    planned = steps or ROUNDS * (period or ROUNDS)
+    planned = ROUNDS * (period or ROUNDS) if steps is None else steps
     sent = count(steps=planned)
     while sent.syncs < 2 and not steps and planned <= FARTHEST:
         planned, sent = 2 * planned, count(steps=2 * planned)

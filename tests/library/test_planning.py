@@ -174,6 +174,7 @@ def test_measured_links_take_as_long(name, request):
         ({"share": 1}, "share must be .* below 1"),
         ({"strategy": sa.Strategy()}, "sends nothing in 32768 local steps"),
         ({"strategy": sa.bmuf(8), "steps": 4}, "sends nothing in 4 local steps"),
+        ({"strategy": sa.bmuf(8), "steps": 0}, "steps must be .* at least 1, got 0"),
         ({"strategy": sa.dynamic_averaging()}, "pass a run's decisions"),
         ({"strategy": reducers.mean()}, "plan: expected a Strategy"),
     ],
