@@ -1,7 +1,6 @@
 """Models of flax and equinox, tasks of the user's own, and models in files."""
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, execute, ran
+from commands import ROOT, execute, printed_by
 from flax import nnx
 from safetensors import safe_open
 from trees import largest
@@ -339,8 +338,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
     assert ended.code == 0, ended.stderr
     *_, (source, shown) = blocks("py")
-    predicted = ran([sys.executable, "-c", source], tmp_path, PYTHONPATH=ROOT)
-    assert (predicted.stdout, predicted.stderr) == (shown, "")
+    assert printed_by(["-c", source], tmp_path) == (shown, "")
 
 
 @pytest.mark.slow
