@@ -256,15 +256,12 @@ def _recording(name: str, content: bytes) -> Recording:
     return Recording(int(digit), speaker, int(take), samples)
 
 
-def _mel(hertz: np.ndarray) -> np.ndarray:
-    """Converts to perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
-    return 2595 * np.log10(1 + hertz / 700)
-
-
 def _triangles() -> np.ndarray:
     """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, even in mel."""
     bins = np.linspace(0, RATE / 2, FFT // 2 + 1)[:, None]
-    ends = 700 * (10 ** (np.linspace(0, _mel(bins[-1, 0]), BANDS + 2) / 2595) - 1)
+    # Perceived pitch in mel, and back (O'Shaughnessy, 1987; the formula of HTK).
+    highest = 2595 * np.log10(1 + bins[-1, 0] / 700)
+    ends = 700 * (10 ** (np.linspace(0, highest, BANDS + 2) / 2595) - 1)
     low, middle, high = ends[:-2], ends[1:-1], ends[2:]
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)
