@@ -221,10 +221,8 @@ def recordings(data_dir: Path | None = None) -> list[Recording]:
 
     Source: Jackson et al., Free Spoken Digit Dataset, v1.0.10, 2020.
     """
-    if (folder(data_dir) / TAR_GZ.path).exists():
-        path = find(TAR_GZ, data_dir)
-    else:
-        path = find(TAR, data_dir, pack)
+    is_served = (folder(data_dir) / TAR_GZ.path).exists()
+    path = find(TAR_GZ, data_dir) if is_served else find(TAR, data_dir, pack)
     found = members(path, SPEECH_BYTES, str(path))
     return [_recording(name, wav) for name, wav in found.items()]
 
