@@ -346,8 +346,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     may_be_none = types.NoneType in options
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
-    literals = [x for x in options if typing.get_origin(x) is typing.Literal]
-    if literals:
+    if literals := [x for x in options if typing.get_origin(x) is typing.Literal]:
         values = {str(x): x for x in typing.get_args(literals[0])}
         values |= {"none": None} if may_be_none else {}
         return {"type": one_of(values), "metavar": f"{{{','.join(values)}}}"}
