@@ -327,8 +327,7 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
     assert summary["export"] == str(path)
     assert summary["test_accuracy"] > 0.9
-    layers = export.load(path).params
-    assert layers["layers_0"]["kernel"].shape == (2, 64)
+    assert export.load(path).params["layers_0"]["kernel"].shape == (2, 64)
 
 
 @pytest.mark.slow
