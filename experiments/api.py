@@ -99,8 +99,7 @@ def train(
     """
     started = time.perf_counter()
     errors.check_working_folder()
-    others = config.processes > 1, config.coordinator
-    if any(others) or config.distributed != "none":
+    if config.processes > 1 or config.coordinator or config.distributed != "none":
         raise BadRequest("train uses only this process: start experiments.run instead")
     files = config.checkpoint_every, config.resume, config.resume_center, config.export
     if config.out is None and any((*files, config.track)):
@@ -121,8 +120,7 @@ def train(
     )
     run = prepare(config, task=task, strategy=strategy)
     # A program that embeds Python may have no argv.
-    command = getattr(sys, "argv", [])
-    with opened(run, config.out, command, started) as folder:
+    with opened(run, config.out, getattr(sys, "argv", []), started) as folder:
         run = folder.run  # frees the initial state
         tracked = folder.track(track)
         outcome, summary = trained(folder, terminal.Report(), _never, on_evaluation)

@@ -49,11 +49,10 @@ def compiled(config: RunConfig, target: Target) -> dict[str, Any]:
     # No more than the workers need: a CPU may have any number of virtual devices.
     devices = targets.devices(target)[: config.workers * config.worker_devices]
     with refusing():
-        is_batch_given = config.batch_size is not None
         machines = len({targets.place_of(device) for device in devices})
         parts = make_plan(config, machines, devices)
         data = _data(parts)
-        check_data(parts.config, data, is_batch_given)
+        check_data(parts.config, data, config.batch_size is not None)
     lowered = _lower(parts, data)
     return {
         **_facts(parts, lowered, target),

@@ -232,8 +232,7 @@ def _topology(target: Target) -> dict:
             "topology": f"1x{hosts}x{each}",
             "target_config": target.chip.description,
         }
-    name = target.text.removeprefix("tpu:")
-    asked: dict = {"platform": "tpu", "topology_name": name}
+    asked: dict = {"platform": "tpu", "topology_name": target.text.removeprefix("tpu:")}
     if target.slices > 1:
         asked["num_slices"] = target.slices
     if target.chip.name == "v4":  # a chip is one device, as jax has it on Cloud TPUs

@@ -141,10 +141,6 @@ class Factory(NamedTuple):
         """The defaults of its flags."""
         return {k: p.default for k, p in self.flags.items() if p.default is not EMPTY}
 
-    def by_flag(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns arguments by their flags, where they are given by parameter."""
-        return {self.spelled.get(k, k): x for k, x in arguments.items()}
-
     def published(self) -> "Factory":
         """Returns the factory with the paper's values as defaults (--preset paper)."""
         # The usual defaults have a period of 16. With a paper's period, such as 500, a
@@ -350,8 +346,7 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     may_be_none = types.NoneType in options
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
-    literals = [x for x in options if typing.get_origin(x) is typing.Literal]
-    if literals:
+    if literals := [x for x in options if typing.get_origin(x) is typing.Literal]:
         values = {str(x): x for x in typing.get_args(literals[0])}
         values |= {"none": None} if may_be_none else {}
         return {"type": one_of(values), "metavar": f"{{{','.join(values)}}}"}

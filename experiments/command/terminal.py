@@ -52,8 +52,7 @@ def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
     done = progress.BarColumn(), progress.MofNCompleteColumn(), "steps"
     times = progress.TimeElapsedColumn(), "+", progress.TimeRemainingColumn(), "left"
-    columns = "{task.description}", *done, "{task.fields[loss]}", *times
-    with bar(*columns) as shown:
+    with bar("{task.description}", *done, "{task.fields[loss]}", *times) as shown:
         yield _Bar(shown, steps)
 
 

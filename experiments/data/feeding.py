@@ -122,9 +122,8 @@ def _check_arrays(name: str, part: Any) -> None:
     """Raises a ValueError unless this is a dict of arrays of one length."""
     must(isinstance(part, dict), f"{name} must be a dict of arrays", part)
     for leaf, x in part.items():
-        is_array = isinstance(x, np.ndarray | jax.Array) and x.ndim > 0
         rule = f"{name}[{leaf!r}] must be an array, with examples as first axis"
-        must(is_array, rule, x)
+        must(isinstance(x, np.ndarray | jax.Array) and x.ndim > 0, rule, x)
     lengths = {leaf: len(x) for leaf, x in part.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise ValueError(f"{name} must have arrays of one length, above 0: {lengths}")

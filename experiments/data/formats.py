@@ -221,10 +221,8 @@ def recordings(data_dir: Path | None = None) -> list[Recording]:
 
     Source: Jackson et al., Free Spoken Digit Dataset, v1.0.10, 2020.
     """
-    if (folder(data_dir) / TAR_GZ.path).exists():
-        path = find(TAR_GZ, data_dir)
-    else:
-        path = find(TAR, data_dir, pack)
+    is_served = (folder(data_dir) / TAR_GZ.path).exists()
+    path = find(TAR_GZ, data_dir) if is_served else find(TAR, data_dir, pack)
     found = members(path, SPEECH_BYTES, str(path))
     return [_recording(name, wav) for name, wav in found.items()]
 
@@ -256,15 +254,12 @@ def _recording(name: str, content: bytes) -> Recording:
     return Recording(int(digit), speaker, int(take), samples)
 
 
-def _mel(hertz: np.ndarray) -> np.ndarray:
-    """Converts to perceived pitch (O'Shaughnessy, 1987; the formula of HTK)."""
-    return 2595 * np.log10(1 + hertz / 700)
-
-
 def _triangles() -> np.ndarray:
     """Weights (FFT / 2 + 1, BANDS) of triangles that overlap by half, even in mel."""
     bins = np.linspace(0, RATE / 2, FFT // 2 + 1)[:, None]
-    ends = 700 * (10 ** (np.linspace(0, _mel(bins[-1, 0]), BANDS + 2) / 2595) - 1)
+    # Perceived pitch in mel, and back (O'Shaughnessy, 1987; the formula of HTK).
+    highest = 2595 * np.log10(1 + bins[-1, 0] / 700)
+    ends = 700 * (10 ** (np.linspace(0, highest, BANDS + 2) / 2595) - 1)
     low, middle, high = ends[:-2], ends[1:-1], ends[2:]
     rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
     return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)

@@ -304,21 +304,17 @@ def tokenized(
     try:
         found = json.loads(note.read_bytes())
         # At each start it would read all of a large file.
-        is_dated = path.stat().st_mtime_ns == note.stat().st_mtime_ns
-        is_whole = path.stat().st_size == found["tokens"] * dtype.itemsize
+        held = path.stat()
+        is_dated = held.st_mtime_ns == note.stat().st_mtime_ns
+        is_whole = held.st_size == found["tokens"] * dtype.itemsize
         if not (is_whole and (is_dated or sha256(path) == found["sha256"])):
             raise damaged(path)
-        _date(note, path)
+        # By this time a change of the file is seen.
+        with suppress(OSError):  # it may be read-only: then each start checks the file
+            os.utime(note, ns=(held.st_mtime_ns, held.st_mtime_ns))
         return Tokens(np.memmap(path, dtype, "r"), found["sha256"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(path) from None
-
-
-def _date(note: Path, path: Path) -> None:
-    """Gives a note the time of its file, by which a change of the file is seen."""
-    time = path.stat().st_mtime_ns
-    with suppress(OSError):  # it may be read-only: then each start checks the file
-        os.utime(note, ns=(time, time))
 
 
 def damaged(path: Path) -> ValueError:

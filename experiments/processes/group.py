@@ -101,8 +101,7 @@ def _joining(c: RunConfig) -> ProcessGroup | None:
             raise ValueError(f"--process-id {must}, got {number}")
         return ProcessGroup(number, count, coordinator=where)
     three = {"--coordinator": where, "--process-id": number, "--num-processes": count}
-    given = [name for name, value in three.items() if value is not None]
-    if given:
+    if given := [name for name, value in three.items() if value is not None]:
         missing = next(name for name in three if name not in given)
         raise ValueError(f"{given[0]} also needs {missing}")
     return network.detected(c.init_timeout) if c.distributed == "auto" else None

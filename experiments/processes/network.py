@@ -232,9 +232,8 @@ def listen_towards(coordinator: str) -> str | None:
     # 0.12) has no public setting for the address.
     inner: Any = importlib.import_module("jaxlib._jax")
     host, port = address(coordinator)
-    own = _address_towards(host, port)
     inner.make_gloo_tcp_collectives = partial(
-        inner.make_gloo_tcp_collectives, hostname=own
+        inner.make_gloo_tcp_collectives, hostname=_address_towards(host, port)
     )
     meant = own_address(host)
     return None if meant is None else joined_address(meant, port)

@@ -170,11 +170,10 @@ def verdict(codes: Sequence[int | None], asked: int) -> tuple[int, dict[int, str
         return stopped, dict.fromkeys(frozen, line)
     # jax aborts a process that has lost another one: it is named if no other is.
     aborted = {i: signal.SIGABRT for i, x in enumerate(codes) if x == -signal.SIGABRT}
-    lines = {
+    return stopped if any(codes) else DONE, {
         i: f"was killed by {stopping.signal_name(number)}"
         for i, number in (killed or aborted).items()
     }
-    return stopped if any(codes) else DONE, lines
 
 
 def _expected(asked: int) -> tuple[int, ...]:

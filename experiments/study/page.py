@@ -206,7 +206,6 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
     """Returns the figures of a row by column."""
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     key, networks = report.measure.key, [network.name for network in report.networks]
-    difference = row.comparison.difference or (None,) * 5
     heads = [f"difference_{x}" for x in ("mean", "low", "high", "sd", "pairs")]
     low, high = row.comparison.retuned or (None, None)
     goals = networks if report.target is not None else ()
@@ -219,7 +218,7 @@ def csv_row(report: Report, row: Row) -> dict[str, Any]:
         f"{key}_sd": row.measure and row.measure.deviation,
         "test_loss_mean": row.loss and row.loss.mean,
         "test_loss_sd": row.loss and row.loss.deviation,
-        **dict(zip(heads, difference, strict=False)),
+        **dict(zip(heads, row.comparison.difference or (None,) * 5, strict=False)),
         **({"retuned_low": low, "retuned_high": high} if report.tuning else {}),
         "verdict": row.comparison.clause,
         "p_corrected": row.comparison.p,

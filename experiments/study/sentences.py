@@ -343,9 +343,8 @@ def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
 def answer(report: Report) -> str:
     """Returns the answer in sentences; for each value of a sweep, if there is one."""
     terms = report.terms
-    is_ranked, lines = terms != ONE_NOMINAL, []
-    if not is_ranked:
-        lines = [say("nameless", times=factor(report.times))]
+    is_ranked = terms != ONE_NOMINAL
+    lines = [] if is_ranked else [say("nameless", times=factor(report.times))]
     for point, ranking in report.points.items():
         text = headline(ranking, report.measure, is_ranked)
         text = f"{terms}, {text}" if terms and is_ranked else text

@@ -103,15 +103,14 @@ def _task(
         distance = jnp.linalg.norm(x - jnp.asarray(optimum, x.dtype))
         return {"loss": height, "distance": jnp.full(count, distance)}, buffers
 
-    # Examples without content: the loss draws noise from the worker's key.
-    data = Data(
-        train={"number": np.arange(EXAMPLES, dtype=np.int32)},
-        test={"number": np.zeros(1, np.int32)},
-    )
     return Task(
         init=lambda key: ({"x": start(key)}, ()),
         apply=apply,
-        load=lambda: data,
+        # Examples without content: the loss draws noise from the worker's key.
+        load=lambda: Data(
+            train={"number": np.arange(EXAMPLES, dtype=np.int32)},
+            test={"number": np.zeros(1, np.int32)},
+        ),
         batch_size=8,
         steps=1600,
         lr={"sgd": sgd, "": 0.01},

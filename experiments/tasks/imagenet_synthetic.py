@@ -97,7 +97,6 @@ class Pictures:
 
 
 def _load(size: int, classes: int, examples: int, seed: int) -> Data:
-    held_out = Pictures(size, classes, 0, HELD_OUT, seed)
     train = Pictures(size, classes, HELD_OUT, examples, seed)
-    test = gather(held_out, np.arange(HELD_OUT))
+    test = gather(Pictures(size, classes, 0, HELD_OUT, seed), np.arange(HELD_OUT))
     return Data(train, test, groups={"label": train.labels()})

@@ -225,8 +225,9 @@ class RunConfig:
         checked(SETTINGS, self)
         trackers.check(self.track)
         if {*self.arguments} & {*factories.SPELLED}:
-            own = factories.describe(factories.ALGORITHM, self.algo)
-            object.__setattr__(self, "arguments", own.by_flag(self.arguments))
+            spelled = factories.describe(factories.ALGORITHM, self.algo).spelled
+            by_flag = {spelled.get(k, k): x for k, x in self.arguments.items()}
+            object.__setattr__(self, "arguments", by_flag)
         for name in ("arguments", "task_arguments"):
             object.__setattr__(self, name, plain(getattr(self, name)))
         self._check_placement()

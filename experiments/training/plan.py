@@ -405,9 +405,8 @@ def _check_plateau(config: Settings, strategy: Strategy) -> None:
         )
 
 
-def _check_mesh(config: Settings, task: Task) -> None:
+def _check_mesh(c: Settings, task: Task) -> None:
     """Raises a ValueError for a mesh that does not fit the task or the batch."""
-    c = config
     if c.mesh is None:
         return
     check_axes(c.task, task, c.mesh)

@@ -44,10 +44,9 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     backend = str(run.trainer)
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
-    effective = terminal.effective(layout["effective_lr"])
     method = c.optimizer + (f" with momentum {c.momentum:g}" if c.momentum else "")
     lr = f"{c.schedule} learning rate {terminal.rate(c.lr)}"
-    rates = f"{method}, {lr} nominal, {effective}"
+    rates = f"{method}, {lr} nominal, {terminal.effective(layout['effective_lr'])}"
     if layout["effective_lr"] is None:
         rates += ": the model's step is not proportional to the gradient"
     lines += [backend, rates]

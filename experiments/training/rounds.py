@@ -88,8 +88,7 @@ def ends_of(
     """
     strategy, is_shared = plan.method.strategy, plan.task.kept == "shared"
     # An inner optimizer may use the loss, which workers that reduce gradients share.
-    reduces = introspection.reduces(strategy)
-    shares_loss = reduces and inner_step.asks(
+    shares_loss = introspection.reduces(strategy) and inner_step.asks(
         plan.method.optimizer, replica, np.float32(0)
     )
     # One worker sends nothing, but its rounds end. Shared tables, and the loss that an

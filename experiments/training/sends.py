@@ -29,12 +29,11 @@ def to_json(sends: Sends) -> dict[str, Any]:
 def from_json(content: Mapping[str, Any]) -> Sends:
     """Returns the sends from JSON; the inverse of `to_json`."""
     runs = (map(int, run.split("*")) for run in content["steps"].split())
-    steps = [kind for kind, length in runs for _ in range(length)]
     kinds = [
         {name: (float(size), int(calls)) for name, (size, calls) in kind.items()}
         for kind in content["kinds"]
     ]
-    return Sends(kinds, steps)
+    return Sends(kinds, [kind for kind, length in runs for _ in range(length)])
 
 
 def device_bytes(state: "TrainState", in_mesh: bool = True) -> dict[str, int]:

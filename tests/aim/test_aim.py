@@ -363,8 +363,7 @@ def test_the_least_period(steps, delay, dispatched, period):
     ],
 )
 def test_syncs_of_another_period_have_no_least_period(own, steps, period):
-    told = modelled([row(size=4e9)], 4, own=own, **fragments(steps))
-    assert told.period == period
+    assert modelled([row(size=4e9)], 4, own=own, **fragments(steps)).period == period
 
 
 def test_a_period_of_one_is_no_constant_cost():

@@ -44,8 +44,7 @@ def test_a_loop_of_unknown_length_counts_once():
     def loop(x, w):
         return lax.while_loop(lambda x: x.sum() < 1, lambda x: x @ w, x)
 
-    one = 2 * A * B * B
-    assert counted(loop, (A, B), (B, B)) == exactly(one)
+    assert counted(loop, (A, B), (B, B)) == exactly(2 * A * B * B)
 
 
 @pytest.mark.parametrize(("remat", "forwards"), [(False, 1), (True, 2)])

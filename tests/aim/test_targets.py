@@ -2,10 +2,9 @@
 
 import importlib.util
 import json
-import sys
 
 import pytest
-from commands import OTHER_MACHINES, ran
+from commands import OTHER_MACHINES, printed_by
 from tiers import tiers
 
 from experiments.aim import targets
@@ -27,9 +26,8 @@ print(json.dumps([[x.platform, targets.place_of(x), x.process_index] for x in fo
 
 def devices(text, slices=1):
     """The platform, place and process of each device, from a process of its own."""
-    ended = ran([sys.executable, "-c", SHOW, text, str(slices)], **OTHER_MACHINES)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    words = ["-c", SHOW, text, str(slices)]
+    return json.loads(printed_by(words, **OTHER_MACHINES)[0])
 
 
 @pytest.mark.parametrize(
@@ -75,8 +73,7 @@ def test_published_figures_have_a_source_with_its_year(chip):
 
 def test_environment_opens_no_accelerator():
     for text in ("tpu:v5e:4x4", "cuda:h100:1x8", "cpu:4"):
-        found = targets.environment(targets.parse(text))
-        assert found["JAX_PLATFORMS"] == "cpu"
+        assert targets.environment(targets.parse(text))["JAX_PLATFORMS"] == "cpu"
     assert targets.environment(targets.parse("cpu:4"))["JAX_NUM_CPU_DEVICES"] == "4"
 
 

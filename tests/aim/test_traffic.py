@@ -99,12 +99,11 @@ def test_a_branch_that_sends_nothing_across_workers_is_no_sync():
 
 
 def test_alike_collectives_are_one_row_and_add_up_with_their_loops():
-    rows = rows_of(
+    first, second = rows_of(
         sent(size=100, times=3, overlapped=True),
         sent(size=7, promoted=True),
         sent(size=1, kind="all_gather"),
     )
-    first, second = rows
     assert (first["calls"], first["bytes"]) == (4, 3 * 100 + 7)
     assert (first["overlapped"], first.get("promoted")) == (3, 1)
     assert (second["kind"], second["calls"], second["bytes"]) == ("all_gather", 1, 1)

@@ -1,9 +1,8 @@
 """Commands that a process answers one after the other, and modules of a user's own."""
 
 import json
-import sys
 
-from commands import ROOT, ran
+from commands import ROOT, printed_by
 
 ANSWER = """
 import contextlib, importlib, io, json, shlex, sys
@@ -117,10 +116,8 @@ def answered(asked, cwd=ROOT, **environ):
         The exit code, stdout and stderr of each, and the slow modules, jax among them,
         that were imported by then.
     """
-    program = [sys.executable, "-c", ANSWER]
-    ended = ran(program, cwd, told=json.dumps([*asked]), **environ)
-    assert ended.returncode == 0, ended.stderr
-    return json.loads(ended.stdout)
+    told = json.dumps([*asked])
+    return json.loads(printed_by(["-c", ANSWER], cwd, told=told, **environ)[0])
 
 
 def assert_told(answer, named, is_tried=False):

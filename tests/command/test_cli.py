@@ -176,8 +176,7 @@ def test_each_flag_changes_the_params():
         s, data = plan.config, plan.data
         rows = sampling.rows(s.seed, 0, s.steps, s.batch_size, data.examples)
         state, _ = plan.trainer.run(plan.state, rows, plan.trainer.place(data.train))
-        found = params_sha256(plan.trainer.center(state))
-        assert made.setdefault(found, each) == each
+        assert made.setdefault(params_sha256(plan.trainer.center(state)), each) == each
 
 
 @pytest.mark.long

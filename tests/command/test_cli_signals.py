@@ -106,8 +106,7 @@ def test_second_ctrl_c_ends_a_run_within_a_dispatch(tmp_path):
 def test_signal_ends_a_compilation_at_once(tmp_path):
     """Nothing of it would be kept."""
     command = "--task tests.support.tiny_tasks:entangled --workers 2 --backend vmap"
-    watched = in_background(command, tmp_path / "out", **COMPILES)
-    with watched as (process, wait_for):
+    with in_background(command, tmp_path / "out", **COMPILES) as (process, wait_for):
         wait_for("Compiling jit(", after="learning rate")
         process.send_signal(signal.SIGINT)
         assert process.wait(TIMEOUT) == 130
@@ -121,15 +120,12 @@ def test_signal_while_a_later_program_is_compiled_loses_no_training(tmp_path):
     """At the start that of the first dispatch, of two steps, is compiled."""
     lengths = "--steps 10 --dispatch-steps 4 --eval-every 5 --lr 1e-9"
     command = f"--task tests.support.tiny_tasks:entangled --workers 2 {lengths}"
-    watched = in_background(command, tmp_path / "out", **COMPILES)
-
     indices = "ShapedArray(int32[3,2,1,4])"  # of the second dispatch's steps
-    with watched as (process, wait_for):
+    with in_background(command, tmp_path / "out", **COMPILES) as (process, wait_for):
         wait_for(indices, after="learning rate")
         process.send_signal(signal.SIGTERM)
         assert process.wait(TIMEOUT) == 75
-    stderr = (tmp_path / STDERR).read_text("utf-8")
-    assert "stopping after this dispatch" in stderr
+    assert "stopping after this dispatch" in (tmp_path / STDERR).read_text("utf-8")
     assert Run(75, "", "", tmp_path / "out").summary["steps"] == 5
 
 

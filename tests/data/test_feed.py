@@ -93,8 +93,7 @@ def test_reading_goes_on_in_other_threads_but_not_far():
 def test_what_a_source_raises_comes_out_where_it_is_read():
     source = Squares(bad=int(rows(3, 1)[0, 5]))
     ahead = feeding.read_ahead(source, [(step, 1) for step in range(5)], rows)
-    whole = rows(0, 5)
-    assert source.bad not in whole[:3]
+    assert source.bad not in rows(0, 5)[:3]
     caught, taken = [], []
 
     def take():

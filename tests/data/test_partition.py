@@ -94,8 +94,7 @@ def test_shares_of_a_label_have_the_moments_of_the_dirichlet(alpha):
 
 
 def test_dirichlet_examples_of_a_label_are_dealt_at_random_not_in_their_order():
-    parts = shards("dirichlet:1e8", 3, 0, even_labels(1, 3000))
-    for part in parts:
+    for part in shards("dirichlet:1e8", 3, 0, even_labels(1, 3000)):
         assert abs(part.mean() - 1500) < 5 * 866 / np.sqrt(1000)
 
 

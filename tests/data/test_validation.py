@@ -133,8 +133,7 @@ def test_the_part_of_a_part_is_of_what_was_left():
 @pytest.fixture
 def places(monkeypatch):
     """A text of 20,000 letters or words, each its own place, 2,000 held out."""
-    alphabets = {"characters": 65, "words": 12_631}
-    for name, size in alphabets.items():
+    for name, size in {"characters": 65, "words": 12_631}.items():
         whole = (np.zeros(1), range(size))
         monkeypatch.setattr(tokens, name, lambda _, whole=whole: whole)
     monkeypatch.setattr(tokens, "shakespeare", lambda folder: "")

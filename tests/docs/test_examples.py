@@ -20,7 +20,7 @@ LEAVES = 64 * 64, 64 * 10
 @functools.cache
 def printed(name):
     """Runs a program as its docstring says, and returns what it printed."""
-    return printed_by(f"examples/{name}")[0]
+    return printed_by([f"examples/{name}"])[0]
 
 
 def numbers(label, text):

@@ -123,10 +123,8 @@ def test_release_notes_are_the_section_of_the_tag(tmp_path):
 
 def test_addresses_of_the_project_agree():
     home = PROJECT["urls"]["Repository"]
-    citation = read(ROOT / "CITATION.cff")
-    assert citation["repository-code"] == home
-    named = [*GITHUB.rglob("*.yml"), ROOT / "SECURITY.md"]
-    for path in named:
+    assert read(ROOT / "CITATION.cff")["repository-code"] == home
+    for path in [*GITHUB.rglob("*.yml"), ROOT / "SECURITY.md"]:
         text = path.read_text("utf-8")
         for found in re.findall(r"https://github\.com/syncalgos/\w+", text):
             assert found == home, path

@@ -67,13 +67,12 @@ def assert_trains_alike(factories, mapped, optimizers_of):
         placement=syncalgos.Placement(devices=[0]),
     )
     state, _ = trainer.run(trainer.init(start), BATCHES)
-    expected = trainer.center(state).params
 
     loop = own_loop(strategies(made(axis="batch"), "batch"), optimizer, start)
     center = mapped(loop, axis_name="batch")(of_workers())
     mean = jax.tree.map(lambda x: np.mean(x, axis=0), center)
     # Float32 after 8 steps, summed in another order.
-    assert_close(mean, expected, rtol=1e-5)
+    assert_close(mean, trainer.center(state).params, rtol=1e-5)
 
 
 # An elastic pull towards the mean, as a user would write it.
@@ -133,7 +132,6 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     ended = run(f"{words} --steps 11 --lr 0.1 --devices 0,1", tmp_path / "out")
     assert ended.code == 0, ended.stderr
     task = tiny_tasks.drawing()
-    data = task.load().train
     trainer = syncalgos.DataParallel(
         losses(task)[0],
         optax.sgd(0.1),
@@ -143,7 +141,7 @@ def test_a_strategy_of_ones_own_gives_the_same_numbers_on_the_command_line(
     )
     state = trainer.init(*task.init(jax.random.key(3)), 3)
     rows = sampling.rows(3, 0, 11, tiny_tasks.BATCH, tiny_tasks.EXAMPLES)
-    state, _ = trainer.run(state, rows, trainer.place(data))
+    state, _ = trainer.run(state, rows, trainer.place(task.load().train))
     assert ended.summary["params_sha256"] == params_sha256(trainer.center(state))
 
 

@@ -1,7 +1,6 @@
 """Models of flax and equinox, tasks of the user's own, and models in files."""
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from commands import ROOT, execute, ran
+from commands import ROOT, execute, printed_by
 from flax import nnx
 from safetensors import safe_open
 from trees import largest
@@ -328,8 +327,7 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
     assert summary["export"] == str(path)
     assert summary["test_accuracy"] > 0.9
-    layers = export.load(path).params
-    assert layers["layers_0"]["kernel"].shape == (2, 64)
+    assert export.load(path).params["layers_0"]["kernel"].shape == (2, 64)
 
 
 @pytest.mark.slow
@@ -339,8 +337,7 @@ def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
     assert ended.code == 0, ended.stderr
     *_, (source, shown) = blocks("py")
-    predicted = ran([sys.executable, "-c", source], tmp_path, PYTHONPATH=ROOT)
-    assert (predicted.stdout, predicted.stderr) == (shown, "")
+    assert printed_by(["-c", source], tmp_path) == (shown, "")
 
 
 @pytest.mark.slow

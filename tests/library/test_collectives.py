@@ -165,9 +165,8 @@ def test_groups_that_do_not_divide_the_workers_are_refused():
 
 
 def test_agreed_value_is_kept_bit_for_bit():
-    workers = 7
     value = np.random.default_rng(1).normal(size=1000).astype(np.float32)
-    values = np.broadcast_to(value, (workers, 1000))
+    values = np.broadcast_to(value, (7, 1000))
     result = over_workers(collectives.agreed, values, "vmap", 1)
     np.testing.assert_array_equal(result, values)
     # A plain mean is an ulp off here: else this test could not fail.

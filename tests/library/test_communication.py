@@ -248,9 +248,8 @@ def test_optimizer_state_and_dtypes_count_with_their_own_size():
 def test_trainer_counts_what_its_state_holds():
     strategy = syncalgos.chain(syncalgos.average(), syncalgos.average("opt_state"))
     loss = syncalgos.stateless(lambda params, batch: jnp.sum(params["w"]) * 0)
-    optimizer = optax.sgd(0.1, momentum=0.9)
     trainer = syncalgos.DataParallel(
-        loss, optimizer, strategy, workers=4, backend="vmap"
+        loss, optax.sgd(0.1, momentum=0.9), strategy, workers=4, backend="vmap"
     )
     state = trainer.init(PARAMS)
     assert trainer.communication(state, 3).bytes_per_worker == 3 * 2 * 1.5 * BYTES

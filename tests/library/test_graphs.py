@@ -219,8 +219,7 @@ def test_a_function_of_the_step_is_the_sequence_of_one_period():
     seen = sa.graph(lambda step: weights[step % 3], 8)
     np.testing.assert_array_equal(seen.weights, weights)
     fixed = sa.d2(topology=lambda step: weights[0])  # which must not change
-    sent = sa.communication(fixed, PARAMS, workers=8, steps=2)
-    assert sent.bytes_per_worker == 1600
+    assert sa.communication(fixed, PARAMS, workers=8, steps=2).bytes_per_worker == 1600
 
 
 FAIR = np.full((2, 2), 0.5)

@@ -21,13 +21,9 @@ def test_an_algorithm_shows_the_call_that_makes_it_again(name):
     parameters = inspect.signature(sa.ALGORITHMS[name]).parameters.values()
     given = {p.name: NEEDED[p.name] for p in parameters if p.default is p.empty}
     strategy = sa.ALGORITHMS[name](**given)
-    again = eval(repr(strategy), vars(sa))
-    assert repr(again) == repr(strategy)
+    assert repr(eval(repr(strategy), vars(sa))) == repr(strategy)
     assert repr(strategy).startswith(f"{name}(")
-    hidden = {"axis"}
-    assert all(
-        f"{p.name}=" in repr(strategy) for p in parameters if p.name not in hidden
-    )
+    assert all(f"{p.name}=" in repr(strategy) for p in parameters if p.name != "axis")
 
 
 def third(step):

@@ -144,8 +144,7 @@ def trained() -> tuple[sa.Replica, sa.Communication]:
     state: sa.TrainState = trainer.init(PARAMS, seed=1)
     batches = np.ones((2, 4, 4), np.float32)
     state, metrics = trainer.run(state, batches)
-    evaluated = trainer.evaluate(state, batches)
-    assert metrics["loss"].shape == evaluated["loss"].shape
+    assert metrics["loss"].shape == trainer.evaluate(state, batches)["loss"].shape
     assert trainer.divergence(state) >= 0
     state = trainer.from_host(trainer.to_host(state))
     state, _ = trainer.run(state, np.zeros((2, 4), np.int32), trainer.place(batches[0]))

@@ -117,8 +117,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     assert again.code == 0, again.stderr
     first, *lines = again.stderr.splitlines()
     assert first == f"{len(done)} of 4 runs are already complete"
-    made = [line for line in lines if line.startswith("run ")]
-    assert len(made) == 4 - len(done)
+    assert sum(line.startswith("run ") for line in lines) == 4 - len(done)
     assert {path: content(path) for path in done} == before
     assert but_for_times(out) == but_for_times(small.out)
     assert list(out.rglob(".seed-*")) == []

@@ -274,8 +274,7 @@ def test_a_command_removes_nothing_beside_a_damaged_study_json(bad, tmp_path, ca
     ("command", "flag"), [(compare_main, "--out"), (run_main, "--algo")]
 )
 def test_what_is_no_text_is_refused_before_training(flag, command, tmp_path, capsys):
-    word = f"{tmp_path}/\udcff"
-    assert command([flag, word]) == 2
-    line = said_in_one_line(capsys.readouterr().err)
-    assert "/\\udcff' is not valid UTF-8" in line
+    assert command([flag, f"{tmp_path}/\udcff"]) == 2
+    said = said_in_one_line(capsys.readouterr().err)
+    assert "/\\udcff' is not valid UTF-8" in said
     assert [*tmp_path.iterdir()] == []

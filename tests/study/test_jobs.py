@@ -222,8 +222,7 @@ def test_listed_commands_make_the_study(here, tmp_path):
 def test_a_failed_run_is_named_and_the_others_go_on(here, tmp_path):
     code, stdout, stderr = here(f"{SHORT} --task tiny_tasks:unlucky --seeds 3")
     assert code == 1
-    done = {run.name for run in runs_done(tmp_path / "study")}
-    assert done == {"seed-0", "seed-2"}
+    assert {x.name for x in runs_done(tmp_path / "study")} == {"seed-0", "seed-2"}
     assert re.search("failed: sync_sgd, seed 1: .*no luck", stderr)
     assert "1 of 3 runs failed" in stderr
     assert "1 of 3 runs failed and is missing" in stdout
@@ -258,7 +257,7 @@ def test_a_script_needs_no_guard_of_its_main_module(tmp_path):
         "flags = {'task': 'digits', 'workers': 2, 'steps': 8, 'jobs': 2}\n"
         "print(len(compare('sync_sgd, bmuf', seeds=1, flags=flags).runs))\n"
     )
-    said, _ = printed_by(script, tmp_path, 5 * TIMEOUT)
+    said, _ = printed_by([script], tmp_path, 5 * TIMEOUT)
     assert said == "2\n"
 
 
@@ -268,8 +267,7 @@ ENDS = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -9}
 @pytest.mark.parametrize("number", tiers(ENDS, slow=[signal.SIGINT]))
 def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_path):
     out, tag, code = tmp_path / "study", uuid.uuid4().hex, ENDS[number]
-    given = (f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
-    command = Command(*given)
+    command = Command(f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
     command.wait_for(r"run 2/10 ")
     command.kill(number)
     assert command.ended().code == code

@@ -153,8 +153,7 @@ def test_the_json_of_long_runs_is_short():
 )
 def test_any_sends_survive_json_exactly(kinds, steps):
     original = Sends(kinds, steps)
-    text = json.dumps(to_json(original))
-    assert from_json(json.loads(text)) == original
+    assert from_json(json.loads(json.dumps(to_json(original)))) == original
 
 
 # What it costs.

@@ -96,9 +96,8 @@ def test_every_run_of_a_preset_can_be_made_on_the_data(name):
     """A run's settings are refused, if at all, before anything is compiled."""
     decided = under(name, *on_small_data(under(name)))
     loader = runs.Loader()
-    points = runs.run_sets(decided, loader)
     samples = set()
-    for point in points:
+    for point in runs.run_sets(decided, loader):
         s = loader.plan(point.common)[0].config
         samples.add((point.variant.label, s.steps * s.batch_size))
     assert len(samples) == len(decided.variants)  # as many of each, if swept
@@ -152,8 +151,7 @@ def test_goyals_rate_grows_with_the_batch():
     assert max(s.batch_size for s in settings) == 128
     for s in settings:
         assert s.lr / s.batch_size == pytest.approx(0.02 / 8)
-    warm = {s.warmup_steps for s in settings}
-    assert warm == {0, 30}
+    assert {s.warmup_steps for s in settings} == {0, 30}
 
 
 # What a user says wins.

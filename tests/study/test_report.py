@@ -465,8 +465,7 @@ def test_of_many_points_those_are_named_that_nobody_beats_with_as_few_bytes():
 
 @pytest.mark.parametrize("sent", [(10.0, 10.0, 20.0), (None, None, 20.0), (0.0, 5, 9)])
 def test_two_amounts_of_bytes_are_no_trade_off(sent):
-    plots = plotted(traded(*((x, 0.9) for x in sent)))
-    assert "test-accuracy-at-the-end" not in plots
+    assert "test-accuracy-at-the-end" not in plotted(traded(*((x, 0.9) for x in sent)))
 
 
 @given(
@@ -603,8 +602,7 @@ def test_variants_of_an_algorithm_are_tones_of_one_hue():
 def test_a_label_is_no_formula_in_csv(label):
     report = made_up(sweep="alpha", labels={"diloco": label})
     rows = [x._replace(point="alpha=-2") for x in report.rows]
-    table = pages.csv(report._replace(rows=rows))
-    with io.StringIO(table, newline="") as file:
+    with io.StringIO(pages.csv(report._replace(rows=rows)), newline="") as file:
         found = list(csv.DictReader(file))
     assert found[2]["algorithm"] == f"'{label}"
     assert found[0]["algorithm"] == "sync_sgd"

@@ -114,9 +114,8 @@ def test_signal_to_any_saves_everywhere(number, code, asked, both):
     both[asked].kill(number)
     first, second = (command.ended() for command in both)
     assert (first.code, second.code) == (code, code), first.stderr
-    step = first.summary["steps"]
     assert first.summary["stopped"] is True
-    assert steps(first.out / FOLDER)[0] == step
+    assert steps(first.out / FOLDER)[0] == first.summary["steps"]
     assert second.stdout == ""
     assert "Gloo" not in first.stdout
 

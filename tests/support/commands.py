@@ -245,18 +245,17 @@ def ran(words, cwd=ROOT, timeout: float | None = TIMEOUT, told="", **environ):
     )
 
 
-def printed_by(program, cwd=ROOT, timeout=TIMEOUT, **environ):
-    """Runs a program, which must end with 0; returns its stdout and stderr."""
-    ended = ran([sys.executable, program], cwd, timeout, PYTHONPATH=ROOT, **environ)
+def printed_by(words, *how, **environ):
+    """Runs Python as `ran` does; it must end with 0. Returns its stdout and stderr."""
+    ended = ran([sys.executable, *words], *how, **{"PYTHONPATH": ROOT, **environ})
     assert ended.returncode == 0, ended.stderr
     return ended.stdout, ended.stderr
 
 
 def imported_by(code):
     """Names of the modules that a fresh process has after some code."""
-    ended = ran([sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"])
-    assert ended.returncode == 0, ended.stderr
-    return set(ended.stdout.split())
+    names, _ = printed_by(["-c", f"{code}\nimport sys\nprint(*sys.modules)"])
+    return set(names.split())
 
 
 def execute(command, out, program=PROGRAM, timeout=TIMEOUT, **environ):

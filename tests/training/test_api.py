@@ -153,8 +153,8 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     }
     assert "rounds" in study.report(tmp_path / "page").read_text()
     assert len(study.frame()) == 2
-    again = compare(algos, seeds=2, flags=flags)  # no run is made again
-    assert again.runs == study.runs
+    # No run is made again.
+    assert compare(algos, seeds=2, flags=flags).runs == study.runs
 
 
 def process():

@@ -251,8 +251,7 @@ def rate_of(strategy, workers, params=PARAMS):
     ],
 )
 def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
-    found = rate_of(strategy, workers)
-    assert found == pytest.approx(0.02 * times, rel=1e-3)
+    assert rate_of(strategy, workers) == pytest.approx(0.02 * times, rel=1e-3)
 
 
 def test_effective_lr_is_that_of_most_entries():

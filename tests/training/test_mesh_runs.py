@@ -62,9 +62,8 @@ def test_devices_that_a_process_needs():
 def specs(task, sizes):
     """The spec of each leaf of a task's params."""
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    leaves = jax.tree_util.tree_leaves_with_path(params)
     found = {}
-    for place, leaf in leaves:
+    for place, leaf in jax.tree_util.tree_leaves_with_path(params):
         path = jax.tree_util.keystr(place, simple=True, separator="/")
         found[path] = leaf.shape, task.shardings(path, leaf.shape, sizes)
     return found
@@ -257,10 +256,9 @@ def of_devices(command, out, **given):
 @pytest.mark.slow
 def test_a_command_has_as_many_virtual_devices_as_its_workers_need(tmp_path):
     words = "--task digits --workers 2 --steps 16 --eval-every 8 --period 4"
-    plain = run(words, tmp_path / "plain")
     model = tmp_path / "model.safetensors"
     ended = of_devices(f"{words} --mesh fsdp=2 --export {model}", tmp_path / "meshed")
-    assert_near(ended, plain)
+    assert_near(ended, run(words, tmp_path / "plain"))
     shown = "2 workers of 2 devices (fsdp 2) on 4 cpu devices × 1 lane"
     assert f"{shown}, backend shard_map" in ended.stderr and shown in ended.stdout
     assert params_sha256(load(model)) == ended.summary["params_sha256"]
@@ -276,9 +274,8 @@ GPTS = {
 def test_a_gpt_trains_over_both_axes_as_on_a_device(task, tmp_path):
     words = f"--task {task} {GPTS[task]} --workers 2 --steps 2 --eval-every 2"
     words += f" --data-dir {folder_of(task)} --algo diloco --period 2"
-    plain = run(words, tmp_path / "plain")
     both = of_devices(f"{words} --mesh fsdp=2,tensor=2", tmp_path / "both")
-    assert_near(both, plain)
+    assert_near(both, run(words, tmp_path / "plain"))
     assert both.summary["devices"] == 8 and both.summary["mesh"]["tensor"] == 2
     held, whole = (both.summary[f"device_bytes{x}"] for x in ("", "_without_mesh"))
     for part in ("params", "opt_state", "sync"):

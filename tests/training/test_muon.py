@@ -86,5 +86,4 @@ def test_the_command_line_gives_muon_the_tasks_own_matrices():
     parts = make_plan(parse(["--optimizer", "muon", "--weight-decay", "0.1"]))
     state: Any = parts.method.optimizer.init(parts.task.init(KEY)[0])
     moments = state.inner_states["muon"].inner_state[0].mu
-    shapes = [x.shape for x in jax.tree.leaves(moments)]
-    assert shapes == [(64, 128), (128, 128)]
+    assert [x.shape for x in jax.tree.leaves(moments)] == [(64, 128), (128, 128)]

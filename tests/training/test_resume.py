@@ -161,13 +161,12 @@ def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
 def test_processes_take_over_from_each_other(in_two, tmp_path):
     command, out = f"{BMUF} --workers 4", tmp_path / "out"
     alone = f"{command} --devices 0,1"
-    whole = run(alone, tmp_path / "whole")
     assert run(alone, out, signal_at(5)).code == 75
     (two,) = in_two((Work(f"{command} --resume", str(out), 4),))
     assert (two.code, two.summary["steps"]) == (75, 7), two.stderr
     ended = run(f"{alone} --resume", out)
     assert ended.summary["resumed_at"] == [4, 7]
-    assert_near(ended, whole, "bytes_per_worker")
+    assert_near(ended, run(alone, tmp_path / "whole"), "bytes_per_worker")
 
 
 def assert_refused(out, command, told, code=2):
@@ -331,11 +330,10 @@ def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
 
 @pytest.mark.slow
 def test_checkpoints_of_another_run_stay(out, whole):
-    other = out / FOLDER / ShardName(1, 0, 1).file_name
     write(out / FOLDER, load(whole.out / FOLDER, 9)._replace(step=1), 0, 1)
     ended = run(f"{BMUF} --resume", out)
     assert steps(ended.out / FOLDER) == [11, 9, 7, 1]
-    assert other.exists()
+    assert (out / FOLDER / ShardName(1, 0, 1).file_name).exists()
     assert_same_end(ended, whole)
 
 
@@ -374,8 +372,7 @@ def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
 
 @pytest.mark.slow
 def test_settings_on_which_no_number_depends_may_differ(out, stopped, whole):
-    free = "--checkpoint-every 11 --eval-every 4"
-    ended = run(f"{BMUF} {free} --resume", out)
+    ended = run(f"{BMUF} --checkpoint-every 11 --eval-every 4 --resume", out)
     assert steps(out / FOLDER) == [11, 7, 6]
     assert_same_end(ended, whole)
     assert run_id(ended) == run_id(stopped) != run_id(whole)

@@ -43,8 +43,7 @@ def under(name: str, given: Sequence[Words]) -> dict[str, Any]:
     kept = {}
     for flag, value in load(name)["flags"].items():
         several = value if isinstance(value, list) else [value]
-        left = [x for x in several if not theirs & _sets(flag, x)]
-        if left:
+        if left := [x for x in several if not theirs & _sets(flag, x)]:
             kept[parameter(flag)] = left if isinstance(value, list) else value
     if "algos" in kept:
         kept["algos"] = ", ".join(kept["algos"])

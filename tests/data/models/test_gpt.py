@@ -87,9 +87,8 @@ SMALL = VOCABULARY, CONTEXT, WIDTH, LAYERS
 )
 def test_gpt_matches_its_equations(init, heads):
     params = larger(init(jax.random.key(1)))
-    actual = gpt.apply(params, TOKENS, heads)
     expected = [gpt_in_numpy(params, row, heads) for row in TOKENS]
-    np.testing.assert_allclose(actual, expected, atol=1e-12)
+    np.testing.assert_allclose(gpt.apply(params, TOKENS, heads), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("rotary", [False, True])

@@ -148,8 +148,7 @@ def test_all_that_is_shaped_like_params_is_cut_as_they_are():
     for tree in (state.replica.params, adam.mu, adam.nu, *state.sync):
         assert tree["in"].sharding.spec == P("devices", None, None, "fsdp")
         assert tree["out"].addressable_shards[0].data.shape == (1, 2, 2, 3)
-    center = trainer.center(state).params
-    assert center["in"].sharding.spec == P(None, "fsdp")
+    assert trainer.center(state).params["in"].sharding.spec == P(None, "fsdp")
 
 
 def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():

@@ -184,8 +184,7 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
     params = (s["bytes_per_worker"] - 5 * 4) / max(s["decided"], 1)
     assert 0 < s["decided"] < 5  # of the votes after steps 2, 4, …
     assert s["syncs"] == 5
-    sent = [x["bytes_per_worker"] for x in whole.lines]
-    assert sent[-1] == s["bytes_per_worker"]
+    assert whole.lines[-1]["bytes_per_worker"] == s["bytes_per_worker"]
     for line, votes in zip(whole.lines, (2, 4, 5), strict=True):
         averages = (line["bytes_per_worker"] - 4 * votes) / params
         assert averages == int(averages) <= votes

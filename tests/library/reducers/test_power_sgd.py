@@ -75,8 +75,7 @@ def test_a_momentum_has_a_derivative_at_any_rank():
 
     for grads in 0 * GRADS, LATE, np.stack([RANK_1, 2 * RANK_1]):
         slope = (end(0.9 + 1e-6, grads)[0] - end(0.9 - 1e-6, grads)[0]) / 2e-6
-        found = end(0.9, grads)[1]
-        assert found == pytest.approx(float(slope), rel=1e-5, abs=1e-7)
+        assert end(0.9, grads)[1] == pytest.approx(float(slope), rel=1e-5, abs=1e-7)
 
 
 def sent_of(params, **settings):
@@ -104,5 +103,4 @@ def test_powersgd_of_rank_2_sends_so_little_of_gpt2_whose_layers_are_stacked():
 def test_powersgd_sends_a_matrix_whole_that_its_rank_halves_at_best(
     shape, settings, numbers
 ):
-    params = jax.ShapeDtypeStruct(shape, jnp.float32)
-    assert sent_of(params, **settings) == 4 * numbers
+    assert sent_of(jax.ShapeDtypeStruct(shape, "f"), **settings) == 4 * numbers
