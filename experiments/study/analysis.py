@@ -316,10 +316,15 @@ def retuned(
         return None
     if not (len(a.shortfalls) and len(b.shortfalls)):
         return None
+    from scipy.special import stdtrit  # what --help must not wait for
+
     error = (difference.deviation or 0.0) / math.sqrt(difference.count)
-    draws = np.random.default_rng(0).standard_t(difference.count - 1, len(a.shortfalls))
+    # One draw from each of equal parts of the distribution: with draws by chance alone,
+    # the interval would be up to 5 % narrower than without the tuning.
+    parts = np.random.default_rng(0).permutation(count := len(a.shortfalls))
+    draws = stdtrit(difference.count - 1, (parts + 0.5) / count)
     draws = difference.mean + error * draws + np.subtract(a.shortfalls, b.shortfalls)
-    low, high = np.quantile(draws, [0.025, 0.975])
+    low, high = np.quantile(draws, [0.025, 0.975], method="hazen")
     return float(low), float(high)
 
 

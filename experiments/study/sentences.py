@@ -266,14 +266,17 @@ def figures(difference: Difference, by: Measure, side: float) -> tuple[str, str]
     """
     scale = by.scale if side > 0 else -by.scale
     mean, low, high = scale * difference.mean, difference.low, difference.high
-    places, interval = places_of(mean), ""
+    places, ends = places_of(mean), ""
     if low is not None and high is not None:
-        # The interval decides the digits: finer ones mean nothing.
-        places = places_of(by.scale * (high - low) / 2)
+        ends, places = interval(*sorted((scale * low, scale * high)))
         mean = mean if abs(mean) > 0.01 / 10**places else 0.0
-        limits = [fixed(x, places) for x in sorted((scale * low, scale * high))]
-        interval = f"[{', '.join(limits)}]"
-    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), interval
+    return f"{fixed(mean, places)} {by.difference_unit}".rstrip(), ends
+
+
+def interval(low: float, high: float) -> tuple[str, int]:
+    """Returns "[0.50, 1.10]" and its decimals: finer ones mean nothing."""
+    places = places_of((high - low) / 2)
+    return f"[{fixed(low, places)}, {fixed(high, places)}]", places
 
 
 def lead(report: Report) -> str:
@@ -567,7 +570,7 @@ def remarks(
         yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
     wide = [
-        f"{row.name} [{', '.join(fixed(report.measure.scale * x, 2) for x in ends)}]"
+        f"{row.name} {interval(*(report.measure.scale * x for x in ends))[0]}"
         for row in report.rows
         if (ends := row.comparison.retuned)
     ]

@@ -186,7 +186,7 @@ def _bounds(listed: str) -> tuple[tuple[float, float, bool], int, int]:
             ("log" | "linear") as how,
             int() as count,
             int() as near,
-        ] if near == 0 or (how == "log" and near > 0):
+        ] if not plus or (how == "log" and near > 0):
             is_log = how == "log"
         case _:
             forms = "LOW:HIGH:log:COUNT, with +MORE behind it for values near the best"

@@ -122,6 +122,11 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
     if ends is None or ends.any():
         return rounds
     first = _first_sync(plan, replica)
+    acts = partial(introspection.acts, plan.method.algorithm)
+    acting = jax.vmap(lambda step: jnp.asarray(acts(step)))(jnp.arange(c.steps))
+    if first is None and acting.any():  # each worker's center may change on its own
+        why = f"{c.algo} sends nothing, as its sync and reduce call no collective"
+        return rounds._replace(is_followed=True, unsynced=why)
     out = [f"--steps {first} or more"] if first else []
     if "period" in c.arguments:
         out.append(f"--period {c.steps} or less")

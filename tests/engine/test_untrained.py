@@ -5,6 +5,7 @@ import re
 import pytest
 from lasting import run
 
+import syncalgos as sa
 from experiments.training.config import parse
 from experiments.training.plan import make_plan
 from experiments.training.prepare import prepare
@@ -33,6 +34,18 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     after = ended.stderr.partition("step 10/10")[2].splitlines()[1:]
     start = "the results are those of the initial model: "
     assert after == [start + WITHOUT_SYNC]
+
+
+def test_an_algorithm_that_sends_nothing_is_not_said_to_be_untrained():
+    own = sa.Strategy(
+        lambda params: params,
+        sync=lambda r, w, step: (r, r.params),
+        center=lambda _, w: w,
+    )
+    config = parse([*TINY.split(), "--steps", "8"])
+    rounds = prepare(config, strategy=sa.every(own, 4)).rounds
+    assert (rounds.untrained, rounds.center_step(8)) == ("", 8)
+    assert "sends nothing" in rounds.unsynced
 
 
 @pytest.mark.slow

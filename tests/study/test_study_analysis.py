@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from itertools import count, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from experiments.study.config import StudyConfig
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
 from experiments.study.runs import RunSet, trial
 from experiments.study.sentences import laws
-from experiments.study.statistics import ACCURACY, LOSS
+from experiments.study.statistics import ACCURACY, LOSS, paired
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
 from experiments.training import run_folder
@@ -501,6 +502,14 @@ def test_an_interval_may_hold_the_noise_of_tuning(make_study):
     difference = known(found.rows[1].comparison.difference)
     assert low < known(difference.low) - 0.05
     assert found.rows[0].comparison.retuned is None
+
+
+def test_tuning_that_cannot_go_another_way_widens_no_interval():
+    sure: Any = SimpleNamespace(shortfalls=[0.0] * 2000)
+    gains = (0.1, 0.2, 0.05, 0.0, 0.3)
+    alone = known(paired(dict(enumerate(gains)), dict.fromkeys(range(5), 0.0)))
+    wide = analysis.retuned(sure, sure, alone)
+    assert wide == pytest.approx((alone.low, alone.high), rel=1e-3)
 
 
 LAW = ["--algos=bmuf", "--tune=lr=0.1,0.2", "--sweep=period=2,4"]
