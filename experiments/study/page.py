@@ -77,7 +77,6 @@ def page(report: Report, plots: Sequence[Plot], pictures: Mapping[str, str]) -> 
         plots=plots,
         pictures=pictures,
         css=Markup(CSS),
-        sentences=sentences,
         zeros=[by.name for by in inside if figures.is_empty(report, by)],
         styles=styles({row.label: row.algo for row in report.rows}),
         variables=VARIABLES,
@@ -96,6 +95,7 @@ def template(name: str) -> Template:
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
+    environment.globals["sentences"] = sentences
     own = {"sentence": sentences.sentence, "number": sentences.number, "tex": tex}
     environment.filters.update(prose=prose, svg=Markup, rate=rate, **own)
     return environment.get_template(name)

@@ -569,17 +569,20 @@ def remarks(
     if report.measure not in (statistics.ACCURACY, statistics.LOSS):
         yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
+    if told := retuned(report):
+        yield told
+
+
+def retuned(report: Report) -> str:
+    """Returns the intervals that include other tuning seeds; "" if there are none."""
     wide = [
         f"{row.name} {interval(*(report.measure.scale * x for x in ends))[0]}"
         for row in report.rows
         if (ends := row.comparison.retuned)
     ]
-    if wide:
-        own = {
-            "baseline": report.baseline,
-            "unit": f"in {report.measure.difference_unit or report.measure.name}",
-        }
-        yield say("retuned", wide="; ".join(wide), **own)
+    unit = f"in {report.measure.difference_unit or report.measure.name}"
+    own = {"baseline": report.baseline, "unit": unit, "wide": "; ".join(wide)}
+    return say("retuned", **own) if wide else ""
 
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:
