@@ -89,7 +89,7 @@ def make(
 
 def _code(outcome: Outcome) -> int:
     """Returns the exit code of a run whose outputs are all there."""
-    if outcome.diverged_at is not None:
+    if outcome.diverged:
         return stopping.DIVERGED
     return stopping.stopped_by(outcome.stopped) if outcome.stopped else stopping.DONE
 
@@ -389,7 +389,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         "sends": moved,  # for modelling their time
         "center_step": run.rounds.center_step(steps),
         "export": None,
-        "diverged": outcome.diverged_at is not None,
+        "diverged": outcome.diverged,
         "diverged_at": outcome.diverged_at,
         "not_finite_workers": outcome.not_finite,
         "stopped": bool(outcome.stopped),

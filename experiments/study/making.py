@@ -348,7 +348,8 @@ def _rename(place: Path, folder: Path) -> None:
 def _results(summary: dict[str, Any]) -> str:
     """Returns the results of a run as text, without its training loss."""
     if summary["diverged"]:
-        return f"diverged at step {summary['diverged_at']}"
+        at = summary["diverged_at"]  # None if only the test loss was not finite
+        return "diverged" if at is None else f"diverged at step {at}"
     shown = terminal.measured(summary, summary["validation"])
     loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
     # Only the first names its data, so that a line has room for its run's name.

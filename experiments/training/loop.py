@@ -76,6 +76,12 @@ class Outcome(NamedTuple):
         """The last evaluation."""
         return self.progress.lines[-1]
 
+    @property
+    def diverged(self) -> bool:
+        """Whether a training loss, or the test loss of a whole run, was too large."""
+        is_lost = not (self.stopped or math.isfinite(self.line["test_loss"]))
+        return is_lost or self.diverged_at is not None
+
 
 def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.

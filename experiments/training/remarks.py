@@ -79,6 +79,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         )
     if (at := outcome.diverged_at) is not None:
         found.append(f"diverged: the loss of step {at} was {_how(outcome)}")
+    elif outcome.diverged:
+        found.append(f"diverged: the test loss is {outcome.line['test_loss']:g}")
     if outcome.stopped:
         found.append(f"stopped after step {steps} of {c.steps}: --resume continues")
     if c.workers > 1 and run.task.sends:

@@ -425,7 +425,8 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         workers = self.workers if workers is None else workers
         leaves, structure = jax.tree.flatten(state.replica)
-        key = structure, *((x.shape, x.dtype) for x in leaves), workers, steps
+        forms = [(x.shape, x.dtype, x.sharding) for x in leaves]
+        key = structure, *forms, workers, steps
         if key not in self._counters:
             make, numbers = self._worker.make, self._worker.hyperparams
 

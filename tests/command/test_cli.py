@@ -210,3 +210,9 @@ def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     assert summary["train_loss"] is None
     assert re.search(rf"diverged.*\bstep {at}\b", ended.stderr)
     assert "Traceback" not in ended.stderr
+
+
+def test_run_whose_last_step_ruins_the_model_has_diverged(tmp_path):
+    ended = lasting.run("--algo sync_sgd --lr 1e38 --steps 1", tmp_path / "out")
+    assert (ended.code, ended.summary["diverged"]) == (3, True)
+    assert "diverged: the test loss is" in ended.stderr

@@ -196,6 +196,14 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
+def test_each_model_of_a_trainer_is_counted_as_it_is_cut():
+    trainer, (params, _) = trainer_of(workers=2, lanes=2, shardings=None), small_model()
+    of_specs = trainer_of(workers=2, lanes=2)
+    cut = of_specs.center(of_specs.init(params)).params
+    whole, parts = (trainer.communication(trainer.init(x), 2) for x in (params, cut))
+    assert whole.bytes_per_worker == 3 * parts.bytes_per_worker
+
+
 @pytest.mark.parametrize("name", tiers(["sparta", "quantized_sgd"], slow=["sparta"]))
 def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
     specs = {"cut": P("fsdp"), "whole": P(), "empty": P("fsdp")}
