@@ -311,7 +311,8 @@ def _draw_line(axes: "Axes", line: Line, look: Styles, plot: Plot) -> None:
     free = {"color": own["color"], "markeredgewidth": 1, "clip_on": False}
     if gone := line.crosses:
         at_bottom = {"transform": axes.get_xaxis_transform(), "linestyle": "none"}
-        axes.plot(gone, [0.0] * len(gone), "x", markersize=7, **free, **at_bottom)
+        y = 0.035 * [*look].index(line.label)  # above another's, which it would hide
+        axes.plot(gone, [y] * len(gone), "x", markersize=7, **free, **at_bottom)
     if line.ring is not None:
         chosen = line.x == line.ring
         free |= {"markersize": 12, "markerfacecolor": "none"}
