@@ -143,8 +143,11 @@ class Stop:
         why = self._reason_to_end(frame)
         if not (why and self._has_starter):  # all its processes would say so
             line = why or "stopping after this dispatch; a second signal stops at once"
-            with suppress(RuntimeError):  # it came while a line was being printed
+            try:
                 say(line)
+            except RuntimeError:  # it came while a line was being printed
+                with suppress(OSError):
+                    os.write(2, f"{line}\n".encode())
         if why:
             # Raising is not enough: an error is lost in a callback from C++, crashes
             # the import of an extension module, and waits for XLA to compile (20 to

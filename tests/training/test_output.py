@@ -1,9 +1,12 @@
 """Output that cannot be shown does not stop a run; what is shown is text."""
 
+import io
 import os
+import signal
 import subprocess
 import threading
 from contextlib import contextmanager
+from typing import ClassVar
 
 import pytest
 from commands import COMPARE, PROGRAM, ROOT, TIMEOUT, Run, environment, on_a_terminal
@@ -114,6 +117,28 @@ def test_broken_output_stops_no_study(tmp_path):
 def test_text_that_cannot_be_written_is_dropped():
     with full() as end:
         print("lost", file=stopping.unfailing(end), flush=True)
+
+
+class Interrupted(io.RawIOBase):
+    """A stream whose first write a signal interrupts."""
+
+    left: ClassVar = [stopping.Stop(False)]
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        while self.left:
+            self.left.pop().handle(signal.SIGTERM, None)
+        return len(data)
+
+
+def test_signal_during_a_print_is_said(capfd, monkeypatch):
+    stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
+    monkeypatch.setattr("sys.stderr", stream)
+    with pytest.raises(stopping.Terminated):
+        print("loading", file=stream)
+    assert capfd.readouterr().err == "stopped with nothing to save\n"
 
 
 def test_code_is_that_of_the_error_which_cannot_be_shown(tmp_path):
