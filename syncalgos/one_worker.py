@@ -12,6 +12,7 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.engine import inner_fit
 from syncalgos.host_arrays import taken
+from syncalgos.optax_states import GIVEN_LOSS
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.removed import explained
 from syncalgos.strategy import (
@@ -103,6 +104,7 @@ def as_optimizer(
         params = taken("params", params)
         sync = alone(lambda: strong(strategy.init(params)), axis)
         opt_state, step = inner.init(params), jnp.zeros((), jnp.int32)
+        inner_fit.check_form("as_optimizer: inner", opt_state, but=GIVEN_LOSS)
         inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
         inner_fit.check_rate("as_optimizer: inner", inner, strategy, params)
         return OptimizerState(opt_state, sync, step, _without_arrays(params))

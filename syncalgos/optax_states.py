@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 _OTHERS = "needs the loss at other params, which a local step does not compute"
-_SEARCH = f"a line search {_OTHERS}"
+_SEARCH = f"a line search {_OTHERS}, and a sync changes params after the search"
 
 REFUSED = {
     "LookaheadState": "optax.lookahead trains a pair of models: use its fast optimizer "
@@ -24,6 +24,9 @@ REFUSED = {
     "ScaleByBacktrackingLinesearchState": _SEARCH,
 }
 """Why some optimizers cannot be inner optimizers, by a state within theirs."""
+
+GIVEN_LOSS = {"HutchinsonState"}
+"""Those of them that an optax loop gives the loss."""
 
 FOLLOWS_LOSS = {"ReduceLROnPlateauState"}
 """States of optimizers whose rates follow the loss."""
@@ -61,6 +64,12 @@ AROUND = {
 }
 """States that continue, but for the field with an optimizer's state."""
 
+COUNTED = {"ScaleByAdemamixState": "count_m2"}
+"""States that restart, but for the field with a count of schedules."""
+
+IN_SUBSPACES = {"GaLoreState"}
+"""States in subspaces that each worker finds from its own gradients."""
+
 _MU_AND_NU = "Adam Belief Novograd RStdDev RStdDevWithCount"
 # First and second moments, by their fields. A field's name alone is not enough: SM3's
 # mu is what others call nu, and params may have a mu.
@@ -74,6 +83,8 @@ MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ScaleByAdanState": (("m", "v"), ("n",)),
     "ScaleByAdemamixState": (("m1", "m2"), ("nu",)),
     "ScaleBySimplifiedAdEMAMixState": (("m",), ("n",)),
+    "MomoState": (("exp_avg",), ()),
+    "MomoAdamState": (("exp_avg",), ("exp_avg_sq",)),
     "ProdigyState": (("exp_avg",), ("exp_avg_sq",)),
     "DAdaptAdamWState": (("exp_avg",), ("exp_avg_sq",)),
     "ScaleBySM3State": (("nu",), ("mu",)),
@@ -103,8 +114,10 @@ def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any
         opt_state with these moments changed; unchanged if it holds no arrays of floats.
 
     Raises:
-        ValueError: opt_state holds arrays of floats, but no state from MOMENTS.
+        ValueError: opt_state holds arrays of floats, but no state from MOMENTS; or,
+            beside one, arrays of which it is not known what they are.
     """
+    check_mean(opt_state)
     found = []
 
     def node(state):
@@ -115,13 +128,35 @@ def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any
         return state._replace(**{f: change(getattr(state, f)) for f in fields})
 
     changed = jax.tree.map(node, opt_state, is_leaf=_is_known)
-    if not found and any(map(_is_array_of_floats, jax.tree.leaves(opt_state))):
-        names = ", ".join(sorted(_names(opt_state)))
+    if names := ", ".join(sorted(_names(_unknown(opt_state) if found else opt_state))):
         raise ValueError(
             f"the optimizer's state ({names}) has no moments that can be averaged: use "
             "adam, sgd with momentum, or another optimizer of optax"
         )
     return changed
+
+
+def check_mean(opt_state: Any) -> None:
+    """Raises a ValueError if a mean over the workers of the state has no meaning."""
+    for name in named(opt_state, IN_SUBSPACES):
+        raise ValueError(
+            f"the optimizer's state ({name}) has no mean over the workers: each finds "
+            "a subspace of its own; reset it, or use an algorithm that leaves it alone"
+        )
+
+
+def _unknown(state: Any) -> Any:
+    """Returns a state without what is known to be moments, or to be none."""
+
+    def is_leaf(x):
+        return type(x).__name__ in {*MOMENTS, *KEPT, *AROUND}
+
+    def node(x):
+        if inside := AROUND.get(type(x).__name__):
+            return _unknown(getattr(x, inside))
+        return () if is_leaf(x) else x
+
+    return jax.tree.map(node, state, is_leaf=is_leaf)
 
 
 def _is_known(state: Any) -> bool:

@@ -9,6 +9,7 @@ from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import zeros
+from syncalgos.optax_states import check_mean
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy
 
 
@@ -78,6 +79,8 @@ def mixed(graph: peers.Topology, axis: Axis, field: str = "params") -> Strategy:
     """Mixes one field of the replica with the neighbours' at each sync."""
 
     def sync(replica, state, step):
+        if field == "opt_state":
+            check_mean(replica.opt_state)
         value = peers.mix(getattr(replica, field), graph, step, axis)
         return replica._replace(**{field: value}), state
 

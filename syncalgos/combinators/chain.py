@@ -20,7 +20,7 @@ def chain(*strategies: Strategy) -> Strategy:
         last member that defines its own, else the mean of the replicas; with `masked`
         members this holds leaf by leaf. It acts at each step at which a member acts. A
         declaration that any member makes also holds for the chain; its `late` is the
-        members' smallest.
+        smallest of the members that send.
 
     Raises:
         ValueError: an argument is not a Strategy, or `paced` comes after a member that
@@ -65,7 +65,7 @@ def chain(*strategies: Strategy) -> Strategy:
         introspection.at_any(*map(introspection.acting_steps, strategies)),
         sees_loss=any(each.sees_loss for each in strategies),
         axis=introspection.axis_of(*strategies),
-        late=min((each.late for each in strategies), default=0),
+        late=min((x.late for x in strategies if introspection.sends(x)), default=0),
         unit_steps=any(each.unit_steps for each in strategies),
         own_momentum=any(each.own_momentum for each in strategies),
     )

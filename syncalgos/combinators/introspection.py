@@ -115,6 +115,10 @@ class Weighted(NamedTuple):
     stale: bool = False
 
 
+class Silent(NamedTuple):
+    """A whole that sends nothing, such as `reset`."""
+
+
 class Turning(NamedTuple):
     """A whole that takes turns, such as the links of a graph that changes.
 
@@ -279,6 +283,14 @@ def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
 def ever_syncs(strategy: Strategy) -> bool:
     """Whether the strategy ever changes replicas, and not only gradients."""
     return any(x.call is not keep_replica for x in map(combination, wholes(strategy)))
+
+
+def sends(strategy: Strategy) -> bool:
+    """Whether the strategy may send anything."""
+    return has_reduce(strategy) or any(
+        combination(x).call is not keep_replica and not isinstance(kind_of(x), Silent)
+        for x in wholes(strategy)
+    )
 
 
 def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:

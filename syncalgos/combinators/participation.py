@@ -105,7 +105,7 @@ def participating(
             in the means of the center, its buffers and the metrics.
         schedule: (step, workers) -> weights, (workers,), finite and at least 0, the
             same on all workers; a worker of weight 0 skips. See `sampled`.
-        stale: whether a worker that skips keeps its model, and contributes all its
+        stale: whether a worker that skips keeps its replica, and contributes all its
             steps when it next takes part, as a slow worker does. Otherwise it starts
             from the new model, like the others.
 
@@ -226,7 +226,9 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
         return whole._replace(sync=made._replace(kind=introspection.Weighted(())))
 
     # Its rounds are those of the strategy, which must not count twice.
-    return introspection.innermost(uncounted, participating(extra, schedule))
+    stale = any(x.stale for x in introspection.kinds(strategy, introspection.Weighted))
+    weighted = participating(extra, schedule, stale=stale)
+    return introspection.innermost(uncounted, weighted)
 
 
 LOOKED_AT = 1024
@@ -340,22 +342,22 @@ def _end_of_round(ends: introspection.Steps, step: Any) -> Any:
 
 def _weighted_sync(strategy, stale, replica, state, step, own):
     """A sync to which the worker contributes its moves times its share `own`."""
-    if not any(changes_params(strategy, replica, state.strategy, step)):
-        replica, inner = apply_sync(strategy, replica, state.strategy, step)
-        return replica, state._replace(strategy=inner)
-
-    kept, began = replica.params, state.start if stale else state.common
-    # Weights apply to moves, not models: so any strategy's mean becomes the weighted
-    # mean, also for compressed moves, and no strategy needs to know the weights.
-    moved = collectives.weighted(jax.tree.map(lambda s, x: x - s, began, kept))
-    handed_in = jax.tree.map(jnp.add, state.common, moved)
-    replica = replica._replace(params=narrow(handed_in, kept))
-    replica, inner = apply_sync(strategy, replica, state.strategy, step)
-    common, start = widen(replica.params), ()
-    if stale:
-        start = select(own > 0, common, state.start)
-        replica = replica._replace(params=select(own > 0, replica.params, kept))
-    return replica, ParticipatingState(common, start, inner)
+    moves = any(changes_params(strategy, replica, state.strategy, step))
+    new, began = replica, state.start if stale else state.common
+    if moves:
+        # Weights apply to moves, not models: so any strategy's mean becomes the
+        # weighted mean, also for compressed moves, and no strategy needs to know the
+        # weights.
+        moved = jax.tree.map(lambda s, x: x - s, began, replica.params)
+        handed_in = jax.tree.map(jnp.add, state.common, collectives.weighted(moved))
+        new = replica._replace(params=narrow(handed_in, replica.params))
+    new, inner = apply_sync(strategy, new, state.strategy, step)
+    state = state._replace(strategy=inner)
+    if moves:
+        common = widen(new.params)
+        start = select(own > 0, common, state.start) if stale else ()
+        state = state._replace(common=common, start=start)
+    return select(own > 0, new, replica) if stale else new, state
 
 
 class PacedState(NamedTuple):

@@ -19,7 +19,7 @@ from syncalgos.combinators.participation import as_weighted
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import widen
 from syncalgos.keys import is_key, is_untyped
-from syncalgos.optax_states import AROUND, KEPT
+from syncalgos.optax_states import AROUND, COUNTED, KEPT, check_mean
 from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.feedback import Ef21State, LateState
 from syncalgos.reducers.reducer import check_optimizer
@@ -101,6 +101,7 @@ def average(
     Raises:
         ValueError: the field is unknown, or a reducer with state is given for a field
             other than params. When the state is made: the reducer is `late` or `ef21`.
+            When it is traced: an optimizer's state has no mean, as that of GaLore.
 
     Example:
         >>> import numpy as np
@@ -128,6 +129,8 @@ def average(
 
     def sync(replica, state, step):
         value = getattr(replica, field)
+        if field == "opt_state":
+            check_mean(value)
         # `participating` has weighted the params already, and only these.
         value = value if field == "params" else collectives.weighted(value)
         value, state = reducer.update(value, state, replica.params, step=step)
@@ -172,7 +175,8 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
         opt_state = restart(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
-    return Strategy(sync=sync)
+    silent = introspection.Combination(sync, kind=introspection.Silent())
+    return Strategy(sync=silent)
 
 
 @factory
@@ -255,10 +259,12 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         if field := AROUND.get(name):
             inner = restart(getattr(new, field), getattr(old, field))
             return old._replace(**{field: inner})
+        if field := COUNTED.get(name):
+            return new._replace(**{field: getattr(old, field)})
         return old if name in KEPT or is_key(new) or is_untyped(path, new) else new
 
     def is_leaf(node):
-        return type(node).__name__ in KEPT | AROUND.keys()
+        return type(node).__name__ in {*KEPT, *AROUND, *COUNTED}
 
     return jax.tree_util.tree_map_with_path(node, new, old, is_leaf=is_leaf)
 

@@ -133,12 +133,6 @@ def check_kind(what: str, value: Any, kind: type) -> None:
     raise ValueError(f"{what} must be a {kind.__name__}, got {got}{hint}")
 
 
-def check_opt_state(opt_state: PyTree) -> None:
-    """Raises a ValueError for the state of an optimizer that the engine cannot run."""
-    for name in optax_states.named(opt_state, optax_states.REFUSED):
-        raise ValueError(f"optimizer: {optax_states.REFUSED[name]}")
-
-
 def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError if each worker would lower its rate by its own loss."""
     # Such rates drift apart and never rise again. A worker's loss may rise because

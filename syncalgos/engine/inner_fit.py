@@ -1,5 +1,6 @@
 """Refuses inner optimizers that do not fit what a strategy was told of them."""
 
+from collections.abc import Set
 from typing import Any
 
 import jax
@@ -10,13 +11,25 @@ import optax
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
-from syncalgos.optax_states import CLOCKS, named
+from syncalgos.optax_states import CLOCKS, REFUSED, named
 from syncalgos.strategy import Strategy
 
 
 def told(strategy: Strategy) -> list[Strategy]:
     """The strategies inside, itself included, that were told the learning rate."""
     return [x for x in introspection.parts(strategy) if x.learning_rate is not None]
+
+
+def check_form(label: str, opt_state: PyTree, but: Set[str] = frozenset()) -> None:
+    """Raises a ValueError for the state of an optimizer that no sync can follow.
+
+    Args:
+        label: the optimizer's name, for the message.
+        opt_state: the optimizer's state.
+        but: names of states that are allowed here.
+    """
+    for name in named(opt_state, REFUSED.keys() - but):
+        raise ValueError(f"{label}: {REFUSED[name]}")
 
 
 def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:

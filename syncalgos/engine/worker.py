@@ -18,7 +18,7 @@ from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.measured import noted
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
-from syncalgos.engine.inner_fit import check_clock
+from syncalgos.engine.inner_fit import check_clock, check_form
 from syncalgos.engine.losses import OF_WORKERS, WEIGHT, Loss, normalized_loss
 from syncalgos.engine.placement.layout import DEVICES, LANES, on_words
 from syncalgos.engine.program import Inputs, Model, Outputs, Own, Program, Shared
@@ -199,7 +199,7 @@ def first_own(worker: Worker, number: jax.Array, inputs: Inputs) -> Own:
     opt_state = worker.optimizer.init(params)
     if worker.own_keys:
         opt_state = own_keys("opt_state", opt_state, number)
-    arguments.check_opt_state(opt_state)
+    check_form("optimizer", opt_state)
     check_clock("optimizer", opt_state, worker.strategy)
     if collectives.size() > 1 and not introspection.reduces(worker.strategy):
         arguments.check_plateau(opt_state)

@@ -1,7 +1,8 @@
 """A plan of communication: how long a strategy's syncs take on a network."""
 
 import math
-from functools import partial
+from bisect import bisect_left
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -40,7 +41,7 @@ class Plan(NamedTuple):
         limit: the share that was asked for.
         enough: the smallest period at which the share is at most `limit`; for a
             strategy that has no period, the steps of which one may send; None if there
-            is none.
+            is none, or none is known.
 
     Example:
         >>> import numpy as np
@@ -77,11 +78,11 @@ class Plan(NamedTuple):
         often = f"{self.syncs:,} syncs in {self.steps:,} local steps"
         period, limit = self.period, f"{100 * self.limit:.3g} %"
         often = f"a period of {period:,} local steps" if (period or 1) > 1 else often
-        enough = f"no period brings that to {limit}"
+        enough = f"no period brings that to {limit}" if period else "no period is known"
         if self.enough:
             regular = f"with a period of {self.enough:,} or more"
             rarely = f"if one step in {self.enough:,} sent"
-            enough = f"it is at most {limit} {regular if (period or 1) > 1 else rarely}"
+            enough = f"it is at most {limit} {rarely if period == 1 else regular}"
         messages = f"{self.messages:.3g} message{'s' * (self.messages != 1)}"
         mean = _in_units(1e3 * self.step_seconds / (1 - self.share), "ms", "s")
         metrics = net.cost({"all_reduce": (4.0, 1)}, self.network, self.workers)
@@ -194,22 +195,41 @@ def plan(
     clock = net.wall_clock(costs.tolist(), step_seconds, late)
     enough = None
     if period and isinstance(given, int) and not late and taken is None:
-        # What a doubled period does not halve, no period does: it counts at each step.
-        # A first phase may differ, so the last 16 periods of many steps are compared.
-        last = ROUNDS * 2 * period
-        of_many = partial(count, steps=last * max(2, FARTHEST // last))
-        each = of_many(), of_many(_at_period(strategy, 2 * period))
-        often, seldom = (math.fsum(seconds(x, link)[-last:]) for x in each)
-        left = share / (1 - share) * step_seconds - (2 * seldom - often) / last
-        if left > 0:
-            enough = max(1, math.ceil((often - seldom) / ROUNDS / left))
+
+        def lasting(period, last):
+            # A first phase may differ, so only the last of many steps count.
+            steps = last * max(2, FARTHEST // last)
+            many = count(_at_period(strategy, period), steps=steps)
+            return seconds(many, link)[-last:]
+
+        last = 2 * ROUNDS * period
+        found = lasting(given, last)
+        acts = found > 0
+        if not (acts.any() and (acts[given:] == acts[:-given]).all()):
+            period, last = None, max(last, FARTHEST // 2)
+            found = lasting(given, last)
+        often, seldom = (math.fsum(x) / last for x in (found, lasting(2 * given, last)))
+        left = share / (1 - share) * step_seconds
+        if period:
+            # What a doubled period does not halve, no period does: each step sends it.
+            left -= 2 * seldom - often
+            if left > 0:
+                enough = max(1, math.ceil(2 * given * (often - seldom) / left))
+        elif often > seldom:  # messages by chance, or of unlike workers, are tried
+
+            def is_enough(x):
+                return math.fsum(lasting(x, last)) / last <= left
+
+            longest = math.ceil(4 * given * often / left) + 1
+            tried = 1 + bisect_left(range(1, longest), True, key=is_enough)
+            enough = tried if is_enough(tried) else None
+        enough = enough and _taken_from(enough, strategy, given)
     elif period:
         # An algorithm's own delay follows its period; that of a combinator may not.
         of = step_seconds, share, late, 0.0, bool(given)
         enough = net.smallest_period(costs.tolist(), period, *of)
-    if enough and isinstance(given, int):  # a multiple of the given period is taken
-        longer = range(enough, enough + given)
-        enough = next((x for x in longer if _takes(strategy, x)), None)
+        if enough and isinstance(given, int):
+            enough = _taken_from(enough, strategy, given)
     return Plan(
         workers=workers,
         network=link,
@@ -235,12 +255,13 @@ def _at_period(strategy: Strategy, period: int) -> Strategy:
     return strategy.made_by.function(*bound.args, **bound.kwargs)
 
 
-def _takes(strategy: Strategy, period: int) -> bool:
-    """Whether the call that made a strategy takes this period."""
-    try:
-        return bool(_at_period(strategy, period))
-    except ValueError:
-        return False
+def _taken_from(least: int, strategy: Strategy, given: int) -> int | None:
+    """Returns the smallest period from here on that the strategy's call takes."""
+    for period in range(least, least + given):  # a multiple of the given one is taken
+        with suppress(ValueError):
+            _at_period(strategy, period)
+            return period
+    return None
 
 
 def _in_units(x: float, *units: str) -> str:

@@ -212,6 +212,9 @@ def test_what_cannot_be_updated_is_refused():
     optimizer = syncalgos.as_optimizer(syncalgos.bmuf(), optax.sgd(0.1))
     with pytest.raises(ValueError, match="int"):
         optimizer.init({"count": jnp.arange(3)})
+    sought = syncalgos.as_optimizer(syncalgos.bmuf(), optax.lbfgs())
+    with pytest.raises(ValueError, match=r"inner: a line search needs .* a sync"):
+        sought.init(PARAMS)
     state = optimizer.init(PARAMS)
     with pytest.raises(ValueError, match=r"update\(grads, state, params\)"):
         optimizer.update(PARAMS, state)

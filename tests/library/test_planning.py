@@ -7,6 +7,7 @@ from statistics import median
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 import syncalgos as sa
@@ -104,6 +105,18 @@ def test_a_fixed_delay_does_not_grow_with_the_period():
     assert (found.late, found.period) == (1, 1)
     assert found.enough == plan(sa.every(late, 4)).enough
     assert plan(sa.every(late, found.enough)).share <= found.limit
+
+
+def test_syncs_that_follow_another_law_than_their_period_are_not_planned_by_it():
+    rate = optax.cosine_decay_schedule(0.4, 2000)
+    grows, apart = sa.qsr(4, learning_rate=rate), sa.every(sa.model_averaging(4), 6)
+    for found in (plan(grows, steps=2000), plan(apart)):
+        assert (found.period, found.enough) == (None, None)
+        assert "; no period is known" in str(found)
+    unlike = plan(sa.async_diloco(4), share=0.2)
+    told = unlike.enough or 0
+    shares = [plan(sa.async_diloco(h), steps=4000).share for h in (told - 5, told)]
+    assert unlike.period is None and shares[1] <= 0.2 < shares[0]
 
 
 def test_what_every_step_sends_is_in_no_period():

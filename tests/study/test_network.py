@@ -4,6 +4,7 @@ import json
 
 import jax
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -297,6 +298,8 @@ def test_no_other_algorithm_declares_a_delay():
         (chain(delayed(every(syncalgos.average(), 8), 5), syncalgos.sync_sgd()), 0),
         (syncalgos.streaming_diloco(8, fragments=2, delay=3), 3),
         (syncalgos.masked(Strategy(late=6), True), 6),
+        # What sends nothing waits for nothing.
+        (syncalgos.at_syncs(syncalgos.co2(8), syncalgos.reset(optax.sgd(1.0))), 8),
     ],
 )
 def test_a_strategy_declares_when_its_messages_are_used(strategy, late):

@@ -55,6 +55,8 @@ OPTIMIZERS = {
     "muon": (contrib.muon(0.1), "mu", "nu"),
     "prodigy": (contrib.prodigy(0.1), "exp_avg", "exp_avg_sq"),
     "dadapt": (contrib.dadapt_adamw(0.1), "exp_avg", "exp_avg_sq"),
+    "momo": (contrib.momo(), "exp_avg", ""),
+    "momo_adam": (contrib.momo_adam(), "exp_avg", "exp_avg_sq"),
     "ema": (optax.ema(0.9), "ema", ""),
     "in another": (optax.apply_if_finite(CLIPPED, 3), "mu", "nu"),
 }
@@ -99,6 +101,7 @@ RESTARTS = {
     "dowg": (contrib.dowg(1.0), "", "init_params estim_sq_dist"),
     "cocob": (contrib.cocob(), "", "reward"),
     "madgrad": (contrib.madgrad(0.1), "", "x0 s count"),
+    "ademamix": (contrib.ademamix(0.1), "m1 m2 nu count[0]", "count_m2"),
     "rprop": (optax.rprop(0.1), "", "step_sizes"),
     "mechanic": (contrib.mechanize(optax.adam(0.1)), "mu nu", "x0 s r v"),
     "finite": (optax.apply_if_finite(optax.adam(0.1), 3), "mu nu", "total_notfinite"),
@@ -165,7 +168,8 @@ def test_states_have_the_names_of_the_installed_optax():
     modules = [x for name, x in sys.modules.items() if name.startswith("optax.")]
     held = {name: x for module in modules for name, x in vars(module).items()}
     assert {*held} >= NAMED
-    fields = [(name, (field,)) for name, field in optax_states.AROUND.items()]
+    sole = [*optax_states.AROUND.items(), *optax_states.COUNTED.items()]
+    fields = [(name, (field,)) for name, field in sole]
     fields += [(name, sum(x, ())) for name, x in optax_states.MOMENTS.items()]
     for name, wanted in fields:
         assert {*wanted} <= {*held[name]._fields}, name

@@ -1,5 +1,7 @@
 """Refusals of combinators and their words: when made, or with the first state."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +20,20 @@ MULTI = optax.MultiSteps(optax.sgd(0.1), 2)
 SGD = optax.sgd(0.1)
 MOMENTUM = optax.sgd(0.1, momentum=0.5)
 FEDAVG, RESET = sa.fedavg(4, fraction=0.5), sa.reset(SGD)
+GALORE, MIXED = contrib.galore(0.1, rank=1), sa.gossip(mix_opt_state=True)
 PALSGD = sa.palsgd(4, learning_rate=0.1)
 SLOW = sa.async_diloco(4, slowest=0.5)
+
+
+class Own(NamedTuple):
+    """The state of an optimizer of one's own."""
+
+    arrays: Any
+
+
+OWN = optax.GradientTransformation(
+    Own, lambda grads, state, params=None: (grads, state)
+)
 
 
 def made(strategy):
@@ -265,6 +279,12 @@ CALLS = [
         )
     ),
     (lambda: moments_of(contrib.madgrad(0.1)), r"\(MadgradState\) has no moments"),
+    (lambda: moments_of(optax.chain(MOMENTUM, OWN)), r"\(Own\) has no moments"),
+    (lambda: moments_of(GALORE), r"\(GaLoreState\) has no mean over the workers"),
+    *(
+        (lambda held=held: train(held, optimizer=GALORE), r"GaLoreState\) has no mean")
+        for held in (sa.at_syncs(AVERAGED, sa.average("opt_state")), MIXED)
+    ),
 ]
 
 
