@@ -52,9 +52,11 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     lines += [backend, rates]
     is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
     if is_early and rounds.ends is not None:
+        first = int(np.flatnonzero(rounds.ends)[rounds.lag]) + 1
+        how = "is used" if rounds.lag else "comes"
         lines.append(
-            f"the first sync comes after step {int(np.argmax(rounds.ends)) + 1}: test "
-            "results before it are those of the untrained model"
+            f"the first sync {how} after step {first}: test results before it are "
+            "those of the untrained model"
         )
     return [*filter(None, lines)]
 

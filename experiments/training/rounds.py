@@ -9,7 +9,7 @@ workers measures their agreement: 1 if all see the same data, 0 if noise dominat
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ from syncalgos.combinators.decided import found
 from syncalgos.combinators.measured import NONE, Noted
 from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
+from syncalgos.reducers.feedback import LateState
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
@@ -40,6 +41,7 @@ class Rounds(NamedTuple):
         is_fixed: whether this depends on the step only.
         ends: whether a round ends at each step, (steps,); None if only the run decides.
         is_followed: whether the evaluated model changes at every step.
+        lag: the number of last rounds whose results arrive only at later ends.
         unsynced: the reason why no sync comes, with a remedy; "" if one comes.
     """
 
@@ -47,6 +49,7 @@ class Rounds(NamedTuple):
     is_fixed: bool
     ends: np.ndarray | None
     is_followed: bool
+    lag: int = 0
     unsynced: str = ""
 
     @property
@@ -59,7 +62,7 @@ class Rounds(NamedTuple):
         if self.is_followed or self.ends is None:
             return steps
         found = np.flatnonzero(self.ends[:steps])
-        return int(found[-1]) + 1 if len(found) else 0
+        return int(found[-1 - self.lag]) + 1 if len(found) > self.lag else 0
 
     def bytes_by(self, progress: Progress) -> float | int | None:
         """Returns the most bytes that a worker has sent; None if they are not known."""
@@ -118,19 +121,21 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
         is_fixed=sent is not None,
         ends=ends,
         is_followed=not introspection.has_center(plan.method.algorithm),
+        lag=int(any(map(_is_late, jax.tree.leaves(state.sync, is_leaf=_is_late)))),
     )
-    if ends is None or ends.any():
+    if ends is None or ends.sum() > rounds.lag:
         return rounds
-    first = _first_sync(plan, replica)
+    first = _first_change(plan, replica, rounds.lag)
     acts = partial(introspection.acts, plan.method.algorithm)
     acting = jax.vmap(lambda step: jnp.asarray(acts(step)))(jnp.arange(c.steps))
     if first is None and acting.any():  # each worker's center may change on its own
         why = f"{c.algo} sends nothing, as its sync and reduce call no collective"
         return rounds._replace(is_followed=True, unsynced=why)
     out = [f"--steps {first} or more"] if first else []
-    if "period" in c.arguments:
-        out.append(f"--period {c.steps} or less")
-    when = f"first syncs after step {first}, beyond" if first else "does not sync in"
+    if "period" in c.arguments and (longest := c.steps // (1 + rounds.lag)):
+        out.append(f"--period {longest} or less")
+    verb = "first uses a sync" if rounds.lag else "first syncs"
+    when = f"{verb} after step {first}, beyond" if first else "does not sync in"
     use = f": use {', or '.join(out)}" if out else ""
     return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
 
@@ -155,16 +160,20 @@ def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     return count_taken
 
 
-def _first_sync(plan: Plan, replica: Replica) -> int | None:
-    """Returns the steps until the first round ends; None if there are too many."""
+def _is_late(node: Any) -> bool:
+    return isinstance(node, LateState)
+
+
+def _first_change(plan: Plan, replica: Replica, lag: int) -> int | None:
+    """Returns the steps until the center changes; None if there are too many."""
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
         ends = ends_of(plan, replica, steps)
         if ends is None:
             return None
-        if ends.any():
-            return int(np.argmax(ends)) + 1
+        if ends.sum() > lag:
+            return int(np.flatnonzero(ends)[lag]) + 1
     return None
 
 

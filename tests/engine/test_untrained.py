@@ -36,6 +36,15 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.parametrize("name", ["co2", "diloco_x"])
+def test_a_result_that_arrives_a_round_late_is_not_in_the_center(name):
+    told = f"{name} first uses a sync after step 16, beyond these 9 steps: use --steps "
+    words = f"--algo {name} --period 8 --steps"
+    assert never(f"{words} 9") == f"{told}16 or more, or --period 4 or less"
+    rounds = prepare(parse([*TINY.split(), *words.split(), "25"])).rounds
+    assert [rounds.center_step(step) for step in (15, 16, 24, 25)] == [0, 8, 16, 16]
+
+
 def test_an_algorithm_that_sends_nothing_is_not_said_to_be_untrained():
     own = sa.Strategy(
         lambda params: params,
