@@ -135,13 +135,10 @@ def palsgd(
             rounded = new._replace(params=narrow(new.params, replica.params))
             return rounded, PalsgdState(own, (new.params, opt_state))
 
-        def again(change):
-            return around(change(synced))
-
         return synced._replace(
             init=init,
             reduce=OwnGrads(note),
-            sync=Combination(sync, (synced,), again, Clocked(pulls=True)),
+            sync=Combination(sync, (synced,), around, Clocked(pulls=True)),
             center=inner_center(synced),
             acts=None,
             learning_rate=learning_rate,

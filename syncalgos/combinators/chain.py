@@ -58,9 +58,7 @@ def chain(*strategies: Strategy) -> Strategy:
     return Strategy(
         init,
         introspection.reduce_like(reduce, *strategies),
-        introspection.Combination(
-            sync, strategies, lambda change: chain(*map(change, strategies))
-        ),
+        introspection.Combination(sync, strategies, chain),
         _chained_center(strategies),
         introspection.at_any(*map(introspection.acting_steps, strategies)),
         sees_loss=any(each.sees_loss for each in strategies),

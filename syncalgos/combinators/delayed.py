@@ -257,17 +257,16 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         arrived = when(Strategy(sync=receive), arrives).sync(replica, state, step)
         return when(Strategy(sync=send), is_sent).sync(*arrived, step)
 
-    late = introspection.Combination(
-        sync if syncs else keep_replica,
-        (strategy,),
-        lambda change: delayed(change(strategy), delay, alpha=alpha, arrival=arrival),
-        introspection.Delayed(delay, arrives if syncs else None),
-    )
     acts = introspection.at_any(introspection.acting_steps(strategy), arrives)
     return strategy._replace(
         init=init,
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=late,
+        sync=introspection.Combination(
+            sync if syncs else keep_replica,
+            (strategy,),
+            lambda member: delayed(member, delay, alpha=alpha, arrival=arrival),
+            introspection.Delayed(delay, arrives if syncs else None),
+        ),
         center=(lambda params, state: state.center) if centered else strategy.center,
         acts=acts if syncs else introspection.never,
         late=strategy.late + delay,

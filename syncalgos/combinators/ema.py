@@ -100,7 +100,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
         sync=introspection.Combination(
             sync,
             (strategy,),
-            lambda change: ema(change(strategy), decay),
+            lambda member: ema(member, decay),
             introspection.Clocked(averages=True),
         ),
         center=center,

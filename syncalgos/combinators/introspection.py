@@ -137,7 +137,7 @@ class Combination(NamedTuple):
         call: (replica, state, step) -> (replica, state), the sync itself.
         members: the strategies inside; () for a whole, which combinators must not take
             apart.
-        rebuild: f -> the same combinator around f(member), for each of its members.
+        rebuild: members -> the same combinator around these.
         kind: what tells when it acts, one of the classes above; None: its members or,
             for a whole, `Strategy.acts`.
     """
@@ -146,7 +146,7 @@ class Combination(NamedTuple):
     # replaces the description together with the function that it describes.
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
     members: tuple[Strategy, ...] = ()
-    rebuild: Callable[[Change], Strategy] | None = None
+    rebuild: Callable[..., Strategy] | None = None
     kind: Any = None
 
     def __call__(
@@ -185,8 +185,10 @@ def kinds(strategy: Strategy, *of: type) -> list[Any]:
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:
     """Changes the members of a strategy, or the strategy itself if it is a whole."""
-    rebuild = combination(strategy).rebuild
-    return change(strategy) if rebuild is None else rebuild(change)
+    made = combination(strategy)
+    if made.rebuild is None:
+        return change(strategy)
+    return made.rebuild(*map(change, made.members))
 
 
 def innermost(change: Change, strategy: Strategy) -> Strategy:

@@ -1,6 +1,7 @@
 """Strategies for a part of the params."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -81,9 +82,7 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
     return strategy._replace(
         init=lambda params: strategy.init(part(params, params)),
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=introspection.Combination(
-            sync, (strategy,), lambda change: masked(change(strategy), mask)
-        ),
+        sync=introspection.Combination(sync, (strategy,), partial(masked, mask=mask)),
         # In a chain such centers are combined leaf by leaf.
         center=MeanCenter(introspection.axis_of(strategy), over)
         if introspection.has_center(strategy)

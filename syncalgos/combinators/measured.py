@@ -170,7 +170,7 @@ def measured(
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=introspection.Combination(sync, (strategy,), lambda f: again(f(strategy))),
+        sync=introspection.Combination(sync, (strategy,), again),
         center=introspection.inner_center(strategy),
         acts=introspection.at_any(acting, steps),
     )

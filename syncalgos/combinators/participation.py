@@ -462,7 +462,7 @@ def paced(strategy: Strategy, local_steps: Sequence[int]) -> Strategy:
         sync=introspection.Combination(
             sync,
             (strategy,),
-            lambda change: paced(change(strategy), quotas),
+            lambda member: paced(member, quotas),
             introspection.Clocked(rests),
         ),
         center=introspection.inner_center(strategy),

@@ -81,13 +81,11 @@ def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
         _check_meeting(strategy, active)
     strategy = introspection.innermost(functools.partial(_in_turn, active), strategy)
     gate = introspection.Gated(active)
-    return _gated(strategy, gate, lambda f: _when(f(strategy), active))
+    return _gated(strategy, gate, lambda member: _when(member, active))
 
 
 def _gated(
-    strategy: Strategy,
-    gate: introspection.Gated,
-    rebuild: Callable[[introspection.Change], Strategy],
+    strategy: Strategy, gate: introspection.Gated, again: introspection.Change
 ) -> Strategy:
     """Calls a strategy only at the steps of a gate."""
     active = gate.steps
@@ -106,16 +104,11 @@ def _gated(
             lambda: (replica, state),
         )
 
-    gated = introspection.Combination(
-        # A sync that keeps everything needs no branch.
-        sync if introspection.ever_acts(strategy) else keep_replica,
-        (strategy,),
-        rebuild,
-        gate,
-    )
+    # A sync that keeps everything needs no branch.
+    gated = sync if introspection.ever_acts(strategy) else keep_replica
     return strategy._replace(
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=gated,
+        sync=introspection.Combination(gated, (strategy,), again, gate),
         acts=introspection.at_both(active, introspection.acting_steps(strategy)),
     )
 
@@ -295,11 +288,7 @@ def until(strategy: Strategy, steps: int) -> Strategy:
     check_strategy("until", strategy)
     steps = checks.whole("until: steps", steps, least=0)
     _check_arrived(strategy, steps)
-    return _phase(
-        lambda step: step < steps,
-        strategy,
-        lambda change: until(change(strategy), steps),
-    )
+    return _phase(lambda step: step < steps, strategy, lambda x: until(x, steps))
 
 
 @factory
@@ -333,11 +322,7 @@ def after(strategy: Strategy, steps: int) -> Strategy:
     """
     check_strategy("after", strategy)
     steps = checks.whole("after: steps", steps, least=0)
-    phase = _phase(
-        lambda step: step >= steps,
-        strategy,
-        lambda change: after(change(strategy), steps),
-    )
+    phase = _phase(lambda step: step >= steps, strategy, lambda x: after(x, steps))
 
     def reduce(grads, replica, state, step):
         # An anchor from step 0 would be stale: BMUF after 20 synchronous steps would
@@ -358,14 +343,12 @@ def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
 
 
 def _phase(
-    active: introspection.Steps,
-    strategy: Strategy,
-    rebuild: Callable[[introspection.Change], Strategy],
+    active: introspection.Steps, strategy: Strategy, again: introspection.Change
 ) -> Strategy:
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
-    gated = _gated(strategy, introspection.Phase(active), rebuild)
+    gated = _gated(strategy, introspection.Phase(active), again)
     if not introspection.has_center(strategy):
         return gated
 
