@@ -75,8 +75,7 @@ def offline(monkeypatch, tmp_path):
 )
 def test_every_task_runs_and_tells_its_figures(task, tmp_path):
     command = f"{SHORT} --task {task} {TINY[task]} --data-dir {staged(task)}"
-    ended = lasting.run(command, tmp_path / "out")
-    assert ended.code == 0, ended.stderr
+    ended = lasting.run(command, tmp_path / "out").with_code(0)
     assert [line["step"] for line in ended.lines] == [2, 4]
     for line in (*ended.lines, ended.summary):
         if task in FUNCTIONS:

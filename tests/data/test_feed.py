@@ -182,13 +182,11 @@ def test_run_whose_source_raises_keeps_what_was_trained(tmp_path):
     assert bad not in sampling.rows(0, 0, 3, BATCH, EXAMPLES)
     words = f"--task tiny_tasks:read --bad {bad} --workers 2 --steps 8"
     environ = {"PYTHONPATH": OURS}
-    ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1")
-    assert ended.code == 75, ended.stderr
+    ended = execute(words, tmp_path / "out", **environ, ON_FIRE="1").with_code(75)
     told = ended.stderr.splitlines()[-1]
     assert told.startswith(f"error: training example {bad}: OSError: the disk is on f")
     assert told.endswith("--resume continues after step 3")
-    ended = execute(f"{words} --resume", tmp_path / "out", **environ)
-    assert ended.code == 0, ended.stderr
+    ended = execute(f"{words} --resume", tmp_path / "out", **environ).with_code(0)
     assert "resuming from the checkpoint of step 3" in ended.stderr
 
 

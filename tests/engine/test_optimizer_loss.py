@@ -168,7 +168,6 @@ def test_rounds_end_at_syncs_where_a_loss_is_shared_at_every_step(tmp_path):
     words = "--task tiny_tasks:drawing --workers 2 --steps 10 --lr 0.1 --period 4"
     with jax.enable_x64(False):
         command = f"{words} --optimizer momo --algo bmuf --sync-until 2 --eval-every 2"
-        ended = run(command, tmp_path / "out")
-    assert ended.code == 0, ended.stderr
+        ended = run(command, tmp_path / "out").with_code(0)
     assert (ended.summary["syncs"], ended.summary["center_step"]) == (10, 8)
     assert ended.lines[-1]["train_loss"] < ended.lines[0]["train_loss"]

@@ -320,8 +320,7 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
     path = tmp_path / "rings.safetensors"
     (command,) = (line for line in commands() if "--hidden" in line)
     command = command.replace(path.name, str(path)) + " --noise 0.2"
-    ended = execute(command, tmp_path / "out", PYTHONPATH=modules)
-    assert ended.code == 0, ended.stderr
+    ended = execute(command, tmp_path / "out", PYTHONPATH=modules).with_code(0)
     summary = ended.summary
     assert summary["task"] == "mytask:rings"
     assert summary["task_arguments"] == {"hidden": 64, "noise": 0.2}
@@ -334,8 +333,7 @@ def test_the_pages_task_trains_with_its_parameters_as_flags(modules, tmp_path):
 def test_the_pages_exported_model_predicts_what_the_page_shows(tmp_path):
     (command,) = (line for line in commands() if "--task digits" in line)
     path = tmp_path / "model.safetensors"
-    ended = execute(command.replace(path.name, str(path)), tmp_path / "out")
-    assert ended.code == 0, ended.stderr
+    execute(command.replace(path.name, str(path)), tmp_path / "out").with_code(0)
     *_, (source, shown) = blocks("py")
     assert printed_by(["-c", source], tmp_path) == (shown, "")
 

@@ -25,8 +25,7 @@ def never(words):
 
 @pytest.mark.slow
 def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
-    ended = run(f"{TINY} --steps 10", tmp_path / "out")
-    assert ended.code == 0
+    ended = run(f"{TINY} --steps 10", tmp_path / "out").with_code(0)
     assert ended.summary["center_step"] == 0
     told = [x for x in ended.stderr.splitlines() if not x.startswith("step ")]
     assert told[0] == f"the results will be those of the initial model: {WITHOUT_SYNC}"
@@ -122,8 +121,7 @@ def test_an_algorithm_takes_the_rate_and_the_momentum_that_suit_it(words, expect
 @pytest.mark.slow
 def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     ended = run(f"{TINY} --steps 2 --algo post_local_sgd", tmp_path / "out")
-    assert ended.code == 0
-    first = ended.stderr.splitlines()[0]
+    first = ended.with_code(0).stderr.splitlines()[0]
     assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 

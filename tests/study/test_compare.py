@@ -38,9 +38,7 @@ SHORT = f"{ONE} {TINY}"
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     """A finished study, not to be changed."""
-    ended = compare(SMALL, tmp_path_factory.mktemp("small") / "study")
-    assert ended.code == 0, ended.stderr
-    return ended
+    return compare(SMALL, tmp_path_factory.mktemp("small") / "study").with_code(0)
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +111,7 @@ def test_a_killed_study_goes_on_and_gives_the_same_report(small, tmp_path):
     assert 1 <= len(done) < 4
     assert not (out / "report.html").exists()
     before = {path: content(path) for path in done}
-    again = compare(SMALL, out)
-    assert again.code == 0, again.stderr
+    again = compare(SMALL, out).with_code(0)
     first, *lines = again.stderr.splitlines()
     assert first == f"{len(done)} of 4 runs are already complete"
     assert sum(line.startswith("run ") for line in lines) == 4 - len(done)
@@ -285,7 +282,6 @@ def test_a_run_that_does_not_fit_is_one_line_and_the_command_goes_on(tmp_path):
     assert (full.code, full.stdout) == (75, "")
     assert "config.json: File too large" in said_in_one_line(full.stderr)
     assert runs_done(out) == []
-    again = compare(ONE, out)
-    assert again.code == 0, again.stderr
+    compare(ONE, out).with_code(0)
     assert len(runs_done(out)) == 1
     assert list(out.rglob(".seed-*")) == []

@@ -51,8 +51,7 @@ def study(words, out, **environ):
 def serial(tmp_path_factory):
     """The study as one process makes it."""
     out = tmp_path_factory.mktemp("serial") / "study"
-    ended = study(STUDY, out, JAX_NUM_CPU_DEVICES=1)
-    assert ended.code == 0, ended.stderr
+    study(STUDY, out, JAX_NUM_CPU_DEVICES=1).with_code(0)
     assert len(hashes(out)) == 10
     return out
 
@@ -244,8 +243,7 @@ def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
 @pytest.mark.long
 def test_jobs_with_devices_of_their_own_make_the_same_tuned_study(serial, tmp_path):
     words = f"{STUDY} --jobs 2 --devices-per-job 1"
-    ended = study(words, tmp_path / "study", JAX_NUM_CPU_DEVICES=2)
-    assert ended.code == 0, ended.stderr
+    study(words, tmp_path / "study", JAX_NUM_CPU_DEVICES=2).with_code(0)
     assert hashes(tmp_path / "study") == hashes(serial)
 
 
@@ -275,8 +273,7 @@ def test_a_stopped_command_leaves_no_process_and_goes_on(serial, number, tmp_pat
     if code != -9:
         assert re.search(r"stopped after \d+ of 10 runs", command.said)
         assert list(out.rglob(".s*")) == []
-    ended = study(f"{STUDY} --jobs 2", out, JAX_NUM_CPU_DEVICES=1)
-    assert ended.code == 0, ended.stderr
+    ended = study(f"{STUDY} --jobs 2", out, JAX_NUM_CPU_DEVICES=1).with_code(0)
     assert re.match(r"[2-9] of 10 runs are already complete", ended.stderr)
     check_same(out, serial)
 
@@ -332,8 +329,7 @@ def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
         until(is_in_a_run, "both workers are in a run")
         dask.workers[0].kill()
         command.wait_for(r": the Dask worker tcp://\S+ is gone; the run starts again")
-        ended = command.ended(5 * TIMEOUT)
-    assert ended.code == 0, ended.stderr
+        command.ended(5 * TIMEOUT).with_code(0)
     check_same(out, serial)
 
 
@@ -379,8 +375,7 @@ def test_a_lost_scheduler_ends_the_command_which_goes_on_later(serial, tmp_path)
         assert list(out.rglob(".s*")) == []
         dask.start_scheduler()
         dask.worker()
-        ended = dask.study(STUDY, out).ended(5 * TIMEOUT)
-    assert ended.code == 0, ended.stderr
+        dask.study(STUDY, out).ended(5 * TIMEOUT).with_code(0)
     check_same(out, serial)
 
 
@@ -428,8 +423,7 @@ def test_unfit_workers_are_barred_by_name_before_they_get_work(tmp_path):
             command.wait_for(rf"the Dask worker tcp://\S+ is refused: {reason}")
         assert runs_done(out) == []
         dask.worker()
-        ended = command.ended(5 * TIMEOUT)
-    assert ended.code == 0, ended.stderr
+        ended = command.ended(5 * TIMEOUT).with_code(0)
     assert ended.stderr.count("is refused") == len(reasons)
     assert "Traceback" not in ended.stderr
 

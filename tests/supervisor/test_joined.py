@@ -25,8 +25,7 @@ ABORTED = -signal.SIGABRT
 
 def refused(command):
     """The only line of a command that did not find the others."""
-    ended = command.ended(60)
-    assert ended.code == 4, ended.stderr
+    ended = command.ended(60).with_code(4)
     assert ended.stdout == ""
     [line] = ended.stderr.splitlines()
     return line

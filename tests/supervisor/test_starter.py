@@ -209,8 +209,7 @@ def test_two_processes_of_which_one_is_lost_end_as_one_process_does(start, tmp_p
     pid = command.member(1)
     os.kill(pid, signal.SIGKILL)
     alone = run(RUN, tmp_path / "alone")
-    ended = command.ended()
-    assert ended.code == 0, ended.stderr
+    ended = command.ended().with_code(0)
     named = f"process 1 (pid {pid}) was killed by SIGKILL\nrestart 1 of 1\n"
     assert named in ended.stderr
     assert len(ended.summary["resumed_at"]) == 1
@@ -245,6 +244,5 @@ def test_port_that_another_program_takes_is_tried_again(start):
     [port] = re.findall(r"127\.0\.0\.1:(\d+)", words)
     with socket.create_server(("127.0.0.1", int(port))):
         command.wait_for(f"another program took port {port}: trying another port")
-        ended = command.ended()
-    assert ended.code == 0, ended.stderr
+        ended = command.ended().with_code(0)
     assert "cannot listen on port" in ended.stderr

@@ -48,6 +48,11 @@ class Run(NamedTuple):
     stderr: str
     out: Path
 
+    def with_code(self, code):
+        """The command itself, which must have ended with this exit code."""
+        assert self.code == code, self.stderr
+        return self
+
     @property
     def config(self):
         return load((self.out / "config.json").read_text())

@@ -125,8 +125,7 @@ def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
         Path(path).touch()
     block = (lambda *_: None) if output == "tracker" else block
     if door == "run":
-        ended = run(words, out, block)
-        assert ended.code == 1, ended.stderr
+        ended = run(words, out, block).with_code(1)
         told, steps = ended.stderr, re.search(r": (\d+) steps", ended.stdout)
         assert steps and steps[1] == "24"
     else:

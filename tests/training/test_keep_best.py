@@ -15,8 +15,7 @@ WORDS += " --dispatch-steps 2 --checkpoint-every 2"
 def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     path, alone = tmp_path / "best.safetensors", tmp_path / "alone.safetensors"
     words = f"{WORDS} --steps 16 --keep best --export {path}"
-    first = run(words, tmp_path / "out", signal_at(6))
-    assert first.code == 75, first.stderr
+    run(words, tmp_path / "out", signal_at(6)).with_code(75)
     ended = run(f"{words} --resume", tmp_path / "out")
     accuracies = {line["step"]: line["test_accuracy"] for line in ended.lines}
     step = max(accuracies, key=accuracies.get)

@@ -219,8 +219,7 @@ def test_an_axis_over_which_nothing_lies_is_said(tmp_path):
 def stopped(tmp_path_factory):
     """The run with a mesh, stopped after seven steps; not to be changed."""
     out = tmp_path_factory.mktemp("stopped") / "out"
-    ended = run(f"{TINY} --mesh fsdp=2", out, signal_at(STOP))
-    assert ended.code == 75, ended.stderr
+    ended = run(f"{TINY} --mesh fsdp=2", out, signal_at(STOP)).with_code(75)
     return ended
 
 
@@ -293,8 +292,7 @@ def spanned(tmp_path_factory):
     """A run of which no process has the whole model, and its checkpoints."""
     folder = tmp_path_factory.mktemp("spanned")
     ended = of_devices(f"{SPAN} --export {folder / 'm.safetensors'}", folder / "out")
-    assert ended.code == 0, ended.stderr
-    return ended
+    return ended.with_code(0)
 
 
 @pytest.fixture(scope="module")
@@ -358,8 +356,7 @@ def test_a_checkpoint_of_which_a_part_is_lost_or_damaged_is_not_used(
     (out / "checkpoints" / "step-00000011.1-of-2.npz").unlink()
     damaged = out / "checkpoints" / "step-00000009.0-of-2.npz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
-    ended = of_devices(f"{words} --resume", out)
-    assert ended.code == 0, ended.stderr
+    ended = of_devices(f"{words} --resume", out).with_code(0)
     for step, why in ((11, LOST[words]), (9, "is damaged")):
         said = f"the checkpoint of step {step} cannot be used: .*{why}"
         assert re.search(said, ended.stderr)
@@ -384,8 +381,7 @@ def test_a_killed_process_of_a_worker_is_restarted_to_the_same_end(tmp_path):
 def test_variants_of_a_study_may_have_meshes(more, tmp_path):
     words = "--task tiny_tasks:shared --seeds 2 --workers 2 --batch-size 8 --steps 4"
     words += f" --algos 'Plain=bmuf, Meshed=bmuf --mesh fsdp=2' {more}"
-    ended = of_devices(words, tmp_path / "out", program=COMPARE)
-    assert ended.code == 0, ended.stderr
+    ended = of_devices(words, tmp_path / "out", program=COMPARE).with_code(0)
     found = {
         x["label"]: x["test_loss"]
         for x in map(json.loads, (ended.out / "metrics.jsonl").read_text().splitlines())

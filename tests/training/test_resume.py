@@ -71,8 +71,7 @@ def assert_goes_on(out, whole, step=7, command=BMUF):
 
 def assert_resumed_is_whole(command, tmp_path):
     """A run that was stopped after seven steps ends as one that was not."""
-    left = run(command, tmp_path / "stopped", signal_at(STOP))
-    assert left.code == 75, left.stderr
+    left = run(command, tmp_path / "stopped", signal_at(STOP)).with_code(75)
     assert_goes_on(left.out, run(command, tmp_path / "whole"), command=command)
 
 
@@ -148,10 +147,8 @@ def test_run_goes_on_with_other_numbers_of_devices(tmp_path):
     whole = run(f"{command} --devices 0", tmp_path / "whole")
     out = tmp_path / "out"
     assert run(f"{command} --backend vmap", out, signal_at(5)).code == 75
-    two = run(f"{command} --devices 0,1 --resume", out, signal_at(4))
-    assert two.code == 75, two.stderr
-    three = run(f"{command} --backend shard_map --resume", out)
-    assert three.code == 0, three.stderr
+    run(f"{command} --devices 0,1 --resume", out, signal_at(4)).with_code(75)
+    three = run(f"{command} --backend shard_map --resume", out).with_code(0)
     assert three.summary["resumed_at"] == [4, 7]
     assert three.summary["devices"] == 3
     assert_near(three, whole, "bytes_per_worker")
@@ -200,8 +197,7 @@ def test_schedule_and_bytes_go_on_with_new_workers(tmp_path):
     command, out = f"{BMUF} {schedule}", tmp_path / "out"
     (*_, last) = run(command, out, signal_at(STOP)).lines
     whole = run(f"{command} --workers 4", tmp_path / "whole")
-    ended = run(f"{command} --workers 4 --resume-center", out)
-    assert ended.code == 0, ended.stderr
+    ended = run(f"{command} --workers 4 --resume-center", out).with_code(0)
     counts = {k: x for k, x in last_part(ended).own.items() if k.endswith("count")}
     assert len(counts) == 1
     assert all((x == 11).all() for x in counts.values())
@@ -380,8 +376,7 @@ def test_settings_on_which_no_number_depends_may_differ(out, stopped, whole):
 
 @pytest.mark.slow
 def test_longer_run_goes_on_where_the_rate_is_constant(tmp_path):
-    short = run(f"{BMUF} --steps 8", tmp_path / "out")
-    assert short.code == 0
+    short = run(f"{BMUF} --steps 8", tmp_path / "out").with_code(0)
     whole = run(f"{BMUF} --steps 12", tmp_path / "whole")
     assert_goes_on(short.out, whole, 8, f"{BMUF} --steps 12")
 

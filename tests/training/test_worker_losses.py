@@ -21,8 +21,7 @@ LOSSES = [[0, (1 + 1 / 4) / 2], [(9 / 64 + 9 / 256) / 2, (25 / 64 + 25 / 256) / 
 
 
 def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
-    ended = run(COMMAND, tmp_path / "out")
-    assert ended.code == 0, ended.stderr
+    ended = run(COMMAND, tmp_path / "out").with_code(0)
     found = [line["worker_losses"] for line in ended.lines]
     assert found == pytest.approx(np.array(LOSSES), rel=1e-5)
     assert [line["train_loss"] for line in ended.lines] == pytest.approx(

@@ -179,8 +179,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_counts_its_bytes_as_it_is_decided(whole):
-    s = whole.summary
-    assert whole.code == 0, whole.stderr
+    s = whole.with_code(0).summary
     params = (s["bytes_per_worker"] - 5 * 4) / max(s["decided"], 1)
     assert 0 < s["decided"] < 5  # of the votes after steps 2, 4, …
     assert s["syncs"] == 5
@@ -195,10 +194,8 @@ def test_a_run_counts_its_bytes_as_it_is_decided(whole):
 @pytest.mark.slow
 def test_a_run_that_goes_on_counts_as_if_it_had_not_stopped(whole, tmp_path):
     command = f"{DYNAMIC} --dispatch-steps 1"
-    left = run(command, tmp_path / "out", signal_at(8, signal.SIGTERM))
-    assert left.code == 75, left.stderr
-    ended = run(f"{command} --resume", tmp_path / "out")
-    assert ended.code == 0, ended.stderr
+    run(command, tmp_path / "out", signal_at(8, signal.SIGTERM)).with_code(75)
+    ended = run(f"{command} --resume", tmp_path / "out").with_code(0)
     for name in ("bytes_per_worker", "syncs", "decided"):
         assert ended.summary[name] == whole.summary[name]
     sent = [[x["bytes_per_worker"] for x in lines_of(r)] for r in (ended, whole)]
