@@ -1,7 +1,7 @@
 """Each algorithm's recurrence from its paper, in float64 NumPy: a module by its name.
 
 A module knows nothing of the library, nor of JAX but for the draws of random numbers.
-Its generator `recurrence(workers, **settings)` yields, after each local step, the
+Its iterator `recurrence(workers, **settings)` yields, after each local step, the
 center and the list of the workers' params, vectors in the order of `problems.SHAPES`.
 
 It has the `SETTINGS` to run under. In the first of them every term of an update is
@@ -65,6 +65,12 @@ def local_steps(
             momentum[i] = MOMENTUM * momentum[i] + g
             theta[i] = theta[i] - rate(learning_rate, step) * momentum[i]
         yield step, theta
+
+
+def in_step(workers, combine, learning_rate=LR):
+    """A recurrence of workers that all take the same step, which `combine` makes."""
+    for _, theta in local_steps(workers, learning_rate, combine):
+        yield theta[0], theta
 
 
 def by_leaf(function, *vectors):

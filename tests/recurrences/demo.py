@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 from problems import SHAPES
 
-from recurrences import LR, START, falling, local_steps, rate
+from recurrences import LR, START, falling, in_step, rate
 from recurrences.topk_sgd import largest
 
 AS_THE_AUTHORS = {"over_senders": True}
@@ -79,5 +79,4 @@ def recurrence(
         return [np.sign(g) if sign else g] * workers
 
     steps = LR if learning_rate is None else learning_rate
-    for _, theta in local_steps(workers, steps, combine):
-        yield theta[0], theta
+    return in_step(workers, combine, steps)

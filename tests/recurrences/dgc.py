@@ -8,7 +8,7 @@ from math import ceil
 import numpy as np
 from problems import unflatten
 
-from recurrences import START, local_steps, mean
+from recurrences import START, in_step, mean
 from recurrences.topk_sgd import largest
 
 AS_THE_AUTHORS = {"vectors_whole": True}
@@ -63,5 +63,4 @@ def recurrence(
                 v[i, places] = u[i, places] = 0
         return [mean(sent)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

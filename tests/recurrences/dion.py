@@ -9,7 +9,7 @@ from math import ceil
 import jax
 import numpy as np
 
-from recurrences import START, by_leaf, draw_key, local_steps, mean
+from recurrences import START, by_leaf, draw_key, in_step, mean
 
 AS_THE_AUTHORS = {"epsilon": 1e-8}
 SETTINGS = [
@@ -54,5 +54,4 @@ def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon
             momentum[i] = by_leaf(after, grad, momentum[i], owed[i])
         return [steps] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

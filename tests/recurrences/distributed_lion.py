@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, local_steps
+from recurrences import START, in_step
 from recurrences.sign_sgd import DRAWN, NO_TIES, voted
 
 SETTINGS = [
@@ -21,5 +21,4 @@ def recurrence(workers, b1=0.9, b2=0.99, majority=False, seed=0, zeros_drawn=Fal
         momentum[:] = b2 * momentum + (1 - b2) * np.array(grads)
         return [voted(direction, step, seed, zeros_drawn, majority)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

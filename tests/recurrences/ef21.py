@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, local_steps, mean
+from recurrences import START, in_step, mean
 from recurrences.topk_sgd import top_k
 
 SETTINGS = [
@@ -24,5 +24,4 @@ def recurrence(workers, density=0.05, local_momentum=0.9):
             g[i] = g[i] + top_k(v[i] - g[i], density)
         return [mean(g)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

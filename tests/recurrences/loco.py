@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, by_leaf, local_steps, mean, parts_of
+from recurrences import START, by_leaf, in_step, mean, parts_of
 from recurrences.quantized_sgd import quantized
 
 SETTINGS = [{"bits": 2, "beta": 0.7, "reset_period": 5}, {}, {"bits": 8, "beta": 0.0}]
@@ -32,5 +32,4 @@ def recurrence(workers, bits=4, beta=0.8, reset_period=1024):
             e[:], server[:] = 0, 0
         return [g] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, by_leaf, local_steps, mean, parts_of
+from recurrences import START, by_leaf, in_step, mean, parts_of
 
 # Once v is frozen this problem needs shorter steps than 1 / √v: a large ε, or a bound.
 SETTINGS = [
@@ -51,5 +51,4 @@ def recurrence(workers, dense_steps=100, b1=0.9, b2=0.999, eps=1e-8, bounded=Fal
             server[:] = y - m
         return [np.clip(m / (np.sqrt(v) + eps), -most, most)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from recurrences import START, by_leaf, draw_key, local_steps, mean
+from recurrences import START, by_leaf, draw_key, in_step, mean
 
 SETTINGS = [
     {"rank": 1, "min_rate": 0.0, "dense_steps": 5},
@@ -48,5 +48,4 @@ def recurrence(workers, rank=2, seed=0, min_rate=2.0, dense_steps=0):
         residual[:] = [by_leaf(lost, m[i]) for i in range(workers)]
         return [g] * workers
 
-    for _, theta in local_steps(workers, combine=compressed):
-        yield theta[0], theta
+    return in_step(workers, compressed)

@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from recurrences import SIZES, by_leaf, draw_key, leaf_draws, local_steps, mean
+from recurrences import SIZES, by_leaf, draw_key, in_step, leaf_draws, mean
 
 SETTINGS = [{"bits": 4, "seed": 5}, {}, {"bits": 2}]
 
@@ -38,5 +38,4 @@ def recurrence(workers, bits=8, seed=0):
 
         return [by_leaf(all_reduced, *grads)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

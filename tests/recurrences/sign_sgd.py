@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from recurrences import SIZES, START, by_leaf, draw_key, leaf_draws, local_steps, mean
+from recurrences import SIZES, START, by_leaf, draw_key, in_step, leaf_draws, mean
 
 DRAWN = {"zeros_drawn": True}
 NO_TIES = {"workers": 3}
@@ -57,5 +57,4 @@ def recurrence(workers, majority=False, seed=0, zeros_drawn=False):
         residual[:] = [x[i] - d[i] for i in range(workers)]
         return [mean(d)] * workers
 
-    for _, theta in local_steps(workers, combine=vote if majority else scaled):
-        yield theta[0], theta
+    return in_step(workers, vote if majority else scaled)

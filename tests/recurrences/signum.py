@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from recurrences import START, local_steps
+from recurrences import START, in_step
 from recurrences.sign_sgd import DRAWN, NO_TIES, voted
 
 SETTINGS = [({"local_momentum": 0.6, "seed": 3}, DRAWN), ({}, NO_TIES)]
@@ -15,5 +15,4 @@ def recurrence(workers, local_momentum=0.9, seed=0, zeros_drawn=False):
         m[:] = local_momentum * m + (1 - local_momentum) * np.array(grads)
         return [voted(m, step, seed, zeros_drawn)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)

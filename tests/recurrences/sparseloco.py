@@ -37,7 +37,8 @@ def recurrence(
     def sent(number, x):
         flat, d = x.ravel(), np.zeros(x.size)
         chosen = []
-        for places in equal_parts(x.size, chunk):
+        # The fewest equal chunks of at most that length.
+        for places in np.split(np.arange(x.size), ceil(x.size / chunk)):
             chosen.append(places[largest(flat[places], ceil(density * len(places)))])
         chosen = np.concatenate(chosen)
         d[chosen] = in_bins(flat[chosen], bits)
@@ -51,8 +52,3 @@ def recurrence(
             anchor = anchor - outer_lr * mean(d)
             theta[:] = [anchor] * workers
         yield anchor, theta
-
-
-def equal_parts(size, most):
-    """The places of the fewest parts of at most a length."""
-    return np.split(np.arange(size), ceil(size / most))

@@ -4,7 +4,7 @@ from math import ceil
 
 import numpy as np
 
-from recurrences import START, by_leaf, local_steps, mean
+from recurrences import START, by_leaf, in_step, mean
 
 SETTINGS = [{"density": 0.3}, {}, {"density": 1.0}]
 SETTINGS += [{"density": 0.3, "feedback": False}]
@@ -36,5 +36,4 @@ def recurrence(workers, density=0.01, feedback=True):
             residual[:] = [x[i] - d[i] for i in range(workers)]
         return [mean(d)] * workers
 
-    for _, theta in local_steps(workers, combine=combine):
-        yield theta[0], theta
+    return in_step(workers, combine)
