@@ -166,12 +166,8 @@ def test_groups_fill_the_caches_and_outweigh_the_weights(width, examples, expect
         return jnp.mean(jnp.tanh(x @ w) @ w)
 
     w = jax.ShapeDtypeStruct((width, width), float)
-    passes = [
-        jax.make_jaxpr(loss)(
-            w, jax.ShapeDtypeStruct((n * examples, width), float)
-        ).jaxpr
-        for n in (1, 12)
-    ]
+    inputs = [jax.ShapeDtypeStruct((n * examples, width), float) for n in (1, 12)]
+    passes = [jax.make_jaxpr(loss)(w, x).jaxpr for x in inputs]
     assert groups.size(*passes, 12, w) == expected
 
 
@@ -186,9 +182,8 @@ SEEING = syncalgos.sync_sgd()._replace(sees_loss=True)
 
 
 def talking_values(params, buffers, batch, key):
-    return {
-        "loss": values(params, buffers, batch, key)[0]["loss"] + talking(params, batch)
-    }, buffers
+    found, buffers = values(params, buffers, batch, key)
+    return {"loss": found["loss"] + talking(params, batch)}, buffers
 
 
 def drawn_values(params, buffers, batch, key):

@@ -224,10 +224,8 @@ def test_two_optima_beyond_their_ranges_are_found_together(loader, tmp_path):
 def test_values_that_a_run_refuses_are_not_tried(loader, tmp_path):
     tune = "--tune=density=0.25:0.5:log:2+2"
     decided = config_of("--algos=topk_sgd", tune, f"--out={tmp_path}")
-    assert followed(decided, loader, float) == [
-        [("1",)],
-        [("0.833",)],
-    ]  # neither 2 nor 1.2
+    # Neither 2 nor 1.2.
+    assert followed(decided, loader, float) == [[("1",)], [("0.833",)]]
 
 
 @pytest.mark.parametrize(

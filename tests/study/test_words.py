@@ -43,42 +43,23 @@ def difference(
 
 FEW, SEEN = ": too few for an interval", " (5 seeds, 95 % interval)"
 NAMELESS = {"named": False}
-# What is said of a difference: its measure, its mean, what else is known of it, what is
-# added to the clause in a sentence, and how it is asked.
-CLAUSES = {
-    "better by 0.80 points [0.50, 1.10]": (ACCURACY, (0.008, 0.005, 0.011), {}, SEEN),
-    "worse by 0.80 points [0.50, 1.14]": (
-        ACCURACY,
-        (-0.008, -0.0114, -0.005),
-        {},
-        SEEN,
-    ),
-    "better by 0.0120 [0.0040, 0.0160]": (LOSS, (-0.012, -0.016, -0.004), {}, SEEN),
-    "worse by 13 [1, 26]": (LOSS, (13.2, 1.0, 25.6), {}, SEEN),
-    "no difference seen: 0.15 points [-0.20, 0.50]": (
-        ACCURACY,
-        (0.0015, -0.002, 0.005),
-        {},
-        SEEN,
-    ),
+# What is said of a difference with an interval: its measure, its mean and both ends.
+INTERVALS: dict[str, tuple[Any, ...]] = {
+    "better by 0.80 points [0.50, 1.10]": (ACCURACY, 0.008, 0.005, 0.011),
+    "worse by 0.80 points [0.50, 1.14]": (ACCURACY, -0.008, -0.0114, -0.005),
+    "better by 0.0120 [0.0040, 0.0160]": (LOSS, -0.012, -0.016, -0.004),
+    "worse by 13 [1, 26]": (LOSS, 13.2, 1.0, 25.6),
+    "no difference seen: 0.15 points [-0.20, 0.50]": (ACCURACY, 0.0015, -0.002, 0.005),
     "no difference seen: -0.15 points [-0.50, 0.20]": (
-        ACCURACY,
-        (-0.0015, -0.005, 0.002),
-        {},
-        SEEN,
+        *(ACCURACY, -0.0015, -0.005, 0.002),
     ),
-    "no difference seen: 0.15 points [0, 0.30]": (
-        ACCURACY,
-        (0.0015, 0.0, 0.003),
-        {},
-        SEEN,
-    ),
-    "no difference seen: -0.0015 [-0.0050, 0.0020]": (
-        LOSS,
-        (-0.0015, -0.005, 0.002),
-        {},
-        SEEN,
-    ),
+    "no difference seen: 0.15 points [0, 0.30]": (ACCURACY, 0.0015, 0.0, 0.003),
+    "no difference seen: -0.0015 [-0.0050, 0.0020]": (LOSS, -0.0015, -0.005, 0.002),
+}
+# And of any: its measure, its mean, what else is known of it, what is added to the
+# clause in a sentence, and how it is asked.
+CLAUSES = {
+    **{said: (by, figures, {}, SEEN) for said, (by, *figures) in INTERVALS.items()},
     # Without an interval.
     "ahead by 0.80 points in all 3 seeds": (ACCURACY, (0.008,), {"count": 3}, FEW),
     "behind by 0.0080 in both seeds": (LOSS, (0.008,), {"count": 2}, FEW),
@@ -287,10 +268,7 @@ ANSWERS: list[tuple[Any, ...]] = [
         [row("a", BEST[:1]), row("b", [1e-9])],
     ),
     # Of the seeds of both rows.
-    (
-        "a leads, but 4 seeds are too few to tell",
-        [row("a"), row("b", WORSE, lost=1)],
-    ),
+    ("a leads, but 4 seeds are too few to tell", [row("a"), row("b", WORSE, lost=1)]),
     (
         "a leads, but equal differences show nothing about chance",
         [row("a", [0.0] * 5), row("b", [-0.01] * 5)],

@@ -241,13 +241,8 @@ def refusals():
     return found
 
 
-WORK = {
-    f.__name__: f
-    for f in (
-        *(algorithms, alone, debugged, of_draws),
-        *(of_orbax, of_tables, refusals),
-    )
-}
+ALL = algorithms, alone, debugged, of_draws, of_orbax, of_tables, refusals
+WORK = {function.__name__: function for function in ALL}
 
 
 def work(process, processes, folder):

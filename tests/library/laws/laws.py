@@ -359,22 +359,16 @@ def called(drawn: Drawn) -> set[str]:
 
 def rate(drawn: Drawn) -> float | None:
     """The documented factor of the only algorithm, if the rest leaves it as it is."""
-    algorithms = re.findall(
-        rf"\b({'|'.join(sa.ALGORITHMS)})\((.*?)\)", drawn.expression
-    )
+    text = drawn.expression
+    algorithms = re.findall(rf"\b({'|'.join(sa.ALGORITHMS)})\((.*?)\)", text)
     if len(algorithms) != 1:
         return None
     [(name, given)] = algorithms
     rest = called(drawn) - {name} - SAME_RATE - WHOLE
-    if (
-        rest
-        or name in OTHER_RATE
-        or re.search("reducers|offset|stale", drawn.expression)
-    ):
+    if rest or name in OTHER_RATE or re.search("reducers|offset|stale", text):
         return None
-    values = parameters(name) | eval(
-        f"dict({given})", {"OPT": None, "reducers": sa.reducers}
-    )
+    own = eval(f"dict({given})", {"OPT": None, "reducers": sa.reducers})
+    values = parameters(name) | own
     doc = parsed(sa.ALGORITHMS[name])
     if values.get("reduce", "mean") not in WHOLE:
         return None
