@@ -119,11 +119,13 @@ def moved(
     found = [x if i in mine else send(x) for i, x in enumerate(leaves)]
     if not mine:
         return found
-    flat = [_to_bytes(leaves[i], lead) for i in mine]
+    own = [leaves[i] for i in mine]
+    flat = [x.reshape(*x.shape[:lead], -1).view(jnp.uint8) for x in own]
     arrived = _cut(jnp.concatenate(flat, axis=-1), send, MESSAGE // max(rows, 1))
     ends = np.cumsum([x.shape[-1] for x in flat])[:-1]
-    for i, part in zip(mine, jnp.split(arrived, ends, axis=-1), strict=True):
-        found[i] = _from_bytes(part, leaves[i].shape[lead:], leaves[i].dtype)
+    parts = jnp.split(arrived, ends, axis=-1)
+    for i, x, part in zip(mine, own, parts, strict=True):
+        found[i] = part.view(x.dtype).reshape(*part.shape[:-1], *x.shape[lead:])
     return found
 
 
@@ -156,19 +158,3 @@ def _cut(
     if not rest.size:
         return arrived
     return jnp.concatenate([arrived, send(rest)], axis=-1)
-
-
-def _to_bytes(x: jax.Array, lead: int) -> jax.Array:
-    """Returns an array's bytes, flattened after its leading axes."""
-    if x.dtype.kind == "b":
-        x = x.astype(jnp.uint8)
-    return lax.bitcast_convert_type(x, jnp.uint8).reshape(*x.shape[:lead], -1)
-
-
-def _from_bytes(x: jax.Array, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    """Inverts `_to_bytes`; further leading axes are kept."""
-    of_entry = () if dtype.itemsize == 1 else (dtype.itemsize,)
-    x = x.reshape(*x.shape[:-1], *shape, *of_entry)
-    if dtype.kind == "b":
-        return x.astype(bool)
-    return lax.bitcast_convert_type(x, dtype)
