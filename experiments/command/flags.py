@@ -151,9 +151,7 @@ def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
 
 
 def made(
-    config: type[Config],
-    values: Mapping[str, Any],
-    own: Mapping[str, Any],
+    config: type[Config], values: Mapping[str, Any], own: Mapping[str, Any]
 ) -> Config:
     """Returns a config with a parser's values.
 

@@ -101,8 +101,7 @@ class StudyConfig:
         otherwise="test_accuracy if there is one",
     )
     target: float | None = flag(
-        "value of the measure to reach, such as 0.95, for the time to target",
-        above=0,
+        "value of the measure to reach, such as 0.95, for the time to target", above=0
     )
     network: tuple[str, ...] = flag(
         "model the time on a network: '100Mbit/s, 20ms' or a preset; may be repeated",

@@ -78,10 +78,7 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
 
 @factory
 def average(
-    field: str = "params",
-    reduce: AnyReducer = reducers.mean,
-    *,
-    axis: Axis = WORKERS,
+    field: str = "params", reduce: AnyReducer = reducers.mean, *, axis: Axis = WORKERS
 ) -> Strategy:
     """Averages one field of the replica at each sync.
 
