@@ -104,12 +104,10 @@ def _check_dense_steps(config: Settings) -> None:
     The default may be beyond the end of a short run; the header then says so.
     """
     steps = config.arguments.get("dense_steps")
-    late = never_reached("--dense-steps", steps, config.steps)
-    if not late:
-        return
-    usual, _ = factories_of(config.algo, config.task, config.preset)
-    if steps != usual.defaults.get("dense_steps"):
-        raise ValueError(late)
+    if late := never_reached("--dense-steps", steps, config.steps):
+        usual, _ = factories_of(config.algo, config.task, config.preset)
+        if steps != usual.defaults.get("dense_steps"):
+            raise ValueError(late)
 
 
 def batch_unit(config: RunConfig) -> int:
