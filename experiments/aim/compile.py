@@ -102,10 +102,9 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     one = {k: x[0] for k, x in train.items()} if isinstance(train, dict) else train[0]
 
     def led_by(*axes: int) -> dict[str, jax.ShapeDtypeStruct]:
-        return {
-            name: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype)
-            for name, x in one.items()
-        }
+        return jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct((*axes, *x.shape), x.dtype), one
+        )
 
     if feeding.is_read_on_host(data):
         return led_by(*lead), None

@@ -74,10 +74,8 @@ def compared(answer: Answer) -> Comparison | None:
     sent = [x for x in traffic if x["scope"] == ACROSS and x["when"] != DISPATCH]
     found = [(x["kind"], (x["bytes"], x["calls"])) for x in sent]
     counted = [*ledger["always"].items(), *ledger["branched"].items()]
-    rows = tuple(
-        Beside(kind, *_total(counted, kind), *_total(found, kind))
-        for kind in sorted({kind for kind, _ in counted + found})
-    )
+    kinds = sorted({kind for kind, _ in counted + found})
+    rows = tuple(Beside(x, *_total(counted, x), *_total(found, x)) for x in kinds)
     is_equal = all(_same(x.counted, x.found) for x in rows)
     return Comparison(rows, is_equal, () if is_equal else _why(answer, rows, sent))
 
@@ -218,12 +216,9 @@ def compilers_words(answer: Answer) -> str:
 
 def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
     """Returns results in the order of the jobs, one for each answer so far."""
-    found = []
+    found, each = [], (None, *config.networks)  # None: on the target's own links
     for job, answer in zip(config.jobs, answers, strict=False):
-        modelled = [
-            times.modelled(answer, job, links, config.step_time)
-            for links in (None, *config.networks)  # None: on the target's own links
-        ]
+        modelled = [times.modelled(answer, job, x, config.step_time) for x in each]
         known = tuple(x for x in modelled if x is not None)
         is_asked = job.variant in config.variants
         found.append(Result(job, answer, is_asked, known, compared(answer)))

@@ -252,12 +252,8 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
             f"training example {numbers[odd]} has shapes {forms[odd]}, but example "
             f"{numbers[forms.index(usual)]} has {usual}"
         )
-    return {
-        name: np.stack([example[name] for example in examples]).reshape(
-            *rows.shape, *np.shape(first)
-        )
-        for name, first in examples[0].items()
-    }
+    found = {name: np.stack([each[name] for each in examples]) for name in forms[0]}
+    return {name: x.reshape(*rows.shape, *x.shape[1:]) for name, x in found.items()}
 
 
 def read(source: Source, number: int) -> Mapping[str, np.ndarray]:

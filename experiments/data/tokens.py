@@ -385,10 +385,8 @@ def _encoded(
         for batch in _batches(documents):
             texts = [text for text, _ in batch]
             found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            parts = (
-                x.ids + last * is_end
-                for x, (_, is_end) in zip(found, batch, strict=True)
-            )
+            pairs = zip(found, batch, strict=True)
+            parts = (x.ids + last * is_end for x, (_, is_end) in pairs)
             made = [*chain(*parts)][: None if limit is None else limit - count]
             yield made
             count += len(made)

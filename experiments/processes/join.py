@@ -358,10 +358,8 @@ def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     # processes disagree on their number.
     store, milliseconds = _store(), max(1000, round(config.init_timeout * 1000))
     store.key_value_set(f"hello/{group.process}", json.dumps(hello))
-    texts = [
-        store.blocking_key_value_get(f"hello/{i}", milliseconds)
-        for i in range(group.processes)
-    ]
+    names = [f"hello/{i}" for i in range(group.processes)]
+    texts = [store.blocking_key_value_get(name, milliseconds) for name in names]
     return [Hello(*json.loads(text)) for text in texts]
 
 

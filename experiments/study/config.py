@@ -324,7 +324,5 @@ def _check_runs(config: StudyConfig) -> None:
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, without planning them."""
-    return sum(
-        len(variant.points) * (variant.trials * config.tune_seeds + config.seeds)
-        for variant in config.variants
-    )
+    each = [(len(x.points), x.trials) for x in config.variants]
+    return sum(n * (trials * config.tune_seeds + config.seeds) for n, trials in each)

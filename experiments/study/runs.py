@@ -3,7 +3,7 @@
 import re
 import shlex
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -335,26 +335,17 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
         fixed = {k: (x,) for k, x in best.values.items()} if is_near else tried
         fixed |= {own.flag: own.more(tried[own.flag], best.values[own.flag], is_near)}
         grid = [x._replace(values=fixed[x.flag]) for x in ranges]
-        found = [*_possible(study, loader, made, combinations(grid))]
+        found = []
+        for values in combinations(grid):
+            # Beyond the ends that the user gave, a value may be impossible.
+            with suppress(BadRequest, ValueError):
+                each = trial(study, made, values)
+                loader.plan(each.config_of(FIRST_TUNING_SEED))
+                found.append(each)
         trials += found
         yield found
         if found and not is_near:  # the best of another flag may lie at an end now
             turns = all_turns
-
-
-def _possible(
-    study: StudyConfig,
-    loader: Loader,
-    made: RunSet,
-    values: Iterable[Mapping[str, str]],
-) -> Iterator[RunSet]:
-    """Yields the trials of values, except those that a run refuses."""
-    for each in values:
-        # Beyond the ends that the user gave, a value may be impossible.
-        with suppress(BadRequest, ValueError):
-            found = trial(study, made, each)
-            loader.plan(found.config_of(FIRST_TUNING_SEED))
-            yield found
 
 
 def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:

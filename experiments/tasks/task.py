@@ -298,10 +298,9 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     Raises:
         ValueError: it returns no loss per example.
     """
-    training, evaluation = (
-        jax.eval_shape(values_of(task, train), params, buffers, _two_of(test))
-        for train in (True, False)
-    )
+    given = params, buffers, _two_of(test)
+    training = jax.eval_shape(values_of(task, True), *given)
+    evaluation = jax.eval_shape(values_of(task, False), *given)
     for values in (training, evaluation):
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):

@@ -183,10 +183,8 @@ def _load(
     if tokenizer is None:
         tokenizer = tokens.trained(texts[0], size, end, folder)
     # All of the held-out text is used.
-    made = [
-        tokens.tokenized(x, tokenizer, end, most, folder)
-        for x, most in zip(texts, (limit, None), strict=False)
-    ]
+    limits = zip(texts, (limit, None), strict=False)
+    made = [tokens.tokenized(x, tokenizer, end, most, folder) for x, most in limits]
     rows = [x.values for x in made]
     if len(rows) == 1:
         cut = int(len(rows[0]) * (1 - share))

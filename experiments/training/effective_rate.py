@@ -66,10 +66,7 @@ def _probe(
     track: Callable[[float], Track], lr: float, sizes: list[int], tolerance: float
 ) -> float | None:
     """Returns the effective rate, from the center's tracks for two gradients."""
-    ratios = [
-        _steady_rate(track(gradient), sizes, tolerance) / (-lr * gradient)
-        for gradient in (1.0, 2.0)
-    ]
+    ratios = [_steady_rate(track(g), sizes, tolerance) / (-lr * g) for g in (1.0, 2.0)]
     if not np.isfinite(ratios).all():
         return float("nan")
     # A sign method moves as far with twice the gradient: it has no rate.

@@ -316,9 +316,8 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
 def _row_sparse(config: Settings, tables: Tables) -> Reducer:
     """Makes the reducer for the rows that all microbatches of a step touch."""
     examples = config.batch_size // config.workers // config.accumulate
-    rows = {
-        name: config.accumulate * count for name, count in tables.rows(examples).items()
-    }
+    each = tables.rows(examples)
+    rows = {name: config.accumulate * count for name, count in each.items()}
     return row_sparse(rows, tables=tables.names)
 
 
