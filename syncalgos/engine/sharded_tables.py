@@ -280,14 +280,13 @@ def _of_rows(
     """Marks the leaves of opt_state that have rows: they grow with the tables."""
 
     def shapes(more: int) -> list[tuple[int, ...]]:
+        def grown(own: bool, x: jax.Array) -> jax.ShapeDtypeStruct:
+            shape = (len(x) + more, *x.shape[1:]) if own else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
         leaves, form = jax.tree.flatten(params)
-        grown = [
-            jax.ShapeDtypeStruct(
-                (len(x) + more, *x.shape[1:]) if own else x.shape, x.dtype
-            )
-            for own, x in zip(which, leaves, strict=True)
-        ]
-        state = jax.eval_shape(optimizer.init, form.unflatten(grown))
+        larger = form.unflatten(map(grown, which, leaves))
+        state = jax.eval_shape(optimizer.init, larger)
         return [x.shape for x in jax.tree.leaves(state)]
 
     return [a != b for a, b in zip(shapes(0), shapes(1), strict=True)]

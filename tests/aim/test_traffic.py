@@ -53,11 +53,8 @@ def test_scope_is_that_of_the_workers(each, scope):
 )
 def test_network_is_between_hosts_where_a_group_is_on_several(groups, network, rings):
     [row] = rows_of(sent(groups=groups))
-    assert (row["network"], row["group"], row["rings"]) == (
-        network,
-        len(groups[0]),
-        rings,
-    )
+    found = row["network"], row["group"], row["rings"]
+    assert found == (network, len(groups[0]), rings)
 
 
 def test_all_to_all_sends_to_each_device_itself():
