@@ -113,11 +113,9 @@ def train(
             config = replace(config, algo=OWN, arguments={})
     # Defaults are filled in as the command does, so that both can resume a run.
     algo, own_task = own_of(config.algo, config.task, config.preset)
-    config = replace(
-        config,
-        arguments=algo.defaults | {**config.arguments},
-        task_arguments=own_task.defaults | {**config.task_arguments},
-    )
+    own = algo.defaults | {**config.arguments}
+    of_task = own_task.defaults | {**config.task_arguments}
+    config = replace(config, arguments=own, task_arguments=of_task)
     run = prepare(config, task=task, strategy=strategy)
     # A program that embeds Python may have no argv.
     with opened(run, config.out, getattr(sys, "argv", []), started) as folder:

@@ -347,10 +347,8 @@ def _store() -> Any:
 
 def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     """Sends this process's introduction to all, and returns theirs."""
-    facts = {
-        flag_of(name): files.plain(value)
-        for name, value in config.values("run", "start").items()
-    }
+    values = config.values("run", "start")
+    facts = {flag_of(name): files.plain(value) for name, value in values.items()}
     facts |= {"--num-processes": group.processes, **versions()}
     out = config.out or run_folder.default_out(config.task, config.algo)
     hello = Hello([*network.host()], facts, str(out))

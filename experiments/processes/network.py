@@ -149,11 +149,8 @@ def detected(seconds: float) -> ProcessGroup:
     Raises:
         ValueError: the variables are missing or have wrong values.
     """
-    given = [
-        names
-        for names in (TORCH, SKYPILOT)
-        if all(os.environ.get(name, "").split() for name in names[:3])
-    ]
+    there = {name for name, value in os.environ.items() if value.split()}
+    given = [names for names in (TORCH, SKYPILOT) if there.issuperset(names[:3])]
     number, count, where = _by_variables(*given[0]) if given else _by_jax(seconds)
     if not 0 <= number < count:
         raise ValueError(

@@ -498,11 +498,8 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
         shown["seeds of a trial"] = str(config.tune_seeds)
     given = {r.variant.label: r.config.get("arguments") for r in runs}
     if len(given) <= MOST_NAMED:
-        own = [
-            f"{k}: {', '.join(f'{a} {b}' for a, b in x.items())}"
-            for k, x in given.items()
-            if x
-        ]
+        words = {k: [f"{a} {b}" for a, b in x.items()] for k, x in given.items() if x}
+        own = [f"{k}: {', '.join(each)}" for k, each in words.items()]
         shown |= {"arguments": "; ".join(own)} if own else {}
     if swept := config.swept:
         shown["swept"] = f"{swept.flag} over {', '.join(swept.values)}"
@@ -634,12 +631,8 @@ def _on_examples(
     widths = [y - x for x, y in ends if x is not None and y is not None]
     if widths and 10 / test > min(widths):
         yield say("examples", points=100 / test, test=test)
-    held_out = {
-        (r.variant.label, r.point): x.any["examples"]["test"]
-        for r in runs
-        for x in r.trials
-        if x.summaries
-    }
+    tried = [(r, x) for r in runs for x in r.trials if x.summaries]
+    held_out = {(r.variant.label, r.point): x.any["examples"]["test"] for r, x in tried}
     near = []
     for t in report.tuning:
         own = [x for x in t.scores if x is not None]
