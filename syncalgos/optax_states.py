@@ -26,7 +26,7 @@ REFUSED = {
 """Why some optimizers cannot be inner optimizers, by a state within theirs."""
 
 GIVEN_LOSS = {"HutchinsonState"}
-"""Those of them that an optax loop gives the loss."""
+"""States of these to whose optimizers an optax loop can give the loss."""
 
 FOLLOWS_LOSS = {"ReduceLROnPlateauState"}
 """States of optimizers whose rates follow the loss."""
