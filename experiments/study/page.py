@@ -28,6 +28,7 @@ TIED = re.compile(
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 # What is special to TeX.
 WORDS = {"±": r"$\pm$", "\\": r"\textbackslash{}", "~": r"\~{}", "^": r"\^{}"}
+WORDS |= {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 MINUS = re.compile(r"(?<=[\s\[])-(?=\d)")
 TEX = str.maketrans({c: f"\\{c}" for c in "&%$#_{}"} | WORDS)
 

@@ -340,7 +340,7 @@ def test_labels_cannot_become_tags_and_end_no_cell_early(tmp_path, monkeypatch):
     assert [len(re.findall(r"(?<!\\)&", x)) for x in rows] == [6] * (
         1 + len(ALGORITHMS)
     )
-    assert not re.search(r"(?<!\\)[#_]", "".join(rows))
+    assert not re.search(r"(?<!\\)[#_]|[<>|]", "".join(rows))
 
 
 def test_a_sweep_has_a_panel_and_a_group_of_rows_for_each_value():
