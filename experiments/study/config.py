@@ -23,7 +23,7 @@ from experiments.command.settings import (
     flag,
     settings_of,
 )
-from experiments.command.words import as_words, cleaned, flag_groups
+from experiments.command.words import as_words, cleaned, flag_groups, parameter
 from experiments.study import presets, variants
 from experiments.study.variants import MOST_RUNS, Range, Variant, Words, read_range
 from experiments.training import config as training
@@ -301,6 +301,9 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
         yield "--worker-batch and --batch-size both set the batch: give one"
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
         yield "--worker-batch cannot be used while --workers is tuned"
+    own = {parameter(words[0]) for x in config.variants for words in x.own_flags}
+    if config.worker_batch and "workers" in own:
+        yield "--worker-batch needs one --workers for all: give it beside --algos"
     if config.scheduler is not None and config.jobs > 1:
         yield "--jobs starts Dask workers, but --scheduler uses running ones: give one"
     if config.list and config.is_parallel:

@@ -193,6 +193,7 @@ EARLY |= {
     "compare --worker-batch 8 --batch-size 64": ["--worker-batch", "--batch-size"],
     "compare --worker-batch 8 --sweep batch-size=8,16": ["--worker-batch", "batch"],
     "compare --worker-batch 8 --tune workers=2,4": ["--worker-batch", "--workers"],
+    "compare --worker-batch 8 --algos 'bmuf --workers=2'": ["one --workers for all"],
     "compare --tune lr=0.1,0.2 --validation 0.1": ["--validation"],
     "compare --tune lr=0.1,0.10": ["lr=0.1,0.10"],
     # Entries of the track.
