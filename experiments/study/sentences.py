@@ -496,7 +496,11 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
     shown = {"task": task, "seeds": f"0 to {config.seeds - 1}"}
     if config.tuned:
         shown["seeds of a trial"] = str(config.tune_seeds)
-    given = {r.variant.label: r.config.get("arguments") for r in runs}
+    given: dict[str, dict[str, Any]] = {}
+    for r in runs:  # what differs between the points is swept or tuned
+        own = r.config.get("arguments") or {}
+        known = given.get(r.variant.label, own).items()
+        given[r.variant.label] = {k: x for k, x in known if own.get(k) == x}
     if len(given) <= MOST_NAMED:
         words = {k: [f"{a} {b}" for a, b in x.items()] for k, x in given.items() if x}
         own = [f"{k}: {', '.join(each)}" for k, each in words.items()]

@@ -717,8 +717,12 @@ def test_figures_have_no_time_on_a_network_that_nobody_named(make_study):
 def test_settings_and_environment_are_those_of_the_runs(make_study):
     study = make_study("--sweep=period=2,4", seeds=2)
     sizes = {"train": 4000, "test": 1000}
-    found = analysis.report(study, made(study, SWEPT, examples=sizes), "")
+    made_runs = made(study, SWEPT, examples=sizes)
+    for r, period in zip(made_runs[1:], (2, 4), strict=True):
+        r.config["arguments"] = {"period": period, "nesterov": True}
+    found = analysis.report(study, made_runs, "")
     expected = {
+        "arguments": "bmuf: nesterov True",  # the rows give the period
         **{"task": "digits", "workers": "2", "local steps": "30"},
         **{"global batch": "16", "seeds": "0 to 1", "inner optimizer": "sgd"},
         **{"momentum": "0.9", "devices": "2 × cpu", "task: model": "mlp"},
