@@ -340,7 +340,7 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
         differ, "" elsewhere; the ratio of the largest effective rate to the smallest;
         and remarks.
     """
-    is_tuned = any("lr" in each.flags for each in config.tuned)
+    is_tuned = any("lr" in x.flags and len(x.values) > 1 for x in config.tuned)
     # One algorithm at several rates is a study of rates.
     methods = {
         (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))

@@ -610,7 +610,8 @@ def _on_tuning(
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
         yield say("budgets")
-    tuned = ", --".join(" or --".join(each.flags) for each in config.tuned)
+    several = [x for x in config.tuned if len(x.values) > 1] or config.tuned
+    tuned = ", --".join(" or --".join(x.flags) for x in several)
     if tuned:
         yield say(
             "tuned" if max(budgets) > 1 else "untuned",

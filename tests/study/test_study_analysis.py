@@ -659,6 +659,7 @@ SWEPT_RATE = "--sweep=lr=0.1,1"
         ([SWEPT_RATE], [(0.1, 0.1), (1.0, 1.0)] * 2, ""),
         ([], [(0.05, 0.05), (0.05, 0.07)], ""),  # not far enough apart
         (["--tune=lr=0.1,0.2"], NOMINAL, ""),
+        (["--tune=lr=0.1", "--tune=period=2,4"], NOMINAL, ONE_NOMINAL),
         (["--tune=block_lr|lr=0.1,0.2"], NOMINAL, ""),  # one range tunes both
         # One algorithm at several rates compares rates and means to.
         (["--algos=bmuf --lr 0.1,bmuf --lr 1"], [(0.1, 0.8), (1.0, 8.0)], ""),
@@ -685,11 +686,12 @@ def test_where_effective_rates_differ_the_report_says_on_what_terms(
 ):
     study = make_study(*argv)
     if study.tune:
-        lr = {"0.1": [0.5], "0.2": [0.4]}
+        lr = {"0.1": [0.5], "0.2": [0.4], "0.1,2": [0.5], "0.1,4": [0.4]}
         tried(points(study), {"sync_sgd": lr, "bmuf": lr})
     found = rated(study, rates)
     assert found.terms == terms
     assert ("unfair" in told(found)) == bool(terms)
+    assert not any(x.startswith("--lr, --period: tuned") for x in found.remarks)
     assert terms in page.screen(found, study.out).splitlines()[1]
     if terms == ONE_NOMINAL:
         assert {x.comparison.verdict for x in found.rows} <= {"baseline", "above"}
