@@ -4,8 +4,6 @@ Rows are compared by their paired differences: from the baseline, and from the b
 """
 
 import math
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 from statistics import median
@@ -52,7 +50,6 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
     rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
     about = sentences.settings(config, runs)
-    machine = f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores"
     found = Report(
         measure=by,
         baseline=label,
@@ -70,7 +67,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
         title=sentences.titled([x.label for x in config.variants], about["task"]),
         sentences=said,
         settings=about,
-        environment={**runs[0].config["versions"], "machine": machine},
+        environment=sentences.environment(runs),
         command=command,
         paper=presets.paper(config.preset) if config.preset in presets.NAMES else None,
     )

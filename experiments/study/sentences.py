@@ -3,6 +3,7 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -516,6 +517,19 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
         pairs = (f"{r.name}: {x}" for r, x in zip(runs, values, strict=True))
         shown[name] = values[0] if len(set(values)) == 1 else "; ".join(pairs)
     return shown
+
+
+def environment(runs: Sequence[RunSet]) -> dict[str, str]:
+    """Returns the versions and machines of all runs, those that tune among them."""
+    found: dict[str, dict[str, None]] = {}
+    for r in chain(runs, *(r.trials for r in runs)):
+        for s in r.summaries.values():
+            # Runs of earlier versions do not say their processor.
+            processor = f" ({s['processor']})" if "processor" in s else ""
+            own = {"machine": f"{s['devices']} × {s['platform']}{processor}"}
+            for name, x in {**s.get("versions", r.config["versions"]), **own}.items():
+                found.setdefault(name, {})[x] = None
+    return {name: listed([*each]) for name, each in found.items()}
 
 
 def _sizes(r: RunSet) -> str | None:

@@ -719,7 +719,8 @@ def test_figures_have_no_time_on_a_network_that_nobody_named(make_study):
 def test_settings_and_environment_are_those_of_the_runs(make_study):
     study = make_study("--sweep=period=2,4", seeds=2)
     sizes = {"train": 4000, "test": 1000}
-    made_runs = made(study, SWEPT, examples=sizes)
+    own = {("bmuf", 1): {"versions": {"syncalgos": "1.3"}, "processor": "P"}}
+    made_runs = made(study, SWEPT, own=own, examples=sizes)
     for r, period in zip(made_runs[1:], (2, 4), strict=True):
         r.config["arguments"] = {"period": period, "nesterov": True}
     found = analysis.report(study, made_runs, "")
@@ -734,7 +735,8 @@ def test_settings_and_environment_are_those_of_the_runs(make_study):
     assert expected.items() <= found.settings.items()
     assert "period over 2, 4" in found.settings["swept"]
     assert not {"weight decay", "gradients clipped to"} & found.settings.keys()
-    assert found.environment["syncalgos"] == "1.2.3"
+    expected = {"syncalgos": "1.2.3 and 1.3", "machine": "2 × cpu and 2 × cpu (P)"}
+    assert found.environment == expected
 
 
 @pytest.mark.parametrize(("files", "named"), [("aa", "a.csv"), ("ab", "digits")])
