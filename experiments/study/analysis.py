@@ -47,7 +47,8 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     is_given = config.baseline is not None
     rows, said = against_baseline(rows, label, by, is_named, is_given)
     seconds, how = _step_seconds(config.step_time, runs)
-    curves = [curve_of(r, seconds, config.networks, config.fused) for r in runs]
+    pairs = zip(runs, seconds, strict=True)
+    curves = [curve_of(r, x, config.networks, config.fused) for r, x in pairs]
     rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
     about = sentences.settings(config, runs)
     found = Report(
@@ -98,24 +99,36 @@ def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
     )
 
 
-def _step_seconds(given: float | None, runs: Sequence[RunSet]) -> tuple[float, str]:
-    """Returns the seconds of one worker's local step, and their origin in words."""
+def _step_seconds(
+    given: float | None, runs: Sequence[RunSet]
+) -> tuple[list[float], str]:
+    """Returns the seconds of a worker's local step by run set, and their origin."""
     if given is not None:
-        return given, "as given"
-    # One time for all algorithms: on a shared machine their own arithmetic is within
-    # the noise.
+        return [given for _ in runs], "as given"
+    # One time for all algorithms with equal work: on a shared machine their own
+    # arithmetic is within the noise.
     found = [
-        s["seconds"] / s["steps"] * s["devices"] / _size(s) / s["workers"]
+        (_work(r), s["seconds"] / s["steps"] * s["devices"] / _size(s) / s["workers"])
         for r in runs
         for s in r.summaries.values()
         if s["steps"] and s["seconds"]
     ]
     if not found:
-        return 0.0, "not measured"
+        return [0.0 for _ in runs], "not measured"
+    own = [[x for work, x in found if work == _work(r)] for r in runs]
+    seconds = [median(each or [x for _, x in found]) for each in own]
     kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
-    own = "one of these" if sizes == {1} else "its own"
-    how = f"the median of {len(found)} runs here, for a worker that has {own} {kind}"
-    return median(found), f"{how} devices to itself"
+    whose = "one of these" if sizes == {1} else "its own"
+    how = f"the median of {len(found)} runs here"
+    if len({*map(_work, runs)}) > 1:
+        how = "the medians of runs here with equal models, optimizers and batches"
+    return seconds, f"{how}, for a worker that has {whose} {kind} devices to itself"
+
+
+def _work(r: RunSet) -> str:
+    """Returns what decides the time of a local step, beside the algorithm."""
+    s, task = r.config["settings"], r.config["task_arguments"]
+    return str([task, s["batch_size"] / s["workers"], s["optimizer"]])
 
 
 def _size(summary: Mapping[str, Any]) -> int:

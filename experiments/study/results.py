@@ -183,7 +183,7 @@ class Report(NamedTuple):
         target: the target for "time to target", unscaled; None without one.
         curves: the curves, in the order of the rows.
         networks: networks on which time is modelled.
-        step_seconds: seconds of one worker's local step, and their origin in words.
+        step_seconds: seconds of a worker's local step by row, and their origin.
         sweep: the swept flag; "" without a sweep.
         tuning: scores by variant and flag; empty without tuning.
         title: the title, such as "sync_sgd, bmuf and diloco on digits".
@@ -208,7 +208,7 @@ class Report(NamedTuple):
     target: float | None = None
     curves: Sequence[Curve] = ()
     networks: Sequence[Network] = ()
-    step_seconds: tuple[float, str] = (0.0, "")
+    step_seconds: tuple[Sequence[float], str] = ((0.0,), "")
     sweep: str = ""
     tuning: Sequence[Tuning] = ()
     title: str = ""

@@ -572,9 +572,6 @@ def remarks(
     yield from _on_tuning(config, runs, report.tuning)
     yield from _on_examples(config, runs, report)
     settings = [r.config["settings"] for r in runs]
-    shares = {s["batch_size"] / s["workers"] for s in settings}
-    if len(shares) > 1 and config.step_time is None:
-        yield say("step_times")
     # Shards follow from the seed and the number of workers.
     if (kinds := {s["partition"] for s in settings}) != {"iid"}:
         yield say("partition", partition=", ".join(sorted(kinds)))

@@ -73,7 +73,7 @@ def made_up(
         rows=[row(*each) for each in every],
         curves=[curve(*each) for each in every],
         networks=NETWORKS,
-        step_seconds=(STEP_SECONDS, "measured here"),
+        step_seconds=([STEP_SECONDS], "measured here"),
         sweep=sweep,
         tuning=[scores(*each) for each in every] if tuned else [],
         settings={"task": "digits", "workers": "8", "partition": "iid"},

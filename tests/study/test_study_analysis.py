@@ -243,7 +243,7 @@ def test_modelled_time_is_computation_and_every_message(plain):
     assert bmuf.seconds[SLOW.name] == pytest.approx(expected)
     assert found.rows[1].seconds[SLOW.name] == pytest.approx(expected[-1])
     assert found.rows[1].seconds[FAST.name] == pytest.approx(15 + 3 * 1e-4)
-    assert found.step_seconds == (STEP_TIME, "as given")
+    assert found.step_seconds == ([STEP_TIME] * 2, "as given")
 
 
 def test_time_to_target_is_that_of_the_first_evaluation_as_good(plain):
@@ -288,11 +288,24 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
     """2 devices of 2 workers take 6 s of 30 steps: 0.2 s; as lanes of one, 0.1 s."""
     study = replace(make_study(seeds=3), step_time=None)
     runs = made(study, {("sync_sgd", ""): [0.8] * 3, ("bmuf", ""): [0.7] * 3})
-    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx(0.2)
+    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.2] * 2)
     for summary in (s for r in runs for s in r.summaries.values()):
         summary["devices"] = 1
     runs[0].summaries[0]["seconds"] = 1e6  # one that was disturbed
-    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx(0.1)
+    assert analysis.report(study, runs, "").step_seconds[0] == pytest.approx([0.1] * 2)
+
+
+@pytest.mark.parametrize("place", ["task_arguments", "settings"])
+def test_runs_of_unlike_models_or_batches_have_their_own_times_of_a_step(
+    make_study, place
+):
+    study = replace(make_study(seeds=1), step_time=None)
+    own = {("bmuf", 0): {"seconds": 60.0}}
+    runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]}, own=own)
+    runs[1].config[place] |= {"model": "cnn", "batch_size": 32}
+    found = analysis.report(study, runs, "")
+    assert found.step_seconds[0] == pytest.approx([0.2, 2])
+    assert [x.seconds[FAST.name] for x in found.rows] == pytest.approx([6.003, 60.0003])
 
 
 def test_what_could_not_be_counted_has_no_time_and_the_report_says_so(plain):
@@ -616,15 +629,6 @@ def test_a_fair_study_of_enough_seeds_needs_no_remark(plain):
     found = plain([0.8] * 5, [0.7] * 5)
     assert found.remarks == [] and found.tuning == [] and found.paper is None
     assert [row.tuned for row in found.rows] == [{}, {}]
-
-
-@pytest.mark.parametrize("given", [True, False])
-def test_one_time_of_a_step_for_unlike_batches_is_remarked_on(make_study, given):
-    study = make_study(seeds=1)
-    study = study if given else replace(study, step_time=None)
-    runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]})
-    runs[0].config["settings"]["batch_size"] *= 2
-    assert ("step_times" in told(analysis.report(study, runs, ""))) != given
 
 
 # Learning rates.
