@@ -249,9 +249,9 @@ def against_baseline(
             is_named = named and not loser.at_edge
             comparison = sentences.in_words(difference, by, count, is_named)
             comparison = comparison._replace(retuned=retuned(row, base, difference))
-            lost = [sentences.diverged(x) for x in (row, base) if x.diverged]
-            said = f"{row.name} against {base.name}: {comparison.sentence}"
-            told.append(" ".join([said, *lost]))
+            told.append(f"{row.name} against {base.name}: {comparison.sentence}")
+            pairs = ((x.name, sentences.lost(x)) for x in (row, base))
+            told[-1] += "".join(f" {name}: {lost}." for name, lost in pairs if lost)
         judged.append(row._replace(comparison=comparison))
     return judged, told
 

@@ -122,8 +122,8 @@ def prose(text: str) -> Markup:
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     """Returns the texts of a row by column, with or without modelled times."""
-    measure = sentences.spread(row.measure, report.measure)
-    measure = "all diverged" if row.diverged and not row.measure else measure
+    gone = "all diverged" if row.diverged == row.seeds else "undefined"
+    measure = sentences.spread(row.measure, report.measure) if row.measure else gone
     swept = {report.sweep: row.point.partition("=")[2]} if report.sweep else {}
     found = {"algorithm": row.label, **swept}
     found[report.measure.name] = measure

@@ -96,7 +96,7 @@ class Row(NamedTuple):
         point: value of the sweep, such as "workers=4"; "" without a sweep.
         seeds: number of runs.
         diverged: number of runs that diverged; measure and loss leave them out.
-        measure: the study's measure; None if all runs diverged.
+        measure: the study's measure; None if no run has it.
         loss: the test loss; None if all runs diverged.
         lr: nominal learning rate.
         effective_lr: None for methods without one, NaN if none was found.
@@ -105,7 +105,7 @@ class Row(NamedTuple):
         bytes_per_worker: the most bytes that a worker sent; None if not counted.
         syncs: number of steps that send; None if not counted, or if seeds differ.
         command: command that makes these runs, without --seed.
-        final: the measure at the end by seed, of runs that did not diverge.
+        final: the measure at the end by seed, of runs that have it.
         comparison: the comparison with the baseline.
         seconds: modelled seconds of the whole run, by the network's name.
         to_target: modelled seconds until the mean reaches the target, by the network's
@@ -150,9 +150,9 @@ class Ranking(NamedTuple):
 
     Attributes:
         rows: all rows, in the order of --algos.
-        top: the best row; None if all runs diverged.
+        top: the best row; None if no run has a result.
         kinds: the other rows by the kind of their comparison to the best, or "lost" if
-            all their runs diverged, in the order of FINDINGS.
+            none of their runs has a result, in the order of FINDINGS.
         comparisons: the number of comparisons that p-values are corrected for.
     """
 
@@ -224,7 +224,7 @@ class Report(NamedTuple):
 
     @property
     def top(self) -> Row | None:
-        """The row with the best mean; None if all runs diverged."""
+        """The row with the best mean; None if no run has a result."""
         return leader(self.rows, self.measure)
 
 

@@ -132,8 +132,13 @@ class RunSet(NamedTuple):
         return next(iter((self.fine or self.summaries).values()))
 
     def final(self, by: Measure) -> dict[int, float]:
-        """Returns the measure at the end by seed, of runs that did not diverge."""
-        return {seed: s[by.key] for seed, s in self.fine.items()}
+        """Returns the measure at the end by seed, of runs that have it."""
+        pairs = self.fine.items()
+        return {seed: s[by.key] for seed, s in pairs if s[by.key] is not None}
+
+    def lost(self, by: Measure) -> int:
+        """Returns the number of runs that diverged, or whose measure is undefined."""
+        return len(self.summaries) - len(self.final(by))
 
     @property
     def sends(self) -> list[Sends] | None:
@@ -293,7 +298,7 @@ class Tuning(NamedTuple):
         flag: the tuned flag, such as "lr".
         values: the values that were tried.
         scores: for each value, the mean measure on validation data of the best trial
-            with this value; None where a run diverged.
+            with this value; None where a run diverged, or has no measure.
         chosen: the best value.
         at_edge: whether the best value is at an end of the range, so that a value
             beyond it may be better.
@@ -377,11 +382,12 @@ def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
 
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
-    """Returns a rank that is higher for fewer diverged runs, then a better measure."""
-    if not trial.fine:
-        return (-trial.diverged,)
+    """Returns a rank that is higher for fewer lost runs, then a better measure."""
+    lost = trial.lost(by)
+    if not trial.final(by):
+        return (-lost,)
     # The loss decides between equal accuracies, which are common on little data.
-    return -trial.diverged, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+    return -lost, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
 
 
 def _graded(scores: Any, by: Measure) -> Any:
@@ -407,7 +413,7 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
         # The score of a value is that of its best trial over all other tuned flags.
         tops = {x.values[flag]: x for x in sorted(trials, key=rank)}
         values = sorted(tops, key=float)
-        scores = [None if tops[x].diverged else _mean(tops[x], by) for x in values]
+        scores = [None if tops[x].lost(by) else _mean(tops[x], by) for x in values]
         # The middle 95 %, and the best value, which no resample may have chosen.
         picked = sorted(float(x.values[flag]) for x in resampled)
         cut = len(picked) * 25 // 1000
@@ -431,7 +437,7 @@ def tuning_of(tuned: RunSet, by: Measure) -> list[Tuning]:
 
 def _best_of_resamples(trials: Sequence[RunSet], by: Measure) -> list[RunSet]:
     """Returns the best trial of each resample of the seeds; none for too few seeds."""
-    fine = [trial for trial in trials if not trial.diverged]
+    fine = [trial for trial in trials if not trial.lost(by)]
     seeds = sorted(set.intersection(*(set(x.final(by)) for x in fine))) if fine else []
     if len(seeds) < MIN_SEEDS:
         return []

@@ -100,9 +100,11 @@ def ends(rows: Sequence[Row], by: Measure) -> str:
     return with_unit(" to ".join(limits), by)
 
 
-def diverged(row: Row) -> str:
-    """Returns a sentence that says how many runs diverged."""
-    return f"{row.name} diverged in {row.diverged} of {row.seeds} runs."
+def lost(row: Row) -> str:
+    """Returns how many runs have no result, and why; "" if all have one."""
+    undefined = row.seeds - row.diverged - (row.measure.count if row.measure else 0)
+    why = {"diverged": row.diverged, "ended with an undefined result": undefined}
+    return listed([f"{n} of its {row.seeds} runs {x}" for x, n in why.items() if n > 0])
 
 
 def sent(row: Row) -> str:
@@ -293,7 +295,7 @@ def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the line about the best of these rows, and how certain it is."""
     top, kinds, others = ranking.top, ranking.kinds, len(ranking.rows) - 1
     if top is None:
-        return "All runs diverged"
+        return "No run has a result"
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
     alike, edge = [*kinds["doubtful"], *kinds["unseen"]], kinds["edge"]
@@ -303,8 +305,8 @@ def _line(ranking: Ranking, by: Measure) -> str:
         but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
         if count >= MIN_SEEDS:
             but = "equal differences show nothing about chance"
-    elif top.diverged:
-        but = f"{top.diverged} of its {top.seeds} runs diverged"
+    elif lost(top):
+        but = lost(top)
     elif alike and len(alike) == others:
         return _unseen(top, alike, by)
     elif alike:
@@ -335,13 +337,13 @@ def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     sweep = next(iter(points)).partition("=")[0]
     tops = [x.top for x in points.values() if x.top is not None]
     if not tops:
-        return "All runs diverged"
+        return "No run has a result"
     times = Counter(top.label for top in tops).most_common()
     each = ", ".join(f"{label} at {count}" for label, count in times)
     text = f"Best mean {by.name}: {each} of {len(points)} values of {sweep}"
     if times[0][1] == len(points):
         text = f"{times[0][0]} has the best mean {by.name} at every value of {sweep}"
-    return text + "; some of these runs diverged" * any(x.diverged for x in tops)
+    return text + "; some of these runs have no result" * any(map(lost, tops))
 
 
 def answer(report: Report) -> str:
@@ -371,7 +373,7 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
     """
     rows, top, kinds, count = ranking
     if top is None or top.measure is None:
-        return f"All runs of {listed([row.label for row in rows])} diverged."
+        return f"No run of {listed([row.label for row in rows])} has a result."
     if not is_ranked:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
@@ -385,11 +387,10 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
 
 
 def _several(rows: Sequence[Row]) -> str:
-    """Returns labels with the number of diverged runs; for many rows, their number."""
+    """Returns labels with the number of lost runs; for many rows, their number."""
     if len(rows) > MOST_NAMED:
         return f"{len(rows)} others"
-    lost = " ({x.diverged} of {x.seeds} runs diverged)"
-    some = [lost.format(x=x) if x.diverged and x.measure else "" for x in rows]
+    some = [f" ({lost(x)})" if lost(x) and x.measure else "" for x in rows]
     return listed([x.label + text for x, text in zip(rows, some, strict=True)])
 
 
@@ -561,9 +562,9 @@ def remarks(
     config: StudyConfig, runs: Sequence[RunSet], report: Report
 ) -> Iterator[str]:
     """Yields the warnings that a reader of the figures needs."""
-    lost = [row for row in report.rows if row.diverged]
-    told = [diverged(row) for row in lost]
-    if any(row.measure for row in lost):
+    gone = [row for row in report.rows if lost(row)]
+    told = [f"{row.name}: {lost(row)}." for row in gone]
+    if any(row.measure for row in gone):
         told[-1] += f" {say('others')}"
     yield from told
     if config.seeds < MIN_SEEDS:

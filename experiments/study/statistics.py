@@ -102,9 +102,8 @@ class Band(NamedTuple):
 
 
 def is_fine(summary: Mapping[str, Any]) -> bool:
-    """Whether a run counts: its losses and its last test figures were finite."""
-    kept = (k for k in summary if k.startswith("test_") and k != ACCURACY.key)
-    return not summary["diverged"] and all(summary[k] is not None for k in kept)
+    """Whether a run counts: its losses were finite, its last test loss among them."""
+    return not summary["diverged"] and summary[LOSS.key] is not None
 
 
 def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
@@ -119,7 +118,9 @@ def measure(key: str | None, summaries: Sequence[Mapping[str, Any]]) -> Measure:
         ValueError: the runs lack this measure.
     """
     figures = [summary.items() for summary in summaries if is_fine(summary)]
-    known = {k for k, x in chain.from_iterable(figures) if x is not None}
+    # A task without an accuracy has None for it. Other figures may be undefined.
+    pairs = chain.from_iterable(figures)
+    known = {k for k, x in pairs if x is not None or k != ACCURACY.key}
     if key is None:
         return ACCURACY if ACCURACY.key in known else LOSS
     # If all runs diverged, nothing is compared and no name can be checked.

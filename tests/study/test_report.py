@@ -230,7 +230,7 @@ def test_a_chosen_trial_has_a_ring_and_a_diverged_one_a_cross(sweep):
             assert places[:, 1] == pytest.approx(at)
             crosses += 1
     assert crosses == len(panels)
-    assert "× at the bottom: a run diverged." in plotted(report)["tuning-lr"].note
+    assert "× at the bottom: a run has no score." in plotted(report)["tuning-lr"].note
 
 
 def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():

@@ -18,7 +18,7 @@ from experiments.study.config import StudyConfig
 from experiments.study.results import BY_DEFAULT, BY_HAND, ONE_NOMINAL
 from experiments.study.runs import RunSet, trial
 from experiments.study.sentences import laws
-from experiments.study.statistics import ACCURACY, LOSS, paired
+from experiments.study.statistics import ACCURACY, LOSS, Measure, paired
 from experiments.study.study import study_lines
 from experiments.study.variants import combinations
 from experiments.training import run_folder
@@ -417,6 +417,26 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
     assert (row.diverged, known(row.loss)) == (1, (pytest.approx(0.3), None, 1))
 
 
+def test_a_figure_that_is_undefined_is_missing_alone(make_study):
+    """As a precision without positives, 0/0: null in the files."""
+    study = make_study(seeds=2)
+    runs = made(study, {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2})
+    for summary in (*runs[0].summaries.values(), bmuf := runs[1].summaries[0]):
+        summary["test_miss"] = 0.5
+    runs[1].summaries[1]["test_miss"] = None
+    row = analysis.report(study, runs, "").rows[1]
+    assert (row.diverged, known(row.measure).count) == (0, 2)
+    study = replace(study, measure="test_miss")
+    found = analysis.report(study, runs, "")
+    assert known(found.rows[1].measure).count == 1
+    lost = "bmuf: 1 of its 2 runs ended with an undefined result."
+    assert found.remarks[0].startswith(lost) and lost in found.sentences[0]
+    bmuf["test_miss"] = None
+    found = analysis.report(study, runs, "")
+    assert "no run of bmuf has a result" in found.headline
+    assert "undefined" in page.screen(found, study.out).splitlines()[3]
+
+
 # What was tuned.
 
 
@@ -467,6 +487,18 @@ def test_of_equal_accuracies_the_lower_loss_is_chosen(make_study):
     (report,) = runs.tuning_of(point.read(), ACCURACY)
     assert (report.at_edge, report.low, report.high) == (False, 0.2, 0.2)
     assert chosen_values(point._replace(trials=[]), None) == {}
+
+
+def test_a_trial_whose_measure_is_undefined_is_not_chosen_by_it(make_study):
+    study = make_study("--tune=lr=0.1,0.2", "--tune-seeds=5", seeds=1)
+    ends = {"0.1": [0.6] * 5, "0.2": [0.5] * 5}
+    tried(points(study), dict.fromkeys(BYTES, ends), test_miss=0.1)
+    point = points(study)[0]
+    change(point.trials[0].run(1000), test_miss=None)
+    assert chosen_values(point, None) == {"lr": "0.1"}
+    assert chosen_values(point, "test_miss") == {"lr": "0.2"}
+    (found,) = runs.tuning_of(point.read(), Measure("test_miss", "miss", False))
+    assert found.scores == [None, pytest.approx(0.1)]
 
 
 def test_where_all_diverged_the_fewest_and_then_the_best_are_chosen(make_study):
