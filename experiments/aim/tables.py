@@ -322,18 +322,29 @@ def _versions(results: Iterable[Result]) -> list[str]:
 
 
 def _head(target: Target, results: Iterable[Result]) -> str:
+    """Returns the target, and what its programs share; by name what they do not."""
     limit, peak = target.chip.memory, target.chip.flops
     figures = [] if limit is None else [f"{size(limit)} of memory"]
     figures += [] if peak is None else [f"{peak / 1e12:g} TFLOP/s"]
     line = f"{target.shown}: {_several(target.chips, 'chip')}"
     line += f" of {' and '.join(figures)}" if figures else ""
-    done = next((x.answer for x in results if "workers" in x.answer), None)
-    if done is None:
-        return line
-    each = target.chips * done["lanes"] // done["workers"]
-    mesh = f" of {each} chips ({mesh_text(done['mesh'])})" if done["mesh"] else ""
-    workers = f"{_several(done['workers'], 'worker')}{mesh}"
-    return f"{line}; {workers}, batch {done['batch_size']}, {done['params']:,} params"
+    done = [x for x in results if "workers" in x.answer]
+    each = {x.label: _layout(target, x.answer) for x in done}
+    first = next(iter(each.values()), [])
+    shared = [x for x in first if all(x in own for own in each.values())]
+    rest = defaultdict(list)
+    for label, own in each.items():
+        rest[", ".join(x for x in own if x not in shared)].append(label)
+    told = [f"{', '.join(labels)}: {x}" for x, labels in rest.items() if x]
+    return "; ".join(filter(None, [line, ", ".join(shared), *told]))
+
+
+def _layout(target: Target, answer: Answer) -> list[str]:
+    """Returns the workers, the batch and the params of a program in words."""
+    each = target.chips * answer["lanes"] // answer["workers"]
+    mesh = f" of {each} chips ({mesh_text(answer['mesh'])})" if answer["mesh"] else ""
+    workers = f"{_several(answer['workers'], 'worker')}{mesh}"
+    return [workers, f"batch {answer['batch_size']}", f"{answer['params']:,} params"]
 
 
 def _several(count: int, noun: str) -> str:
