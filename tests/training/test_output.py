@@ -1,12 +1,11 @@
 """Output that cannot be shown does not stop a run; what is shown is text."""
 
-import io
 import os
 import signal
 import subprocess
 import threading
 from contextlib import contextmanager
-from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 from commands import COMPARE, PROGRAM, ROOT, TIMEOUT, Run, environment, on_a_terminal
@@ -119,25 +118,11 @@ def test_text_that_cannot_be_written_is_dropped():
         print("lost", file=stopping.unfailing(end), flush=True)
 
 
-class Interrupted(io.RawIOBase):
-    """A stream whose first write a signal interrupts."""
-
-    left: ClassVar = [stopping.Stop(False)]
-
-    def writable(self):
-        return True
-
-    def write(self, data):
-        while self.left:
-            self.left.pop().handle(signal.SIGTERM, None)
-        return len(data)
-
-
 def test_signal_during_a_print_is_said(capfd, monkeypatch):
-    stream = io.TextIOWrapper(io.BufferedWriter(Interrupted()), line_buffering=True)
-    monkeypatch.setattr("sys.stderr", stream)
+    """The stream is in use: print raises a RuntimeError."""
+    monkeypatch.setattr(stopping, "say", Mock(side_effect=RuntimeError))
     with pytest.raises(stopping.Terminated):
-        print("loading", file=stream)
+        stopping.Stop(False).handle(signal.SIGTERM, None)
     assert capfd.readouterr().err == "stopped with nothing to save\n"
 
 

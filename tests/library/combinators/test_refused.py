@@ -25,12 +25,6 @@ PALSGD = sa.palsgd(4, learning_rate=0.1)
 SLOW = sa.async_diloco(4, slowest=0.5)
 
 
-class Own(NamedTuple):
-    """The state of an optimizer of one's own."""
-
-    arrays: Any
-
-
 OWN = optax.GradientTransformation(
     Own, lambda grads, state, params=None: (grads, state)
 )
