@@ -34,10 +34,8 @@ class HeldPart:
         found = np.empty([stop - start for start, stop in bounds], self.dtype)
         missing = found.size
         for where, piece in self.pieces.items():
-            common = [
-                (max(a, c), min(b, d))
-                for (a, b), (c, d) in zip(bounds, where, strict=True)
-            ]
+            pairs = zip(bounds, where, strict=True)
+            common = [(max(a, c), min(b, d)) for (a, b), (c, d) in pairs]
             if any(start >= stop for start, stop in common):
                 continue
             into, out = _slices(common, bounds), _slices(common, where)

@@ -36,15 +36,12 @@ def sends(communication: "Communication") -> Sends:
         table[1:, i, 0] = np.round(np.diff(part.per_step, prepend=0.0), 3)
         table[1:, i, 1] = np.diff(part.calls_per_step, prepend=0)
     rows, kind = np.unique(table, axis=0, return_inverse=True)
-    kinds = [
-        {
-            name: (float(size), int(calls))
-            for name, (size, calls) in zip(parts, row, strict=True)
-            if size or calls
-        }
-        for row in rows
-    ]
-    return Sends(kinds, kind.reshape(-1)[1:].tolist())
+
+    def sent(row):
+        pairs = zip(parts, row, strict=True)
+        return {name: (float(size), int(n)) for name, (size, n) in pairs if size or n}
+
+    return Sends([*map(sent, rows)], kind.reshape(-1)[1:].tolist())
 
 
 class Network(NamedTuple):

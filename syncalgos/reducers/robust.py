@@ -229,14 +229,13 @@ def screened_mean(
     # softmax subtracts the smallest norm: exp(-norm) alone would be 0 for all.
     weights = jax.nn.softmax(jnp.where(on_any, -of_all, 0), axis=0)
     shares = weights[collectives.index(axis)] * collectives.size(axis)
-    sent = [
-        jnp.where(ok, share.astype(x.dtype) * x, 0)
-        for x, share, ok in zip(leaves, shares, usual, strict=True)
-    ]
-    mean = jax.tree.map(
-        lambda g: g * jnp.minimum(1, screen.leaf_clip / (_norm(g) + 1e-6)),
-        collectives.mean(form.unflatten(sent), axis),
-    )
+    each = zip(leaves, shares, usual, strict=True)
+    sent = [jnp.where(ok, share.astype(x.dtype) * x, 0) for x, share, ok in each]
+
+    def shortened(g):
+        return g * jnp.minimum(1, screen.leaf_clip / (_norm(g) + 1e-6))
+
+    mean = jax.tree.map(shortened, collectives.mean(form.unflatten(sent), axis))
     noted = _with_norms(norms, seen, screen.forgetting)
     seen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)
     return mean, form.unflatten([*on_any]), seen
