@@ -234,11 +234,12 @@ def low_bit(
     check_bits("low_bit", bits)
     beta = checks.real("low_bit: beta", beta, least=0, below=1)
     period = checks.whole("low_bit: reset_period", reset_period, least=1)
-    code = hops.Code(
-        # Draws of 1/2 round to the nearest level.
-        lambda x, _: encode(bits, x, jnp.full(x.shape, 0.5, x.dtype)),
-        partial(decode, bits),
-    )
+
+    # Draws of 1/2 round to the nearest level.
+    def to_nearest(x, _):
+        return encode(bits, x, jnp.full(x.shape, 0.5, x.dtype))
+
+    code = hops.Code(to_nearest, partial(decode, bits))
 
     def init(params):
         residual = zeros(params)

@@ -126,11 +126,8 @@ def all_reduce(
     owed = jnp.where(largest, most, total / len(rows) + residual)
     sent_on = second.encode(owed, of_mine)
     means = decoded(second, collectives.gather(sent_on, axis))
-    return Combined(
-        mean=whole(means, x),
-        sent=whole(decoded(code, sent), x),
-        lost=owed - second.decode(sent_on, part).astype(owed.dtype),
-    )
+    lost = owed - second.decode(sent_on, part).astype(owed.dtype)
+    return Combined(whole(means, x), whole(decoded(code, sent), x), lost)
 
 
 def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -60,7 +59,12 @@ def power_sgd(
     checks.untraced("power_sgd: min_rate", min_rate)
     min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
     layered = stacking.check("power_sgd: layered", layered)
-    return _iterated(partial(_rank, rank, min_rate), _product, seed, layered, axis)
+
+    def sent_at(rows: int, columns: int) -> int:
+        r = min(rank, rows, columns)
+        return r if rows * columns > min_rate * r * (rows + columns) else 0
+
+    return _iterated(sent_at, _product, seed, layered, axis)
 
 
 def orthonormal_steps(
@@ -205,9 +209,3 @@ def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
     """Returns the Q to begin the next step with."""
     # A gradient of zeros gives a Q of zeros, which may stay zero for good.
     return jnp.where(jnp.any(new != 0), new, q)
-
-
-def _rank(rank: int, min_rate: float, rows: int, columns: int) -> int:
-    """The rank at which a matrix is sent; 0 if it is sent whole."""
-    r = min(rank, rows, columns)
-    return r if rows * columns > min_rate * r * (rows + columns) else 0

@@ -72,10 +72,8 @@ def top_k(
         mean = (total / len(indices)).reshape(x.shape)
         return mean, placed(read(sent), chosen, x)
 
-    def count(x):
-        return share_of(density, x.size)
-
-    draws = Draws(count, partial(own_key, seed, axis=axis))
+    key = partial(own_key, seed, axis=axis)
+    draws = Draws(lambda x: share_of(density, x.size), key)
     return leafwise(combine, layered, draws if bits else None)
 
 
