@@ -45,14 +45,13 @@ def compile_all(
     compiled = trainer._compiled
     steps, _ = trainer._cut(*training, trainer._worker.accumulate)
     rows, _ = trainer._cut(*held_out, 1)
-    compiled.compile(
-        [
-            compiled.of_state(worker.RUN, state, steps, training.data),
-            compiled.of_state(worker.EVALUATE, state, rows, held_out.data),
-            compiled.of_params(worker.DIVERGENCE, state),
-            compiled.of_state(worker.CENTER, state),
-        ]
-    )
+    calls = [
+        compiled.of_state(worker.RUN, state, steps, training.data),
+        compiled.of_state(worker.EVALUATE, state, rows, held_out.data),
+        compiled.of_params(worker.DIVERGENCE, state),
+        compiled.of_state(worker.CENTER, state),
+    ]
+    compiled.compile(calls)
 
 
 class Lowered(NamedTuple):
@@ -97,9 +96,8 @@ def lower(
         raise ValueError(f"lower needs backend 'shard_map', got {layout.backend!r}")
     check_params(params)
     params, buffers, batches, data = map(_shapes, (params, buffers, batches, data))
-    steps, batch = arguments.leading_shape(
-        "batches", batches, ("steps", "global_batch")
-    )
+    axes = "steps", "global_batch"
+    steps, batch = arguments.leading_shape("batches", batches, axes)
     arguments.check_parts(batch, layout, trainer._worker.accumulate)
     sharding = trainer._shardings.of_model(params)
 
@@ -111,8 +109,7 @@ def lower(
     cuts = jax.tree.map(cut, batches)
     numbers = trainer._worker.hyperparams
     model = Model(params, buffers, key, jax.tree.map(jax.typeof, numbers))
-    first, traced = trainer._compiled.trace_run(model, cuts, data, sharding)
-    own, common = first
+    (own, common), traced = trainer._compiled.trace_run(model, cuts, data, sharding)
     state = TrainState(own.replica, own.sync, common.step, common.key, numbers)
     return Lowered(state, traced.jaxpr, traced.lower())
 

@@ -213,11 +213,9 @@ class Compiled:
             first = jax.tree.map(_at, shapes, places)
             replicated = self._replication.flags(first.own) if self._shares else None
             shared = first.common._replace(data=data, hyperparams=model.hyperparams)
-            cut = layout.sharding(None, *layout.batch_spec)
-            inputs = Inputs(
-                jax.tree.map(lambda x: _at(x, layout.sharding()), shared),
-                jax.tree.map(lambda x: _at(x, cut), batches),
-            )
+            same = partial(_at, sharding=layout.sharding())
+            cut = partial(_at, sharding=layout.sharding(None, *layout.batch_spec))
+            inputs = Inputs(jax.tree.map(same, shared), jax.tree.map(cut, batches))
             asked = first.own, inputs
             program = self._mapped(Key(worker.RUN, sharding, replicated), *asked)
             return first, program.trace(*asked)

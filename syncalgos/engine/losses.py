@@ -158,9 +158,7 @@ def normalized_loss(
         # New nodes: a flax.nnx module writes into the nodes from which it is merged.
         buffers = jax.tree.map(lambda x: x, buffers)
         if merged is not None:
-            batch = jax.tree.map(
-                lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), batch
-            )
+            batch = jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), batch)
         if isinstance(loss, _PerExample):
             values, buffers = loss.pair(params, buffers, batch, key)
             metrics = _means(values)

@@ -106,9 +106,8 @@ def merged(
     def local_step(carry, batch):
         own, step = carry
         found = gradients(own.replica, batch)
-        found = found._replace(
-            grads=collectives.mean(found.grads, DEVICES), buffers=own.replica.buffers
-        )
+        grads = collectives.mean(found.grads, DEVICES)
+        found = Found(grads, own.replica.buffers, found.metrics)
         loss = worker.optimizer_loss(own.replica, found.metrics["loss"], DEVICES)
         own = own._replace(replica=worker.updated(own.replica, found, loss))
         if introspection.ever_acts(worker.strategy):
@@ -202,12 +201,9 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
 
 def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
     """Syncs all lanes."""
-    synced = jax.vmap(
-        lambda *arguments: Own(*apply_sync(worker.strategy, *arguments)),
-        in_axes=(*axes, None),
-        axis_name=LANES,
-        axis_size=lanes,
-    )(*own, step)
+    sync = partial(apply_sync, worker.strategy)
+    mapped = jax.vmap(sync, (*axes, None), axis_name=LANES, axis_size=lanes)
+    synced = Own(*mapped(*own, step))
     return jax.tree.map(lambda x, axis: x[0] if axis is None else x, synced, axes)
 
 

@@ -110,9 +110,8 @@ def with_own_keys(worker: Worker, layout: Layout, model: Model) -> Worker:
     parted = introspection.reduces(strategy) and members
     if layout.workers == 1 or not (draws or parted or worker.sharded is not None):
         return worker
-    lone = layout._replace(
-        devices=layout.devices[: layout.devices_each], lanes=layout.workers
-    )
+    place = layout.devices[: layout.devices_each]
+    lone = layout._replace(devices=place, lanes=layout.workers)
 
     def common(strategy, update):
         made = optax.GradientTransformationExtraArgs(optimizer.init, update)
