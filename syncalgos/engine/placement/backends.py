@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import jax
@@ -47,12 +48,9 @@ def vectorized(
         # 10 % longer on CPUs.
         batches = jax.tree.map(lambda x: x[:, 0], inputs.batches)
         inputs, axis = inputs._replace(batches=batches), None
-    own, common = jax.vmap(
-        program,
-        in_axes=(axes, Inputs(shared=None, batches=axis)),
-        axis_name=LANES,
-        axis_size=lanes,
-    )(own, inputs)
+    in_axes = axes, Inputs(shared=None, batches=axis)
+    mapped = jax.vmap(program, in_axes, axis_name=LANES, axis_size=lanes)
+    own, common = mapped(own, inputs)
     return Outputs(own, jax.tree.map(lambda x: x[0], common))
 
 
@@ -121,11 +119,9 @@ def lower(layout: Layout, mapped: Any, own: Any, inputs: Inputs) -> jax.stages.L
         # as many keys as this process holds; the compiled program takes all keys.
         if not is_key(x) or x.is_fully_replicated:
             return x
-        on_one = x.sharding.shard_shape(x.shape)
-        shape = [
-            n if n == part else part * len(layout.own_devices)
-            for n, part in zip(x.shape, on_one, strict=True)
-        ]
+        pairs = zip(x.shape, x.sharding.shard_shape(x.shape), strict=True)
+        count = len(layout.own_devices)
+        shape = [n if n == part else part * count for n, part in pairs]
         return jnp.broadcast_to(jax.random.key(0, impl=jax.random.key_impl(x)), shape)
 
     if layout.backend == "pmap" and layout.processes > 1:
@@ -142,11 +138,9 @@ def _forget(mapped: Any) -> None:
     # the function (jax 0.10.2). So the user's loss and data and the program's memory
     # would never be freed. jax has no public way to remove one entry; it can only clear
     # all caches.
-    try:
+    with suppress(ImportError, AttributeError):  # another jax version, another place
         cached = importlib.import_module("jax._src.pmap")._cached_shard_map
         cached.evict_function(mapped.__wrapped__)
-    except (ImportError, AttributeError):  # another jax version, another place
-        pass
 
 
 def _pmapped(on_device: Callable, layout: Layout, donated: tuple[int, ...]) -> Any:

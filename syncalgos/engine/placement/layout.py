@@ -307,12 +307,10 @@ class Layout(NamedTuple):
         shape = *self.shape, *x.shape[1:]
 
         def at(index):
-            inner = bounds_of(index, shape)[2:]
             if isinstance(x, HeldPart):
-                piece = x.read(((0, self.lanes), *inner))
-            else:
-                piece = x[:, *(slice(*pair) for pair in inner)]
-            return piece[None]
+                inner = bounds_of(index, shape)[2:]
+                return x.read(((0, self.lanes), *inner))[None]
+            return x[:, *index[2:]][None]
 
         return jax.make_array_from_callback(shape, sharding, at)
 
