@@ -266,9 +266,8 @@ def one_of(
     if name not in names:
         now = (gone or {}).get(name)
         hint = f": {now}" if now else nearest(str(name), names)
-        listed = f" (one of: {', '.join(names)})"
-        if hint and len(names) > MOST_LISTED:
-            listed = ""
+        is_long = hint and len(names) > MOST_LISTED
+        listed = "" if is_long else f" (one of: {', '.join(names)})"
         raise ValueError(f"unknown {kind} {name!r}{hint}{listed}")
     return name
 
