@@ -46,7 +46,7 @@ def report(config: StudyConfig, runs: Sequence[RunSet], command: str) -> Report:
     label, is_named = config.compared_to, terms != ONE_NOMINAL
     is_given = config.baseline is not None
     rows, said = against_baseline(rows, label, by, is_named, is_given)
-    seconds, how = _step_seconds(config.step_time, runs)
+    seconds, how = _step_times(config.step_time, runs)
     pairs = zip(runs, seconds, strict=True)
     curves = [curve_of(r, x, config.networks, config.fused) for r, x in pairs]
     rows = [_timed(*x, by, config.target) for x in zip(rows, curves, strict=True)]
@@ -99,9 +99,7 @@ def _timed(row: Row, curve: Curve, by: Measure, target: float | None) -> Row:
     )
 
 
-def _step_seconds(
-    given: float | None, runs: Sequence[RunSet]
-) -> tuple[list[float], str]:
+def _step_times(given: float | None, runs: Sequence[RunSet]) -> tuple[list[float], str]:
     """Returns the seconds of a worker's local step by run set, and their origin."""
     if given is not None:
         return [given for _ in runs], "as given"
@@ -119,9 +117,7 @@ def _step_seconds(
     seconds = [median(each or [x for _, x in found]) for each in own]
     kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
     whose = "one of these" if sizes == {1} else "its own"
-    how = f"the median of {len(found)} runs here"
-    if len({*map(_work, runs)}) > 1:
-        how = "the medians of runs here with equal models, optimizers and batches"
+    how = "the median of runs here with equal models, optimizers and batches"
     return seconds, f"{how}, for a worker that has {whose} {kind} devices to itself"
 
 

@@ -383,11 +383,10 @@ def _best(trials: Sequence[RunSet], measure_key: str | None) -> RunSet | None:
 
 def _rank(trial: RunSet, by: Measure) -> tuple[float, ...]:
     """Returns a rank that is higher for fewer lost runs, then a better measure."""
-    lost = trial.lost(by)
     if not trial.final(by):
-        return (-lost,)
+        return (-trial.lost(by),)
     # The loss decides between equal accuracies, which are common on little data.
-    return -lost, by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
+    return -trial.lost(by), by.side * _graded(_mean(trial, by), by), -_mean(trial, LOSS)
 
 
 def _graded(scores: Any, by: Measure) -> Any:

@@ -3,7 +3,6 @@
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -523,7 +522,7 @@ def settings(config: StudyConfig, runs: Sequence[RunSet]) -> dict[str, str]:
 def environment(runs: Sequence[RunSet]) -> dict[str, str]:
     """Returns the versions and machines of all runs, those that tune among them."""
     found: dict[str, dict[str, None]] = {}
-    for r in chain(runs, *(r.trials for r in runs)):
+    for r in [x for each in runs for x in (each, *each.trials)]:
         for s in r.summaries.values():
             # Runs of earlier versions do not say their processor.
             processor = f" ({s['processor']})" if "processor" in s else ""

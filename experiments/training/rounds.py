@@ -9,7 +9,7 @@ workers measures their agreement: 1 if all see the same data, 0 if noise dominat
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,9 @@ from syncalgos import Communication, Replica, Strategy, TrainState
 from syncalgos.combinators import introspection
 from syncalgos.combinators.decided import found
 from syncalgos.combinators.measured import NONE, Noted
+from syncalgos.combinators.primitives import lag
 from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
-from syncalgos.reducers.feedback import LateState
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
@@ -121,7 +121,7 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
         is_fixed=sent is not None,
         ends=ends,
         is_followed=not introspection.has_center(plan.method.algorithm),
-        lag=int(any(map(_is_late, jax.tree.leaves(state.sync, is_leaf=_is_late)))),
+        lag=lag(state.sync),
     )
     if ends is None or ends.sum() > rounds.lag:
         return rounds
@@ -160,20 +160,16 @@ def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     return count_taken
 
 
-def _is_late(node: Any) -> bool:
-    return isinstance(node, LateState)
-
-
-def _first_change(plan: Plan, replica: Replica, lag: int) -> int | None:
-    """Returns the steps until the center changes; None if there are too many."""
+def _first_change(plan: Plan, replica: Replica, before: int) -> int | None:
+    """Returns the steps to the round after `before` others; None if too many."""
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
         ends = ends_of(plan, replica, steps)
         if ends is None:
             return None
-        if ends.sum() > lag:
-            return int(np.flatnonzero(ends)[lag]) + 1
+        if ends.sum() > before:
+            return int(np.flatnonzero(ends)[before]) + 1
     return None
 
 

@@ -266,6 +266,15 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(node, new, old, is_leaf=is_leaf)
 
 
+def lag(state: PyTree) -> int:
+    """The number of last rounds that are not in an `outer_step`'s center: 1 if late."""
+
+    def is_late(node):
+        return isinstance(node, LateState)
+
+    return int(any(map(is_late, jax.tree.leaves(state, is_leaf=is_late))))
+
+
 class OuterState(NamedTuple):
     """State of `outer_step`.
 

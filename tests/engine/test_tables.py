@@ -52,10 +52,6 @@ def mean(trees):
     return jax.tree.map(lambda *xs: np.mean(xs, axis=0), *trees)
 
 
-def worker_parts(batch, workers):
-    return zip(*(np.split(x, workers) for x in batch), strict=True)
-
-
 def literal(rule, workers):
     """Tables stepped along the mean gradient at each step, the rest as the rule says.
 
@@ -74,10 +70,9 @@ def literal(rule, workers):
         return jax.tree.map(lambda x, v: x - LR * v, params, velocity)
 
     for step, batch in enumerate(zip(*BATCHES, strict=True)):
-        found = [
-            gradient({**tables, "rest": rest}, part)
-            for rest, part in zip(rests, worker_parts(batch, workers), strict=True)
-        ]
+        parts = zip(*(np.split(x, workers) for x in batch), strict=True)
+        models = [{**tables, "rest": rest} for rest in rests]
+        found = [gradient(*x) for x in zip(models, parts, strict=True)]
         losses.append(np.mean([loss for loss, _ in found]))
         grads = [grads for _, grads in found]
         shared = mean([{name: g[name] for name in tables} for g in grads])

@@ -296,15 +296,12 @@ def test_the_measured_step_is_the_median_of_one_worker_with_a_device_to_itself(
 
 
 @pytest.mark.parametrize("place", ["task_arguments", "settings"])
-def test_runs_of_unlike_models_or_batches_have_their_own_times_of_a_step(
-    make_study, place
-):
+def test_unlike_models_or_batches_have_their_own_times(make_study, place):
     study = replace(make_study(seeds=1), step_time=None)
     own = {("bmuf", 0): {"seconds": 60.0}}
     runs = made(study, {("sync_sgd", ""): [0.8], ("bmuf", ""): [0.9]}, own=own)
     runs[1].config[place] |= {"model": "cnn", "batch_size": 32}
     found = analysis.report(study, runs, "")
-    assert found.step_seconds[0] == pytest.approx([0.2, 2])
     assert [x.seconds[FAST.name] for x in found.rows] == pytest.approx([6.003, 60.0003])
 
 
@@ -417,24 +414,19 @@ def test_a_last_step_that_blows_up_counts_as_diverged(make_study):
     assert (row.diverged, known(row.loss)) == (1, (pytest.approx(0.3), None, 1))
 
 
-def test_a_figure_that_is_undefined_is_missing_alone(make_study):
+def test_a_figure_that_is_undefined_is_missing_alone(plain):
     """As a precision without positives, 0/0: null in the files."""
-    study = make_study(seeds=2)
-    runs = made(study, {("sync_sgd", ""): [0.8] * 2, ("bmuf", ""): [0.7] * 2})
-    for summary in (*runs[0].summaries.values(), bmuf := runs[1].summaries[0]):
-        summary["test_miss"] = 0.5
-    runs[1].summaries[1]["test_miss"] = None
-    row = analysis.report(study, runs, "").rows[1]
+    ends, by, own = ([0.8] * 2, [0.7] * 2), "--measure=test_miss", {}
+    own["bmuf", 1] = {"test_miss": None}
+    row = plain(*ends, own=own, test_miss=0.5).rows[1]
     assert (row.diverged, known(row.measure).count) == (0, 2)
-    study = replace(study, measure="test_miss")
-    found = analysis.report(study, runs, "")
+    found = plain(*ends, by, own=own, test_miss=0.5)
     assert known(found.rows[1].measure).count == 1
     lost = "bmuf: 1 of its 2 runs ended with an undefined result."
     assert found.remarks[0].startswith(lost) and lost in found.sentences[0]
-    bmuf["test_miss"] = None
-    found = analysis.report(study, runs, "")
+    found = plain(*ends, by, own=own | {("bmuf", 0): own["bmuf", 1]}, test_miss=0.5)
     assert "no run of bmuf has a result" in found.headline
-    assert "undefined" in page.screen(found, study.out).splitlines()[3]
+    assert page.cells(found, found.rows[1])["test miss"] == "undefined"
 
 
 # What was tuned.

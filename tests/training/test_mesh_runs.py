@@ -318,12 +318,8 @@ def test_each_process_writes_the_shards_that_it_has(spanned):
     name = "[0].params['in']@1,4,6"  # one worker's, cut in two
     assert of_in == [[f"{name}@0:1,0:2,0:6"], [f"{name}@0:1,2:4,0:6"]]
     sizes = [sum(x.nbytes for x in shard.own.values()) for shard in held]
-    assert sizes[0] == sizes[1] < of_whole(spanned) * 0.75
-
-
-def of_whole(ended):
-    """Bytes of a worker's state without a mesh."""
-    return sum(ended.summary["device_bytes_without_mesh"].values())
+    without = sum(spanned.summary["device_bytes_without_mesh"].values())
+    assert sizes[0] == sizes[1] < without * 0.75
 
 
 @pytest.mark.parametrize(

@@ -30,16 +30,12 @@ def test_a_line_has_the_mean_loss_of_each_worker(tmp_path):
     assert ended.summary["worker_losses"] == found[-1]
 
 
-def of_a_checkpoint(progress):
-    """Returns what goes on from a checkpoint, whose record is JSON."""
-    text = json.dumps(dataclasses.asdict(Record(progress, {}, {}, None)))
-    return record_of(Shard(progress.step, 2, 0, {}, {}, json.loads(text))).progress
-
-
 def test_losses_are_summed_across_a_checkpoint_within_a_stretch():
     progress = Progress()
     progress.stepped([2.0, 3.0], np.array([[1.0, 3.0], [2.0, 4.0]]), 0.1)
-    progress = of_a_checkpoint(progress)
+    text = json.dumps(dataclasses.asdict(Record(progress, {}, {}, None)))
+    shard = Shard(progress.step, 2, 0, {}, {}, json.loads(text))
+    progress = record_of(shard).progress
     progress.stepped([1.0], np.array([[0.0, 2.0]]), 0.1)
     assert progress.mean_worker_losses() == [1.0, 3.0]
 

@@ -201,7 +201,10 @@ def _lane_steps(worker, lanes, inputs, device, start, end, lane, carry):
 
 def _synced(worker: Worker, lanes: int, axes: Own, own: Own, step: jax.Array) -> Own:
     """Syncs all lanes."""
-    sync = partial(apply_sync, worker.strategy)
+
+    def sync(*own):
+        return apply_sync(worker.strategy, *own)
+
     mapped = jax.vmap(sync, (*axes, None), axis_name=LANES, axis_size=lanes)
     synced = Own(*mapped(*own, step))
     return jax.tree.map(lambda x, axis: x[0] if axis is None else x, synced, axes)

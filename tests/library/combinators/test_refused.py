@@ -1,6 +1,6 @@
 """Refusals of combinators and their words: when made, or with the first state."""
 
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ PALSGD = sa.palsgd(4, learning_rate=0.1)
 SLOW = sa.async_diloco(4, slowest=0.5)
 
 
+Own = namedtuple("Own", "arrays")
 OWN = optax.GradientTransformation(
     Own, lambda grads, state, params=None: (grads, state)
 )

@@ -46,10 +46,6 @@ def ends_by_hand(length, steps):
     return sorted({*ends} & {*steps})
 
 
-def of_lengths(lengths):
-    return {name: sa.every(MARK, length) for name, length in lengths.items()}
-
-
 # All but `growing in jax` are plain arithmetic, for steps of Python and of JAX alike.
 SCHEDULES = {
     "of one step": lambda s: 1,
@@ -80,7 +76,8 @@ def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start():
     for lengths, firsts in (SCHEDULES, [0]), (BEYOND, [TABLED - 200, TABLED + 4000]):
         steps = [first + k for first in firsts for k in range(1000)]
         expected = {name: ends_by_hand(x, steps) for name, x in lengths.items()}
-        assert ends_seen(of_lengths(lengths), steps) == expected
+        found = {name: sa.every(MARK, length) for name, length in lengths.items()}
+        assert ends_seen(found, steps) == expected
 
 
 def test_round_of_infinite_or_undefined_length_does_not_end():
