@@ -75,8 +75,9 @@ def as_optimizer(
         at any step, for any strategy.
 
     Raises:
-        ValueError: an argument that is not a Strategy or not an optimizer, params that
-            cannot be trained, or an update without params.
+        ValueError: an argument that is not a Strategy or not an optimizer, an inner
+            optimizer that a sync would break (schedule_free, sam, a line search, …),
+            params that cannot be trained, or an update without params.
 
     Example:
         >>> import jax

@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
 
     @property
     def diverged(self) -> bool:
-        """Whether a training loss, or the test loss of a whole run, was too large."""
+        """Whether a loss was too large, or the test loss of a whole run not finite."""
         is_lost = not (self.stopped or math.isfinite(self.line["test_loss"]))
         return is_lost or self.diverged_at is not None
 

@@ -128,14 +128,16 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
     first = _first_change(plan, replica, rounds.lag)
     acts = partial(introspection.acts, plan.method.algorithm)
     acting = jax.vmap(lambda step: jnp.asarray(acts(step)))(jnp.arange(c.steps))
-    if first is None and acting.any():  # each worker's center may change on its own
+    if (
+        not (first or ends.any()) and acting.any()
+    ):  # each worker's center may change on its own
         why = f"{c.algo} sends nothing, as its sync and reduce call no collective"
         return rounds._replace(is_followed=True, unsynced=why)
     out = [f"--steps {first} or more"] if first else []
     if "period" in c.arguments and (longest := c.steps // (1 + rounds.lag)):
         out.append(f"--period {longest} or less")
-    verb = "first uses a sync" if rounds.lag else "first syncs"
-    when = f"{verb} after step {first}, beyond" if first else "does not sync in"
+    verb = "uses a sync" if rounds.lag else "syncs"
+    when = f"first {verb} after step {first}, beyond" if first else "does not sync in"
     use = f": use {', or '.join(out)}" if out else ""
     return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
 
