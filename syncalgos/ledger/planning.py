@@ -218,7 +218,8 @@ def plan(
         elif often > seldom:  # messages by chance, or of unlike workers, are tried
 
             def is_enough(x):
-                return math.fsum(lasting(x, last)) / last <= left
+                allowed = _taken_from(x, strategy, given) or x
+                return math.fsum(lasting(allowed, last)) / last <= left
 
             longest = math.ceil(4 * given * often / left) + 1
             tried = 1 + bisect_left(range(1, longest), True, key=is_enough)
