@@ -113,7 +113,7 @@ def _step_times(given: float | None, runs: Sequence[RunSet]) -> tuple[list[float
     ]
     if not found:
         return [0.0 for _ in runs], "not measured"
-    own = [[x for work, x in found if work == _work(r)] for r in runs]
+    own = [[x for work, x in found if work == mine] for mine in map(_work, runs)]
     seconds = [median(each or [x for _, x in found]) for each in own]
     kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
     whose = "one of these" if sizes == {1} else "its own"

@@ -128,9 +128,8 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
     first = _first_change(plan, replica, rounds.lag)
     acts = partial(introspection.acts, plan.method.algorithm)
     acting = jax.vmap(lambda step: jnp.asarray(acts(step)))(jnp.arange(c.steps))
-    if (
-        not (first or ends.any()) and acting.any()
-    ):  # each worker's center may change on its own
+    # Each worker's center may change on its own.
+    if not (first or ends.any()) and acting.any():
         why = f"{c.algo} sends nothing, as its sync and reduce call no collective"
         return rounds._replace(is_followed=True, unsynced=why)
     out = [f"--steps {first} or more"] if first else []
