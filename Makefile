@@ -1,4 +1,4 @@
-.PHONY: check lint fast slow laws mutants format bench structure table vectors docs
+.PHONY: check lint fast slow laws mutants format bench table vectors docs
 
 check: lint
 	python -m pytest -n 2 --dist loadfile
@@ -27,9 +27,6 @@ format:
 
 bench:
 	python -m benchmarks.yardstick
-
-structure:
-	python tests/docs/structure.py
 
 table:
 	PYTHONPATH=.:docs python -m pages.table

@@ -192,9 +192,8 @@ def test_a_script_becomes_diloco_by_at_most_12_changed_lines():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_short_and_says_how_to_run_it(name):
+def test_a_program_says_how_to_run_it(name):
     text = (FOLDER / name).read_text()
-    assert len(text.splitlines()) <= 80
     docstring = ast.get_docstring(ast.parse(text)) or ""
     assert f"\n    python examples/{name}\n" in docstring
 
