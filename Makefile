@@ -29,7 +29,7 @@ bench:
 	python -m benchmarks.yardstick
 
 table:
-	PYTHONPATH=.:docs python -m pages.table
+	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.table
 	PYTHONPATH=.:docs python -m pages.diffs
 	PYTHONPATH=.:docs python -m pages.track
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.combinators

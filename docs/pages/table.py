@@ -1,24 +1,68 @@
-"""Makes the table of docs/algorithms.md from the algorithms' docstrings.
+"""Writes what the docs say of all algorithms: their table, a list and their number.
 
 python -m pages.table
 """
 
 import re
+import textwrap
 from pathlib import Path
 
 import syncalgos
 from pages.docstrings import Docstring, formulas, joined, parsed
+from pages.traffic import LEARNING_RATE, needs_rate
+from syncalgos.combinators.introspection import ever_syncs, has_center
 
-PAGE = Path(__file__).parents[1] / "algorithms.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "algorithms.md"
+COUNTING_PAGES = (
+    ROOT / "README.md",
+    ROOT / "docs" / "studies.md",
+    ROOT / "docs" / "wire.md",
+)
+# In the phrases "implements 57 algorithms" and "45 of the 57 algorithms" (were tuned).
+COUNT = re.compile(r"(\bimplements\s+|\b45\s+of\s+the\s+)(\d+)(?=\s+algorithms\b)")
 HEAD = "name", "update", "state", "sends", "effective rate", "source"
 MARKED = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
+MEANS_LIST = re.compile(
+    r"(?<=<!-- algorithms without a center of their own -->\n).*?(?=<!-- end -->)",
+    re.DOTALL,
+)
 RETURNS = re.compile(r"A Strategy\. (?:State: )?(.+?)\. (.+?)\.(?: |$)")
 DRIFT = r"[Aa] steady drift (?:moves the center|moves it|goes) (.+?) times as far"
 FACTOR = re.compile(DRIFT)
 PAPER = re.compile(r'([^";]+), "[^"]+",? [^;]*?(\d{4})')
 
 
+def write_pages() -> None:
+    """Writes docs/algorithms.md and the number of algorithms in other pages."""
+    PAGE.write_text(filled(PAGE.read_text()))
+    for page in COUNTING_PAGES:
+        page.write_text(fill_count(page.read_text()))
+
+
+def fill_count(page: str) -> str:
+    """Returns the text of a page with the number of algorithms in its phrases."""
+    return COUNT.sub(rf"\g<1>{len(syncalgos.ALGORITHMS)}", page)
+
+
 def filled(page: str) -> str:
+    """Returns the text of the page with the table and the list between their marks."""
+    return MEANS_LIST.sub(list_without_own_center(), fill_table(page))
+
+
+def list_without_own_center() -> str:
+    """Returns the algorithms that sync params and have no center but their mean."""
+    names = []
+    for name, factory in sorted(syncalgos.ALGORITHMS.items()):
+        parameters = {"learning_rate": LEARNING_RATE} if needs_rate(factory) else {}
+        strategy = factory(**parameters)
+        if ever_syncs(strategy) and not has_center(strategy):
+            names.append(f"`{name}`")
+    sentence = f"{', '.join(names[:-1])} and {names[-1]}."
+    return textwrap.fill(sentence, width=120) + "\n"
+
+
+def fill_table(page: str) -> str:
     """Returns the text of the page with the table between its marks."""
     docs = {name: parsed(make) for name, make in syncalgos.ALGORITHMS.items()}
     cells = [HEAD, ["---"] * len(HEAD), *(row(name, docs[name]) for name in docs)]
@@ -59,4 +103,4 @@ def first_of(authors: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))
+    write_pages()

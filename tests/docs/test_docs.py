@@ -11,14 +11,12 @@ import optax
 import pytest
 import small_tasks
 from commands import ROOT, printed_by, ran
-from owed import make
 from pages import combinators, files, table
 from tiers import tiers
 
 import syncalgos
 from experiments.command import factories
 from experiments.tasks import TASKS
-from syncalgos.combinators import introspection
 
 PAGES = sorted(p for p in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
@@ -94,18 +92,36 @@ def test_every_page_is_read():
     assert len(HERE) >= 5 and len(ALONE) >= 2
 
 
-def test_table_of_algorithms_is_what_their_docstrings_say():
+def test_table_and_list_of_algorithms_are_what_the_registry_says():
     page = table.PAGE.read_text()
     assert page.count("\n| `") >= len(syncalgos.ALGORITHMS)
     assert page == table.filled(page), "make table"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/studies.md", "docs/wire.md"])
-def test_page_tells_the_number_of_algorithms(page):
-    told = re.findall(
-        r"(?m)(?:^|45 of the )(\d+)\salgorithms", (ROOT / page).read_text()
+def test_list_of_algorithms_without_a_center_of_their_own():
+    sentence = table.list_without_own_center()
+    assert "`model_averaging`" in sentence and "`gossip`" in sentence
+    for name in ("bmuf", "easgd", "sync_sgd"):  # anchor, own center, no sync of params
+        assert f"`{name}`" not in sentence
+
+
+@pytest.mark.parametrize("page", table.COUNTING_PAGES, ids=lambda page: page.name)
+def test_prose_has_the_number_of_algorithms(page):
+    counts = [count for _, count in table.COUNT.findall(page.read_text())]
+    assert len(counts) == (3 if page.name == "README.md" else 1)
+    assert {*counts} == {str(len(syncalgos.ALGORITHMS))}, "make table"
+
+
+def test_counting_leaves_other_numbers_of_algorithms():
+    counted = table.fill_count(
+        "implements 2 algorithms. 45 of\n  the 2 algorithms; 3 of"
     )
-    assert {*map(int, told)} == {len(syncalgos.ALGORITHMS)}
+    number = len(syncalgos.ALGORITHMS)
+    assert counted == (
+        f"implements {number} algorithms. 45 of\n  the {number} algorithms; 3 of"
+    )
+    measured = "half of it overlaps for 26 of the 45 algorithms"
+    assert table.fill_count(measured) == measured
 
 
 KINDS, ALL = ("diloco", "gossip", "powersgd"), tuple(syncalgos.ALGORITHMS)
@@ -191,16 +207,6 @@ def test_no_file_of_algorithms_is_unregistered():
 def names_in_rows(page):
     cells = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", page.read_text(), re.MULTILINE)
     return {name for cell in cells for name in re.findall(r"\w+", cell)}
-
-
-def test_algorithms_whose_replicas_take_the_mean_itself_are_named():
-    keeps_no_copy = r"keep no float32 copy of them:([^.]*)\."
-    [named] = re.findall(keeps_no_copy, table.PAGE.read_text())
-    made = {name: make(name) for name in syncalgos.ALGORITHMS}
-    found = {x for x in made if introspection.ever_syncs(made[x])}
-    found -= {x for x in found if introspection.has_center(made[x])}
-    # The center of easgd is its own; its replicas are pulled to it in their own dtype.
-    assert {*re.findall(r"`(\w+)`", named)} == {*found, "easgd"}
 
 
 def test_table_of_the_readme_names_algorithms_that_exist():
