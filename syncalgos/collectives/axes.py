@@ -6,7 +6,7 @@ An `axis` is the name of a mapped axis, or a tuple of names with the outermost f
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,18 +17,47 @@ Axis = str | tuple[str, ...]
 WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
-COUNTED: ContextVar[tuple[str, ...]] = ContextVar("counted", default=())
-"""The axes over which all workers lie, while traffic is counted."""
+Value = TypeVar("Value")
 
 
-@contextmanager
-def noting(variable: ContextVar[Any], value: Any) -> Iterator[None]:
-    """Sets a variable for all code that is traced inside the block."""
-    token = variable.set(value)
+class Setting(Generic[Value]):
+    """A value that all code sees that is traced inside a block, and that jit sees.
+
+    `jax.jit`, `lax.scan` and `jax.checkpoint` keep what they traced. A plain context
+    variable is no part of their keys: a user's jitted helper that was first traced
+    outside of the block would be taken from there, with the value of there.
+    """
+
+    def __init__(self, name: str, default: Value) -> None:
+        self._variable = ContextVar(name, default=default)
+        self._trace_key = jax.make_user_context(None)
+
+    def get(self) -> Value:
+        """Returns the value of the innermost block, or the default."""
+        return self._variable.get()
+
+    @contextmanager
+    def set_to(self, value: Value) -> Iterator[None]:
+        """Sets the value for all code that is traced inside the block."""
+        token = self._variable.set(value)
+        try:
+            with self._trace_key(_as_trace_key(value)):
+                yield
+        finally:
+            self._variable.reset(token)
+
+
+def _as_trace_key(value: Any) -> Any:
+    """The value, or an object that equals no other where jit cannot hash the value."""
     try:
-        yield
-    finally:
-        variable.reset(token)
+        hash(value)
+    except TypeError:  # a traced array; the cache must not keep it, either
+        return object()
+    return value
+
+
+COUNTED: Setting[tuple[str, ...]] = Setting("counted", ())
+"""The axes over which all workers lie, while traffic is counted."""
 
 
 def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:

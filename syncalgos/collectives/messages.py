@@ -8,14 +8,13 @@ that fit into a socket's buffer do not wait: docs/results.md, "A real slow link"
 """
 
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from syncalgos.collectives.axes import platform, several
+from syncalgos.collectives.axes import Setting, platform, several
 
 BUCKET = 2**23
 """The most bytes that one all-reduce joins; longer arrays go alone, without a copy.
@@ -26,7 +25,7 @@ BUCKET = 2**23
 MESSAGE = 40_000
 """The most bytes of a message to one peer, where a collective is cut."""
 
-AS_GLOO: ContextVar[bool] = ContextVar("as_gloo", default=False)
+AS_GLOO: Setting[bool] = Setting("as_gloo", False)
 """Whether messages are planned for processes that gloo will join."""
 
 

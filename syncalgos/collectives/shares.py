@@ -5,15 +5,14 @@ itself; code that averages anything else asks for the share here.
 """
 
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 
 import jax
 import jax.numpy as jnp
 
-from syncalgos.collectives.axes import noting
+from syncalgos.collectives.axes import Setting
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
-_OWN: ContextVar[jax.Array | None] = ContextVar("share", default=None)
+_OWN: Setting[jax.Array | None] = Setting("share", None)
 
 
 def counting(share: jax.Array | None) -> AbstractContextManager[None]:
@@ -22,7 +21,7 @@ def counting(share: jax.Array | None) -> AbstractContextManager[None]:
     Args:
         share: N w / Σw for weights w, 0 for a worker that skips; None: no weights.
     """
-    return noting(_OWN, share)
+    return _OWN.set_to(share)
 
 
 def takes_part() -> jax.Array | bool:

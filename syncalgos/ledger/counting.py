@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.collectives.axes import COUNTED, noting
+from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
@@ -261,7 +261,7 @@ def _trace(
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        with noting(COUNTED, (*sizes,) if workers > 1 else ()):
+        with COUNTED.set_to((*sizes,) if workers > 1 else ()):
             _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
             given = hyperparams, replica, state
             jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)

@@ -7,7 +7,6 @@ matched with them by path and shape: the momentum of a matrix is cut like the ma
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 from syncalgos import collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives.axes import noting
+from syncalgos.collectives.axes import Setting
 
 Path = tuple[Any, ...]
 Parts = tuple[tuple[str, ...], ...]
@@ -192,12 +191,12 @@ class Sharding(NamedTuple):
         return jax.tree_util.tree_map_with_path(leaf, tree)
 
 
-_NOW: ContextVar[Sharding | None] = ContextVar("sharding", default=None)
+_NOW: Setting[Sharding | None] = Setting("sharding", None)
 
 
 def known(sharding: Sharding | None) -> AbstractContextManager[None]:
     """Sets how a worker's arrays lie on its devices, for all code traced inside."""
-    return noting(_NOW, sharding)
+    return _NOW.set_to(sharding)
 
 
 def cuts(tree: PyTree) -> list[Cut | None]:
