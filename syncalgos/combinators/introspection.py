@@ -342,14 +342,16 @@ def check_no_turns(where: str, strategy: Strategy) -> None:
         ValueError: it is such a strategy.
     """
     if kinds(strategy, Turning):
-        raise ValueError(f"{where}: {_TURNS}")
+        raise _make_turns_error(where)
 
 
-_TURNS = (
-    "this strategy's graph changes with each exchange, so it must act at every local "
-    "step, or at those of one every(…, period); topology='static_exponential' does not "
-    "change"
-)
+def _make_turns_error(where: str) -> ValueError:
+    """Makes the refusal of a strategy whose graph changes."""
+    return ValueError(
+        f"{where}: this strategy's graph changes with each exchange, so it must act at "
+        "every local step, or at those of one every(…, period); "
+        "topology='static_exponential' does not change"
+    )
 
 
 def in_turns(graph: Any, strategy: Strategy) -> Strategy:
@@ -384,7 +386,7 @@ class Counted(NamedTuple):
     period: int | None = None
 
     def __call__(self, number: Callable[[Any], Any]) -> Strategy:
-        raise ValueError(f"every: {_TURNS}")
+        raise _make_turns_error("every")
 
 
 def check_not_steady(where: str, strategy: Strategy) -> None:

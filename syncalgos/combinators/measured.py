@@ -212,7 +212,10 @@ def noted(state: PyTree, step: Any) -> dict[str, Any]:
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))
     for at, values in (x for x in nodes if isinstance(x, Noted)):
         if "measured" in metrics:
-            raise ValueError("measured: metrics hold one strategy's figures, not two")
+            raise ValueError(
+                "measured: metrics hold one strategy's figures, not two: put measured "
+                "around one of them only"
+            )
         one = values.reshape(-1, *values.shape[-2:])[0]
         metrics["measured"] = Figures(*jnp.where(jnp.ravel(at)[0] == step, one, 0))
     return metrics

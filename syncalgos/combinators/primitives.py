@@ -115,7 +115,10 @@ def average(
     def init(params):
         state = reducer.init(params)
         if field != "params" and jax.tree.leaves(state):
-            raise ValueError(f"average: a reducer with state cannot average {field}")
+            raise ValueError(
+                f"average: a reducer with state cannot average {field}: use one "
+                "without state, such as 'bf16'"
+            )
 
         def begins_with_0(x):
             return isinstance(x, LateState | Ef21State)

@@ -143,7 +143,8 @@ def _check_meeting(strategy: Strategy, active: "Period") -> None:
         ):
             raise ValueError(
                 f"every: a part of this strategy acts every {inner.period} steps, but "
-                f"never at the end of a period of {active.period}: set its own period"
+                f"never at the end of a period of {active.period}: set the "
+                "strategy's own period instead"
             )
 
 
@@ -435,7 +436,10 @@ def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
     made = introspection.combination(strategy)
     if isinstance(made.kind, introspection.Delayed):
-        raise ValueError("at_end: strategy is delayed: its last sync would not arrive")
+        raise ValueError(
+            "at_end: strategy is delayed: its last sync would not arrive: leave out "
+            f"at_end, and train on after a sync for its delay of {made.kind.delay}"
+        )
 
     def change(member):
         return _with_last(member, last)

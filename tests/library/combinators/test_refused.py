@@ -67,7 +67,7 @@ CALLS = [
     (lambda: sa.average(reduce=3), "average: expected an optax GradientTransformation"),
     (
         lambda: made(sa.average("buffers", optax.trace(0.9))),
-        "reducer with state cannot average buffers",
+        "cannot average buffers: use one without state",
     ),
     *(
         (lambda late=late: made(sa.every(sa.average(reduce=late), 2)), "begin with 0")
@@ -126,7 +126,7 @@ CALLS = [
     (lambda: sa.at_end(sa.every, 20), "at_end: expected a Strategy"),
     (lambda: sa.at_end(sa.scaffold(8, learning_rate=0.1), 20), "rounds are not"),
     (lambda: sa.at_end(sa.when(AVERAGED, lambda s: s == 7), 20), "rounds are not"),
-    (lambda: sa.at_end(LATE, 20), "last sync would not arrive"),
+    (lambda: sa.at_end(LATE, 20), "for its delay of 2"),
     (lambda: sa.at_end(DECIDED, 20), "they depend on the workers' data"),
     (lambda: sa.at_end(SLOW, 20), "acts at every local step, as async_diloco"),
     # Delays.
@@ -170,7 +170,7 @@ CALLS = [
     (lambda: sa.paced(sa.bmuf, [1]), "paced: expected a Strategy"),
     (lambda: sa.paced(AVERAGED, [1, 0.5]), "each of local_steps must be a whole"),
     (lambda: sa.paced(AVERAGED, 4), "local_steps must be a list of numbers, got 4"),
-    (lambda: sa.paced(sa.sync_sgd(), [1, 2, 3, 4]), "paced.* never syncs"),
+    (lambda: sa.paced(sa.sync_sgd(), [1, 2, 3, 4]), "paced.* pace one that does"),
     *(
         (lambda strategy=strategy: sa.paced(strategy, [0, 9]), "paced: .* send theirs")
         for strategy in (sa.gpa(), sa.post_local_sgd(), sa.gradient_tracking())
@@ -192,7 +192,7 @@ CALLS = [
             lambda x: sa.at_syncs(x, RESET),
         )
     ),
-    (lambda: train(sa.paced(AVERAGED, [1, 2])), "has 2 numbers for 4 workers"),
+    (lambda: train(sa.paced(AVERAGED, [1, 2])), "4 workers: give one for each worker"),
     # Masks and fragments.
     (lambda: sa.masked(sa.bmuf, True), r"masked: expected a Strategy.*bmuf\(\)"),
     (lambda: made(sa.masked(AVERAGED, 1)), "must hold booleans or slices, got 1"),
