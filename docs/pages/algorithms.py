@@ -1,15 +1,13 @@
 """Pages of the algorithms: one for each of the registry, and the list of all."""
 
 import inspect
-import tomllib
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import syncalgos
 from experiments.command.terminal import size
 from pages import atlas, papers, traffic
-from pages.docstrings import Docstring, formulas, is_formula, markdown, parsed
+from pages.docstrings import Docstring, is_formula, literal, markdown, parsed
 from pages.signatures import definition, parameters
 
 DOCS = Path(__file__).parents[1]
@@ -26,46 +24,44 @@ FAMILIES = (
 )
 
 
-class Formulas(NamedTuple):
-    """An entry of formulas.toml.
-
-    Attributes:
-        family: the heading of its row in the list of algorithms.
-        update: LaTeX for each formula of the docstring.
-    """
-
-    family: str
-    update: list[str]
-
-
-def typeset() -> dict[str, Formulas]:
-    """Reads the formulas of all algorithms."""
-    entries = tomllib.loads((DOCS / "formulas.toml").read_text())
-    return {name: Formulas(**entry) for name, entry in entries.items()}
-
-
 def pages(made: Path) -> dict[str, str]:
     """Returns the text of each page, by its path in the folder of made pages.
 
     Args:
         made: that folder; a picture in made/trajectories/NAME.svg gets its place.
     """
-    latex, counts = typeset(), traffic.sent()
+    counts = traffic.sent()
     tables = atlas.read_all(DOCS / "studies")
-    texts = {"algorithms/index.md": index(latex, counts)}
-    for family in FAMILIES:
-        texts[f"algorithms/{slug(family)}.md"] = group(family, latex, counts)
+    names_by_family = group_by_family()
+    texts = {"algorithms/index.md": index(names_by_family, counts)}
+    for family, names in names_by_family.items():
+        texts[f"algorithms/{slug(family)}.md"] = group(family, names, counts)
     for name in syncalgos.ALGORITHMS:
         picture = made / PICTURES / f"{name}.svg"
-        texts[f"algorithms/{name}.md"] = page(
-            name, latex[name], counts, tables, picture.exists()
-        )
+        texts[f"algorithms/{name}.md"] = page(name, counts, tables, picture.exists())
     return texts
+
+
+def group_by_family() -> dict[str, list[str]]:
+    """Returns the names of the registry by the family that their docstring says.
+
+    Raises:
+        ValueError: a docstring has no family, or one that is not in FAMILIES.
+    """
+    names_by_family: dict[str, list[str]] = {family: [] for family in FAMILIES}
+    for name, factory in syncalgos.ALGORITHMS.items():
+        family = parsed(factory).family
+        if family not in names_by_family:
+            raise ValueError(
+                f"{name}: end the docstring with the line `Family: X.`, where X is one "
+                f"of {', '.join(FAMILIES)}, not {family!r}"
+            )
+        names_by_family[family].append(name)
+    return names_by_family
 
 
 def page(
     name: str,
-    latex: Formulas,
     counts: dict[str, traffic.Traffic],
     tables: atlas.Tables,
     has_picture: bool,
@@ -78,7 +74,7 @@ def page(
         markdown(doc.summary),
         picture(name) if has_picture else "",
         "## The update",
-        update(doc, latex),
+        update(doc),
         *[markdown(note) for note in doc.notes],
         f"**Source.** {markdown(doc.source)}",
         papers.folded(doc.source),
@@ -107,17 +103,14 @@ def picture(name: str) -> str:
     return f"{shown}\n\n{{download}}`The animation as SVG <{where}>`"
 
 
-def update(doc: Docstring, latex: Formulas) -> str:
-    """Returns the update, its formulas typeset."""
-    if len(formulas(doc)) != len(latex.update):
-        raise ValueError("formulas.toml has other formulas than the docstring")
-    typeset_ones = iter(latex.update)
-    parts = [
-        f"```{{math}}\n{next(typeset_ones).strip()}\n```"
-        if is_formula(paragraph)
-        else markdown(paragraph)
-        for paragraph in doc.update
-    ]
+def update(doc: Docstring) -> str:
+    """Returns the update, its formulas as the docstring has them."""
+    parts = []
+    for paragraph in doc.update:
+        if is_formula(paragraph):
+            parts.append(literal(paragraph))
+        else:
+            parts.append(markdown(paragraph))
     return "\n\n".join(parts)
 
 
@@ -205,11 +198,13 @@ def code(make: Callable) -> str:
     )
 
 
-def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str:
+def index(
+    names_by_family: dict[str, list[str]], counts: dict[str, traffic.Traffic]
+) -> str:
     """Returns the list of all algorithms."""
     model = size(4 * traffic.PARAMS)
     parts = [
-        f"# The {len(latex)} algorithms",
+        f"# The {len(syncalgos.ALGORITHMS)} algorithms",
         "Each algorithm has a page with its update, its parameters, what it sends, "
         "how it scored in the atlas, and its code. [Which algorithm for "
         "me?](/choosing.md) helps to choose one. [The table](/algorithms.md) shows "
@@ -217,30 +212,27 @@ def index(latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]) -> str
         f"The second column is what each of {traffic.WORKERS} workers sends per step, "
         f"on average, for a model of {model} and with the defaults.",
     ]
-    parts += [f"## {x}\n\n{rows(x, latex, counts)}" for x in FAMILIES]
+    for family, names in names_by_family.items():
+        parts.append(f"## {family}\n\n{rows(names, counts)}")
     return "\n\n".join([*parts, toctree(map(slug, FAMILIES))])
 
 
-def group(
-    family: str, latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]
-) -> str:
+def group(family: str, names: list[str], counts: dict[str, traffic.Traffic]) -> str:
     """Returns the page of a family, below which the menu has its algorithms."""
-    names = (name for name, entry in latex.items() if entry.family == family)
     head = f"# {family}\n\n[All algorithms](index.md)"
-    return "\n\n".join([head, rows(family, latex, counts), toctree(sorted(names))])
+    return "\n\n".join([head, rows(names, counts), toctree(sorted(names))])
 
 
-def rows(
-    family: str, latex: dict[str, Formulas], counts: dict[str, traffic.Traffic]
-) -> str:
+def rows(names: list[str], counts: dict[str, traffic.Traffic]) -> str:
     """Returns the table of a family."""
-    lines = [
-        f"| [{name}]({name}.md) | {size(counts[name].most)} | "
-        f"{markdown(parsed(make).summary).replace('|', '&#124;')} |"
-        for name, make in syncalgos.ALGORITHMS.items()
-        if latex[name].family == family
-    ]
-    return "\n".join(["| algorithm | per step | in one line |\n|---|---|---|", *lines])
+    lines = ["| algorithm | per step | in one line |", "|---|---|---|"]
+    for name in names:
+        summary = markdown(parsed(syncalgos.ALGORITHMS[name]).summary)
+        lines.append(
+            f"| [{name}]({name}.md) | {size(counts[name].most)} | "
+            f"{summary.replace('|', '&#124;')} |"
+        )
+    return "\n".join(lines)
 
 
 def slug(family: str) -> str:

@@ -24,6 +24,7 @@ class Docstring(NamedTuple):
         notes: paragraphs after the sections.
         example: a session of Python, with what it prints.
         source: the paper.
+        family: the heading of its row in the site's list of algorithms.
     """
 
     summary: str
@@ -34,6 +35,7 @@ class Docstring(NamedTuple):
     notes: list[str]
     example: str
     source: str
+    family: str
 
 
 def parsed(function: Callable) -> Docstring:
@@ -41,13 +43,16 @@ def parsed(function: Callable) -> Docstring:
     whole = inspect.getdoc(function) or ""
     summary, *paragraphs = re.split(r"\n{2,}", whole)
     sections: dict[str, str] = {}
-    update, notes, source = [], [], ""
+    update, notes = [], []
+    source, family = "", ""
     for paragraph in paragraphs:
         head, _, rest = paragraph.partition(":")
         if head in SECTIONS:
             sections[head] = rest.strip("\n")
         elif head == "Source":
             source = joined(rest)
+        elif head == "Family":
+            family = joined(rest).removesuffix(".")
         elif sections:
             notes.append(paragraph)
         else:
@@ -61,6 +66,7 @@ def parsed(function: Callable) -> Docstring:
         notes,
         textwrap.dedent(sections.get("Example", "")),
         source,
+        family,
     )
 
 
@@ -77,6 +83,11 @@ def is_formula(paragraph: str) -> bool:
 def formulas(doc: Docstring) -> list[str]:
     """Returns the formulas of an update, in plain text."""
     return [paragraph for paragraph in doc.update if is_formula(paragraph)]
+
+
+def literal(formula: str) -> str:
+    """Turns a formula into a block that shows it as the docstring writes it."""
+    return f"```text\n{textwrap.dedent(formula)}\n```"
 
 
 def markdown(prose: str) -> str:

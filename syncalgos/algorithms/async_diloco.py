@@ -80,6 +80,8 @@ def async_diloco(
 
     Source: Liu et al., "Asynchronous local-SGD training for language modeling", 2024,
     algorithm 3, and DyLU (dynamic_steps).
+
+    Family: Late arrivals.
     """
     clock_of = even_clocks("async_diloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("async_diloco", outer_lr, outer_momentum)

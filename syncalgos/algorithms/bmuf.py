@@ -70,6 +70,8 @@ def bmuf(
     Source: Chen and Huo, "Scalable training of deep learning machines by incremental
     block training with intra-block parallel optimization and blockwise model-update
     filtering", ICASSP 2016.
+
+    Family: Outer momentum.
     """
     if block_momentum is not None:
         label = "bmuf: block_momentum"

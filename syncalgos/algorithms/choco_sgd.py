@@ -66,6 +66,8 @@ def choco_sgd(
 
     Source: Koloskova, Stich and Jaggi, "Decentralized stochastic optimization and
     gossip algorithms with compressed communication", ICML 2019, algorithm 2.
+
+    Family: Peers instead of all.
     """
     density = checks.density("choco_sgd", density)
     # An entry waits 1 / density steps to be sent. Without gradients but with noise 4, 8

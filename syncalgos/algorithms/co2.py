@@ -72,6 +72,8 @@ def co2(
     communication-computation overlap", ICLR 2024, algorithm 1. Λ, with norms over all
     params, is this library's reading of the staleness gap penalty: see
     docs/algorithms.md.
+
+    Family: Late arrivals.
     """
     lr, beta = outer_rates("co2", outer_lr, outer_momentum)
     bound = jnp.inf

@@ -61,6 +61,8 @@ def d2(
     Source: Tang et al., "D²: decentralized training over decentralized data", ICML
     2018, algorithm 1; Yuan et al., "Exact diffusion for distributed optimization and
     learning", 2018.
+
+    Family: Peers instead of all.
     """
     mixing = checks.share("d2: mixing", mixing)
     # With one-way links V has complex eigenvalues, and the workers drift apart.

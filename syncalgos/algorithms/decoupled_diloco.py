@@ -92,6 +92,8 @@ def decoupled_diloco(
 
     Source: Douillard et al., "Decoupled DiLoCo for resilient distributed pre-training",
     2026, with equal batches, so that tokens² / steps is in proportion to steps.
+
+    Family: Late arrivals.
     """
     outer = nesterov_sgd("decoupled_diloco", outer_lr, outer_momentum)
     clock_of = even_clocks("decoupled_diloco", period, slowest)

@@ -63,6 +63,8 @@ def demo(
 
     Source: Peng, Quesnelle and Kingma, "DeMo: decoupled momentum optimization", 2024,
     algorithm 1.
+
+    Family: Compressed gradients.
     """
     decay = checks.real("demo: decay", decay, least=0, below=1)
     chunk = checks.whole("demo: chunk", chunk, least=1)

@@ -53,6 +53,8 @@ def des_loc(
 
     Source: Iacob et al., "DES-LOC: desynced low communication adaptive optimizers",
     2025, algorithm 1; its periods of 1 : 3 : 6.
+
+    Family: Averages of models.
     """
     period = checks.whole("period", period, least=1)
     first = 3 * period if first_period is None else first_period

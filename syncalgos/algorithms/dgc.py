@@ -68,6 +68,8 @@ def dgc(
         array([15000.,  3750.,   942.,   240.,    60.])
 
     Source: Lin et al., "Deep gradient compression", ICLR 2018; the authors' code.
+
+    Family: Compressed gradients.
     """
     density = checks.density("dgc", density)
     m = checks.real("dgc: local_momentum", local_momentum, least=0, below=1)

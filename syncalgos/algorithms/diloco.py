@@ -59,6 +59,8 @@ def diloco(
 
     Source: Douillard et al., "DiLoCo: distributed low-communication training of
     language models", 2023, algorithm 1.
+
+    Family: Outer momentum.
     """
     outer = nesterov_sgd("diloco", outer_lr, outer_momentum)
     reducer = resolve("diloco", reduce, axis, seed)

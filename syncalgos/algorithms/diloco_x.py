@@ -72,6 +72,8 @@ def diloco_x(
 
     Source: Qi et al., "DiLoCoX: a low-communication large-scale training framework for
     decentralized cluster", 2025.
+
+    Family: Late arrivals.
     """
     outer = nesterov_sgd("diloco_x", outer_lr, outer_momentum)
     rank = checks.whole("diloco_x: rank", rank, least=1)

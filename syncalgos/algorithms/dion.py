@@ -77,6 +77,8 @@ def dion(
 
     Source: Ahn et al., "Dion: distributed orthonormalized updates", 2025, and the
     authors' code.
+
+    Family: Compressed gradients.
     """
     checks.untraced("dion: rank_fraction", rank_fraction)
     rank_fraction = checks.share("dion: rank_fraction", rank_fraction)

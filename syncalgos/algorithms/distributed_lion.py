@@ -61,6 +61,8 @@ def distributed_lion(
 
     Source: Liu et al., "Communication efficient distributed training with Distributed
     Lion", NeurIPS 2024, algorithm 1.
+
+    Family: Compressed gradients.
     """
     b1 = checks.real("distributed_lion: b1", b1, least=0, below=1)
     b2 = checks.real("distributed_lion: b2", b2, least=0, below=1)

@@ -62,6 +62,8 @@ def dynamic_averaging(
     decentralized deep learning by dynamic model averaging", ECML PKDD 2018: its local
     condition. The paper first tries to remove a violation by averaging only some of the
     models.
+
+    Family: Averages of models.
     """
     bound = checks.real("dynamic_averaging: bound", bound, above=0)
 

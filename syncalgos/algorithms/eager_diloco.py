@@ -69,6 +69,8 @@ def eager_diloco(
 
     Source: Kale, Douillard and Donchev, "Eager updates for overlapped communication and
     computation in DiLoCo", 2025, algorithm 3.
+
+    Family: Late arrivals.
     """
     outer = anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 

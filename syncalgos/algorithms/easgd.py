@@ -57,6 +57,8 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
 
     Source: Zhang, Choromanska and LeCun, "Deep learning with elastic averaging SGD",
     NeurIPS 2015, equations 3 and 4.
+
+    Family: Averages of models.
     """
     beta = checks.share("easgd: beta", beta)
 

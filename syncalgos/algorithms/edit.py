@@ -80,6 +80,8 @@ def edit(
 
     Source: Cheng et al., "EDiT: a local-SGD-based efficient distributed training method
     for large language models", ICLR 2025, the pseudo-gradient penalty.
+
+    Family: Outer momentum.
     """
     lr, mu = outer_rates("edit", outer_lr, outer_momentum)
     screen = Screen(

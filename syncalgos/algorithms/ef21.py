@@ -56,6 +56,8 @@ def ef21(
     Source: Richtárik, Sokolov and Fatkhullin, "EF21: a new, simpler, theoretically
     better, and practically faster error feedback", NeurIPS 2021; Fatkhullin, Tyurin and
     Richtárik, "Momentum provably improves error feedback!", NeurIPS 2023, algorithm 1.
+
+    Family: Compressed gradients.
     """
     largest = reducers.top_k(density, layered=layered)
     changes = reducers.ef21(largest, local_momentum=local_momentum)

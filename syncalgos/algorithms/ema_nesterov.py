@@ -74,6 +74,8 @@ def ema_nesterov(
 
     Source: Yau et al., "EMA-Nesterov: stabilizing Nesterov's lookahead for accelerated
     deep learning optimization", 2026, arXiv:2605.25395; modded-nanogpt, records 39, 40.
+
+    Family: Gradients at every step.
     """
     decay = checks.real("ema_nesterov: decay", decay, least=0, below=1)
     lookahead = checks.real("ema_nesterov: lookahead", lookahead, least=0, below=1)

@@ -44,6 +44,8 @@ def fedavg(
 
     Source: McMahan et al., "Communication-efficient learning of deep networks from
     decentralized data", AISTATS 2017, algorithm 1.
+
+    Family: Averages of models.
     """
     fraction = checks.share("fedavg: fraction", fraction)
     # With one worker drawn, its model would be copied to all.

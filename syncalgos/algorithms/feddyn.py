@@ -59,6 +59,8 @@ def feddyn(
 
     Source: Acar et al., "Federated learning based on dynamic regularization", ICLR
     2021, algorithm 1, all workers.
+
+    Family: Against drift.
     """
     # The paper's multiplier is -α h; h is in units of params, as in the authors' code.
     proximal = checks.real("feddyn: proximal", proximal, above=0)

@@ -77,6 +77,8 @@ def fedopt(
         Array([0.01, 0.01], dtype=float32)
 
     Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, algorithm 2.
+
+    Family: Outer momentum.
     """
     checks.one_of("method of fedopt", method, SECOND_MOMENTS)
     lr = checks.real("fedopt: outer_lr", outer_lr, above=0)

@@ -61,6 +61,8 @@ def fedprox(
 
     Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020
     (2018), algorithm 2, all workers.
+
+    Family: Against drift.
     """
     proximal = checks.real("fedprox: proximal", proximal, above=0)
 

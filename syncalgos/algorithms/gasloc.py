@@ -74,6 +74,8 @@ def gasloc(
     Source: Cagnasso, Belilovsky and Oyallon, "Unifying local communications and local
     updates for LLM pretraining", 2026 (arXiv 2606.11081), by its update alone: the
     paper's own values are not known here, and η and γ are those of DiLoCo.
+
+    Family: Peers instead of all.
     """
     period = checks.whole("period", period, least=1)
     eta, gamma = outer_rates("gasloc", outer_lr, outer_momentum)

@@ -65,6 +65,8 @@ def gossip(
     training", NeurIPS 2021, which mixes momentum too; ring: Lian et al., "Can
     decentralized algorithms outperform centralized algorithms?", NeurIPS 2017,
     algorithm 1.
+
+    Family: Peers instead of all.
     """
     graph = peers.check("gossip", topology)
     way = mixed if peers.named(graph, "exponential") else _beside

@@ -48,6 +48,8 @@ def gossip_pga(
 
     Source: Chen et al., "Accelerating gossip SGD with periodic global averaging", ICML
     2021.
+
+    Family: Peers instead of all.
     """
     period = checks.whole("period", period, least=1)
     graph = peers.check("gossip_pga", topology)

@@ -63,6 +63,8 @@ def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> St
 
     Source: Defazio et al., "Smoothing DiLoCo with primal averaging for faster training
     of LLMs", 2025, arXiv:2512.17131, and its authors' code.
+
+    Family: Gradients at every step.
     """
     decay = checks.real("gpa: decay", decay, least=0, below=1)
     mixing = checks.share("gpa: mixing", mixing)

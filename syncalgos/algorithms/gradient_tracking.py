@@ -62,6 +62,8 @@ def gradient_tracking(
     Source: Nedić, Olshevsky and Shi, "Achieving geometric convergence for distributed
     optimization over time-varying graphs", SIAM J. Optim. 2017 (DIGing); Pu and Nedić,
     "Distributed stochastic gradient tracking methods", 2020.
+
+    Family: Peers instead of all.
     """
     graph = peers.check("gradient_tracking", topology)
 

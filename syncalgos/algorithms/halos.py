@@ -116,6 +116,8 @@ def halos(
 
     Source: Kim et al., "HALoS: hierarchical asynchronous local SGD over slow networks
     for geo-distributed large language model training", ICML 2025, algorithm 1.
+
+    Family: Late arrivals.
     """
     clock_of = even_clocks("halos", period, slowest)
     regions = checks.whole("halos: regions", regions, least=1)

@@ -93,6 +93,8 @@ def heloco(
 
     Source: Asif et al., "HeLoCo: efficient asynchronous low-communication training
     under data and device heterogeneity", 2026, algorithm 2; details as in its code.
+
+    Family: Late arrivals.
     """
     clock_of = even_clocks("heloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("heloco", outer_lr, outer_momentum)

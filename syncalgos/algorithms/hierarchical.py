@@ -56,6 +56,8 @@ def hierarchical(
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 5.
+
+    Family: Averages of models.
     """
     period = checks.whole("period", period, least=1)
     inner_period = checks.whole("inner_period", inner_period, least=1)

@@ -52,6 +52,8 @@ def loco(
 
     Source: Xie, Lin, Toh and Zhou, "LoCo: low-bit communication adaptor for large-scale
     model training", TPAMI 2025 (2024).
+
+    Family: Compressed gradients.
     """
     # Errors are float32; in DeepSpeed they have 8 bits. The second rounding applies to
     # the mean sent to all workers; DeepSpeed sums inside a host before it rounds.

@@ -51,6 +51,8 @@ def lookahead(
 
     Source: Zhang, Lucas, Hinton and Ba, "Lookahead optimizer: k steps forward, 1 step
     back", NeurIPS 2019, algorithm 1, with the workers' average as the fast model.
+
+    Family: Outer momentum.
     """
     share = checks.share("lookahead: slow_lr", slow_lr)
     # Plain SGD with rate α on the pseudo-gradient φ - mean(θ) goes α of the way.

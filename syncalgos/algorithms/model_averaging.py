@@ -40,5 +40,7 @@ def model_averaging(period: int = 16, *, axis: Axis = WORKERS) -> Strategy:
     Source: McDonald, Hall and Mann, "Distributed training strategies for the structured
     perceptron", NAACL 2010; Stich, "Local SGD converges fast and communicates little",
     ICLR 2019, algorithm 1.
+
+    Family: Averages of models.
     """
     return every(average(axis=axis), period)

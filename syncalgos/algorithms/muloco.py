@@ -63,6 +63,8 @@ def muloco(
 
     Source: Thérien et al., "MuLoCo: Muon is a practical inner optimizer for DiLoCo",
     2025, algorithm 1; η and μ as in the authors' code.
+
+    Family: Outer momentum.
     """
     outer = nesterov_sgd("muloco", outer_lr, outer_momentum)
     reducer = reducers.resolve("muloco", reduce, axis, seed)

@@ -71,6 +71,8 @@ def noloco(
 
     Source: Kolehmainen et al., "NoLoCo: no-all-reduce low communication training method
     for large models", 2025, equation 2, signs and γ as in the authors' code.
+
+    Family: Peers instead of all.
     """
     beta, alpha = outer_rates("noloco", outer_lr, outer_momentum)
     gamma = checks.real("noloco: consensus", consensus, least=0)

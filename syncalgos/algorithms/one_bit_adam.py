@@ -60,6 +60,8 @@ def one_bit_adam(
         array([32000.,  1008.])
 
     Source: Tang et al., "1-bit Adam", ICML 2021, algorithm 1.
+
+    Family: Compressed gradients.
     """
     dense_steps = checks.whole("one_bit_adam: dense_steps", dense_steps, least=1)
     own = checked("one_bit_adam", b1, b2, eps)

@@ -68,6 +68,8 @@ def overlap_local_sgd(
 
     Source: Wang, Liang and Joshi, "Overlap local-SGD: an algorithmic approach to hide
     communication delays in distributed SGD", ICASSP 2020.
+
+    Family: Late arrivals.
     """
     pull = checks.share("overlap_local_sgd: pull", pull)
     label = "overlap_local_sgd: anchor_momentum"

@@ -90,6 +90,8 @@ def palsgd(
 
     Source: Naganuma et al., "Pseudo-asynchronous local SGD: robust and efficient
     data-parallel training", TMLR 2025.
+
+    Family: Outer momentum.
     """
     rate = checks.learning_rate("palsgd", learning_rate)
     chance = checks.real("palsgd: chance", chance, above=0, below=1)

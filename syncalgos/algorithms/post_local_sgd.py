@@ -46,6 +46,8 @@ def post_local_sgd(
 
     Source: Lin, Stich, Patel and Jaggi, "Don't use large mini-batches, use local SGD",
     ICLR 2020 (2018), section 3.
+
+    Family: Averages of models.
     """
     dense_steps = checks.whole("post_local_sgd: dense_steps", dense_steps, least=0)
     # The period is counted from step 0 of training. torch's hook also continues to

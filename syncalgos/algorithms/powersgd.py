@@ -60,6 +60,8 @@ def powersgd(
 
     Source: Vogels, Karimireddy and Jaggi, "PowerSGD: practical low-rank gradient
     compression for distributed optimization", NeurIPS 2019, algorithms 1 and 2.
+
+    Family: Compressed gradients.
     """
     start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
     low_rank = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, layered=layered)

@@ -73,6 +73,8 @@ def pulseloco(
 
     Source: Miahi and Belilovsky, "Understanding and exploiting weight update sparsity
     for communication-efficient distributed RL", 2026, and the authors' code.
+
+    Family: Little at a time.
     """
     outer = anchors.nesterov_sgd("pulseloco", outer_lr, outer_momentum)
     largest = reducers.top_k(checks.density("pulseloco", density), axis=axis)

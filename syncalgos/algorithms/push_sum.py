@@ -71,6 +71,8 @@ def push_sum(
 
     Source: Assran, Loizou, Ballas and Rabbat, "Stochastic gradient push for distributed
     deep learning", ICML 2019 (2018), algorithm 1.
+
+    Family: Peers instead of all.
     """
     drop = checks.real("push_sum: drop", drop, least=0, below=1)
     graph = peers.check("push_sum", topology, columns=True, keeps=True)

@@ -71,6 +71,8 @@ def qg_dsgdm(
 
     Source: Lin, Karimireddy, Stich and Jaggi, "Quasi-global momentum: accelerating
     decentralized deep learning on heterogeneous data", ICML 2021; the authors' code.
+
+    Family: Peers instead of all.
     """
     beta = checks.real("qg_dsgdm: local_momentum", local_momentum, least=0, below=1)
     mu = checks.real("qg_dsgdm: decay", decay, least=0, below=1)

@@ -55,6 +55,8 @@ def qsr(
 
     Source: Gu et al., "A quadratic synchronization rule for distributed deep learning",
     ICLR 2024, equation 2.
+
+    Family: Averages of models.
     """
     period = checks.whole("period", period, least=1)
     growth = checks.real("qsr: growth", growth, above=0)

@@ -48,6 +48,8 @@ def quantized_sgd(
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient
     quantization and encoding", NeurIPS 2017; 2 bits: Wen et al., "TernGrad", NeurIPS
     2017.
+
+    Family: Compressed gradients.
     """
     # Two hops: codes cannot be summed on the way, and gathering all of them costs more
     # than float32 by ring from 8 workers on, at 8 bits.

@@ -65,6 +65,8 @@ def scaffnew(
 
     Source: Mishchenko et al., "ProxSkip: yes! local gradient steps provably lead to
     communication acceleration! finally!", ICML 2022, algorithm 2.
+
+    Family: Against drift.
     """
     chance = 1 / checks.whole("period", period, least=1)
     rate = checks.learning_rate("scaffnew", learning_rate)

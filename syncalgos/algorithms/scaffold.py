@@ -63,6 +63,8 @@ def scaffold(
 
     Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
     learning", ICML 2020 (2019), algorithm 1, option II, all workers, global rate 1.
+
+    Family: Against drift.
     """
     rate = checks.learning_rate("scaffold", learning_rate)
 

@@ -53,6 +53,8 @@ def sign_sgd(
     compression schemes", ICML 2019, algorithm 2; Seide et al., "1-bit stochastic
     gradient descent", Interspeech 2014; majority: Bernstein et al., "signSGD:
     compressed optimisation for non-convex problems", ICML 2018, algorithm 3.
+
+    Family: Compressed gradients.
     """
     # A vote has no magnitude, so there is no loss to feed back.
     signs = reducers.sign(majority, seed=seed, layered=layered)

@@ -46,6 +46,8 @@ def signum(
     optimisation for non-convex problems", ICML 2018, algorithm 3; Bernstein, Zhao,
     Azizzadenesheli and Anandkumar, "signSGD with majority vote is communication
     efficient and fault tolerant", ICLR 2019, algorithm 1.
+
+    Family: Compressed gradients.
     """
     beta = checks.real("signum: local_momentum", local_momentum, least=0, below=1)
     # With one β, Lion's direction is its new momentum.

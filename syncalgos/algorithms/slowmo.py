@@ -67,6 +67,8 @@ def slowmo(
 
     Source: Wang, Tantia, Ballas and Rabbat, "SlowMo: improving communication-efficient
     distributed SGD with slow momentum", ICLR 2020 (2019), algorithm 1.
+
+    Family: Outer momentum.
     """
     momentum = checks.real("slowmo: slow_momentum", slow_momentum, least=0, below=1)
     slow_lr = checks.real("slowmo: slow_lr", slow_lr, above=0)

@@ -69,6 +69,8 @@ def sparseloco(
 
     Source: Sarfi et al., "Communication efficient LLM pre-training with SparseLoCo",
     2025, algorithm 1.
+
+    Family: Little at a time.
     """
     lr = checks.real("sparseloco: outer_lr", outer_lr, above=0)
     # The mean is over all workers, as in the paper: then error feedback keeps sums

@@ -45,6 +45,8 @@ def sparta(
 
     Source: Baioumy and Cheema, "SPARTA: distributed training with sparse parameter
     averaging", 2025; EXO Gym.
+
+    Family: Little at a time.
     """
     entries = reducers.random_k(density, seed=seed, axis=axis)
 

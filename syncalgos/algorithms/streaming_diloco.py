@@ -78,6 +78,8 @@ def streaming_diloco(
 
     Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
     algorithm 2; fragments and phases as in torchft.
+
+    Family: Late arrivals.
     """
     outer = nesterov_sgd("streaming_diloco", outer_lr, outer_momentum)
     period = checks.whole("period", period, least=1)

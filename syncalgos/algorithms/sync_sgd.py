@@ -46,5 +46,7 @@ def sync_sgd(
         1.708
 
     Source: Chen et al., "Revisiting distributed synchronous SGD", 2016.
+
+    Family: Gradients at every step.
     """
     return reduce_with(resolve("sync_sgd", reduce, axis, seed), axis=axis)

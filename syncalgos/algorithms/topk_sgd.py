@@ -55,6 +55,8 @@ def topk_sgd(
     Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018,
     algorithm 2; Aji and Heafield, "Sparse communication for distributed gradient
     descent", EMNLP 2017.
+
+    Family: Compressed gradients.
     """
     largest = reducers.top_k(density, layered=layered)
     if feedback:

@@ -83,6 +83,8 @@ def zero_one_adam(
 
     Source: Lu et al., "Maximizing communication efficiency for large-scale training via
     0/1 Adam", ICLR 2023 (2022), algorithm 1, with m and v after g as in DeepSpeed.
+
+    Family: Compressed gradients.
     """
     where = "zero_one_adam"
     variance_steps = checks.whole(f"{where}: variance_steps", variance_steps, least=1)

@@ -21,28 +21,36 @@ ENTRY = re.compile(r"^```{toctree}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(
     r"^(?:\.\. auto\w+::|```{py:\w+}) (?:syncalgos\.)?([\w.]+)", re.MULTILINE
 )
-GREEK = {
-    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon",
-    "ζ": "zeta", "η": "eta", "θ": "theta", "μ": "mu", "τ": "tau", "φ": "varphi",
-    "Δ": "Delta", "Λ": "Lambda",
-}  # fmt: skip
 
 
-def test_formulas_are_those_of_the_registry():
-    latex = algorithms.typeset()
-    assert list(latex) == list(syncalgos.ALGORITHMS), "docs/formulas.toml"
-    assert {entry.family for entry in latex.values()} == set(algorithms.FAMILIES)
+def test_each_algorithm_is_of_one_family():
+    names_by_family = algorithms.group_by_family()
+    names = [name for family in names_by_family.values() for name in family]
+    assert sorted(names) == sorted(syncalgos.ALGORITHMS)
+    assert all(names_by_family.values())
 
 
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_formulas_have_the_letters_of_the_docstring(name):
-    doc = docstrings.parsed(syncalgos.ALGORITHMS[name])
-    latex = algorithms.typeset()[name].update
-    assert len(docstrings.formulas(doc)) == len(latex)
-    for plain, typeset in zip(docstrings.formulas(doc), latex, strict=True):
-        for letter, command in GREEK.items():
-            found = re.search(rf"\\{command}(?![a-z])", typeset)
-            assert (letter in plain) == bool(found), letter
+def test_an_unknown_family_is_refused(monkeypatch):
+    def mine():
+        """Mine.
+
+        Family: Outer momenta.
+        """
+
+    monkeypatch.setattr(syncalgos, "ALGORITHMS", {"mine": mine})
+    with pytest.raises(
+        ValueError, match=r"mine: .*Outer momentum.* not 'Outer momenta"
+    ):
+        algorithms.group_by_family()
+
+
+def test_page_of_an_algorithm_shows_the_formulas_of_its_docstring():
+    text = algorithms.update(docstrings.parsed(syncalgos.bmuf))
+    [formula] = re.findall(r"^```text\n(.*?)\n```$", text, re.MULTILINE | re.DOTALL)
+    shown = [line.strip() for line in formula.splitlines()]
+    written = [line.strip() for line in (syncalgos.bmuf.__doc__ or "").splitlines()]
+    first = written.index(shown[0])
+    assert "←" in formula and written[first : first + len(shown)] == shown
 
 
 @pytest.mark.parametrize("name", syncalgos.ALGORITHMS)

@@ -40,13 +40,11 @@ def project(tmp_path_factory):
         shutil.copy(ROOT / file, copy / file)
     before = snapshot(copy)
 
-    algorithm, registry, recurrence, formula, line = blocks_of_the_page()
+    algorithm, registry, recurrence, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
     names = copy / "syncalgos/algorithms/__init__.py"
     insert(names, registry.strip(), "from syncalgos.algorithms.model")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
-    formulas = copy / "docs/formulas.toml"
-    formulas.write_text(f"{formulas.read_text()}\n{formula}")
     insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
     for command in ("pages.table", "conformance.make"):
         made = run(copy, "-m", command)
@@ -73,7 +71,6 @@ def test_a_new_algorithm_touches_no_other_files(project):
         "syncalgos/algorithms/__init__.py",
         "tests/recurrences/lagging.py",
         "docs/algorithms.md",
-        "docs/formulas.toml",
         "docs/studies.md",
         "docs/wire.md",
         "README.md",
