@@ -394,16 +394,6 @@ def test_a_speed_up_is_over_the_same_work():
     assert found == [1, 1, None, None, None, None]
 
 
-def test_a_head_says_whose_workers_they_are():
-    asked = config.read(["--target=cpu:4", "--algos=A=bmuf --mesh fsdp=2,sync_sgd"])
-    record = RECORD | {"error": "", "params": 9, "batch_size": 8}
-    own = {"mesh": {"fsdp": 2}}, {"workers": 4}
-    found = tables.results(asked, [record | x for x in own])
-    head = tables.text(asked, found).partition("\n")[0].partition("; ")[2]
-    rest = "A: 2 workers of 2 chips (fsdp 2); sync_sgd: 4 workers"
-    assert head == f"batch 8, 9 params; {rest}"
-
-
 def test_compute_is_the_share_of_peak():
     told = modelled([], seconds=None)
     assert told.compute == 4e12 / (config.MFU * 197e12)
@@ -536,11 +526,6 @@ EXAMPLES, OF_GPT2 = (
     )
     for page in ("aim.md", "gpt2.md")
 )
-
-
-def test_the_page_shows_every_kind_of_target():
-    for kind in ("tpu", "cuda", "cpu"):
-        assert any(f"--target {kind}:" in words for words in EXAMPLES)
 
 
 @pytest.mark.parametrize("words", EXAMPLES + OF_GPT2)

@@ -11,7 +11,7 @@ from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK, describe
 from experiments.study import config
-from experiments.training.config import BASIC, SETTINGS
+from experiments.training.config import SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
 from syncalgos.engine.placement.make_layout import AUTO, BACKENDS
@@ -47,18 +47,7 @@ def test_version_and_list_are_shown_without_jax(shown):
             assert [name, describe(kind, name).summary] in listed
 
 
-def test_help_has_the_ten_flags_that_are_needed_most(shown):
-    for asked, names in {"run --help": BASIC, "compare -h": config.BASIC}.items():
-        text = shown[asked]
-        flags = {f"--{name.replace('_', '-')}" for name in names}
-        told = {*re.findall(r"^  (--[\w-]+)", text, re.MULTILINE)}
-        assert told - {"--help-all", "--version", "--list"} == flags
-        assert len(flags) == 10 and len(text.splitlines()) <= 40
-
-
-def test_help_of_all_has_every_flag_in_a_group_with_what_it_can_be(shown):
-    titles = ("training:", "workers:", "data:", "files:", "processes:")
-    assert [x for x in shown["run --help-all"].splitlines() if x in titles] == [*titles]
+def test_help_of_all_has_every_flag_with_what_it_can_be(shown):
     for name in (*ALGORITHM.files, *TASK.files):
         assert re.search(rf"\b{name}\b", shown["run --help"])
     for asked in ("run --help-all", "compare --help-all", "aim --help"):

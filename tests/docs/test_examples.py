@@ -191,13 +191,6 @@ def test_a_script_becomes_diloco_by_at_most_12_changed_lines():
     assert 0 < sum(map(max, hunks)) <= 12
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_says_how_to_run_it(name):
-    text = (FOLDER / name).read_text()
-    docstring = ast.get_docstring(ast.parse(text)) or ""
-    assert f"\n    python examples/{name}\n" in docstring
-
-
 def test_table_and_tests_name_every_program():
     page = (FOLDER / "README.md").read_text()
     rows = "\n".join(line for line in page.splitlines() if line.startswith("| ["))

@@ -21,12 +21,6 @@ def named(paths):
     return pytest.mark.parametrize("path", paths, ids=lambda path: path.name)
 
 
-def test_the_page_shows_each_recipe():
-    page = (ROOT / "docs" / "many-hosts.md").read_text()
-    shown = re.findall(r"^```{literalinclude} recipes/(\S+)$", page, re.MULTILINE)
-    assert sorted(shown) == [path.name for path in RECIPES]
-
-
 @named(SCRIPTS)
 def test_shellcheck_finds_nothing(path):
     if not (program := shutil.which("shellcheck")):

@@ -2,13 +2,11 @@
 
 import doctest
 import inspect
-import re
 
 import pytest
 from tiers import tiers
 
 import syncalgos
-from syncalgos import writing
 
 PUBLIC = {name: getattr(syncalgos, name) for name in dir(syncalgos) if name[0] != "_"}
 DOCUMENTED = {k: x for k, x in PUBLIC.items() if callable(x)}
@@ -23,11 +21,6 @@ def examples(name):
 
 def test_every_public_docstring_has_an_example():
     assert all(examples(name).examples for name in DOCUMENTED)
-
-
-def test_help_on_the_names_to_write_with_lists_them():
-    names = [name for name in dir(writing) if name[0] != "_"]
-    assert not {*names} - {*re.findall(r"\w+", writing.__doc__ or "")}
 
 
 @pytest.mark.parametrize("name", tiers(DOCUMENTED, ONE_OF_EACH))

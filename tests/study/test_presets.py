@@ -63,16 +63,6 @@ def test_papers_values_may_be_compared_with_defaults():
     assert [run["period"] for run in runs] == [16, 500]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_preset_says_what_its_paper_found_and_what_is_different(name):
-    paper = presets.paper(name)
-    assert paper["preset"] == name
-    assert paper.keys() - {"preset"} == content_of(name).keys() - {"flags"}
-    assert all(text == text.strip() and "\n" not in text for text in paper.values())
-    assert any(character.isdigit() for character in paper["found"])  # it has figures
-    assert min(len(paper["found"]), len(paper["differs"])) > 60
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_flag_of_a_preset_is_one_of_its_algorithms(name):

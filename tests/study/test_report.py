@@ -1,12 +1,10 @@
 """A study's report: its page, its figures, its tables and its event files."""
 
-import colorsys
 import csv
 import io
 import re
 from collections import Counter
 from html.parser import HTMLParser
-from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ from reports import ALGORITHMS, NETWORKS, made_up
 
 from experiments.study import figures
 from experiments.study import page as pages
-from experiments.study.figures import COLOURS, CSS, HUES, styles
+from experiments.study.figures import COLOURS, styles
 from experiments.study.results import Comparison, Report
 from experiments.study.statistics import LOSS, Band, Difference, Spread
 
@@ -157,23 +155,46 @@ def test_the_page_asks_for_no_other_file(page):
     assert policy["content"].startswith("default-src 'none'")
 
 
-def test_page_and_tables_say_what_the_golden_ones_say():
-    """Delete a golden file to have it written anew, and read the difference."""
-    said = "\n".join(" ".join(x.split()) for x in page_of(made_up()).words if x.strip())
-    found = {"page.txt": said + "\n", "table.md": pages.markdown(made_up())}
-    found["table.csv"] = pages.csv(made_up())
-    found["table.tex"] = pages.latex(made_up(), plotted(made_up())["differences"])
-    for name, text in found.items():
-        if not (golden := GOLDEN / name).exists():
-            golden.write_text(text, "utf-8")
-            pytest.fail(f"{golden} is new")
-        assert text == golden.read_text("utf-8")
+def test_csv_table_is_the_golden_one():
+    """pandas reads its columns. To change it, delete the file and read the new one."""
+    text, golden = pages.csv(made_up()), GOLDEN / "table.csv"
+    if not golden.exists():
+        golden.write_text(text, "utf-8")
+        pytest.fail(f"{golden} is new")
+    assert text == golden.read_text("utf-8")
 
 
-def test_every_part_of_the_page_is_in_its_list_of_contents(page):
-    heads = [attrs["id"] for attrs in page.named("h2")]
-    linked = [attrs["href"][1:] for attrs in page.named("a")]
-    assert linked == heads and len(heads) > 8
+# Mean and deviation in %, and 400, 25 or 12 syncs of 103.5 kB, as reports.py says.
+CELLS = {
+    "sync_sgd": ("97.24", "0.21", "baseline", "41.4 MB"),
+    "bmuf --nesterov": ("97.48", "0.19", "no difference seen", "2.587 MB"),
+    "diloco": ("96.91", "0.34", "worse by 0.3 points", "1.242 MB"),
+    "slowmo --slow-momentum 0.95": ("95.52", "1.21", "1 run diverged", "2.587 MB"),
+}
+
+
+@pytest.mark.parametrize("label", CELLS)
+def test_a_row_has_its_figures_on_the_page_and_in_both_tables(label):
+    report = made_up()
+    said = page_of(report).said()
+    markdown_lines = pages.markdown(report).splitlines()
+    [markdown_row] = [x for x in markdown_lines if x.startswith(f"| {label} |")]
+    latex_lines = pages.latex(report, None).splitlines()
+    [latex_row] = [x for x in latex_lines if x.startswith(f"{pages.tex(label)} &")]
+    for cell in CELLS[label]:
+        assert cell in markdown_row
+        assert cell in latex_row
+        assert cell in said
+
+
+def test_page_and_markdown_have_the_headline_and_every_remark():
+    report = made_up()
+    said, markdown = page_of(report).said(""), pages.markdown(report)
+    assert report.headline in markdown
+    assert " ".join(report.headline.split()) in said.replace("\u00a0", " ")
+    for remark in report.remarks:
+        assert remark in markdown
+        assert remark in said.replace("\u00a0", " ")
 
 
 def test_figures_show_the_numbers_of_the_table(usual):
@@ -268,18 +289,6 @@ def test_every_line_is_named_in_a_legend_that_fits(sweep):
             assert len(signs) >= 3 and signs <= looks, name
 
 
-def test_no_label_of_a_difference_is_crossed_by_the_line_at_zero(usual):
-    figure = usual["differences"]
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
-    zero = [x for x in axes.lines if set(x.get_xdata()) == {0.0}]
-    assert len(zero) == len(axes.texts) == 3
-    for line in zero:
-        low, high = sorted(axes.transData.transform(line.get_xydata())[:, 1])
-        boxes = [label.get_window_extent() for label in axes.texts]
-        assert all(low > box.y1 or high < box.y0 for box in boxes)
-
-
 def test_ids_are_unique_in_the_page_and_references_find_them(page):
     ids = Counter(attrs["id"] for _, attrs in page.tags if "id" in attrs)
     assert set(ids.values()) == {1}
@@ -291,27 +300,6 @@ def test_ids_are_unique_in_the_page_and_references_find_them(page):
     referred.discard("ata:,")  # the icon
     assert referred <= set(ids)
     assert len(referred) > len(page.named("svg"))
-
-
-def test_text_in_the_page_is_text_in_its_colours_and_at_least_ten_pixels(page):
-    shapes = [x for tag in ("text", "path", "use", "g") for x in page.named(tag)]
-    drawn = " ".join(attrs.get("style") or "" for attrs in shapes)
-    assert not re.search(r"#[0-9a-f]{6}|font-family", drawn)
-    sizes = [float(x) for x in re.findall(r"font-size: ([\d.]+)px", drawn)]
-    room = 360 - 2 * 16  # what is left without margins of a phone
-    figures = [x for x in page.named("svg") if x.get("role") == "img"]
-    assert len(figures) > 9
-    for attrs in figures:
-        assert min(sizes) * room / float(attrs["viewbox"].split()[2]) >= 10
-    texts = {"sync_sgd", "local steps", "most bytes sent by a worker (log)"}
-    assert texts <= set(page.words)
-
-
-def test_each_figure_of_a_table_says_what_it_is_where_heads_are_hidden(page):
-    labels = Counter(attrs["data-label"] for attrs in page.named("td"))
-    heads = ["test accuracy", "against sync_sgd", "most a worker sent", "steps to 95 %"]
-    heads += ["10 GbE, to 95 %", "10 GbE, whole run", "chosen"]
-    assert [labels[head] for head in heads] == [len(ALGORITHMS)] * len(heads)
 
 
 @pytest.mark.slow
@@ -503,98 +491,6 @@ def test_an_algorithm_keeps_its_colour_and_no_two_look_alike(usual):
         used = [x.get_color() for x in figure.axes[0].lines if x.get_color() in colours]
         assert list(dict.fromkeys(used)) == [x for x in colours if x in used], name
         assert len(set(used)) >= 3
-
-
-# Machado, Oliveira and Fernandes, "A physiologically-based model for simulation of
-# color vision deficiency", 2009: what is seen without one kind of cone.
-VISION = {
-    "all cones": "1 0 0 0 1 0 0 0 1",
-    "no L cones": "0.152286 1.052583 -0.204868 0.114503 0.786281 0.099216 "
-    "-0.003882 -0.048116 1.051998",
-    "no M cones": "0.367322 0.860646 -0.227968 0.280085 0.672501 0.047413 "
-    "-0.011820 0.042940 0.968881",
-    "no S cones": "1.255528 -0.076749 -0.178779 -0.078411 0.930809 0.147602 "
-    "0.004733 0.691367 0.303900",
-}
-XYZ = (
-    "0.4124564 0.3575761 0.1804375 0.2126729 0.7151522 0.0721750 "
-    "0.0193339 0.1191920 0.9503041"
-)  # of sRGB
-# Colours of the light page and of the dark one, by name.
-SCHEMES = [
-    dict(re.findall(r"--([\w-]+): (#\w{6})", block))
-    for block in re.findall(r":root \{(.*?)\}", CSS, re.S)[:2]
-]
-
-
-def matrix(text):
-    """A matrix of three rows."""
-    return np.array(text.split(), float).reshape(3, 3)
-
-
-def rgb(colour):
-    """Red, green and blue from 0 to 1."""
-    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-
-
-def linear(colour):
-    """Red, green and blue as light adds up."""
-    parts = rgb(colour)
-    return np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
-
-
-def lab(colour, vision):
-    """CIE L*a*b* of what is seen of a colour."""
-    to_xyz = matrix(XYZ)
-    seen = np.clip(matrix(VISION[vision]) @ linear(colour), 0, 1)
-    x, y, z = np.cbrt(to_xyz @ seen / to_xyz.sum(axis=1))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-def contrast(a, b):
-    """The ratio of two relative luminances, as WCAG 2 defines it."""
-    low, high = sorted(linear(x) @ [0.2126, 0.7152, 0.0722] for x in (a, b))
-    return (high + 0.05) / (low + 0.05)
-
-
-def series(colours):
-    """The colours of lines, in order."""
-    return [colours[f"series-{i}"] for i in range(len(COLOURS))]
-
-
-@pytest.mark.parametrize("vision", VISION)
-@pytest.mark.parametrize("colours", SCHEMES, ids=["light", "dark"])
-def test_algorithms_and_their_variants_are_told_apart(colours, vision):
-    seen = [lab(colour, vision) for colour in series(colours)]
-    same_hue = [seen[hue::HUES] for hue in range(HUES)]
-    for group in [seen[:HUES], *same_hue]:
-        for a, b in combinations(group, 2):
-            assert np.linalg.norm(a - b) > 10  # 2.3 can just be seen
-
-
-@pytest.mark.parametrize("colours", SCHEMES, ids=["light", "dark"])
-def test_colours_stand_out_from_the_page(colours):
-    pairs = [(name, "paper") for name in ("ink", "muted", "link", "good", "bad")]
-    pairs += [("ink", "raised"), ("ink", "warn"), ("muted", "raised")]
-    for ink, paper in pairs:
-        assert contrast(colours[ink], colours[paper]) >= 4.5, (ink, paper)
-    for colour in series(colours):
-        assert contrast(colour, colours["paper"]) >= 3, colour
-    assert series(SCHEMES[0]) == list(COLOURS)
-
-
-def test_variants_of_an_algorithm_are_tones_of_one_hue():
-    algos = {"sync_sgd": "sync_sgd", "bmuf": "bmuf", "A": "bmuf"}
-    style = styles(algos | {"bmuf --nesterov": "bmuf", "diloco": "diloco"})
-    hues = {name: COLOURS.index(x["color"]) % HUES for name, x in style.items()}
-    assert hues["bmuf"] == hues["A"] == hues["bmuf --nesterov"]
-    assert len({hues["sync_sgd"], hues["bmuf"], hues["diloco"]}) == 3
-    for what in ("color", "linestyle", "marker"):
-        assert len({x[what] for x in style.values()}) == 5, what
-    for i, colour in enumerate(COLOURS):  # lightness and saturation differ
-        pair = colour, COLOURS[i % HUES]
-        turn, base = (colorsys.rgb_to_hls(*rgb(x))[0] for x in pair)
-        assert abs((turn - base + 0.5) % 1 - 0.5) < 0.06 or i % HUES == 5  # a grey
 
 
 # Tables.

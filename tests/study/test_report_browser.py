@@ -1,10 +1,7 @@
 """A report's page in a real browser, where one is installed."""
 
-import json
-import re
 import shutil
 import subprocess
-from functools import cache
 
 import pytest
 from reports import made_up
@@ -19,41 +16,6 @@ pytestmark = pytest.mark.skipif(
     BROWSER is None, reason=f"no browser is installed: {', '.join(BROWSERS)}"
 )
 
-POLICY = re.compile(r"<meta http-equiv=\"Content-Security-Policy\"[^>]*>")
-# A frame, as no browser without a head opens a window of a phone's width.
-FRAME = """<!DOCTYPE html><body style="margin: 0">
-<iframe src="measured.html" style="border: 0; width: {}px; height: 900px"></iframe>
-<pre id="told"></pre>
-<script>
-onmessage = event => document.getElementById("told").textContent = event.data;
-</script>
-"""
-MEASURE = """<script>
-onload = () => {
-  const box = x => { const b = x.getBoundingClientRect(); return [b.width, b.height]; };
-  const all = name => [...document.querySelectorAll(name)];
-  document.querySelectorAll("details").forEach(x => x.open = true);
-  const seen = x => box(x)[0] > 0;
-  const parts = figure => ({
-    boxes: [...figure.querySelectorAll("svg")].filter(seen).map(box),
-    lines: [...figure.querySelectorAll("path")].filter(seen).length,
-  });
-  parent.postMessage(JSON.stringify({
-    width: document.documentElement.clientWidth,
-    scrolled: document.documentElement.scrollWidth,
-    figures: all("figure").map(parts),
-    cells: [...new Set(all("td").map(x => getComputedStyle(x).display))],
-    heads: all("thead").map(box),
-    words: all(".word").map(x => [x.textContent, box(x)[1]]),
-    overflow: all("main *:not(.wide *):not(svg *)").filter(
-      x => x.getBoundingClientRect().right > innerWidth + 1).map(x => x.outerHTML),
-    paper: getComputedStyle(document.body).backgroundColor,
-    ink: [...new Set(all("svg text").map(x => getComputedStyle(x).fill))].sort(),
-    resources: performance.getEntriesByType("resource").map(x => x.name),
-  }), "*");
-};
-</script></body>"""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
@@ -61,25 +23,6 @@ def folder(tmp_path_factory):
     out = tmp_path_factory.mktemp("browser")
     pages.write(made_up(), out)
     return out
-
-
-@pytest.fixture(scope="module")
-def measured(folder, tmp_path_factory):
-    """Takes the page's own measurements in a frame of a width, once for each."""
-
-    @cache
-    def measure(width, *flags):
-        place = tmp_path_factory.mktemp("measured")
-        text = POLICY.sub("", (folder / "report.html").read_text())
-        assert text.count("</body>") == 1
-        (place / "measured.html").write_text(text.replace("</body>", MEASURE))
-        (place / "frame.html").write_text(FRAME.format(width))
-        dom, log = browse(place / "frame.html", place / "profile", *flags)
-        assert "CONSOLE" not in log
-        (told,) = re.findall(r'<pre id="told">(.*?)</pre>', dom, re.S)
-        return json.loads(told.replace("&lt;", "<").replace("&gt;", ">"))
-
-    return measure
 
 
 def browse(path, profile, *flags):
@@ -91,30 +34,6 @@ def browse(path, profile, *flags):
     run = subprocess.run(command, capture_output=True, timeout=TIMEOUT)
     assert run.returncode == 0
     return run.stdout.decode(), run.stderr.decode(errors="replace")
-
-
-@pytest.mark.parametrize("width", [360, 1400])
-def test_every_figure_is_there_and_nothing_is_wider_than_the_page(
-    folder, measured, width
-):
-    told = measured(width)
-    assert told["width"] == told["scrolled"] == width
-    assert told["overflow"] == []
-    assert len(told["figures"]) == len(list((folder / "figures").glob("*.svg")))
-    for figure in told["figures"]:
-        ((w, h),) = figure["boxes"]
-        assert w > 250 and h > 100 and figure["lines"] > 4
-        assert w > 0.8 * width or width > 360
-    assert told["resources"] == []
-
-
-@pytest.mark.parametrize(("width", "display"), [(360, "flex"), (1400, "table-cell")])
-def test_a_table_is_cards_on_a_phone_and_no_name_is_broken(measured, width, display):
-    told = measured(width)
-    assert told["cells"] == [display]
-    assert all((w <= 1) == (width == 360) for w, _ in told["heads"])
-    assert {"sync_sgd", "--slow-momentum"} <= {word for word, _ in told["words"]}
-    assert max(height for _, height in told["words"]) < 32  # one line
 
 
 def test_the_page_breaks_no_rule_of_its_own_policy(folder, tmp_path):
@@ -133,12 +52,3 @@ def test_what_a_page_must_not_do_would_be_seen(folder, tmp_path):
     _, log = browse(page, tmp_path / "profile")
     lines = [x for x in log.splitlines() if "CONSOLE" in x]
     assert len([x for x in lines if "Content Security Policy" in x]) == 2
-
-
-def test_dark_pages_have_light_text_in_their_figures(measured):
-    light = measured(360)
-    dark = measured(360, "--blink-settings=preferredColorScheme=0")
-    assert light["paper"] == "rgb(255, 255, 255)"
-    assert light["ink"] == ["rgb(28, 32, 36)", "rgb(89, 97, 109)"]
-    assert dark["paper"] == "rgb(21, 24, 28)"
-    assert dark["ink"] == ["rgb(164, 172, 184)", "rgb(232, 234, 237)"]

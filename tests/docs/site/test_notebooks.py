@@ -1,16 +1,12 @@
 """Notebooks: each runs in a fresh process and prints the facts that its text uses."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import jupytext
 import pytest
 from commands import ROOT, printed_by
 
 FOLDER = ROOT / "docs" / "notebooks"
-NOTEBOOKS = sorted(path.name for path in FOLDER.glob("*.md"))
 TIMEOUT = 900  # seconds; the longest takes two CPU minutes
 
 # Figures are drawn where the site draws them: after all cells have run.
@@ -38,11 +34,6 @@ def printed(name, tmp_path):
     assert not re.sub(r"^(\d+ runs?|run \d+/\d+ .*)\n", "", err, flags=re.M)
     assert str(ROOT) not in out
     return out
-
-
-def test_tests_name_every_notebook():
-    tested = re.findall(r'printed\("([\w-]+\.md)"', Path(__file__).read_text())
-    assert sorted(tested) == NOTEBOOKS
 
 
 @pytest.mark.long  # `make docs` runs it, too
@@ -108,15 +99,6 @@ def test_interval_of_a_study_is_that_of_its_table(tmp_path):
     words = re.findall(r"momentum is (better|worse)$", text, re.M)
     assert words[0] == "better" and words[-1] == "worse"
     assert "figures: 3" in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NOTEBOOKS)
-def test_code_of_a_notebook_is_formatted(name):
-    for source in cells(name):
-        ruff = [sys.executable, "-m", "ruff", "format", "--check", "-"]
-        checked = subprocess.run(ruff, input=source + "\n", cwd=ROOT, text=True)
-        assert checked.returncode == 0, source
 
 
 def test_the_exercise_is_solved_by_the_solution_below_it(capsys):

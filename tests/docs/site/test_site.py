@@ -1,23 +1,20 @@
 """The documentation as a site: nothing left out, nothing broken, readable anywhere."""
 
-import inspect
 import re
 import shutil
 import sys
 from importlib import util
 from types import ModuleType
 
-import conf
 import pytest
 import web
 from commands import ROOT, ran
-from pages import algorithms, docstrings, links, papers
+from pages import algorithms, docstrings
 
 import syncalgos
 
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
-ENTRY = re.compile(r"^```{toctree}\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(
     r"^(?:\.\. auto\w+::|```{py:\w+}) (?:syncalgos\.)?([\w.]+)", re.MULTILINE
 )
@@ -53,32 +50,6 @@ def test_page_of_an_algorithm_shows_the_formulas_of_its_docstring():
     assert "←" in formula and written[first : first + len(shown)] == shown
 
 
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_page_of_an_algorithm_lists_its_parameters(name):
-    make = syncalgos.ALGORITHMS[name]
-    text = algorithms.signature(name, make, docstrings.parsed(make))
-    shown = re.findall(r"^`(\w+)`: `.+`, (?:default|required)", text, re.MULTILINE)
-    assert shown == [*inspect.signature(make).parameters]
-
-
-@pytest.mark.parametrize("name", syncalgos.ALGORITHMS)
-def test_page_of_an_algorithm_links_its_papers(name):
-    source = docstrings.parsed(syncalgos.ALGORITHMS[name]).source
-    found = [*filter(None, map(papers.titled, papers.QUOTED.findall(source)))]
-    assert 0 < len(found) == source.count('"') / 2 and all(map(papers.address, found))
-
-
-def test_numbers_on_the_site_have_minus_signs_and_do_not_break():
-    signed = pytest.importorskip("pages.prose").signed
-    shown = signed("-0.7 [-1.2, -0.2], 1 - 1/n; 8-bit")
-    assert shown == "−0.7 [−1.2,\u00a0−0.2], 1\u00a0−\u00a01/n; 8-bit"
-
-
-def test_code_of_an_algorithm_is_that_of_its_file():
-    shown = algorithms.code(syncalgos.bmuf)
-    assert shown.startswith("`syncalgos/algorithms/bmuf.py`, without its docstring:")
-
-
 def public(module: ModuleType, prefix: str = "") -> set[str]:
     """Returns names of a package that are no modules, by their place in it."""
     return {
@@ -106,25 +77,6 @@ def test_every_public_name_has_a_place_in_the_reference():
     names = public(syncalgos) | public(syncalgos.collectives, "collectives.")
     names |= public(syncalgos.reducers, "reducers.")
     assert names - shown == set()
-
-
-def entries(page: str) -> set[str]:
-    """Returns the pages that the toctrees of a page hold, relative to docs/."""
-    lines = "\n".join(ENTRY.findall((DOCS / page).read_text())).splitlines()
-    folder = (DOCS / page).parent.relative_to(DOCS)
-    found = {re.sub(r".*<(.*)>", r"\1", x) for x in lines if x and x[0] != ":"}
-    return {str(folder / entry) for entry in found}
-
-
-def test_every_page_is_in_a_toctree():
-    listed = entries("index.md") | entries("reference/index.md")
-    for pattern in " ".join(conf.CHILDREN.values()).split():
-        listed |= {str(x.relative_to(DOCS))[:-3] for x in DOCS.glob(f"{pattern}.md")}
-    pages = {str(page.relative_to(DOCS))[:-3] for page in DOCS.glob("*.md")}
-    for folder in ("notebooks", "reference"):
-        pages |= {f"{folder}/{page.stem}" for page in (DOCS / folder).glob("*.md")}
-    made = {shown.removesuffix(".md") for shown in links.COPIED.values()}
-    assert (pages | made) - listed == {"index"}
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,10 @@
 """The animations of the documentation: what they record, and what they draw."""
 
-import re
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from pages.motion import landscape, trajectories
+from pages.motion import trajectories
 from pages.motion.drawing import HEIGHT, WIDTH
 from pages.motion.film import FLOOR, film
 from tiers import tiers
@@ -54,30 +53,6 @@ def test_workers_of_sync_sgd_are_at_one_place():
     assert np.ptp(recorded.places, axis=1).max() == 0
     np.testing.assert_array_equal(recorded.center, recorded.places[:, 0])
     assert recorded.syncs.all()
-
-
-def test_a_worker_alone_stops_in_its_own_minimum():
-    h = 1e-5
-    for tilt, (u, v) in zip(landscape.TILTS, landscape.own_minima(), strict=True):
-        slope = [
-            landscape.valley(u + h, v) - landscape.valley(u - h, v),
-            landscape.valley(u, v + h) - landscape.valley(u, v - h),
-        ]
-        np.testing.assert_allclose(np.array(slope) / (2 * h), -tilt, atol=1e-8)
-    np.testing.assert_allclose(landscape.TILTS.sum(0), 0, atol=1e-12)
-
-
-def test_contours_lie_at_their_level():
-    for level in landscape.LEVELS:
-        values = landscape.valley(*landscape.contour(level).T)
-        np.testing.assert_allclose(values, level, rtol=1e-12)
-
-
-def test_every_animation_has_a_value_for_each_picture(averaged):
-    pictures = len(film(averaged).step)
-    values = r'repeatCount="indefinite" values="([^"]*)"'
-    found = re.findall(values, trajectories.svg(averaged))
-    assert {len(x.split(";")) for x in found} == {pictures}
 
 
 def test_command_writes_the_pictures_that_are_named(tmp_path):
