@@ -22,6 +22,7 @@ from syncalgos.collectives import PyTree as PyTree
 from syncalgos.collectives.means import weighted_mean
 from syncalgos.dtypes import wide_dtype
 from syncalgos.host_arrays import check_ours
+from syncalgos.jaxprs import CALLS, follow, runs
 
 
 class Replica(NamedTuple):
@@ -430,15 +431,24 @@ def changes_params(
     Returns:
         One boolean per leaf: False if the sync returns the very array it was given.
     """
-    changed: list[bool] = []
 
-    def look(replica, state, step):
-        new, _ = strategy.sync(replica, state, step)
-        pairs = zip(*map(jax.tree.leaves, (new.params, replica.params)), strict=True)
-        changed.extend(after is not before for after, before in pairs)
+    def sync_params(replica, state, step):
+        return strategy.sync(replica, state, step)[0].params
 
-    jax.eval_shape(look, replica, state, step)
-    return changed
+    def visit(equation, values):
+        # A sync under jit returns new arrays even for those that it does not change.
+        if equation.primitive.name in CALLS:
+            return follow(*runs(equation, values).arms[0], visit)
+        return [None] * len(equation.outvars)
+
+    jaxpr = jax.make_jaxpr(sync_params)(replica, state, step)
+    places: list = [None] * len(jaxpr.jaxpr.invars)
+    param_places = [*range(len(jax.tree.leaves(replica.params)))]
+    places[: len(param_places)] = param_places  # the first leaves of a replica
+    results = follow(jaxpr, places, visit, literals=False)
+    return [
+        result != place for result, place in zip(results, param_places, strict=True)
+    ]
 
 
 def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:

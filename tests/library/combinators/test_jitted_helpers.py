@@ -16,7 +16,7 @@ from syncalgos.collectives.messages import AS_GLOO
 from syncalgos.collectives.shares import counting, takes_part
 from syncalgos.reducers.stacking import shards
 
-MOVES = np.array([[9.0, 1, 2], [9, 1, 2]], np.float32)  # (steps, workers)
+MOVES = np.array([9.0, 1, 2], np.float32)  # each worker's plain step
 
 
 def first_is_away(step, workers):
@@ -27,10 +27,10 @@ def linear(params, batch):
     return -params * jnp.mean(batch)
 
 
-def train(strategy):
+def train(strategy, steps=2):
     momentum = optax.chain(optax.trace(0.5), optax.sgd(1.0))
     trainer = sa.DataParallel(linear, momentum, strategy, workers=3, backend="vmap")
-    state, _ = trainer.run(trainer.init(jnp.float32(0)), MOVES)
+    state, _ = trainer.run(trainer.init(jnp.float32(0)), np.tile(MOVES, (steps, 1)))
     return trainer, state
 
 
@@ -138,3 +138,25 @@ def test_jit_sees_another_traced_share():
         return first, second, weighted(x), takes_part()
 
     assert [float(x) for x in both(1.0, 2.0, 3.0)] == [2, 3, 1, 1]
+
+
+def average_momentum(replica, state, step):
+    mean = collectives.mean(collectives.weighted(replica.opt_state))
+    return replica._replace(opt_state=mean), state
+
+
+AROUND = {
+    "participating": lambda member: participating(member, first_is_away),
+    "delayed": lambda member: sa.delayed(member, 1),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_a_jitted_sync_that_leaves_params_alone_leaves_them_alone(name):
+    def replica_after(sync):
+        strategy = sa.every(sa.Strategy(sync=sync), 2)
+        return train(AROUND[name](strategy), steps=3)[1].replica
+
+    expected = replica_after(average_momentum)
+    jitted = replica_after(jax.jit(average_momentum))
+    jax.tree.map(np.testing.assert_array_equal, jitted, expected)
