@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -27,30 +28,6 @@ import syncalgos
 FOLDER = Path(__file__).parent
 WORKERS = 4
 DECIMALS = 10  # of params
-FIRST_Q = "the first Q of a leaf, by the leaf's number"
-BY_PARTS = """for each leaf in turn, workers + 1 rows of ceil(size / workers) numbers:
-row j for this worker's part j of the leaf, the last for the mean of its own part"""
-# For algorithms that draw: what a draw is for, and how draws are numbered.
-DRAWS = {
-    "diloco_x": (FIRST_Q, ["leaf"]),
-    "dion": (FIRST_Q, ["leaf"]),
-    "powersgd": (FIRST_Q, ["leaf"]),
-    "fedavg": (
-        "worker i takes part if its number is below fraction × workers",
-        ["last step of the round"],
-    ),
-    "muloco": (f"u of the rounding, {BY_PARTS}", ["step", "worker"]),
-    "quantized_sgd": (f"u of the rounding, {BY_PARTS}", ["step", "worker"]),
-    "signum": (f"0 has sign + if it is below a half, {BY_PARTS}", ["step", "worker"]),
-    "noloco": ("each worker's partner", ["step"]),
-    "palsgd": ("a pull, not a gradient step, if it is below chance", ["step"]),
-    "push_sum": ("this worker fails to send if it is below drop", ["step", "worker"]),
-    "scaffnew": ("a sync if it is below 1 / period", ["step"]),
-    "sparta": ("an entry is averaged if it is of a leaf's largest", ["step"]),
-}
-CLOCKS = "async_diloco", "decoupled_diloco", "halos", "heloco"
-# They act on leaves, though they do not call `by_leaf`.
-ON_LEAVES = "decoupled_diloco", "demo", "dgc", "streaming_diloco"
 
 
 class Case(NamedTuple):
@@ -138,9 +115,9 @@ def vectors(name: str) -> dict[str, Any]:
         "needs": [
             need
             for need, is_so in (
-                ("leaves", cut or name in ON_LEAVES),
+                ("leaves", cut or getattr(module, "ACTS_ON_LEAVES", False)),
                 ("draws", draws),
-                ("clock", name in CLOCKS),
+                ("clock", "slowest" in values),
             )
             if is_so
         ],
@@ -154,13 +131,12 @@ def vectors(name: str) -> dict[str, Any]:
         "departures": {x: plain(value) for x, value in of.departures.items()},
         "inner_optimizer": inner(of),
     }
-    if name in CLOCKS:
+    if "slowest" in values:
         lost = 1024 - round(1024 * values["slowest"])
         speeds = [1024 - lost * i // (WORKERS - 1) for i in range(WORKERS)]
         made["clock"] = {"speeds": speeds, "unit": 1024}
     if draws:
-        about, numbers = DRAWS[name]  # a line for each algorithm that draws
-        made["draws"] = {"about": joined(about), "of": numbers}
+        made["draws"] = describe_draws(module)
         made["drawn"] = [{"at": [*at], "draw": plain(x)} for at, x in draws.items()]
     made["start"] = plain(START)
     made["steps"] = [
@@ -172,6 +148,21 @@ def vectors(name: str) -> dict[str, Any]:
         for step, (center, theta) in enumerate(path)
     ]
     return made
+
+
+def describe_draws(recurrence: ModuleType) -> dict[str, Any]:
+    """Returns what a recurrence says of its random numbers.
+
+    Raises:
+        ValueError: it says nothing.
+    """
+    if not hasattr(recurrence, "DRAWS"):
+        raise ValueError(
+            f"{recurrence.__name__} draws random numbers: set its DRAWS to a text that "
+            'says what a draw is for, and a list of what numbers it, such as ["step"]'
+        )
+    about, numbers = recurrence.DRAWS
+    return {"about": about, "of": numbers}
 
 
 def together(theta: list[np.ndarray]) -> np.ndarray:

@@ -9,6 +9,10 @@ alive, and no share is 0.5, which would hide two that changed places. An entry i
 arguments of the algorithm and its recurrence; or a pair of these and of arguments of
 the recurrence alone: in what the library departs from the paper, or another number of
 workers. Without such arguments a recurrence is the paper's.
+
+One that draws random numbers has `DRAWS`, for the files of conformance/: what a draw is
+for, and how draws are numbered. One that acts on leaves without calling `by_leaf` sets
+`ACTS_ON_LEAVES`.
 """
 
 from math import ceil
@@ -25,6 +29,11 @@ MOMENTUM = 0.9
 START = flatten(initial_params())
 SIZES = [np.size(leaf) for leaf in initial_params().values()]
 X, TARGET = make_batches(STEPS)
+FIRST_Q = "the first Q of a leaf, by the leaf's number"
+BY_PARTS = (
+    "for each leaf in turn, workers + 1 rows of ceil(size / workers) numbers: row j "
+    "for this worker's part j of the leaf, the last for the mean of its own part"
+)
 
 
 def falling(step):

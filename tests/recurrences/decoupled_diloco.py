@@ -22,6 +22,7 @@ SETTINGS = [
         "layered": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
     },
 ]
+ACTS_ON_LEAVES = True
 
 
 def mean_of_directions(moves, weights):

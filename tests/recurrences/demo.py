@@ -21,6 +21,7 @@ SETTINGS = [
     ),
     ({"decay": 0.9, "top_k": 3, "learning_rate": LR}, AS_THE_AUTHORS),
 ]
+ACTS_ON_LEAVES = True
 
 
 def cosines(side):

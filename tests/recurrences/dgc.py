@@ -21,6 +21,7 @@ SETTINGS = [
         {"density": 0.02, "dense_steps": 9, "local_momentum": 0.6},
     )
 ]
+ACTS_ON_LEAVES = True
 
 
 def recurrence(

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from recurrences import PERIOD, START, by_leaf, draw_key, local_steps, mean
+from recurrences import FIRST_Q, PERIOD, START, by_leaf, draw_key, local_steps, mean
 
 SETTINGS = [
     {
@@ -16,6 +16,7 @@ SETTINGS = [
     },
     {"period": PERIOD},
 ]
+DRAWS = (FIRST_Q, ["leaf"])
 
 
 def low_rank(rank, seed, min_rate):

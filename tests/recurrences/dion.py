@@ -9,7 +9,7 @@ from math import ceil
 import jax
 import numpy as np
 
-from recurrences import START, by_leaf, draw_key, in_step, mean
+from recurrences import FIRST_Q, START, by_leaf, draw_key, in_step, mean
 
 AS_THE_AUTHORS = {"epsilon": 1e-8}
 SETTINGS = [
@@ -18,6 +18,7 @@ SETTINGS = [
     ({"rank_fraction": 1.0, "seed": 5}, AS_THE_AUTHORS),
     ({"rank_fraction": 0.6, "local_momentum": 0.0}, AS_THE_AUTHORS),
 ]
+DRAWS = (FIRST_Q, ["leaf"])
 
 
 def recurrence(workers, rank_fraction=0.25, local_momentum=0.95, seed=0, epsilon=0.0):

@@ -13,6 +13,10 @@ SETTINGS = [
     {"period": PERIOD},
     ({"period": 3, "fraction": 0.1, "seed": 2}, {"least": 2}),
 ]
+DRAWS = (
+    "worker i takes part if its number is below fraction × workers",
+    ["last step of the round"],
+)
 
 
 def recurrence(workers, period, fraction=1.0, seed=0, least=1):

@@ -5,6 +5,7 @@ from math import ceil
 import numpy as np
 
 from recurrences import (
+    BY_PARTS,
     PERIOD,
     SIZES,
     START,
@@ -23,6 +24,7 @@ SETTINGS = [
     {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.6, "decay": 0.9},
     {"period": 3, "reduce": "int4", "seed": 3},
 ]
+DRAWS = (f"u of the rounding, {BY_PARTS}", ["step", "worker"])
 BITS = 4
 
 

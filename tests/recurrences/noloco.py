@@ -10,6 +10,7 @@ SETTINGS = [
     {"period": PERIOD},
     {"period": PERIOD, "consensus": 0.0, "seed": 2},
 ]
+DRAWS = ("each worker's partner", ["step"])
 
 
 def matchings(workers, seed):

@@ -23,6 +23,7 @@ SETTINGS = [
         "outer_momentum": 0.5,
     },
 ]
+DRAWS = ("a pull, not a gradient step, if it is below chance", ["step"])
 
 
 def recurrence(

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 
-from recurrences import START, by_leaf, draw_key, in_step, mean
+from recurrences import FIRST_Q, START, by_leaf, draw_key, in_step, mean
 
 SETTINGS = [
     {"rank": 1, "min_rate": 0.0, "dense_steps": 5},
@@ -11,6 +11,7 @@ SETTINGS = [
     {},
     {"rank": 1, "seed": 5, "min_rate": 1.0},
 ]
+DRAWS = (FIRST_Q, ["leaf"])
 
 
 def recurrence(workers, rank=2, seed=0, min_rate=2.0, dense_steps=0):

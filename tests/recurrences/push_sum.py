@@ -16,6 +16,7 @@ SETTINGS = [
     {"topology": "ring", "drop": 0.4},
     {"topology": "star", "drop": 0.4},
 ]
+DRAWS = ("this worker fails to send if it is below drop", ["step", "worker"])
 
 
 def recurrence(workers, drop=0.0, topology="exponential", seed=0):

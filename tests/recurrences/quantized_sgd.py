@@ -4,9 +4,10 @@ from math import ceil
 
 import numpy as np
 
-from recurrences import SIZES, by_leaf, draw_key, in_step, leaf_draws, mean
+from recurrences import BY_PARTS, SIZES, by_leaf, draw_key, in_step, leaf_draws, mean
 
 SETTINGS = [{"bits": 4, "seed": 5}, {}, {"bits": 2}]
+DRAWS = (f"u of the rounding, {BY_PARTS}", ["step", "worker"])
 
 
 def quantized(x, bits, draws):

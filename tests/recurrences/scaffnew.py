@@ -11,6 +11,7 @@ SETTINGS = [
     {"period": 3, "learning_rate": LR},
     {"period": 1, "learning_rate": LR},
 ]
+DRAWS = ("a sync if it is below 1 / period", ["step"])
 
 
 def recurrence(workers, period, learning_rate, seed=0):

@@ -13,6 +13,7 @@ SETTINGS = [
     {"density": 0.3, "period": PERIOD},
     {"density": 1.0, "period": PERIOD},
 ]
+DRAWS = ("an entry is averaged if it is of a leaf's largest", ["step"])
 
 
 def recurrence(workers, density=0.005, period=1, seed=0):

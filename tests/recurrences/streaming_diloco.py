@@ -30,6 +30,7 @@ SETTINGS = [
         "layered": {"bias": 0, "kernel": 1, "readout": 0, "scale": 0},
     },
 ]
+ACTS_ON_LEAVES = True
 
 
 def fragment_of_entries(fragments, cut, layered):

@@ -7,6 +7,7 @@ import json
 import re
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from tiers import tiers
 import syncalgos
 from conformance import check as checker
 from conformance.check import check, read
-from conformance.make import FOLDER, text, vectors
+from conformance.make import FOLDER, describe_draws, text, vectors
 from syncalgos import Replica
 
 AXIS = "worker"
@@ -102,6 +103,12 @@ def test_a_file_is_what_the_command_makes(file):
         for what in {"params", "center", "draw"} & {*now}:
             np.testing.assert_allclose(now.pop(what), row.pop(what), 0, LAST_DIGIT)
     assert made == there, "make vectors"
+
+
+def test_draws_that_a_recurrence_does_not_describe_are_an_error():
+    recurrence = ModuleType("recurrences.mine")
+    with pytest.raises(ValueError, match=r"recurrences\.mine draws .*: set its DRAWS"):
+        describe_draws(recurrence)
 
 
 def test_the_folder_has_no_other_files():
