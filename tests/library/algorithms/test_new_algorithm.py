@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import tomllib
 
 import pytest
 from commands import ROOT, ran
@@ -40,12 +41,14 @@ def project(tmp_path_factory):
         shutil.copy(ROOT / file, copy / file)
     before = snapshot(copy)
 
-    algorithm, registry, recurrence, line = blocks_of_the_page()
+    algorithm, registry, recurrence, mutant, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
     names = copy / "syncalgos/algorithms/__init__.py"
     insert(names, registry.strip(), "from syncalgos.algorithms.model")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
-    insert(copy / "CHANGELOG.md", line.strip(), "- Reducers")
+    mutants = copy / "tests/mutants.toml"
+    mutants.write_text(f"{mutants.read_text()}\n{mutant}")
+    insert(copy / "CHANGELOG.md", line.strip(), "- ")
     for command in ("pages.table", "conformance.make"):
         made = run(copy, "-m", command)
         assert made.returncode == 0, made.stderr
@@ -70,6 +73,7 @@ def test_a_new_algorithm_touches_no_other_files(project):
         "syncalgos/algorithms/lagging.py",
         "syncalgos/algorithms/__init__.py",
         "tests/recurrences/lagging.py",
+        "tests/mutants.toml",
         "docs/algorithms.md",
         "docs/studies.md",
         "docs/wire.md",
@@ -88,6 +92,20 @@ def test_a_new_algorithm_trains_from_the_command_line(project):
     assert done.returncode == 0, done.stderr
     assert "lagging on digits" in done.stdout
     assert re.search(r"0\.05 nominal, 0\.025 effective", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_new_algorithm_has_a_mutant_that_its_recurrence_notices(project):
+    copy, _ = project
+    path = "syncalgos/algorithms/lagging.py"
+    [mutant] = tomllib.loads((copy / "tests/mutants.toml").read_text())[path]
+    text = (copy / path).read_text()
+    assert text.count(mutant["before"]) == 1
+    (copy / path).write_text(text.replace(mutant["before"], mutant["after"]))
+    recurrences = "tests/library/algorithms/test_recurrences.py"
+    ended = run(copy, "-m", "pytest", "-q", "-x", "-k", "lagging-", recurrences)
+    (copy / path).write_text(text)
+    assert "AssertionError: replicas after these steps" in ended.stdout
 
 
 @pytest.mark.parametrize(
