@@ -105,20 +105,27 @@ def _step_times(given: float | None, runs: Sequence[RunSet]) -> tuple[list[float
         return [given for _ in runs], "as given"
     # One time for all algorithms with equal work: on a shared machine their own
     # arithmetic is within the noise.
-    found = [
-        (_work(r), s["seconds"] / s["steps"] * s["devices"] / _size(s) / s["workers"])
-        for r in runs
-        for s in r.summaries.values()
-        if s["steps"] and s["seconds"]
-    ]
-    if not found:
+    times_by_work: dict[str, list[float]] = {}
+    for r in runs:
+        for s in r.summaries.values():
+            if s["steps"] and s["seconds"]:
+                devices_time = s["seconds"] / s["steps"] * s["devices"]
+                step_seconds = devices_time / _size(s) / s["workers"]
+                times_by_work.setdefault(_work(r), []).append(step_seconds)
+    if not times_by_work:
         return [0.0 for _ in runs], "not measured"
-    own = [[x for work, x in found if work == mine] for mine in map(_work, runs)]
-    seconds = [median(each or [x for _, x in found]) for each in own]
-    kind, sizes = runs[0].any["platform"], {_size(r.any) for r in runs}
-    whose = "one of these" if sizes == {1} else "its own"
-    how = "the median of runs here with equal models, optimizers and batches"
-    return seconds, f"{how}, for a worker that has {whose} {kind} devices to itself"
+    all_times = [*chain(*times_by_work.values())]
+    seconds = [median(times_by_work.get(_work(r), all_times)) for r in runs]
+    platform = runs[0].any["platform"]
+    if all(_size(r.any) == 1 for r in runs):
+        return seconds, (
+            "the median of runs here with equal models, optimizers and batches, for a "
+            f"worker that has one of these {platform} devices to itself"
+        )
+    return seconds, (
+        "the median of runs here with equal models, optimizers and batches, for a "
+        f"worker that has its own {platform} devices to itself"
+    )
 
 
 def _work(r: RunSet) -> str:
@@ -358,22 +365,30 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
     if is_tuned or len(methods) < 2 or (is_known and not unfair):
         return "", 1.0, []
     widest = max(groups, key=_times)
-    known, times, terms = _effective(widest), _times(widest), ""
-    others = ", ".join(r.name for r in widest if r.name not in known)
-    remark = say("rates_unknown", names=others)
-    if unfair:
-        terms = results.BY_DEFAULT
-        if all(len({r.lr for r in group}) == 1 for group in unfair):
-            terms = ONE_NOMINAL
-        elif any("lr" in variant.parameters for variant in config.variants):
-            terms = results.BY_HAND
-        order = sorted(known, key=known.__getitem__)
-        ends = [f"{number(known[name])} of {name}" for name in order]
-        at = f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else ""
-        less = f", and that of {others} is not known" if others else ""
-        values = {"at": at, "low": ends[0], "high": ends[-1], "less": less}
-        remark = say("unfair", terms=terms, times=factor(times), **values)
-    return terms, times, [f"{remark} {say('tune_rates')}"]
+    rates = _effective(widest)
+    ratio = _times(widest)
+    unknown = ", ".join(r.name for r in widest if r.name not in rates)
+    if not unfair:
+        remark = say("rates_unknown", names=unknown)
+        return "", ratio, [f"{remark} {say('tune_rates')}"]
+    terms = results.BY_DEFAULT
+    if all(len({r.lr for r in group}) == 1 for group in unfair):
+        terms = ONE_NOMINAL
+    elif any("lr" in variant.parameters for variant in config.variants):
+        terms = results.BY_HAND
+    nominal_rate = f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else ""
+    unknown_note = f", and that of {unknown} is not known" if unknown else ""
+    by_rate = sorted(rates, key=rates.__getitem__)
+    remark = say(
+        "unfair",
+        terms=terms,
+        nominal_rate=nominal_rate,
+        times=factor(ratio),
+        low=f"{number(rates[by_rate[0]])} of {by_rate[0]}",
+        high=f"{number(rates[by_rate[-1]])} of {by_rate[-1]}",
+        unknown_note=unknown_note,
+    )
+    return terms, ratio, [f"{remark} {say('tune_rates')}"]
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:

@@ -293,16 +293,24 @@ def parser(settings: Mapping[str, Setting] = SETTINGS) -> argparse.ArgumentParse
 
 def _conflicts(config: StudyConfig) -> Iterator[str]:
     """Yields lines about flags that exclude each other, or that need Dask in vain."""
-    given = {name for variant in config.variants for name in variant.parameters}
+    set_parameters = set[str]()
+    own_parameters = set[str]()
+    for variant in config.variants:
+        set_parameters |= variant.parameters
+        own_parameters |= {parameter(words[0]) for words in variant.own_flags}
     if config.tuned and config.seeds > FIRST_TUNING_SEED:
-        most = f"--seeds must be at most {FIRST_TUNING_SEED} with --tune"
-        yield f"{most}, whose trials have the seeds after these, got {config.seeds}"
-    if config.worker_batch is not None and "batch_size" in given:
+        yield (
+            f"--seeds must be at most {FIRST_TUNING_SEED} with --tune, whose trials "
+            f"have the seeds after these, got {config.seeds}"
+        )
+    if config.worker_batch is not None and "batch_size" in set_parameters:
         yield "--worker-batch and --batch-size both set the batch: give one"
     if config.worker_batch and any("workers" in r.flags for r in config.tuned):
-        yield "--worker-batch cannot be used while --workers is tuned"
-    own = {parameter(words[0]) for x in config.variants for words in x.own_flags}
-    if config.worker_batch and "workers" in own:
+        yield (
+            "--worker-batch cannot be used while --workers is tuned: use "
+            "--batch-size, or --sweep for the workers"
+        )
+    if config.worker_batch and "workers" in own_parameters:
         yield "--worker-batch needs one --workers for all: give it beside --algos"
     if config.scheduler is not None and config.jobs > 1:
         yield "--jobs starts Dask workers, but --scheduler uses running ones: give one"
@@ -310,15 +318,20 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
         yield "--list makes no run: give it without --jobs and --scheduler"
     if config.is_parallel and importlib.util.find_spec("distributed") is None:
         flag = "--scheduler" if config.scheduler else "--jobs"
-        install = "run pip install -e '.[cluster]' in the checkout of syncalgos"
-        yield f"{flag} needs Dask, which is not installed: {install}"
+        yield (
+            f"{flag} needs Dask, which is not installed: run pip install -e "
+            "'.[cluster]' in the checkout of syncalgos"
+        )
 
 
 def _check_runs(config: StudyConfig) -> None:
     """Raises a BadRequest for too many runs, or flags that a run does not accept."""
-    if (runs := count_runs(config)) > MOST_RUNS:
-        many = f"{runs:,} runs are more than {MOST_RUNS:,}"
-        raise BadRequest(f"{many}: give fewer values or fewer seeds")
+    runs = count_runs(config)
+    if runs > MOST_RUNS:
+        raise BadRequest(
+            f"the study would make {runs:,} runs, more than {MOST_RUNS:,}: give fewer "
+            "values to --tune or --sweep, or fewer --seeds"
+        )
     for variant in config.variants:
         trials = [*variant.decisive_trials()]
         for run, trial in product(config.points[variant.label].values(), trials):

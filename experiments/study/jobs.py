@@ -220,15 +220,20 @@ class Jobs:
 
     def _end(self, address: str, job: Job) -> None:
         """Counts a run that has ended, or takes it back if its worker is lost."""
-        outcome, gone = _outcome(job), f"the Dask worker {address} is gone"
+        outcome = _outcome(job)
         if outcome is None:
             self._losses[job.run.folder] += 1
             if self._losses[job.run.folder] == MOST_LOSSES:
-                outcome = Refused(f"given up after {MOST_LOSSES} times: {gone}")
+                outcome = Refused(
+                    f"given up after {MOST_LOSSES} times: the Dask worker {address} is "
+                    "gone"
+                )
         if outcome is not None:
             return self._bar.end(job.run, outcome)
         self._bar.drop(job.run)
-        self._bar.say(f"{job.run.name}: {gone}; the run starts again")
+        self._bar.say(
+            f"{job.run.name}: the Dask worker {address} is gone; the run starts again"
+        )
         self._plan.give_back(job.run)
 
     def _tell_silence(self) -> None:
@@ -237,8 +242,10 @@ class Jobs:
         for address, job in self._jobs.items():
             if now - job.moved > SILENCE:
                 job.moved = math.inf  # said once, until its next step
-                still = f"no step for {SILENCE:g} s on the Dask worker {address}"
-                self._bar.say(f"{job.run.name}: {still}: it compiles, is busy or hangs")
+                self._bar.say(
+                    f"{job.run.name}: no step for {SILENCE:g} s on the Dask worker "
+                    f"{address}: it compiles, is busy or hangs"
+                )
         if self._jobs:
             self._idle_since = now
         elif now - self._idle_since > SILENCE:
@@ -259,7 +266,10 @@ def _outcome(job: Job) -> Made | Refused | None:
     except Exception as error:
         return making.described(error)
     if isinstance(outcome, Made) and not _is_seen(job.run.folder):
-        return Refused("its files do not appear in the study's folder")
+        return Refused(
+            "its files do not appear in the study's folder: workers must see it at "
+            "the same path"
+        )
     return outcome
 
 
@@ -329,14 +339,18 @@ def _reaching(scheduler: str) -> Iterator[str]:
             f"certificates: set {CERTIFICATES} to files of its authority"
         ) from error
     except OSError as error:
-        line = f"--scheduler {scheduler}: no answer: {in_one_line(error)}"
-        raise Unreachable(line) from error
+        raise Unreachable(
+            f"--scheduler {scheduler}: no answer: {in_one_line(error)}"
+        ) from error
     # Dask raises these for an invalid address, for missing certificates, or for a
     # scheduler with another version of Python or Dask.
     except (ValueError, TypeError, ImportError) as error:
         reason = in_one_line(error)
         if "ssl" in reason:
-            reason = f"tls:// needs certificates: set {CERTIFICATES}"
+            raise BadRequest(
+                f"--scheduler {scheduler}: tls:// needs certificates: set "
+                f"{CERTIFICATES}"
+            ) from error
         raise BadRequest(f"--scheduler {scheduler}: {reason}") from error
 
 
@@ -344,12 +358,15 @@ def _check_certificates() -> None:
     """Raises a BadRequest for certificates that Dask cannot use."""
     from distributed import Security
 
-    found, names = Security(), ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
-    given = found.tls_client_cert, found.tls_client_key, found.tls_ca_file
-    files = {f"{TLS}{x}": file for x, file in zip(names, given, strict=True)}
+    security = Security()
+    paths = {
+        f"{TLS}CLIENT__CERT": security.tls_client_cert,
+        f"{TLS}CLIENT__KEY": security.tls_client_key,
+        f"{TLS}CA_FILE": security.tls_ca_file,
+    }
     # Dask names those that are missing, and takes the text of a file in its place.
-    if all(isinstance(x, str) and "\n" not in x for x in files.values()):
-        certificates.check(files)
+    if all(isinstance(path, str) and "\n" not in path for path in paths.values()):
+        certificates.check(paths)
 
 
 def _address(scheduler: str) -> str:
@@ -360,8 +377,10 @@ def _address(scheduler: str) -> str:
         address = files.read(Path(scheduler), "address")["address"]
         if isinstance(address, str):
             return address
-    must = "must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file"
-    raise BadRequest(f"--scheduler {must}, got {scheduler!r}")
+    raise BadRequest(
+        "--scheduler must be tcp://HOST:PORT, tls://HOST:PORT or a scheduler file, got "
+        f"{scheduler!r}"
+    )
 
 
 @contextmanager

@@ -348,8 +348,8 @@ def _rename(place: Path, folder: Path) -> None:
 def _results(summary: dict[str, Any]) -> str:
     """Returns the results of a run as text, without its training loss."""
     if summary["diverged"]:
-        at = summary["diverged_at"]  # None if only the test loss was not finite
-        return "diverged" if at is None else f"diverged at step {at}"
+        step = summary["diverged_at"]  # None if only the test loss was not finite
+        return "diverged" if step is None else f"diverged at step {step}"
     shown = terminal.measured(summary, summary["validation"])
     loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
     # Only the first names its data, so that a line has room for its run's name.
@@ -418,12 +418,19 @@ class StudyProgress:
 
     def _show_all(self) -> None:
         """Updates the overall progress from all lines."""
-        parts = [x.completed for x in self._bar.tasks if x.id in self._lines.values()]
-        text = f"{self.plan.done}/{self.plan.total} runs"
-        if len(parts) > 1:
-            text += f", {len(parts)} running"
-        at, left = self.plan.done + sum(parts), self._left(sum(parts))
-        self._bar.update(self._all, completed=at, description=text, left=left)
+        shares = [x.completed for x in self._bar.tasks if x.id in self._lines.values()]
+        if len(shares) > 1:
+            description = (
+                f"{self.plan.done}/{self.plan.total} runs, {len(shares)} running"
+            )
+        else:
+            description = f"{self.plan.done}/{self.plan.total} runs"
+        self._bar.update(
+            self._all,
+            completed=self.plan.done + sum(shares),
+            description=description,
+            left=self._left(sum(shares)),
+        )
 
     def _left(self, parts: float = 0.0) -> str:
         """Returns the time left in words; `parts` is what is done of runs under way."""

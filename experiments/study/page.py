@@ -154,8 +154,8 @@ def screen(report: Report, out: Path) -> str:
     table = ["  ".join(x[k].ljust(n) for k, n in widths.items()) for x in lines]
     notes = [f"note: {remark}" for remark in report.remarks]
     texts = [report.title, *table, "", report.headline, *report.sentences, *notes]
-    files = f"report: {out / 'report.html'}"
-    return "\n".join([*(text.rstrip() for text in texts), files])
+    texts.append(f"report: {out / 'report.html'}")
+    return "\n".join(text.rstrip() for text in texts)
 
 
 def markdown(report: Report) -> str:

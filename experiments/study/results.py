@@ -64,9 +64,11 @@ class Comparison(NamedTuple):
     @property
     def clause(self) -> str:
         """The comparison without names: "better by 0.80 points [0.50, 1.10]"."""
-        between = ": " if self.kind in ("unseen", "doubtful") else " by "
-        amount = f"{between}{self.amount}" if self.amount else ""
-        return f"{self.verdict}{amount} {self.basis}".rstrip()
+        if not self.amount:
+            return f"{self.verdict} {self.basis}".rstrip()
+        if self.kind in ("unseen", "doubtful"):
+            return f"{self.verdict}: {self.amount} {self.basis}".rstrip()
+        return f"{self.verdict} by {self.amount} {self.basis}".rstrip()
 
     @property
     def p(self) -> float | None:
@@ -83,8 +85,12 @@ class Comparison(NamedTuple):
     @property
     def sentence(self) -> str:
         """The clause, and how certain it is."""
-        more = f" Corrected for {self.count} comparisons, {self.p_text}."
-        return f"{self.clause}{self.note}.{more if self.p_text else ''}"
+        if self.p_text:
+            return (
+                f"{self.clause}{self.note}. Corrected for {self.count} comparisons, "
+                f"{self.p_text}."
+            )
+        return f"{self.clause}{self.note}."
 
 
 class Row(NamedTuple):

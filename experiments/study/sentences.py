@@ -89,7 +89,8 @@ def fixed(x: float, places: int) -> str:
 
 def nominal(row: Row) -> str:
     """Returns the learning rate, marked if it is at an end of the range tried."""
-    return terminal.rate(row.lr) + " (edge)" * ("lr" in row.at_edge)
+    rate = terminal.rate(row.lr)
+    return f"{rate} (edge)" if "lr" in row.at_edge else rate
 
 
 def ends(rows: Sequence[Row], by: Measure) -> str:
@@ -224,8 +225,10 @@ def in_words(
     is_seen = mean != 0 and kind not in ("unseen", "doubtful")
     if is_equal:
         verdict = "equal"
+    elif kind == "doubtful":
+        verdict = "no difference seen after correction"
     elif not is_seen:
-        verdict = "no difference seen" + " after correction" * (kind == "doubtful")
+        verdict = "no difference seen"
     elif not named:
         verdict = "above" if mean > 0 else "below"
     elif kind == "few":
@@ -236,12 +239,22 @@ def in_words(
     amount, basis = figures(difference, by, mean if is_seen else 1)
     note = f" ({seeds} seeds, 95 % interval)"
     if is_equal or kind == "few":
-        why = "too few for an" if seeds < MIN_SEEDS else "equal differences have no"
-        note = "" if is_equal else f": {why} interval"
-        few = {1: "on one seed", 2: "in both seeds"}
-        basis = few.get(seeds, f"in all {seeds} seeds")
-        if not difference.same_sign:
-            basis = f"in the mean of {seeds} seeds{' (not in all)' * is_seen}"
+        if is_equal:
+            note = ""
+        elif seeds < MIN_SEEDS:
+            note = ": too few for an interval"
+        else:
+            note = ": equal differences have no interval"
+        if not difference.same_sign and is_seen:
+            basis = f"in the mean of {seeds} seeds (not in all)"
+        elif not difference.same_sign:
+            basis = f"in the mean of {seeds} seeds"
+        elif seeds == 1:
+            basis = "on one seed"
+        elif seeds == 2:
+            basis = "in both seeds"
+        else:
+            basis = f"in all {seeds} seeds"
     if is_equal or (not is_seen and kind == "few"):
         amount = ""
     return Comparison(verdict, kind, difference, count, amount, basis, note)
@@ -292,30 +305,39 @@ def lead(report: Report) -> str:
 
 def _line(ranking: Ranking, by: Measure) -> str:
     """Returns the line about the best of these rows, and how certain it is."""
-    top, kinds, others = ranking.top, ranking.kinds, len(ranking.rows) - 1
+    top = ranking.top
+    kinds = ranking.kinds
+    others = len(ranking.rows) - 1
     if top is None:
         return "No run has a result"
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
-    alike, edge = [*kinds["doubtful"], *kinds["unseen"]], kinds["edge"]
     # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
-        count = min(len(top.final.keys() & row.final.keys()) for row in kinds["few"])
-        but = f"{counted(count)} {'is' if count == 1 else 'are'} too few to tell"
-        if count >= MIN_SEEDS:
-            but = "equal differences show nothing about chance"
-    elif lost(top):
-        but = lost(top)
-    elif alike and len(alike) == others:
+        seeds = min(len(top.final.keys() & row.final.keys()) for row in kinds["few"])
+        if seeds >= MIN_SEEDS:
+            return f"{top.label} leads, but equal differences show nothing about chance"
+        if seeds == 1:
+            return f"{top.label} leads, but one seed is too few to tell"
+        return f"{top.label} leads, but {seeds} seeds are too few to tell"
+    if lost(top):
+        return f"{top.label} leads, but {lost(top)}"
+    alike = [*kinds["doubtful"], *kinds["unseen"]]
+    if alike and len(alike) == others:
         return _unseen(top, alike, by)
-    elif alike:
-        but = f"{len(alike)} of {others} others cannot be distinguished from it"
-    elif edge:
-        but = f"{len(edge)} of {others} others may be better outside the range tried"
-    else:
-        partly = " in the mean alone" * bool(kinds["better"])
-        return f"{top.label} has the best {by.name}{partly}"
-    return f"{top.label} leads, but {but}"
+    if alike:
+        return (
+            f"{top.label} leads, but {len(alike)} of {others} others cannot be "
+            "distinguished from it"
+        )
+    if kinds["edge"]:
+        return (
+            f"{top.label} leads, but {len(kinds['edge'])} of {others} others may be "
+            "better outside the range tried"
+        )
+    if kinds["better"]:
+        return f"{top.label} has the best {by.name} in the mean alone"
+    return f"{top.label} has the best {by.name}"
 
 
 def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
@@ -325,10 +347,17 @@ def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
     difference = statistics.paired(top.final, second.final)
     if not apart or difference is None:
         return f"No difference: {top.label} equals {second.label} in all seeds"
+    gap = " ".join(figures(difference, by, by.side))
     side = "above" if by.higher_is_better else "below"
-    gap = f"{' '.join(figures(difference, by, by.side))} {side} that of {second.label}"
-    after = " after correction" * (kind_of(difference, by) == "better")
-    return f"No difference seen{after}: the mean of {top.label} is {gap}"
+    if kind_of(difference, by) == "better":
+        return (
+            f"No difference seen after correction: the mean of {top.label} is {gap} "
+            f"{side} that of {second.label}"
+        )
+    return (
+        f"No difference seen: the mean of {top.label} is {gap} {side} that of "
+        f"{second.label}"
+    )
 
 
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
@@ -337,12 +366,21 @@ def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     tops = [x.top for x in points.values() if x.top is not None]
     if not tops:
         return "No run has a result"
-    times = Counter(top.label for top in tops).most_common()
-    each = ", ".join(f"{label} at {count}" for label, count in times)
-    text = f"Best mean {by.name}: {each} of {len(points)} values of {sweep}"
-    if times[0][1] == len(points):
-        text = f"{times[0][0]} has the best mean {by.name} at every value of {sweep}"
-    return text + "; some of these runs have no result" * any(map(lost, tops))
+    counts = Counter(top.label for top in tops).most_common()
+    best_label, best_count = counts[0]
+    loss_note = ""
+    if any(lost(top) for top in tops):
+        loss_note = "; some of these runs have no result"
+    if best_count == len(points):
+        return (
+            f"{best_label} has the best mean {by.name} at every value of "
+            f"{sweep}{loss_note}"
+        )
+    counts_text = ", ".join(f"{label} at {count}" for label, count in counts)
+    return (
+        f"Best mean {by.name}: {counts_text} of {len(points)} values of "
+        f"{sweep}{loss_note}"
+    )
 
 
 def answer(report: Report) -> str:
@@ -376,12 +414,15 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
     if not is_ranked:
         fine = [row for row in rows if row.measure is not None]
         return f"the mean {by.name} is {ends(fine, by)}.{_spent(rows, fine)}"
-    told = [FINDINGS[k].format(_several(x), count=count) for k, x in kinds.items() if x]
-    best = f"{spread(top.measure, by)} ({counted(top.measure.count)})"
-    how = "; ".join(told) or "there is nothing to compare it to"
+    findings = [
+        FINDINGS[kind].format(_several(kind_rows), count=count)
+        for kind, kind_rows in kinds.items()
+        if kind_rows
+    ]
+    standing = "; ".join(findings) or "there is nothing to compare it to"
     return (
-        f"{_several([top])} has the best mean {by.name}, {best}: {how}."
-        f"{_spent(rows, ranking.best)}"
+        f"{_several([top])} has the best mean {by.name}, {spread(top.measure, by)} "
+        f"({counted(top.measure.count)}): {standing}.{_spent(rows, ranking.best)}"
     )
 
 
@@ -395,19 +436,23 @@ def _several(rows: Sequence[Row]) -> str:
 
 def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     """Returns the cost of the pool as a sentence."""
-    if (cost := cost_of(rows, pool)) is None:
+    cost = cost_of(rows, pool)
+    if cost is None:
         return ""
-    cheapest, most, part = cost
-    first, names = cheapest[0], listed([row.label for row in cheapest])
-    who = f"Of these, {names} sent the least:"
-    if len(cheapest) == len(pool):
-        who = "It sent" if len(pool) == 1 else f"{names} each sent"
-    if part:
-        part = f", {part} of what {most.label} sent"
+    cheapest_rows, costliest_row, share_text = cost
+    row = cheapest_rows[0]
+    share_note = ""
+    if share_text:
+        share_note = f", {share_text} of what {costliest_row.label} sent"
         # The number of syncs explains a share that is not round.
-        if first.syncs and first.syncs < first.steps:
-            part += f" ({first.syncs} syncs in {first.steps} steps)"
-    return f" {who} {sent(first)} per worker{part}."
+        if row.syncs and row.syncs < row.steps:
+            share_note += f" ({row.syncs} syncs in {row.steps} steps)"
+    labels = listed([row.label for row in cheapest_rows])
+    if len(pool) == 1:
+        return f" It sent {sent(row)} per worker{share_note}."
+    if len(cheapest_rows) == len(pool):
+        return f" {labels} each sent {sent(row)} per worker{share_note}."
+    return f" Of these, {labels} sent the least: {sent(row)} per worker{share_note}."
 
 
 def cost_of(
@@ -444,10 +489,16 @@ def numbers(report: Report) -> list[tuple[str, str]]:
     # If the baseline is best, the next best row shows the gap.
     elif pairs := [row for row in fine if row.comparison.difference]:
         best = results.leader(pairs, by) or top
-        said, who = best.comparison, f"{best.label} against {report.baseline}"
-        seen = "" if said.kind in ("unseen", "doubtful") else said.amount
-        about = f"{who}: {said.verdict} {said.basis}"
-        found.append((seen or "no difference", about))
+        comparison = best.comparison
+        is_seen = comparison.kind not in ("unseen", "doubtful")
+        value = comparison.amount if is_seen and comparison.amount else "no difference"
+        found.append(
+            (
+                value,
+                f"{best.label} against {report.baseline}: {comparison.verdict} "
+                f"{comparison.basis}",
+            )
+        )
     if (cost := cost_of(rows, pool)) is None:
         return found
     (least, *_), most, part = cost
@@ -561,11 +612,11 @@ def remarks(
     config: StudyConfig, runs: Sequence[RunSet], report: Report
 ) -> Iterator[str]:
     """Yields the warnings that a reader of the figures needs."""
-    gone = [row for row in report.rows if lost(row)]
-    told = [f"{row.name}: {lost(row)}." for row in gone]
-    if any(row.measure for row in gone):
-        told[-1] += f" {say('others')}"
-    yield from told
+    lost_rows = [row for row in report.rows if lost(row)]
+    loss_lines = [f"{row.name}: {lost(row)}." for row in lost_rows]
+    if any(row.measure for row in lost_rows):
+        loss_lines[-1] += f" {say('others')}"
+    yield from loss_lines
     if config.seeds < MIN_SEEDS:
         yield say("few_seeds", seeds=counted(config.seeds), enough=MIN_SEEDS)
     yield from _on_missing(config, runs)
@@ -581,20 +632,28 @@ def remarks(
     if report.measure not in (statistics.ACCURACY, statistics.LOSS):
         yield say("measure", measure=report.measure.name)
     yield from _on_sends(runs)
-    if told := retuned(report):
-        yield told
+    retuned_line = retuned(report)
+    if retuned_line:
+        yield retuned_line
 
 
 def retuned(report: Report) -> str:
     """Returns the intervals that include other tuning seeds; "" if there are none."""
-    wide = [
-        f"{row.name} {interval(*(report.measure.scale * x for x in ends))[0]}"
-        for row in report.rows
-        if (ends := row.comparison.retuned)
-    ]
-    unit = f"in {report.measure.difference_unit or report.measure.name}"
-    own = {"baseline": report.baseline, "unit": unit, "wide": "; ".join(wide)}
-    return say("retuned", **own) if wide else ""
+    by = report.measure
+    intervals = []
+    for row in report.rows:
+        if row.comparison.retuned:
+            low, high = row.comparison.retuned
+            text, _ = interval(by.scale * low, by.scale * high)
+            intervals.append(f"{row.name} {text}")
+    if not intervals:
+        return ""
+    return say(
+        "retuned",
+        baseline=report.baseline,
+        unit=by.difference_unit or by.name,
+        intervals="; ".join(intervals),
+    )
 
 
 def _on_missing(config: StudyConfig, runs: Sequence[RunSet]) -> Iterator[str]:

@@ -61,8 +61,10 @@ def run(
             return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
         # A full disk, or a lost scheduler. Completed runs are not made again.
-        what = "completed runs are kept; the same command continues from them"
-        terminal.say(f"error: {described(error)}: {what}")
+        terminal.say(
+            f"error: {described(error)}: completed runs are kept; the same command "
+            "continues from them"
+        )
         return stopping.TERMINATED
 
 
@@ -118,8 +120,12 @@ def make_runs(
         Unreachable: no scheduler answers.
     """
     with progress(plan) as bar, making.cleaned(config.folder):
-        there = f"{plan.done} of {plan.total} runs are already complete"
-        bar.say(there if plan.done else f"{plan.total} run{'s' * (plan.total > 1)}")
+        if plan.done:
+            bar.say(f"{plan.done} of {plan.total} runs are already complete")
+        elif plan.total == 1:
+            bar.say("1 run")
+        else:
+            bar.say(f"{plan.total} runs")
         try:
             if config.is_parallel and plan.missing:
                 jobs.make(config, bar, asked_to_stop)
@@ -147,15 +153,21 @@ def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
 
 def show_commands(config: StudyConfig, plan: Plan) -> None:
     """Shows the commands of the missing runs, and how many more will follow."""
-    listed = len(plan.waiting)
     for run in plan.waiting:
         # An interrupted run continues if it has a checkpoint.
-        more = ["--out", str(run.folder), "--resume"]
-        terminal.show(command(run, config.devices_per_job, more))
-    text = f"{listed} of {plan.total} runs are listed"
-    if more := plan.missing - listed:
-        text += f"; {more} more depend on these trials: list again once they are done"
-    terminal.say(text if plan.missing else f"all {plan.total} runs are complete")
+        resume_words = ["--out", str(run.folder), "--resume"]
+        terminal.show(command(run, config.devices_per_job, resume_words))
+    listed_runs = len(plan.waiting)
+    later_runs = plan.missing - listed_runs
+    if not plan.missing:
+        terminal.say(f"all {plan.total} runs are complete")
+    elif later_runs:
+        terminal.say(
+            f"{listed_runs} of {plan.total} runs are listed; {later_runs} more depend "
+            "on these trials: list again once they are done"
+        )
+    else:
+        terminal.say(f"{listed_runs} of {plan.total} runs are listed")
 
 
 def ended(plan: Plan) -> list[RunSet]:
@@ -177,14 +189,18 @@ def _use_devices(config: StudyConfig) -> None:
 
 def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
     """Says what failed; returns the exit code if no report is possible, otherwise 0."""
-    (first, why), count = plan.failures[0], len(plan.failures)
+    first_run, refusal = plan.failures[0]
     if not runs and all(refused.is_request for _, refused in plan.failures):
-        raise BadRequest(why.line)
-    alone = command(first, config.devices_per_job)
-    failed = f"{count} of {plan.total} runs failed: the same command tries them again"
-    terminal.say(f"{failed}. To run only the first of them: {alone}")
+        raise BadRequest(refusal.line)
+    terminal.say(
+        f"{len(plan.failures)} of {plan.total} runs failed: the same command tries "
+        "them again. To run only the first of them: "
+        f"{command(first_run, config.devices_per_job)}"
+    )
     baseline = config.compared_to
-    if {r.point for r in runs} - {r.point for r in runs if r.variant.label == baseline}:
+    points = {run_set.point for run_set in runs}
+    baseline_points = {r.point for r in runs if r.variant.label == baseline}
+    if points - baseline_points:
         terminal.say(f"no report: the baseline {baseline} has no run to compare with")
         return stopping.FAILED
     return 0 if runs else stopping.FAILED
@@ -205,22 +221,27 @@ def _quoted(word: str) -> str:
 
 
 def _report(
-    config: StudyConfig, found: Report, runs: Sequence[RunSet], plan: Plan
+    config: StudyConfig, report: Report, runs: Sequence[RunSet], plan: Plan
 ) -> int:
     """Writes the files of a study beside those of its runs, and shows its table."""
-    broken = ""
+    write_error = ""
     try:
-        write_all(config, found, runs)
+        write_all(config, report, runs)
     except OSError as error:  # the table is still shown
-        broken = f"error: {described(error)}: the report's files are incomplete; the "
+        write_error = described(error)
     # Decided before the last line is printed: later signals change nothing.
-    is_done = not (plan.failures or broken)
+    is_done = not (plan.failures or write_error)
     code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
-    text = page.screen(found, config.folder)
-    # The last line names the report.
-    terminal.show(text.rpartition("\n")[0] if broken else text)
-    if broken:
-        terminal.say(f"{broken}same command writes them")
+    text = page.screen(report, config.folder)
+    if write_error:
+        # The last line names the report.
+        terminal.show(text.rpartition("\n")[0])
+        terminal.say(
+            f"error: {write_error}: the report's files are incomplete; the same "
+            "command writes them"
+        )
+    else:
+        terminal.show(text)
     return code
 
 
@@ -301,20 +322,26 @@ def _check_folder(out: Path, identity: dict[str, Any]) -> None:
             raise ValueError(f"--out {out} holds other files: use another folder")
         return
     try:
-        there = files.read(path, "settings", "versions")
+        recorded = files.read(path, "settings", "versions")
         with files.using(path):
             # Another syncalgos continues a study: finals.jsonl names each run's.
-            was = {k: x for k, x in there["versions"].items() if k == "syncalgos"}
-            now = identity | {"versions": identity["versions"] | was}
-            # Studies of 0.3 did not note the user's files.
-            pairs = [(key, there.get(key, x), x) for key, x in now.items()]
-            changed = [f"{k} ({_changed(old, x)})" for k, old, x in pairs if old != x]
+            expected_versions = {**identity["versions"]}
+            if "syncalgos" in recorded["versions"]:
+                expected_versions["syncalgos"] = recorded["versions"]["syncalgos"]
+            expected = {**identity, "versions": expected_versions}
+            differences = []
+            for key, value in expected.items():
+                # Studies of 0.3 did not note the user's files.
+                recorded_value = recorded.get(key, value)
+                if recorded_value != value:
+                    differences.append(f"{key} ({_changed(recorded_value, value)})")
     except files.Damaged as error:
         raise ValueError(f"{error}: use another --out") from None
-    if changed:
-        what = f"--out {out} holds a study with other {changed[0]}"
-        raise ValueError(f"{what}: use another folder")
-    if now != identity:
+    if differences:
+        raise ValueError(
+            f"--out {out} holds a study with other {differences[0]}: use another folder"
+        )
+    if expected != identity:
         terminal.say("another syncalgos began this study: results may differ since")
 
 

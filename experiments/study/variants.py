@@ -149,7 +149,7 @@ def _read(flag: str, name: str, listed: str) -> Range:
     if re.search(r"^[\s+\-.\deE]+:|:(log|linear):", listed):
         bounds, count, near = _bounds(listed)
         if near and flag == "--sweep":
-            raise ValueError("values near the best are for --tune")
+            raise ValueError("values near the best are for --tune: leave out +MORE")
         found = spaced(*bounds, count)
         if len(found) < count:
             raise ValueError(
@@ -189,8 +189,10 @@ def _bounds(listed: str) -> tuple[tuple[float, float, bool], int, int]:
         ] if not plus or (how == "log" and near > 0):
             is_log = how == "log"
         case _:
-            forms = "LOW:HIGH:log:COUNT, with +MORE behind it for values near the best"
-            raise ValueError(f"a range must be {forms}, or LOW:HIGH:linear:COUNT")
+            raise ValueError(
+                "a range must be LOW:HIGH:log:COUNT, with +MORE behind it for values "
+                "near the best, or LOW:HIGH:linear:COUNT"
+            )
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise ValueError(f"{parts[0]} must be below {parts[1]}")
     if is_log and low <= 0:
@@ -389,7 +391,10 @@ def resolved(text: str, given: Given, others: Collection[str]) -> tuple[Variant,
                 f"name {name!r}; give the parameter another name"
             )
         if varied.count(name) > 1:
-            raise BadRequest(f"{flag} can be swept or tuned once only")
+            raise BadRequest(
+                f"{flag} can be swept or tuned once only: name it in one --sweep or "
+                "--tune"
+            )
         if name in varied and name in (*shared, *own):
             raise BadRequest(f"{flag} is given, and also swept or tuned: do only one")
     return found
@@ -449,16 +454,19 @@ def _variant(words: Sequence[str]) -> Variant:
         raise ValueError("see python -m experiments.run --algo NAME --help")
     label, equals, name = words[0].rpartition("=")
     if not name or (equals and not label):
-        form = "a label, = and a name, without spaces around ="
-        raise ValueError(f"{words[0]!r} must be {form}")
+        raise ValueError(
+            f"{words[0]!r} must be a label, = and a name, without spaces around ="
+        )
     own = (*chain(*flag_groups(words[1:])),)
     return Variant(label or " ".join([name, *own]), name, own)
 
 
 def _unknown(name: str, variants: Sequence[Variant], possible: Sequence[str]) -> str:
     """Returns the error message for a flag that no variant has."""
-    owners = ", ".join(flags.owners_of(ALGORITHM, name))
-    nearest = nearest_flag(flag_of(name), [flag_of(x) for x in possible])
-    hint = f": it belongs to {owners}" if owners else nearest
+    flag = flag_of(name)
     algos = ", ".join(dict.fromkeys(variant.algo for variant in variants))
-    return f"none of {algos} has the flag '{flag_of(name)}'{hint}"
+    owners = ", ".join(flags.owners_of(ALGORITHM, name))
+    if owners:
+        return f"none of {algos} has the flag '{flag}': it belongs to {owners}"
+    suggestion = nearest_flag(flag, [flag_of(x) for x in possible])
+    return f"none of {algos} has the flag '{flag}'{suggestion}"

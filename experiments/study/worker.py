@@ -73,19 +73,26 @@ def check(order: Order) -> None:
     folder = order["folder"]
     try:
         with Path(folder, lock.NAME).open("r+") as file:
-            why = "" if file.read() == order["holder"] else "another folder"
+            is_this_study = file.read() == order["holder"]
     except OSError as error:
-        why = str(error.strerror)
-    if why:
         raise BadRequest(
-            f"{folder}: {why}: workers must see the study's folder, at this path"
+            f"{folder}: {error.strerror}: workers must see the study's folder, at this "
+            "path"
+        ) from None
+    if not is_this_study:
+        raise BadRequest(
+            f"{folder}: another folder: workers must see the study's folder, at this "
+            "path"
         )
     with _set_up(order):
-        here = facts(order["factories"], _started)
+        worker_facts = facts(order["factories"], _started)
         for name, value in order["facts"].items():
-            if here.get(name) != value:
-                differ = f"{name}: {here.get(name)!r} there, {value!r} here"
-                raise BadRequest(f"{differ}: restart it once they agree")
+            worker_value = worker_facts.get(name)
+            if worker_value != value:
+                raise BadRequest(
+                    f"{name}: {worker_value!r} there, {value!r} here: restart it once "
+                    "they agree"
+                )
         _maker(order["topic"]).plan(RunConfig(**order["first"]))
 
 
