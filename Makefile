@@ -31,7 +31,6 @@ bench:
 table:
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.table
 	PYTHONPATH=.:docs python -m pages.diffs
-	PYTHONPATH=.:docs python -m pages.track
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.combinators
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.stacked
 

@@ -3,7 +3,6 @@
 COMMANDS = {
     "run": "trains one task with one algorithm",
     "compare": "compares algorithms, and writes a report",
-    "track": "trains or verifies an entry of the sync track",
     "aim": "compiles a run for hardware that need not be present",
 }
 

@@ -44,16 +44,15 @@ def using(path: Path) -> Iterator[None]:
         raise Damaged(path, f"it cannot be used: {named(e)}") from e
 
 
-def read(
-    path: Path, *keys: str, beside: Iterable[Path] = (), seal: str = SEAL
-) -> dict[str, Any]:
+def read(path: Path, *keys: str, beside: Iterable[Path] = ()) -> dict[str, Any]:
     """Reads a file with a JSON object that has these keys.
+
+    The checksum is compared if the file has one.
 
     Args:
         path: the file.
         keys: keys that it must have.
         beside: files whose bytes the checksum covers, too.
-        seal: the key of the checksum, which is compared if the file has one.
 
     Raises:
         Damaged: a file is missing, is no regular file, holds something else, or was
@@ -63,7 +62,7 @@ def read(
     [content] = _objects(path, lambda text: [text])
     if missing := [key for key in keys if key not in content]:
         raise Damaged(path, f"it has no {missing[0]!r}")
-    check_seal(path, content, *[_bytes(x) for x in beside], seal=seal)
+    check_seal(path, content, *[_bytes(x) for x in beside])
     return content
 
 
@@ -95,30 +94,25 @@ def _bytes(path: Path) -> bytes:
         raise Damaged(path, "it is missing") from None
 
 
-def sealed(
-    content: Mapping[str, Any], *beside: bytes, seal: str = SEAL
-) -> dict[str, Any]:
+def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:
     """Returns content with a checksum of it and of the data beside it.
 
     Args:
         content: the content in JSON's types, as it will be read.
         beside: the contents of other files.
-        seal: the key of the checksum.
     """
-    plain = {key: x for key, x in content.items() if key != seal}
+    plain = {key: x for key, x in content.items() if key != SEAL}
     parts = [json.dumps(plain, sort_keys=True).encode(), *beside]
-    return {**plain, seal: hashlib.sha256(b"\0".join(parts)).hexdigest()}
+    return {**plain, SEAL: hashlib.sha256(b"\0".join(parts)).hexdigest()}
 
 
-def check_seal(
-    path: Path, content: Mapping[str, Any], *beside: bytes, seal: str = SEAL
-) -> None:
+def check_seal(path: Path, content: Mapping[str, Any], *beside: bytes) -> None:
     """Raises a Damaged if content, or data beside it, differs from its checksum."""
     try:
-        found = sealed(content, *beside, seal=seal)
+        found = sealed(content, *beside)
     except RecursionError as error:  # it is too deep to be written
         raise Damaged(path, CHANGED) from error
-    if seal in content and content[seal] != found[seal]:
+    if SEAL in content and content[SEAL] != found[SEAL]:
         raise Damaged(path, CHANGED)
 
 
@@ -127,21 +121,18 @@ def json_lines(lines: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(plain(line)) + "\n" for line in lines)
 
 
-def write_json(
-    path: Path, content: dict[str, Any], *beside: Path, seal: str = SEAL
-) -> None:
+def write_json(path: Path, content: dict[str, Any], *beside: Path) -> None:
     """Writes JSON with a checksum, so that a reader never sees half a file.
 
     Args:
         path: the file.
         content: the content.
         beside: files that the checksum covers, too.
-        seal: the key of the checksum.
     """
     # The checksum is of the content as it will be read.
     read = json.loads(json.dumps(plain(content), default=repr))
     others = (x.read_bytes() for x in beside)
-    write(path, json.dumps(sealed(read, *others, seal=seal), indent=2) + "\n")
+    write(path, json.dumps(sealed(read, *others), indent=2) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -196,10 +196,6 @@ EARLY |= {
     "compare --worker-batch 8 --algos 'bmuf --workers=2'": ["one --workers for all"],
     "compare --tune lr=0.1,0.2 --validation 0.1": ["--validation"],
     "compare --tune lr=0.1,0.10": ["lr=0.1,0.10"],
-    # Entries of the track.
-    "track": ["{run,verify}, ENTRY.py"],
-    "track runn mine.py": ["invalid choice: 'runn'"],
-    "track run mine.py --first-seed 3": ["run takes no --first-seed"],
     # Machines, and what is compiled for them.
     "aim": ["--target is missing", "tpu:v5e"],
     "aim --target tpu:v55e:4x4": ["did you mean 'tpu:v5e'?"],
@@ -283,7 +279,6 @@ LATER = {
     "run --task quadratic --condition 0.5": ["--condition", "0.5"],
     "run --task quadratic --dimensions 0": ["--dimensions", "0"],
     "compare --partition speaker": ["speaker", "label"],
-    "track run absent.py": ["absent.py", "No such file"],
 }
 
 

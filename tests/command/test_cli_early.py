@@ -18,13 +18,12 @@ from syncalgos.engine.placement.make_layout import AUTO, BACKENDS
 
 KINDS = (ALGORITHM, TASK)
 ASKED = {  # all in one process, where nothing slow may be imported
-    **{f"{name} --version": None for name in ("run", "compare", "track", "aim")},
+    **{f"{name} --version": None for name in ("run", "compare", "aim")},
     "run --list": None,
     "run --help": SETTINGS,
     "run --help-all": SETTINGS,
     "compare -h": config.SETTINGS,
     "compare --help-all": config.SETTINGS,
-    "track --help": None,
     "aim --help": OF_AIM,
     **{f"run --{k.flag} {x} --help": None for k in KINDS for x in k.files},
 }
@@ -39,7 +38,7 @@ def shown():
 
 
 def test_version_and_list_are_shown_without_jax(shown):
-    for name in ("run", "compare", "track", "aim"):
+    for name in ("run", "compare", "aim"):
         assert shown[f"{name} --version"] == f"syncalgos {syncalgos.__version__}\n"
     listed = [x.split(maxsplit=1) for x in shown["run --list"].splitlines()]
     for kind in KINDS:

@@ -31,7 +31,6 @@ LINES = {
     "run --data-dir exper": ["experiments/"],
     "compare --tune-s": ["--tune-seeds"],
     "aim --step": ["--step-time"],
-    "track run exper": ["experiments/"],
 }
 
 

@@ -14,7 +14,7 @@ from scipy.stats import ttest_1samp
 from tiers import tiers
 
 from benchmarks.harness import curves, studies
-from experiments.study import presets, track
+from experiments.study import presets
 
 FOLDER = ROOT / "docs" / "studies"
 
@@ -127,9 +127,8 @@ def test_curves_are_small_and_whole(tmp_path, capsys):
 def test_every_preset_has_records():
     found = FOLDER.glob("*/finals*.jsonl")
     made = {x.parent.name + end for x in found for end in ("", x.stem[len("finals") :])}
-    # The records of the track are the logs of its entries; two need a GPU.
-    others = {*track.PRESETS, "model-size-10m", "model-size-36m"}
-    assert {*presets.NAMES} - others <= made
+    need_a_gpu = {"model-size-10m", "model-size-36m"}
+    assert {*presets.NAMES} - need_a_gpu <= made
 
 
 FEW = ("fashion-mnist", *studies.JOINED)

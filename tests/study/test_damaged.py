@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from commands import ROOT
 from studies import content, said_in_one_line
 from test_study_analysis import points, study_of, write
 
@@ -20,7 +19,7 @@ from experiments.checkpoint.resume import check_config
 from experiments.command.errors import BadRequest
 from experiments.compare import main as compare_main
 from experiments.run import main as run_main
-from experiments.study import jobs, runs, study, track
+from experiments.study import jobs, runs, study
 from experiments.training import config, export, run_folder
 from syncalgos import Replica
 
@@ -127,26 +126,6 @@ def of_a_study(is_sealed):
     return made
 
 
-def of_a_track(is_sealed):
-    """An entry's log; those of 0.3 have no checksum."""
-
-    def made(tmp_path):
-        here, path = ROOT / "docs" / "track" / "sync_sgd.py", tmp_path / "log.json"
-        log = json.loads(here.with_suffix(".json").read_text())
-        path.write_text(json.dumps(log))
-        if is_sealed:
-            files.write_json(path, log, seal=track.SEAL)
-        entry = track.read_entry(here)
-
-        def read():
-            found, doubts = track.claimed(entry, path)
-            return {k: found[k] for k in log if k in found}, doubts
-
-        return path, read
-
-    return made
-
-
 def of_reuse(tmp_path):
     path = tmp_path / "found.json"
     whole = [files.sealed(COMPILED | {"label": x, "argv": [x]}) for x in "ab"]
@@ -186,13 +165,11 @@ KINDS = {
     "config.json to resume": of_a_run_to_resume,
     "study.json": of_a_study(True),
     "study.json of 0.3": of_a_study(False),
-    "log of the track": of_a_track(True),
-    "log of the track of 0.3": of_a_track(False),
     "json of aim": of_reuse,
     "export": of_an_export,
     "scheduler file": of_a_scheduler,
 }
-LOOSE = "of 0.3"  # a log's digits cannot be checked: any sound answer may do
+LOOSE = "of 0.3"  # it has no checksum: any sound answer may do
 
 
 def refused(read, path):
@@ -206,7 +183,7 @@ def refused(read, path):
         return None
 
 
-@pytest.mark.filterwarnings("ignore")  # numbers in a log of 0.3 may overflow
+@pytest.mark.filterwarnings("ignore")  # numbers in a file of 0.3 may overflow
 @pytest.mark.parametrize("most", [FEW, pytest.param(4000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_damaged_file_is_refused_in_a_line_or_holds_what_was_written(

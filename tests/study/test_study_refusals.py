@@ -11,12 +11,10 @@ from functools import partial
 import dask.config
 import pytest
 from dask_cluster import certificates
-from test_track import ENTRY, FIXED, MADE
 
 from experiments.command.errors import BadRequest
-from experiments.study import config, presets, statistics, study, track
+from experiments.study import config, statistics, study
 from experiments.study.jobs import TLS, reach
-from experiments.study.runs import Loader
 from syncalgos import network
 
 NETWORKS = {
@@ -58,19 +56,6 @@ STUDIES = {
     "--scheduler nowhere": ["a scheduler file", "'nowhere'"],
     "--scheduler tls://127.0.0.1:1": ["tls:// needs certificates"],
 }
-ENTRIES = {
-    ENTRY.replace("--steps 8", "--batch-size 8"): ["--batch-size", "only --steps"],
-    ENTRY.replace("--lr", "--partition=label --lr"): ["cannot set --partition"],
-    ENTRY.replace("--steps 8", "--steps 13"): ["--steps must be at most 12, got 13"],
-    ENTRY.replace("0.1", "fast"): ["--lr", "must be a number"],
-    ENTRY + "TRACK = 'large'": ["be track-small or track-wide, got 'large'"],
-    "FLAGS = ''": ["has no", "'strategy'"],
-    ENTRY.replace("--lr", "--schedule 'cosine --lr"): ["No closing quotation"],
-    "FLAGS = 3": ["mine.py: AttributeError"],
-    "def strategy(:": ["mine.py: SyntaxError"],
-    ENTRY.replace(MADE, "raise RuntimeError('no')"): ["RuntimeError", "mine.py:13"],
-    ENTRY.replace(MADE, "return 3"): ["must return", "Strategy"],
-}
 NOT_FINITE = "one or more finite values, got"
 
 
@@ -78,13 +63,6 @@ def compare(command, out):
     """Begins a study."""
     argv = [*shlex.split(command), f"--out={out}"]
     study.run(config.read(argv), argv, lambda: pytest.fail("a run was begun"))
-
-
-def plan(code, out):
-    """Plans the runs of an entry of the track."""
-    path = out.with_name("mine.py")
-    path.write_text(code)
-    Loader().plan(track.read_entry(path).config)
 
 
 def found(function, *arguments):
@@ -95,7 +73,6 @@ def found(function, *arguments):
 REFUSED = [
     *((found(network.parse, text), words) for text, words in NETWORKS.items()),
     *((partial(compare, command), words) for command, words in STUDIES.items()),
-    *((partial(plan, code), words) for code, words in ENTRIES.items()),
     (found(statistics.spread, []), [NOT_FINITE]),
     (found(statistics.spread, [1.0, math.nan]), [NOT_FINITE]),
     (found(statistics.paired, {0: math.inf}, {0: 1.0}), ["finite"]),
@@ -138,11 +115,7 @@ def test_a_study_does_not_mix_runs_on_a_file_with_runs_on_a_changed_one(tmp_path
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)
-def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(
-    call, words, tmp_path, monkeypatch
-):
-    (preset := tmp_path / "small.toml").write_text(FIXED)
-    monkeypatch.setitem(presets.FILES, track.PRESETS[0], preset)
+def test_what_cannot_be_is_refused_in_a_line_and_leaves_nothing(call, words, tmp_path):
     with pytest.raises((ValueError, BadRequest)) as refused:
         call(tmp_path / "study")
     line = str(refused.value)

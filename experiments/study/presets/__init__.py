@@ -1,4 +1,4 @@
-"""Published comparisons, and the track, as data: NAME.toml here or in a folder."""
+"""Published comparisons as data: NAME.toml here or in a folder."""
 
 import tomllib
 from collections.abc import Sequence
