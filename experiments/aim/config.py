@@ -228,18 +228,21 @@ def _job(target: Target, variant: Variant) -> Job:
     """
     parser = flags.parser_of({"mesh": training.SETTINGS["mesh"]})
     mesh = parser.parse_known_args(variant.argv)[0].mesh or {}
-    each = math.prod(mesh.values())
-    if each < 1 or target.chips % each:
+    worker_chips = math.prod(mesh.values())
+    if worker_chips < 1 or target.chips % worker_chips:
         axes = ", ".join(f"{name}={size}" for name, size in mesh.items())
-        there = f"the {target.chips} chips of {target.shown}"
         raise BadRequest(
-            f"--mesh {axes}: workers of {each} chips do not divide {there}"
+            f"--mesh {axes}: workers of {worker_chips} chips do not evenly divide the "
+            f"{target.chips} chips of {target.shown}: use sizes whose product does"
         )
-    places = target.chips // each
+    places = target.chips // worker_chips
     argv = ("--workers", str(places), *variant.argv)
     config = training.parse(argv)
     if config.backend not in ("auto", "shard_map"):
-        raise BadRequest(f"--backend {config.backend}: only shard_map is compiled here")
+        raise BadRequest(
+            f"--backend {config.backend}: only shard_map compiles for absent devices: "
+            "leave out --backend"
+        )
     if config.workers % places:
         raise BadRequest(
             f"--workers {config.workers} cannot fill the {target.chips} chips of "

@@ -68,8 +68,9 @@ def run(config: AimConfig, argv: list[str]) -> int:
             if number == len(config.variants) and are_refused:
                 raise BadRequest(answers[0]["error"])
             bar.update(task, completed=number)
-            told = tables.outcome(answer)
-            terminal.above(bar, f"{number}/{len(jobs)} {name}: {told}")
+            terminal.above(
+                bar, f"{number}/{len(jobs)} {name}: {tables.outcome(answer)}"
+            )
             # Reused answers are in their file already.
             if is_new or number == len(jobs):
                 found = tables.results(config, answers)
@@ -105,8 +106,9 @@ def known(config: AimConfig) -> Known:
         except OSError as error:
             raise BadRequest(f"--reuse {path}: {error.strerror or error}") from None
         except files.Damaged as error:
-            line = f"--reuse {error}: give a file written by --json"
-            raise BadRequest(line) from None
+            raise BadRequest(
+                f"--reuse {error}: give a file written by --json"
+            ) from None
     return programs
 
 
@@ -205,10 +207,13 @@ def answer_of(job: Job, timeout: float | None) -> Answer:
     if process.returncode == 0:
         return json.loads(text)
     lines = [x for x in errors.splitlines() if x.strip() and not NOISE.match(x)]
-    words = printable(lines[-1])[:MOST] if lines else "it printed nothing"
+    last_line = printable(lines[-1])[:MOST] if lines else "it printed nothing"
     code = process.returncode
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    return {"failed": f"the compiling process ended with {how}: {words}"}
+    if code < 0:
+        return {
+            "failed": f"the compiling process ended with signal {-code}: {last_line}"
+        }
+    return {"failed": f"the compiling process ended with exit code {code}: {last_line}"}
 
 
 def main() -> None:

@@ -95,33 +95,57 @@ def _why(
 ) -> tuple[str, ...]:
     """Returns the reasons for the difference."""
     differing = [x for x in rows if not _same(x.counted, x.found)]
-    kinds, networks = {x.kind for x in differing}, {x["network"] for x in sent}
-    has_lanes, places = answer["lanes"] > 1, answer["workers"] // answer["lanes"]
-    is_less = kinds == {"all_reduce"} and all(x.found < x.counted for x in differing)
-    is_half = all(_same(x.counted, 2 * x.found) for x in differing)
-    is_padded = "between" in networks and answer["slices"] > 1
-    within = ", after reducing within each slice" if "inside" in networks else ""
-    totals = math.fsum(x.counted for x in rows), math.fsum(x.found for x in rows)
+    kinds = {x.kind for x in differing}
+    networks = {x["network"] for x in sent}
+    places = answer["workers"] // answer["lanes"]
+    reasons = []
     promoted = sum(x.get("promoted", 0) for x in sent)
-    wide = sum(x["calls"] for x in sent if x["group"] > places)
-    less, more = _gathered_by_sums(differing)
-    reasons = {
-        f"in {promoted} of the collectives the compiler uses wider numbers than the "
-        "algorithm does": promoted,
-        "a chip has several workers, and the ledger counts one on each": has_lanes,
-        "the compiler uses other collectives for the same bytes: "
-        f"{' and '.join(sorted(kinds))}": _same(*totals),
-        f"the compiler turns small all-gathers ({less:,.0f} B) into all-reduces "
-        f"({more:,.0f} B)": less,
-        f"between slices the compiler pads the parts that it sends{within}": is_padded,
-        "the compiler sends less: if each chip of a worker holds a whole array, each "
-        "sends only a part, and the chips gather the parts": answer["mesh"] and is_less,
-        f"the compiler reduces within and across workers at once, in {wide} of the "
-        "collectives": wide,
-        "each of two workers is both neighbours of the other, and gets one "
-        "message": places == 2 and kinds == {"permute"} and is_half,
-    }
-    return tuple(text for text, holds in reasons.items() if holds)
+    if promoted:
+        reasons.append(
+            f"in {promoted} of the collectives the compiler uses wider numbers than "
+            "the algorithm does"
+        )
+    if answer["lanes"] > 1:
+        reasons.append("a chip has several workers, and the ledger counts one on each")
+    counted_bytes = math.fsum(x.counted for x in rows)
+    program_bytes = math.fsum(x.found for x in rows)
+    if _same(counted_bytes, program_bytes):
+        reasons.append(
+            "the compiler uses other collectives for the same bytes: "
+            f"{' and '.join(sorted(kinds))}"
+        )
+    gathered_bytes, summed_bytes = _gathered_by_sums(differing)
+    if gathered_bytes:
+        reasons.append(
+            f"the compiler turns small all-gathers ({gathered_bytes:,.0f} B) into "
+            f"all-reduces ({summed_bytes:,.0f} B)"
+        )
+    if "between" in networks and answer["slices"] > 1:
+        if "inside" in networks:
+            reasons.append(
+                "between slices the compiler pads the parts that it sends, after "
+                "reducing within each slice"
+            )
+        else:
+            reasons.append("between slices the compiler pads the parts that it sends")
+    is_less = all(x.found < x.counted for x in differing)
+    if answer["mesh"] and kinds == {"all_reduce"} and is_less:
+        reasons.append(
+            "the compiler sends less: if each chip of a worker holds a whole array, "
+            "each sends only a part, and the chips gather the parts"
+        )
+    wide_calls = sum(x["calls"] for x in sent if x["group"] > places)
+    if wide_calls:
+        reasons.append(
+            f"the compiler reduces within and across workers at once, in {wide_calls} "
+            "of the collectives"
+        )
+    is_half = all(_same(x.counted, 2 * x.found) for x in differing)
+    if places == 2 and kinds == {"permute"} and is_half:
+        reasons.append(
+            "each of two workers is both neighbours of the other, and gets one message"
+        )
+    return tuple(reasons)
 
 
 def _gathered_by_sums(differing: Iterable[Beside]) -> tuple[float, float]:
@@ -158,7 +182,8 @@ class Result(NamedTuple):
     @property
     def label(self) -> str:
         """Its name in tables."""
-        return self.job.variant.label + ("" if self.is_asked else " (for comparison)")
+        label = self.job.variant.label
+        return label if self.is_asked else f"{label} (for comparison)"
 
     @property
     def is_done(self) -> bool:
@@ -201,17 +226,19 @@ def outcome(answer: Answer) -> str:
         return f"failed: {answer['failed']}"
     if "timeout" in answer:
         return f"given up after {answer['timeout']:g} s (--timeout)"
-    seconds = f"{answer['compile_seconds']:.1f} s"
+    seconds = answer["compile_seconds"]
     if is_too_large(answer):
-        return f"does not fit: the compiler refused it after {seconds}"
-    return compilers_words(answer) or f"compiled in {seconds}"
+        return f"does not fit: the compiler refused it after {seconds:.1f} s"
+    return compilers_words(answer) or f"compiled in {seconds:.1f} s"
 
 
 def compilers_words(answer: Answer) -> str:
     """Returns the first line of a compiler's refusal, without its trace; "" if none."""
-    refused = answer.get("refused") or ""
-    lines = [line.strip() for line in refused.splitlines() if line.strip()]
-    return f"the compiler: {lines[0] if lines else 'no reason'}" if refused else ""
+    refusal = answer.get("refused") or ""
+    if not refusal:
+        return ""
+    lines = [line.strip() for line in refusal.splitlines() if line.strip()]
+    return f"the compiler: {lines[0]}" if lines else "the compiler: no reason"
 
 
 def results(config: AimConfig, answers: Sequence[Answer]) -> tuple[Result, ...]:
@@ -323,27 +350,38 @@ def _versions(results: Iterable[Result]) -> list[str]:
 
 def _head(target: Target, results: Iterable[Result]) -> str:
     """Returns the target, and what its programs share; by name what they do not."""
-    limit, peak = target.chip.memory, target.chip.flops
-    figures = [] if limit is None else [f"{size(limit)} of memory"]
-    figures += [] if peak is None else [f"{peak / 1e12:g} TFLOP/s"]
-    line = f"{target.shown}: {_several(target.chips, 'chip')}"
-    line += f" of {' and '.join(figures)}" if figures else ""
-    done = [x for x in results if "workers" in x.answer]
-    each = {x.label: _layout(target, x.answer) for x in done}
-    first = next(iter(each.values()), [])
-    shared = [x for x in first if all(x in own for own in each.values())]
-    rest = defaultdict(list)
-    for label, own in each.items():
-        rest[", ".join(x for x in own if x not in shared)].append(label)
-    told = [f"{', '.join(labels)}: {x}" for x, labels in rest.items() if x]
-    return "; ".join(filter(None, [line, ", ".join(shared), *told]))
+    figures = []
+    if target.chip.memory is not None:
+        figures.append(f"{size(target.chip.memory)} of memory")
+    if target.chip.flops is not None:
+        figures.append(f"{target.chip.flops / 1e12:g} TFLOP/s")
+    chips = _several(target.chips, "chip")
+    if figures:
+        line = f"{target.shown}: {chips} of {' and '.join(figures)}"
+    else:
+        line = f"{target.shown}: {chips}"
+    layouts = {
+        x.label: _layout(target, x.answer) for x in results if "workers" in x.answer
+    }
+    first_layout = next(iter(layouts.values()), [])
+    shared = [x for x in first_layout if all(x in y for y in layouts.values())]
+    labels_by_difference = defaultdict(list)
+    for label, layout in layouts.items():
+        difference = ", ".join(x for x in layout if x not in shared)
+        labels_by_difference[difference].append(label)
+    parts = [line, ", ".join(shared)]
+    for difference, labels in labels_by_difference.items():
+        if difference:
+            parts.append(f"{', '.join(labels)}: {difference}")
+    return "; ".join(part for part in parts if part)
 
 
 def _layout(target: Target, answer: Answer) -> list[str]:
     """Returns the workers, the batch and the params of a program in words."""
-    each = target.chips * answer["lanes"] // answer["workers"]
-    mesh = f" of {each} chips ({mesh_text(answer['mesh'])})" if answer["mesh"] else ""
-    workers = f"{_several(answer['workers'], 'worker')}{mesh}"
+    workers = _several(answer["workers"], "worker")
+    if answer["mesh"]:
+        worker_chips = target.chips * answer["lanes"] // answer["workers"]
+        workers = f"{workers} of {worker_chips} chips ({mesh_text(answer['mesh'])})"
     return [workers, f"batch {answer['batch_size']}", f"{answer['params']:,} params"]
 
 
@@ -361,22 +399,27 @@ def _tables(results: Iterable[Result]) -> dict[str, Table]:
         if result.is_done:
             tables["read off the program"].append(_findings(result))
             for x in result.times:
-                links = f"{x.network} between workers" if x.network else "its own links"
-                tables[f"modelled, with {links}"].append(_modelled(result, x))
+                if x.network:
+                    title = f"modelled, with {x.network} between workers"
+                else:
+                    title = "modelled, with its own links"
+                tables[title].append(_modelled(result, x))
     return tables
 
 
 def _findings(result: Result) -> Row:
     """Returns the findings in a program."""
-    holds, limit = MISSING, result.job.target.chip.memory
+    chip_memory = result.job.target.chip.memory
     if result.held is not None:
-        holds = size(result.held)
-    elif result.fits is False and limit is not None:
-        holds = f"over {size(limit)}"  # the compiler gave up
+        held_bytes = size(result.held)
+    elif result.fits is False and chip_memory is not None:
+        held_bytes = f"over {size(chip_memory)}"  # the compiler gave up
+    else:
+        held_bytes = MISSING
     return {
         "algorithm": result.label,
         "fits": {None: MISSING, True: "yes", False: "no"}[result.fits],
-        "a chip holds": holds,
+        "a chip holds": held_bytes,
         "sent a step": _sent(result, STEP),
         "sent a sync": _sent(result, SYNC),
         "ledger": _agreement(result),
@@ -416,10 +459,12 @@ def _sent(result: Result, when: str) -> str:
 
 def _agreement(result: Result) -> str:
     """Returns whether the ledger and the compiler agree, in one or two words."""
-    compared = result.comparison
-    if compared is None:
+    comparison = result.comparison
+    if comparison is None:
         return MISSING if result.answer.get("traffic") is None else "not counted"
-    return "equal" if compared.is_equal else "explained" if compared.why else "differs"
+    if comparison.is_equal:
+        return "equal"
+    return "explained" if comparison.why else "differs"
 
 
 def _collectives(traffic: Iterable[times.Row]) -> str:
@@ -512,14 +557,22 @@ def _notes(target: Target, config: AimConfig) -> list[str]:
     """Returns notes on a target's tables."""
     chip = target.chip
     notes = [f"{chip.name}: {chip.source}"]
-    compute = f"matrix products at {MFU:g} of the peak"
     if config.step_time is not None:
-        compute = f"{duration(config.step_time)} a local step (--step-time)"
+        notes.append(
+            f"modelled: {duration(config.step_time)} a local step (--step-time), plus "
+            "the sends that a step waits for"
+        )
     elif chip.flops is None:
         return [*notes, "no times: the chip has no published peak; set --step-time"]
-    notes.append(f"modelled: {compute}, plus the sends that a step waits for")
+    else:
+        notes.append(
+            f"modelled: matrix products at {MFU:g} of the peak, plus the sends that a "
+            "step waits for"
+        )
     links = {"inside": chip.inside, "between": chip.between}
-    for (name, x), source in zip(links.items(), chip.link_sources, strict=True):
-        link = f"{size(x.bandwidth)}/s, {duration(x.latency)} a hop"
-        notes.append(f"{name}: {x.name}, {link}; {source}")
+    for (name, link), source in zip(links.items(), chip.link_sources, strict=True):
+        notes.append(
+            f"{name}: {link.name}, {size(link.bandwidth)}/s, {duration(link.latency)} "
+            f"a hop; {source}"
+        )
     return notes

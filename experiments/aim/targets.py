@@ -112,7 +112,9 @@ class Target(NamedTuple):
     @property
     def shown(self) -> str:
         """The name with the number of slices, if there are several."""
-        return self.text + (f" × {self.slices} slices" if self.slices > 1 else "")
+        if self.slices > 1:
+            return f"{self.text} × {self.slices} slices"
+        return self.text
 
 
 def parse(text: str, slices: int = 1) -> Target:
@@ -126,43 +128,52 @@ def parse(text: str, slices: int = 1) -> Target:
     Raises:
         ValueError: the target is unknown, or no slice or host has the shape.
     """
-    name, said = text.strip().lower(), f"target {checks.shown(text)}"
-    platform, _, rest = name.partition(":")
+    name = text.strip().lower()
+    platform, _, form = name.partition(":")
     slices = checks.whole("--slices", slices, least=1)
     if slices > 1 and platform != "tpu":
         raise ValueError(f"--slices: only TPUs have slices, got target {text!r}")
     if platform == "cpu":
-        if not re.fullmatch(r"([1-9]\d{0,3})?", rest):
+        if not re.fullmatch(r"([1-9]\d{0,3})?", form):
             raise ValueError(
-                f"{said}: give cpu, or cpu:N with a number of devices from 1 to 9999"
+                f"target {checks.shown(text)}: give cpu, or cpu:N with a number of "
+                "devices from 1 to 9999"
             )
-        count = int(rest or 1)
+        count = int(form or 1)
         return Target(f"cpu:{count}", CPU, (count,), 1)
-    kind, _, grid = rest.partition(":")
+    kind, _, grid = form.partition(":")
     chip = CHIPS.get(f"{platform}:{kind}")
     if chip is None:
+        suggestion = checks.nearest(f"{platform}:{kind}", CHIPS)
         # A chip may be named without its platform.
-        whole = [x for x in CHIPS if CHIPS[x].name in name.split(":")]
-        hint = checks.nearest(f"{platform}:{kind}", CHIPS)
-        hint = hint or "".join(f"; did you mean {x!r}?" for x in whole[:1])
-        raise ValueError(f"unknown {said}{hint} (known: {FORMS})")
+        named_chips = [x for x in CHIPS if CHIPS[x].name in name.split(":")]
+        if named_chips and not suggestion:
+            suggestion = f"; did you mean {named_chips[0]!r}?"
+        raise ValueError(
+            f"unknown target {checks.shown(text)}{suggestion} (known: {FORMS})"
+        )
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", grid):
-        must = "the shape must be numbers with x between them"
-        raise ValueError(f"{said}: {must}, such as {platform}:{kind}:{chip.example}")
+        raise ValueError(
+            f"target {checks.shown(text)}: the shape must be numbers with x between "
+            f"them, such as {platform}:{kind}:{chip.example}"
+        )
     shape = tuple(int(n) for n in grid.split("x"))
-    if why := _impossible(chip, shape):
-        raise ValueError(f"{said}: {why}")
+    reason = _impossible(chip, shape)
+    if reason is not None:
+        raise ValueError(f"target {checks.shown(text)}: {reason}")
     return Target(name, chip, shape, slices)
 
 
 def _impossible(chip: Chip, shape: tuple[int, ...]) -> str | None:
     """Returns why no slice or host has this shape; None if one has."""
-    axes, count = chip.example.count("x") + 1, math.prod(shape)
+    axes = chip.example.count("x") + 1
     if len(shape) != axes:
         return f"{chip.name} takes {axes} numbers, such as {chip.example}"
     if chip.platform == "cuda":
-        of_host = f"a host has at most {chip.most} GPUs, got {shape[1]}"
-        return of_host if shape[1] > chip.most else None
+        if shape[1] > chip.most:
+            return f"a host has at most {chip.most} GPUs, got {shape[1]}"
+        return None
+    count = math.prod(shape)
     if count > chip.most:
         return f"a slice has at most {chip.most} chips, got {count}; see --slices"
     # A host holds 2 x 2 chips of a slice, or its only chip.
@@ -188,8 +199,10 @@ def check_compiler(target: Target) -> None:
     """Raises a BadRequest if the target's compiler is not installed."""
     known = PLATFORMS[target.platform].get("compiler")
     if known and importlib.util.find_spec(known["module"]) is None:
-        how = f"pip install -e '.[experiments,{known['extra']}]' in the checkout"
-        raise BadRequest(f"--target {target.text}: its compiler is missing: {how}")
+        raise BadRequest(
+            f"--target {target.text}: its compiler is not installed: run pip install "
+            f"-e '.[experiments,{known['extra']}]' in the checkout of syncalgos"
+        )
 
 
 def compiler_version(target: Target) -> dict[str, str]:
@@ -217,8 +230,10 @@ def devices(target: Target) -> tuple[Device, ...]:
     try:
         unordered = topologies.get_topology_desc(**_topology(target)).devices
     except (jax.errors.JaxRuntimeError, RuntimeError) as error:
-        told = f"the compiler says: {text_of(error)}".partition("\n")[0]
-        raise BadRequest(f"target {target.text!r}: {told}") from error
+        reason = text_of(error).partition("\n")[0]
+        raise BadRequest(
+            f"target {target.text!r}: the compiler says: {reason}"
+        ) from error
     return tuple(sorted(unordered, key=lambda x: (place_of(x), x.process_index, x.id)))
 
 

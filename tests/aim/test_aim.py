@@ -254,6 +254,26 @@ def test_files_of_others_are_not_replaced(flag, name, tmp_path):
     assert str(refused.value) == f"{told}use another file"
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--backend pmap",
+            "--backend pmap: only shard_map compiles for absent devices: leave out "
+            "--backend",
+        ),
+        (
+            "--mesh fsdp=3",
+            "--mesh fsdp=3: workers of 3 chips do not evenly divide the 8 chips of "
+            "cpu:8: use sizes whose product does",
+        ),
+    ],
+)
+def test_a_refused_flag_is_named_with_what_to_do(words, message):
+    with pytest.raises(BadRequest, match=f"^{message}$"):
+        config.read(["--target", "cpu:8", *words.split()])
+
+
 @pytest.mark.slow
 def test_files_of_this_command_and_empty_ones_are_replaced(found, tmp_path):
     docs, empty = ROOT / "docs", tmp_path / "empty.md"
