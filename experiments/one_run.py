@@ -353,6 +353,7 @@ def _origin(run: Run, step: int) -> dict[str, str]:
     """Returns the header of an exported model: its run, and the step."""
     found = {name: files.plain(run.facts[name]) for name in ORIGIN}
     found |= {"steps": step, "syncalgos": syncalgos.__version__}
+    found |= run.data.preparation
     return {name: json.dumps(x) for name, x in found.items()}
 
 

@@ -1,5 +1,6 @@
 """A task's data for a run: loaded, checked, split, and read in batches."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -7,6 +8,7 @@ import jax
 import numpy as np
 
 from experiments.command.errors import STOPS, BadRequest, MayPass, explain, explained
+from experiments.command.stopping import say
 from syncalgos import checks
 
 Arrays = dict[str, np.ndarray]
@@ -45,6 +47,8 @@ class Data(NamedTuple):
             examples in them, so that runs on a part and on the whole share programs.
         sha256: the checksum of a user's files, by which a resumed run detects changes;
             "" if that is impossible or not needed.
+        preparation: by key, how examples were made of a user's files, as JSON values:
+            an exported model has them in its header.
     """
 
     train: Arrays | Source
@@ -54,6 +58,7 @@ class Data(NamedTuple):
     covering: int = 1
     part_of: tuple[Arrays, np.ndarray] | None = None
     sha256: str = ""
+    preparation: Mapping[str, Any] = {}
 
     @property
     def examples(self) -> int:
@@ -77,7 +82,39 @@ def load(read: Callable[[], Data], name: str, share: float | None) -> Data:
     with explained("task", name):
         data = read()
         check_data(data)
-    return data if share is None else split(data, share)
+    if share is not None:
+        data = split(data, share)
+    num_repeated = count_repeated_rows(data)
+    if num_repeated:
+        say(
+            f"task {name}: {num_repeated} of {len(next(iter(data.test.values())))} "
+            "held-out rows are also among the rows to train on, so that the accuracy "
+            "does not show how the model does on new rows: remove repeated rows from "
+            "the file"
+        )
+    return data
+
+
+def count_repeated_rows(data: Data) -> int:
+    """Counts the held-out examples of a user's table that are also training examples.
+
+    Returns:
+        Their number; 0 for other data, whose examples are not compared.
+    """
+    if not data.sha256 or not isinstance(data.train, dict) or data.overlapping:
+        return 0
+    digests = [_row_digests(part) for part in (data.train, data.test)]
+    train_digests = set(digests[0])
+    return sum(digest in train_digests for digest in digests[1])
+
+
+def _row_digests(part: Arrays) -> Iterator[bytes]:
+    """Yields a digest of each example."""
+    for row in range(len(next(iter(part.values())))):
+        digest = hashlib.blake2b(digest_size=16)
+        for name in sorted(part):
+            digest.update(np.ascontiguousarray(part[name][row]).tobytes())
+        yield digest.digest()
 
 
 def must(holds: bool, rule: str, found: Any) -> None:

@@ -1,47 +1,72 @@
 """Classification of the user's own table, a .csv or .npz file, without a factory."""
 
-import csv
 import functools
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from experiments.command.stopping import say
 from experiments.data import downloads
+from experiments.data.columns import (
+    Column,
+    Remarks,
+    encode,
+    is_gap,
+    listed,
+    normalize,
+    read_column,
+)
+from experiments.data.csv_tables import find_column, read_csv
 from experiments.tasks import classify
 from experiments.tasks.task import Data, Task
 from syncalgos import checks
 from syncalgos.collectives import WORKERS
 
 
-class Rows(NamedTuple):
+class Table(NamedTuple):
     """The content of a file.
 
     Attributes:
         path: the file.
-        x: (examples, …) numbers.
-        y: the names of the classes, (examples,).
-        remarks: lines for the user, to which others are added.
-        names: the names of x's columns, then of the classes' column; () for an .npz.
+        columns: the columns of inputs, or the channels of pictures.
+        labels: the names of the classes, (examples,).
+        remarks: sentences for the user, to which others are added.
+        shape: the shape of an example, whose last axis counts the columns.
+        class_column: the name of the classes' column; "" for an .npz.
         lines: the line of each example, for errors; () for an .npz.
         held_out: the number of first examples that are held out; None if the file does
             not hold out any.
     """
 
     path: Path
-    x: np.ndarray
-    y: Sequence[str]
+    columns: Sequence[Column]
+    labels: Sequence[str]
     remarks: list[str]
-    names: Sequence[str] = ()
+    shape: tuple[int, ...]
+    class_column: str = ""
     lines: Sequence[int] = ()
     held_out: int | None = None
+
+
+class Examples(NamedTuple):
+    """A table as a task reads it.
+
+    Attributes:
+        data: the examples.
+        shape: the shape of an example.
+        num_classes: the number of classes.
+        remarks: sentences for the user.
+    """
+
+    data: Data
+    shape: tuple[int, ...]
+    num_classes: int
+    remarks: Sequence[str]
 
 
 def table(
@@ -63,148 +88,233 @@ def table(
     if checks.whole("--hidden", hidden, least=1) != 128 and model != "mlp":
         raise ValueError(f"--hidden is for --model mlp, not for {model}: leave it out")
     path = Path(file)
-    stamp = path.stat().st_size, path.stat().st_mtime_ns
-    data, shape, classes, remarks = _read(path, column, model != "mlp", stamp)
+    status = path.stat()
+    stamp = status.st_size, status.st_mtime_ns
+    examples = _read(path, column, model != "mlp", stamp)
     if model == "mlp":
-        network = classify.perceptron(*shape, hidden, hidden, classes)
+        sizes = *examples.shape, hidden, hidden, examples.num_classes
+        network = classify.perceptron(*sizes)
     else:
-        height, width, channels = shape
-        size = height, width, channels
-        network = classify.network(model, size, classes, "worker", False, WORKERS)
+        height, width, channels = examples.shape
+        network = classify.network(
+            model,
+            (height, width, channels),
+            examples.num_classes,
+            batch_norm="worker",
+            remat=False,
+            axis=WORKERS,
+        )
 
     def load() -> Data:
-        for remark in remarks:
+        for remark in examples.remarks:
             say(f"{path}: {remark}")
-        return data
+        return examples.data
 
     return Task(
         **classify.fields(network),
         load=load,
-        batch_size=64,
+        batch_size=_batch_size(examples.data.examples),
         steps=480,
         lr={"sgd": 0.05, "": 1e-3},
         dispatch_steps=48,
     )
 
 
+def _batch_size(num_train: int) -> int:
+    """Returns 64, or less for a table that has fewer rows to train on."""
+    if num_train >= 64:
+        return 64
+    return 2 ** max(0, int(math.log2(max(1, num_train))) - 1)
+
+
 # A run and a study ask for the same task many times.
 @functools.lru_cache(maxsize=1)
 def _read(
-    path: Path, column: str, pictures: bool, stamp: tuple[int, int]
-) -> tuple[Data, tuple[int, ...], int, list[str]]:
-    """Reads and standardizes a file; returns also the shape of x, classes, remarks."""
-    is_csv = path.suffix.lower() == ".csv"
-    if column and not is_csv:
+    path: Path, column: str, has_pictures: bool, stamp: tuple[int, int]
+) -> Examples:
+    """Reads a file, and makes its examples."""
+    if path.suffix.lower() == ".csv":
+        content = _read_csv(path, column, has_pictures)
+    elif column:
         raise ValueError(f"--column: {path} has its classes in y: leave it out")
-    found = _csv(path, column) if is_csv else _npz(path)
-    if not found.x.size:
-        raise ValueError(f"{path} holds no rows of numbers")
-    y, names = _classes(found)
-    # The same split for every seed, so that runs differ only in training.
-    order, count = np.random.default_rng(0).permutation(len(y)), len(y) // 5
-    if found.held_out is not None:
-        order, count = np.arange(len(y)), found.held_out
-    if not 0 < count < len(y):
-        raise ValueError(f"{path}: {count} of {len(y)} rows are held out")
-    train, test = order[count:], order[:count]
-    if alone := len(names) - len({*y[train].tolist()}):
-        found.remarks.append(f"{alone} of {len(names)} classes have no row to train on")
-    shape = _shape(found, pictures)
-    x = found.x.reshape(len(y), -1, shape[-1])
-    x = _standardized(found, x, train).reshape(len(y), *shape)
-    where = f" in {found.names[-1]!r}" if found.names else ""
-    by = "×".join(map(str, shape))
-    what = f"pictures of {by}" if pictures else f"columns: {by}"
-    size = f"rows: {len(y)}; {what}; classes: {len(names)}{where}"
-    found.remarks.insert(0, f"{size} ({_listed(names)}); held out: {count} rows")
-    parts = [{"x": x[rows], "y": y[rows]} for rows in (train, test)]
-    data = classify.labelled(*parts)._replace(sha256=downloads.sha256(path))
-    return data, shape, len(names), found.remarks
+    else:
+        content = _read_npz(path, has_pictures)
+    num_rows = len(content.labels)
+    if not num_rows or 0 in content.shape:
+        raise ValueError(f"{path} holds no rows of numbers: add some")
+    y, classes = _classes(content)
+    train, test = _split(content)
+    if not (len(train) and len(test)):
+        raise ValueError(
+            f"{path}: {len(test)} of {num_rows} rows are held out, so that the rows to "
+            "train on or to test on are missing: add rows"
+        )
+    num_lost_classes = len(classes) - len({*y[train].tolist()})
+    if num_lost_classes:
+        content.remarks.append(
+            f"{num_lost_classes} of {len(classes)} classes have no row to train on"
+        )
+    x, input_facts = _inputs(content, train, test)
+    shape = (*content.shape[:-1], x.shape[-1])
+    x = x.reshape(num_rows, *shape)
+    content.remarks.insert(0, _summary(content, shape, y, classes, train, test))
+    data = classify.labelled(
+        {"x": x[train], "y": y[train]}, {"x": x[test], "y": y[test]}
+    )
+    data = data._replace(
+        sha256=downloads.sha256(path),
+        preparation={"inputs": input_facts, "classes": classes},
+    )
+    return Examples(data, shape, len(classes), content.remarks)
 
 
-def _shape(found: Rows, pictures: bool) -> tuple[int, ...]:
-    """Returns the shape of an example for the model."""
-    shape = found.x.shape[1:]
-    looks = len(shape) in (2, 3) and min(shape[:2]) > 4
-    if pictures and not looks:
-        what = f"holds no pictures, but x {found.x.shape}"
-        raise ValueError(f"{found.path} {what}: --model mlp")
-    if pictures:
-        return (*shape, 1)[:3]
-    if looks:
-        size = "×".join(map(str, shape))
-        found.remarks.append(f"pictures of {size}? --model lenet reads them as such")
-    return (found.x[0].size,)
+def _split(content: Table) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the numbers of the rows to train on, and of those that are held out."""
+    num_rows = len(content.labels)
+    if content.held_out is not None:
+        order = np.arange(num_rows)
+        num_test = content.held_out
+    else:
+        # The same split for every seed, so that runs differ only in training.
+        order = np.random.default_rng(0).permutation(num_rows)
+        num_test = num_rows // 5
+    return order[num_test:], order[:num_test]
 
 
-def _standardized(found: Rows, x: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Returns x, (rows, pixels, columns or channels), as float32 for training.
+def _summary(
+    content: Table,
+    shape: tuple[int, ...],
+    y: np.ndarray,
+    classes: Sequence[str],
+    train: np.ndarray,
+    test: np.ndarray,
+) -> str:
+    """Says what was read, and how often a model that knows nothing is right."""
+    counts = np.bincount(y[train], minlength=len(classes))
+    majority = int(counts.argmax())
+    train_share = counts[majority] / len(train)
+    test_share = np.mean(y[test] == majority)
+    size = "×".join(map(str, shape))
+    place = f" in {content.class_column!r}" if content.class_column else ""
+    return (
+        f"it has {len(y)} rows and {len(classes)} classes{place} ({listed(classes)}); "
+        f"the size of the model's input is {size}; {len(test)} rows are held out; the "
+        f"most frequent class, {classes[majority]}, "
+        f"has {100 * train_share:.1f} % of the rows to train on and "
+        f"{100 * test_share:.1f} % of those held out, which is the accuracy of always "
+        "answering it"
+    )
 
-    Each column has mean 0 and deviation 1 over the rows to train on.
+
+def _shape(
+    path: Path, x_shape: tuple[int, ...], has_pictures: bool, remarks: list[str]
+) -> tuple[int, ...]:
+    """Returns the shape of an example for the model.
+
+    Args:
+        path: the file.
+        x_shape: the shape of all examples in the file.
+        has_pictures: whether the model takes pictures.
+        remarks: sentences for the user, to which one may be added.
     """
-    scaled, equal, numbered = np.zeros(x.shape, np.float32), [], []
-    for at in range(x.shape[-1]):
-        name = found.names[at] if found.names else f"x[…, {at}]"
-        # Times and identifiers are large beside their differences: offset first.
-        wide = _without_offset(x[..., at])
-        with np.errstate(all="ignore"):  # reported below
-            # The range spares most columns the sorting.
-            if 20 <= len(x) <= np.ptp(wide) + 1 and not (wide % 1).any():
-                numbered += [name] if len(np.unique(wide)) == wide.size else []
-            if np.ptp(wide[train]) == 0:
-                equal.append(name)
-                continue
-            wide -= wide[train].mean()
-            wide /= np.abs(wide[train]).max()  # the squares stay in range
-            scaled[..., at] = wide / wide[train].std()
-        if not np.isfinite(scaled[..., at]).all():
-            far = f"{name!r} has numbers that are too far apart"
-            raise ValueError(f"{found.path}: {far}")
-    told = {
-        "left out, as all rows to train on are equal": equal,
-        "other whole numbers in each row, as of ids": numbered,
-    }
-    found.remarks.extend(f"{why}: {_listed(x)}" for why, x in told.items() if x)
-    return scaled
+    shape = x_shape[1:]
+    may_be_pictures = len(shape) in (2, 3) and min(shape[:2]) > 4
+    if has_pictures and not may_be_pictures:
+        raise ValueError(f"{path} holds no pictures, but x {x_shape}: use --model mlp")
+    if has_pictures:
+        return (*shape, 1)[:3]
+    if may_be_pictures:
+        remarks.append(
+            f"the examples may be pictures of {'×'.join(map(str, shape))}: "
+            "--model lenet reads them as such"
+        )
+    return (math.prod(shape),)
 
 
-def _without_offset(x: np.ndarray) -> np.ndarray:
-    """Returns the numbers' differences from one of them, exactly, as float64."""
-    if x.dtype.kind in "iu":  # differences may need all bits
-        return (x - x.min()).view(f"u{x.itemsize}").astype(np.float64)
-    wide = x.astype(np.promote_types(x.dtype, np.float64))
-    with np.errstate(over="ignore"):  # reported by the caller
-        return (wide - wide.flat[0]).astype(np.float64)
+def _inputs(
+    content: Table, train: np.ndarray, test: np.ndarray
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """Returns the model's inputs, (rows, values, inputs), and how they are made."""
+    remarks = Remarks()
+    if content.held_out is None:
+        parts = [np.arange(len(content.labels))]
+    else:
+        parts = [test, train]
+    arrays = []
+    facts = []
+    for column in content.columns:
+        try:
+            inputs = encode(column, train, parts, remarks)
+        except ValueError as error:
+            raise ValueError(f"{content.path}: {error}") from None
+        if inputs is not None:
+            arrays.append(inputs.x)
+            facts.append(inputs.facts)
+    sentences = remarks.sentences()
+    if not arrays:
+        raise ValueError(
+            f"{content.path} has no column to learn from ({'; '.join(sentences)}): add "
+            "a column of numbers, or of words that occur several times"
+        )
+    content.remarks.extend(sentences)
+    return np.concatenate(arrays, axis=-1), facts
 
 
-def _classes(found: Rows) -> tuple[np.ndarray, list[str]]:
+def _classes(content: Table) -> tuple[np.ndarray, list[str]]:
     """Returns the class of each row, and the classes' names in order."""
-    path, remarks = found.path, found.remarks
-    values = {name: _value(name) for name in found.y}
-    if None in values.values():
-        row = next(i for i, name in enumerate(found.y) if values[name] is None)
-        where = f"{path}, line {found.lines[row]}" if found.lines else str(path)
-        name = repr(found.y[row])
-        told = f"the class {name} is neither a whole number nor a word"
-        if found.names:
-            told += f" (--column NAME reads another column than {found.names[-1]!r})"
-        raise ValueError(f"{where}: {told}")
-    order = sorted({*values.values()}, key=lambda x: (isinstance(x, str), x))
+    path = content.path
+    labels = content.labels
+    classes_by_label = {label: _class(label) for label in labels}
+    for row, label in enumerate(labels):
+        if classes_by_label[label] is None:
+            raise ValueError(_no_class(content, row))
+    order = sorted(
+        {*classes_by_label.values()}, key=lambda name: (isinstance(name, str), name)
+    )
     names = [str(value) for value in order]
     if len(names) < 2:
-        raise ValueError(f"{path}: all rows have the same class, {names[0]}")
-    folded = Counter(name.casefold() for name in names)
-    if alike := [name for name in names if folded[name.casefold()] > 1]:
-        remarks.append(f"classes that differ only in case: {_listed(alike)}")
-    if len(names) > min(100, len(found.y) // 4):
-        remarks.append(f"{len(names)} classes are many: is --column the right one?")
+        raise ValueError(
+            f"{path}: all rows have the same class, {names[0]}: add rows of another"
+        )
+    counts = Counter(name.casefold() for name in names)
+    similar_names = [name for name in names if counts[name.casefold()] > 1]
+    if similar_names:
+        content.remarks.append(
+            f"these classes differ only in case: {listed(similar_names)}"
+        )
+    if len(names) > min(100, len(labels) // 4):
+        content.remarks.append(
+            f"{len(names)} classes are many: is --column the right one?"
+        )
     numbers = {value: number for number, value in enumerate(order)}
-    return np.array([numbers[values[name]] for name in found.y], np.int32), names
+    y = np.array([numbers[classes_by_label[label]] for label in labels], np.int32)
+    for number, name in enumerate(names):
+        if is_gap(name):
+            content.remarks.append(
+                f"{name!r} is a class, of {np.count_nonzero(y == number)} rows: if it "
+                "means that their class is missing, remove these rows"
+            )
+    return y, names
 
 
-def _value(name: str) -> int | str | None:
+def _no_class(content: Table, row: int) -> str:
+    """Says that a label is no class."""
+    label = content.labels[row]
+    if not content.lines:
+        return (
+            f"{content.path}: the class {label!r} is neither a whole number nor a "
+            "word: give each example of y a class, or remove it"
+        )
+    return (
+        f"{content.path}, line {content.lines[row]}: the class {label!r} is neither a "
+        "whole number nor a word: remove the row, or give the name of another column "
+        f"than {content.class_column!r} by --column"
+    )
+
+
+def _class(label: str) -> int | str | None:
     """Returns a class: a whole number or a word; None if it is neither."""
-    name = " ".join(unicodedata.normalize("NFC", name).split())
+    name = normalize(label)
     try:
         number = Decimal(name.replace("_", "x"))  # it skips a _
     except InvalidOperation:
@@ -213,120 +323,110 @@ def _value(name: str) -> int | str | None:
     return int(number) if is_whole else None
 
 
-def _listed(names: Sequence[str]) -> str:
-    """Returns up to ten names, and how many there are beside them."""
-    more = f" and {len(names) - 10} more" if len(names) > 10 else ""
-    return ", ".join(names[:10]) + more
+def _read_csv(path: Path, column: str, has_pictures: bool) -> Table:
+    """Reads columns of inputs, and a column of classes."""
+    cells = read_csv(path, column)
+    class_place = find_column(path, cells.names, column)
+    class_column = cells.names[class_place]
+    if not cells.lines:
+        raise ValueError(f"{path} holds no rows of numbers: add some below its header")
+    places = [f"{path}, line {line}" for line in cells.lines]
+    columns = []
+    for place, name in enumerate(cells.names):
+        if place == class_place:
+            continue
+        try:
+            columns.append(
+                read_column(
+                    name,
+                    cells.columns[place],
+                    places,
+                    may_have_commas=cells.separator != ",",
+                )
+            )
+        except ValueError as error:
+            if column:
+                raise
+            raise ValueError(
+                f"{error}; if it holds the classes, add --column {name!r}"
+            ) from None
+    x_shape = (len(cells.lines), len(columns))
+    shape = _shape(path, x_shape, has_pictures, cells.remarks)
+    return Table(
+        path=path,
+        columns=columns,
+        labels=cells.columns[class_place],
+        remarks=cells.remarks,
+        shape=shape,
+        class_column=class_column,
+        lines=cells.lines,
+    )
 
 
-def _csv(path: Path, column: str) -> Rows:
-    """Reads columns of numbers, and a column of classes."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as text:
-            # Strict: an open quotation mark would take in all that follows.
-            reader = csv.reader(text, skipinitialspace=True, strict=True)
-            rows = [(reader.line_num, x) for x in reader if any(map(str.strip, x))]
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not a .csv file in UTF-8: {error}") from None
-    (_, cells), *rows = rows or [(0, [])]
-    header = _header(path, cells)
-    last = column.strip() or header[-1]
-    if last not in header:
-        have = f"{path} has {_listed(header)}{checks.nearest(last, header)}"
-        raise ValueError(f"--column: there is no column {column!r}: {have}")
-    for line, row in rows:
-        if len(row) != len(header):
-            found = f"{len(row)} columns, and {len(header)} in the header"
-            raise ValueError(f"{path}, line {line}: {found}")
-    words = {name: [row[at] for _, row in rows] for at, name in enumerate(header)}
-    y, x, remarks = words.pop(last), [], []
-    for name, cells in words.items():
-        values, are_words = _numbers(cells)
-        if np.isnan(values).any():
-            at = np.isnan(values).argmax()
-            has = f"column {name!r} has {cells[at].strip()!r}, no finite number"
-            todo = "encode words and dates, fill gaps, or remove the column"
-            todo += f". If it holds the classes: --column {name}" * (not column)
-            raise ValueError(f"{path}, line {rows[at][0]}: {has}: {todo}")
-        if are_words:
-            remarks.append(f"column {name!r}: false and true are read as 0 and 1")
-        x.append(values)
-    lines = [line for line, _ in rows]
-    return Rows(path, np.stack(x, 1), y, remarks, [*words, last], lines)
-
-
-def _header(path: Path, cells: Sequence[str]) -> list[str]:
-    """Returns the names of the columns."""
-    if len(cells) < 2:
-        must = "must have a header of two columns or more, separated by commas"
-        raise ValueError(f"{path} {must}, got {','.join(cells)!r}")
-    header = [cell.strip() or f"column {at}" for at, cell in enumerate(cells, 1)]
-    if twice := [name for name, count in Counter(header).items() if count > 1]:
-        raise ValueError(f"{path}: the header has {twice[0]!r} twice: rename one")
-    numbers = [x for x in map(_float, header) if not math.isnan(x)]
-    # A table made of an array has a header such as 0, 1, 2.
-    if numbers and {*np.diff(numbers)} != {1}:
-        raise ValueError(f"{path}: the first line holds numbers: add a line of names")
-    return header
-
-
-def _float(word: str) -> float:
-    """Returns the finite number that a word stands for, or NaN."""
-    with suppress(ValueError):
-        if math.isfinite(value := float(word)) and "_" not in word:
-            return value
-    return math.nan
-
-
-def _numbers(words: Sequence[str]) -> tuple[np.ndarray, bool]:
-    """Returns the numbers of a column, NaN if there is none, and whether it has words.
-
-    A common offset that is large is taken away.
-    """
-    words = [word.strip() for word in words]
-    if words and {word.lower() for word in words} <= {"true", "false"}:
-        return np.array([word.lower() == "true" for word in words], np.float64), True
-    x = np.array([_float(word) for word in words])
-    with np.errstate(over="ignore"):
-        is_far = x.size and np.ptp(x) <= np.abs(x).max() * 2**-28
-    if is_far:  # float64 would round the differences
-        first = Decimal(words[0])
-        x = np.array([float(Decimal(word) - first) for word in words])
-    return x, False
-
-
-def _npz(path: Path) -> Rows:
+def _read_npz(path: Path, has_pictures: bool) -> Table:
     """Reads x and y, and the held-out examples."""
     with path.open("rb") as file:
         try:
             arrays = {**np.load(file)}
         except Exception:  # a file may hold anything
             raise ValueError(
-                f"{path} is neither a .csv file nor an .npz file of numbers and words"
+                f"{path} is neither a .csv file nor an .npz file of numbers and words: "
+                "write it by numpy.savez(path, x=…, y=…)"
             ) from None
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
-    wanted = {f"{name}{end}" for name in "xy" for end in ends}
-    if missing := wanted - {*arrays}:
-        why = f"has no {min(missing)} (it has: {', '.join(arrays)})"
+    expected_names = {f"{name}{end}" for name in "xy" for end in ends}
+    missing_names = expected_names - {*arrays}
+    if missing_names:
         raise ValueError(
-            f"{path} {why}: write it by numpy.savez('{path.stem}-xy.npz', x=…, y=…)"
+            f"{path} has no {min(missing_names)} (it has: {', '.join(arrays)}): write "
+            f"it by numpy.savez('{path.stem}-xy.npz', x=…, y=…)"
         )
-    unread = _listed(sorted({*arrays} - wanted))
     for end in ends:
-        x, y = arrays[f"x{end}"], arrays[f"y{end}"]
-        same = x.shape[1:] == arrays["x"].shape[1:] and x.dtype == arrays["x"].dtype
-        if x.dtype.kind not in "biuf" or not same:
-            shape = ", ".join(["examples", *map(str, arrays["x"].shape[1:])])
-            must = f"must be numbers, ({shape}), all of one type"
-            raise ValueError(f"{path}: x{end} {must}, got {x.dtype} {x.shape}")
-        if y.ndim != 1 or x.shape[:1] != y.shape or y.dtype.kind not in "biufSU":
-            must = f"must have shape {x.shape[:1]}, a class for each row of x{end}"
-            raise ValueError(f"{path}: y{end} {must}, got {y.dtype} {y.shape}")
-        if not np.isfinite(x).all():
-            raise ValueError(f"{path}: a number of x{end} is not finite")
+        _check_arrays(path, arrays, end)
     x = np.concatenate([arrays[f"x{end}"] for end in ends])
-    x = x.astype(np.uint8) if x.dtype == bool else x
-    y = [str(name) for end in ends for name in arrays[f"y{end}"].astype(str)]
-    held_out = len(arrays["y_test"]) if len(ends) == 2 else None
-    remarks = [f"not read: {unread}"] if unread else []
-    return Rows(path, x, y, remarks, held_out=held_out)
+    if x.dtype == bool:
+        x = x.astype(np.uint8)
+    labels = [str(name) for end in ends for name in arrays[f"y{end}"].astype(str)]
+    remarks = []
+    unread_names = sorted({*arrays} - expected_names)
+    if unread_names:
+        remarks.append(f"the file's arrays {listed(unread_names)} are not read")
+    shape = _shape(path, x.shape, has_pictures, remarks)
+    columns = []
+    if x.size:
+        values = x.reshape(len(x), -1, shape[-1])
+        columns = [
+            Column(f"x[…, {place}]", "numbers", values[..., place])
+            for place in range(shape[-1])
+        ]
+    return Table(
+        path=path,
+        columns=columns,
+        labels=labels,
+        remarks=remarks,
+        shape=shape,
+        held_out=len(arrays["y_test"]) if len(ends) == 2 else None,
+    )
+
+
+def _check_arrays(path: Path, arrays: dict[str, np.ndarray], end: str) -> None:
+    """Raises a ValueError unless x and y are numbers with a class for each row."""
+    x = arrays[f"x{end}"]
+    y = arrays[f"y{end}"]
+    example = arrays["x"]
+    is_same_kind = x.shape[1:] == example.shape[1:] and x.dtype == example.dtype
+    if x.dtype.kind not in "biuf" or not is_same_kind:
+        shape = ", ".join(["examples", *map(str, example.shape[1:])])
+        raise ValueError(
+            f"{path}: x{end} must be numbers, ({shape}), all of one type, got "
+            f"{x.dtype} {x.shape}"
+        )
+    if y.ndim != 1 or x.shape[:1] != y.shape or y.dtype.kind not in "biufSU":
+        raise ValueError(
+            f"{path}: y{end} must have shape {x.shape[:1]}, a class for each row of "
+            f"x{end}, got {y.dtype} {y.shape}"
+        )
+    if not np.isfinite(x).all():
+        raise ValueError(
+            f"{path}: a number of x{end} is not finite: replace it, or remove its row"
+        )

@@ -107,28 +107,28 @@ def test_labels_are_compared_as_values(y, classes, tmp_path, capsys):
     path = tmp_path / "data.csv"
     path.write_text("kind,x\n" + "".join(f"{y[i % 6]},{i}.5\n" for i in range(60)))
     table(str(path), "kind").load()
-    assert f" in 'kind' ({classes}); held out: 12 rows" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"classes in 'kind' ({classes}); the size of the model's input is 1;" in said
+    assert "; 12 rows are held out; " in said
 
 
 def test_what_was_read_is_said(tmp_path, capsys):
     path, i = tmp_path / "data.csv", np.arange(50)
-    rows = zip(i, i % 3 > 0, i * 0 + 0.1, i % 25, strict=True)
+    rows = zip(i[::-1], i % 3 > 0, i * 0 + 0.1, i % 25, strict=True)
     lines = [f"{a},{b},{c},{d}\n" for a, b, c, d in rows]
     path.write_text("".join([" id ,flag,same,kind\n", *lines, ",,,\n"]))
     for _ in range(2):  # the second time without reading
         table(str(path)).load()
         said = capsys.readouterr().err
-        assert (
-            "rows: 50; columns: 3; classes: 25 in 'kind' (0, 1, 2, 3, 4, 5, 6" in said
-        )
-        assert "and 15 more); held out: 10 rows\n" in said
-        assert "column 'flag': false and true are read as 0 and 1\n" in said
-        assert "left out, as all rows to train on are equal: same\n" in said
-        assert "other whole numbers in each row, as of ids: id\n" in said
+        assert "it has 50 rows and 25 classes in 'kind' (0, 1, 2, 3, 4, 5, 6" in said
+        assert "and 15 more); the size of the model's input is 3; 10 rows are" in said
+        assert "the words false and true of 'flag' are read as 0 and 1\n" in said
+        assert "leave out 'same', because all rows to train on are equal" in said
+        assert "include 'id', where each row has a different whole number" in said
         assert "25 classes are many: is --column the right" in said
     path.write_text("a,b,kind\n" + "1,2,Yes\n2,3,yes\n" * 9)
     table(str(path)).load()
-    assert "classes that differ only in case: Yes, yes\n" in capsys.readouterr().err
+    assert "these classes differ only in case: Yes, yes\n" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -137,8 +137,8 @@ def test_pictures_are_offered_a_model_for_pictures(tmp_path, capsys):
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(50) % 2, z=0)
     table(str(tmp_path / "data.npz")).load()
     said = capsys.readouterr().err
-    assert "pictures of 24×31? --model lenet reads them as such\n" in said
-    assert "not read: z\n" in said
+    assert "may be pictures of 24×31: --model lenet reads them as such\n" in said
+    assert "the file's arrays z are not read\n" in said
     task = table(str(tmp_path / "data.npz"), model="lenet")
     found = np.asarray(task.load().train["x"])
     assert found.shape == (40, 24, 31, 1)
