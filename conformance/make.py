@@ -8,7 +8,7 @@ digits exactly what the recurrence took. docs/conformance.md describes the files
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +26,8 @@ from recurrences import LR, MOMENTUM, START, STEPS, des_loc, noloco, rate
 import syncalgos
 
 FOLDER = Path(__file__).parent
+PAGE = FOLDER.parent / "docs" / "conformance.md"
+NEEDS = "leaves", "draws", "clock"
 WORKERS = 4
 DECIMALS = 10  # of params
 
@@ -216,9 +218,28 @@ def text(made: dict[str, Any]) -> str:
     return "{\n" + ",\n".join(body) + "\n}\n"
 
 
+def fill_needs(page: str, needs_by_name: Mapping[str, Sequence[str]]) -> str:
+    """Returns the text of docs/conformance.md with the files that have each need."""
+    title = "## What a file can test\n"
+    before, _, section = page.partition(title)
+    for need in NEEDS:
+        names = [name for name, needs in needs_by_name.items() if need in needs]
+        cell = ", ".join(f"`{name}`" for name in sorted(names))
+        row = re.compile(rf"(?<=^\| `{need}` \| )[^|]*(?= \|)", re.MULTILINE)
+        section = row.sub(cell, section)
+    count = sum(not needs for needs in needs_by_name.values())
+    section = re.sub(r"\d+(?= that are not named below)", str(count), section)
+    return before + title + section
+
+
 def main() -> None:
+    needs_by_name = {}
     for name in syncalgos.ALGORITHMS:
-        (FOLDER / f"{name}.json").write_text(text(vectors(name)), "utf-8")
+        file = vectors(name)
+        (FOLDER / f"{name}.json").write_text(text(file), "utf-8")
+        needs_by_name[name] = file["needs"]
+    page = PAGE.read_text("utf-8")
+    PAGE.write_text(fill_needs(page, needs_by_name), "utf-8")
 
 
 if __name__ == "__main__":

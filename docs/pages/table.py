@@ -1,10 +1,12 @@
-"""Writes what the docs say of all algorithms: their table, a list and their number.
+"""Writes what the docs say of all algorithms: their table, two lists, their number.
 
 python -m pages.table
 """
 
+import inspect
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 import syncalgos
@@ -23,8 +25,12 @@ COUNTING_PAGES = (
 COUNT = re.compile(r"(\bimplements\s+|\b45\s+of\s+the\s+)(\d+)(?=\s+algorithms\b)")
 HEAD = "name", "update", "state", "sends", "effective rate", "source"
 MARKED = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
-MEANS_LIST = re.compile(
+CENTER_LIST = re.compile(
     r"(?<=<!-- algorithms without a center of their own -->\n).*?(?=<!-- end -->)",
+    re.DOTALL,
+)
+LAYERED_LIST = re.compile(
+    r"(?<=<!-- algorithms with the parameter layered -->\n).*?(?=<!-- end -->)",
     re.DOTALL,
 )
 RETURNS = re.compile(r"A Strategy\. (?:State: )?(.+?)\. (.+?)\.(?: |$)")
@@ -46,19 +52,36 @@ def fill_count(page: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Returns the text of the page with the table and the list between their marks."""
-    return MEANS_LIST.sub(list_without_own_center(), fill_table(page))
+    """Returns the text of the page with the table and the lists between their marks."""
+    page = CENTER_LIST.sub(format_list(find_without_own_center()), page)
+    page = LAYERED_LIST.sub(format_list(find_layered()), page)
+    return fill_table(page)
 
 
-def list_without_own_center() -> str:
+def find_without_own_center() -> list[str]:
     """Returns the algorithms that sync params and have no center but their mean."""
     names = []
-    for name, factory in sorted(syncalgos.ALGORITHMS.items()):
+    for name, factory in syncalgos.ALGORITHMS.items():
         parameters = {"learning_rate": LEARNING_RATE} if needs_rate(factory) else {}
         strategy = factory(**parameters)
         if ever_syncs(strategy) and not has_center(strategy):
-            names.append(f"`{name}`")
-    sentence = f"{', '.join(names[:-1])} and {names[-1]}."
+            names.append(name)
+    return names
+
+
+def find_layered() -> list[str]:
+    """Returns the algorithms with the parameter `layered`."""
+    return [
+        name
+        for name, factory in syncalgos.ALGORITHMS.items()
+        if "layered" in inspect.signature(factory).parameters
+    ]
+
+
+def format_list(names: Iterable[str]) -> str:
+    """Returns names in alphabetical order, as a paragraph that ends in a period."""
+    *first_names, last_name = [f"`{name}`" for name in sorted(names)]
+    sentence = f"{', '.join(first_names)} and {last_name}."
     return textwrap.fill(sentence, width=120) + "\n"
 
 

@@ -75,6 +75,7 @@ def test_a_new_algorithm_touches_no_other_files(project):
         "tests/recurrences/lagging.py",
         "tests/mutants.toml",
         "docs/algorithms.md",
+        "docs/conformance.md",
         "docs/studies.md",
         "docs/wire.md",
         "README.md",

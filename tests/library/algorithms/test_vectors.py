@@ -24,7 +24,7 @@ from tiers import tiers
 import syncalgos
 from conformance import check as checker
 from conformance.check import check, read
-from conformance.make import FOLDER, describe_draws, text, vectors
+from conformance.make import FOLDER, describe_draws, fill_needs, text, vectors
 from syncalgos import Replica
 
 AXIS = "worker"
@@ -162,3 +162,21 @@ def test_the_page_names_the_files_that_need_more(need):
     *_, cell = re.findall(rf"^\| `{need}` \| (.+?) \|", PAGE, re.MULTILINE)
     found = {x for x in syncalgos.ALGORITHMS if need in read(x)["needs"]}
     assert {*re.findall(r"`(\w+)`", cell)} == found
+
+
+def test_the_page_tells_the_number_of_files_without_needs():
+    [number] = re.findall(r"^\| nothing \| the (\d+) ", PAGE, re.MULTILINE)
+    assert int(number) == sum(not read(x)["needs"] for x in syncalgos.ALGORITHMS)
+
+
+def test_the_command_writes_the_files_of_each_need():
+    page = fill_needs(
+        PAGE, {"b": ["leaves", "draws"], "a": ["draws"], "c": [], "d": []}
+    )
+    section = page.partition("## What a file can test\n")[2]
+    assert "| nothing | the 2 that are" in section
+    assert "| `leaves` | `b` | the algorithm acts on each tensor" in section
+    assert "| `draws` | `a`, `b` | the algorithm draws" in section
+    assert "| `leaves` | names and shapes of the model's tensors" in page
+    files = {x: read(x)["needs"] for x in syncalgos.ALGORITHMS}
+    assert fill_needs(page, files) == PAGE, "make vectors"
