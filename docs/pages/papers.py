@@ -52,7 +52,9 @@ def address(entry: str) -> str:
 
 
 def folded(source: str) -> str:
-    """Returns the entries of the papers in a text, folded, in Markdown."""
-    found = "\n\n".join(filter(None, map(titled, QUOTED.findall(source))))
+    """Returns the entries of the papers in a text, folded, in Markdown, or nothing."""
+    bibtex = "\n\n".join(filter(None, map(titled, QUOTED.findall(source))))
+    if not bibtex:
+        return ""
     head = "<details>\n<summary>BibTeX</summary>"
-    return f"{head}\n\n```bibtex\n{found}\n```\n\n</details>"
+    return f"{head}\n\n```bibtex\n{bibtex}\n```\n\n</details>"

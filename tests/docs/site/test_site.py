@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 import web
 from commands import ROOT, ran
-from pages import algorithms, docstrings
+from pages import algorithms, docstrings, papers
 
 import syncalgos
 
@@ -39,6 +39,12 @@ def test_an_unknown_family_is_refused(monkeypatch):
         ValueError, match=r"mine: .*Outer momentum.* not 'Outer momenta"
     ):
         algorithms.group_by_family()
+
+
+def test_a_paper_without_an_entry_has_no_bibtex():
+    assert papers.folded('Mine, "A paper that nobody has written", 2026.') == ""
+    shown = papers.folded(docstrings.parsed(syncalgos.diloco).source)
+    assert "```bibtex\n@" in shown
 
 
 def test_page_of_an_algorithm_shows_the_formulas_of_its_docstring():
