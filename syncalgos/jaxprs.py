@@ -1,5 +1,7 @@
 """Walks through jaxprs without computing anything, by one table of what a call is."""
 
+import functools
+import sys
 from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
@@ -126,6 +128,21 @@ def hides(equation: Any) -> bool:
         return name in _OPAQUE
     calls = [x for x in _parts(equation) if callable(x) and not isinstance(x, type)]
     return name in _OPAQUE or bool(inner(equation) or calls)
+
+
+@functools.cache  # asked for each equation
+def is_of_jax(primitive: core.Primitive) -> bool:
+    """Whether jax defines a primitive, so that its name says what it does.
+
+    Another's may send by its rules for several lanes and for compilers, which no jaxpr
+    shows.
+    """
+    of_jax = [x for x in [*sys.modules] if x.partition(".")[0] == "jax"]
+    return any(primitive is x for name in of_jax for x in _values(sys.modules[name]))
+
+
+def _values(module: Any) -> list[Any]:
+    return [*vars(module).values()]
 
 
 def within(equation: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

@@ -15,6 +15,7 @@ from syncalgos.collectives.axes import (
     several,
     size,
 )
+from syncalgos.collectives.marks import marked
 from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
 from syncalgos.collectives.shares import no_mean, takes_part, weighted
@@ -24,6 +25,7 @@ SUMMED = 2**18
 """The total of numbers in all lanes above which a loop sums lanes faster."""
 
 
+@marked
 def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Returns the mean over the workers of every leaf, with one all-reduce per leaf.
 
@@ -114,6 +116,7 @@ def _(lane, primals, tangents):
     return _sum_over_lanes(lane, *primals), tangents
 
 
+@marked
 def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     """Returns the mean of every leaf over this worker's group.
 
@@ -166,6 +169,7 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     return on_floats(lambda xs: narrow([leaf(x) for x in xs], xs), tree)
 
 
+@marked
 def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Returns the mean over the workers; if they agree, exactly the common value.
 

@@ -16,11 +16,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos.collectives.axes import WORKERS, Axis, index, names_of, several, size
+from syncalgos.collectives.marks import marked
 from syncalgos.collectives.messages import moved
 from syncalgos.collectives.shares import no_mean
 from syncalgos.dtypes import PyTree
 
 
+@marked
 def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Gathers every worker's leaves: a leaf of shape S becomes (workers, *S).
 
@@ -53,6 +55,7 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
 
 
+@marked
 def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
     """Shifts leaves around a ring: worker i receives those of worker i + by.
 
@@ -93,6 +96,7 @@ def _permuted(
     return moved(leaves, lambda x: lax.ppermute(x, name, pairs), [name])
 
 
+@marked
 def exchange(
     tree: PyTree,
     sources: Sequence[Sequence[int]],
@@ -129,6 +133,7 @@ def exchange(
     return lax.switch(chosen, [functools.partial(permute, row) for row in sources])
 
 
+@marked
 def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j.
 

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
+from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators import introspection
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import AT_EACH_STEP
@@ -131,7 +133,7 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         # Any worker can ask, as in Kamp's protocol. For a criterion over all workers,
         # such as a mean distance, `vote` all-reduces its own number: 4 bytes more.
         asked, last = collectives.mean(asks, axis) > 0, state.decision.at
-        now = _by_data(asked, last == step)
+        now = _as_counted(asked, last == step)
         replica, state = lax.cond(
             now, lambda: act(replica, state, step), lambda: (replica, state)
         )
@@ -153,15 +155,15 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
     )
 
 
-@jax.jit
-def _by_data(now: jax.Array, noted: jax.Array) -> jax.Array:
-    """Returns `now`; the ledger, which cannot know it, takes the recorded `noted`."""
-    # The ledger looks for a call of this name. jax would drop the call of a function
-    # that just returns its argument, so the function holds an equation without effect.
-    return jnp.logical_or(now, False)
+BY_DATA = Primitive("decided_by_data")
+"""Marks a vote, with its recorded decision, in the program that the ledger walks."""
+BY_DATA.def_abstract_eval(lambda vote, recorded: vote)
 
 
-BY_DATA = "_by_data"
+def _as_counted(vote: jax.Array, recorded: jax.Array) -> jax.Array:
+    """Returns the vote; the ledger, which cannot know it, takes the recorded one."""
+    # Programs that run hold no mark: it has no rule for several lanes or for compilers.
+    return BY_DATA.bind(vote, recorded) if COUNTED.get() else vote
 
 
 def found(state: PyTree) -> dict[int, Decision]:

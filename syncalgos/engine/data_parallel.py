@@ -426,6 +426,7 @@ class DataParallel:
         workers = self.workers if workers is None else workers
         leaves, structure = jax.tree.flatten(state.replica)
         forms = [(x.shape, x.dtype, x.sharding) for x in leaves]
+        layout = self.layout.shape if workers == self.workers else None
         key = structure, *forms, workers, steps
         if key not in self._counters:
             make, numbers = self._worker.make, self._worker.hyperparams
@@ -434,7 +435,7 @@ class DataParallel:
                 return inner_step.with_optimizer(*make(numbers))
 
             with inner_step.sending(state.replica, self.layout) as shard:
-                of_each = counter(counted, numbers, shard, workers, steps)
+                of_each = counter(counted, numbers, shard, workers, steps, layout)
             self._counters[key] = of_each
         count, devices = self._counters[key], self.layout.devices_each
         return lambda taken: count(taken, state.hyperparams).times(devices)

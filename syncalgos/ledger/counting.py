@@ -2,8 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
-from syncalgos.ledger.traced import Branches, Walk, add_up
+from syncalgos.ledger.traced import ASKED, Branches, Walk, add_up
 from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
@@ -160,6 +162,7 @@ def counter(
     replica: Replica | PyTree,
     workers: int,
     steps: int,
+    layout: tuple[int, ...] | None = None,
 ) -> Callable[[ArrayLike | None, PyTree], Communication]:
     """Makes `communication` a function of decisions and numbers, compiled once.
 
@@ -169,6 +172,8 @@ def counter(
         replica: one worker's replica, or its params alone; arrays or their shapes.
         workers: N, at least 1.
         steps: local steps, at least 1.
+        layout: the number of workers along each of the axes where the strategy runs;
+            None: all are lanes of one device.
 
     Returns:
         (decisions, hyperparams) -> a Communication. The decisions are None or
@@ -179,7 +184,64 @@ def counter(
     """
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
-    walk = _trace(make, hyperparams, replica, workers)
+    axis = axis_of(make(hyperparams))
+    names = (axis,) if isinstance(axis, str) else axis
+    inner_axes = len(names) - 1
+    counted_layout = (workers, *[1] * inner_axes)
+    layout = layout or (*[1] * inner_axes, workers)
+    trace = partial(_trace, make, hyperparams, replica)
+    of_counted = _steps_of(trace(counted_layout), steps)
+    of_run = None
+    if layout != counted_layout:
+        # Bytes are those between devices of one worker each. The program that runs may
+        # be another, if the strategy looks at the layout.
+        with _explained_layout():
+            of_run = _steps_of(trace(layout, counts=False), steps)
+
+    def count(taken: ArrayLike | None, hyperparams: PyTree) -> Communication:
+        kinds, kind_of_step = of_counted(taken, hyperparams)
+        if of_run is not None:
+            with _explained_layout():
+                run_kinds, run_kind_of_step = of_run(taken, hyperparams)
+            pairs = np.stack([kind_of_step, run_kind_of_step], axis=1)
+            for kind, run_kind in np.unique(pairs, axis=0):
+                if _requests(kinds[kind]) != _requests(run_kinds[run_kind]):
+                    raise ValueError(_OF_LAYOUT)
+        return _tally(kinds, kind_of_step)
+
+    return count
+
+
+_OF_LAYOUT = (
+    "communication: what this strategy sends depends on how its workers lie on "
+    "devices, as by jax.lax.axis_size('lanes'): use syncalgos.collectives, and "
+    "collectives.size() for the number of workers"
+)
+
+
+@contextmanager
+def _explained_layout() -> Iterator[None]:
+    """Says that only one of two layouts fails."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(_OF_LAYOUT) from error
+
+
+def _requests(sent: Counter) -> Counter:
+    """What a step asks for, without the bytes."""
+    return Counter({key: count for key, count in sent.items() if key[1] == ASKED})
+
+
+def _steps_of(
+    walk: Walk, steps: int
+) -> Callable[[ArrayLike | None, PyTree], tuple[list[Counter], np.ndarray]]:
+    """Makes a function of decisions and numbers that adds up a walk's notes.
+
+    Returns:
+        (decisions, hyperparams) -> the notes of each kind of step, and the kind of each
+        step, (steps,).
+    """
     # One vmapped program evaluates the branches of all steps, from the step and the
     # decisions alone; then one step of each kind, with the same branches, is counted.
     numbers = np.arange(steps, dtype=np.int32)
@@ -190,14 +252,14 @@ def counter(
 
     of_all = jax.jit(jax.vmap(branches_at, (0, 0, None)))
 
-    def counted(taken: ArrayLike | None, hyperparams: PyTree) -> Communication:
+    def add_up_steps(taken, hyperparams):
         decisions = _checked(taken, steps, len(walk.places))
         branches = of_all(numbers, decisions, jax.tree.leaves(hyperparams))
         kinds, kind_of_step = np.unique(branches, axis=0, return_inverse=True)
         sent = [add_up(walk.notes, kind[1:]) for kind in kinds]
-        return _tally(sent, kind_of_step.reshape(-1))
+        return sent, kind_of_step.reshape(-1)
 
-    return counted
+    return add_up_steps
 
 
 def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Sends:
@@ -210,12 +272,20 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
         ValueError: the strategy sends in a branch that depends on more than the step
             and the decisions of `decided`.
     """
-    walk = _trace(lambda numbers: strategy, None, replica, workers)
+    axis = axis_of(strategy)
+    inner_axes = 0 if isinstance(axis, str) else len(axis) - 1
+    layout = (workers, *[1] * inner_axes)
+    walk = _trace(lambda numbers: strategy, None, replica, layout)
     # Decisions count as known values; which ones they are does not matter here.
     walk.take(jnp.int32(0), [], [jnp.int32(0)] * len(walk.places))
     always = [note for note in walk.notes if not isinstance(note, Branches)]
     branched = [note for note in walk.notes if isinstance(note, Branches)]
-    return Sends(add_up(always, None), add_up(branched, None))
+    return Sends(_traffic(add_up(always, None)), _traffic(add_up(branched, None)))
+
+
+def _traffic(sent: Counter) -> Counter:
+    """The bytes and calls of a step, without what it asks for."""
+    return Counter({key: count for key, count in sent.items() if key[1] != ASKED})
 
 
 def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
@@ -238,18 +308,18 @@ def _trace(
     make: Callable[[PyTree], Strategy],
     hyperparams: PyTree,
     replica: Replica | PyTree,
-    workers: int,
+    layout: tuple[int, ...],
+    counts: bool = True,
 ) -> Walk:
-    """Traces a step, from shapes alone."""
+    """Traces a step in a layout, from shapes alone."""
     strategy = make(hyperparams)
     replica = replica if isinstance(replica, Replica) else Replica(replica)
     replica = jax.tree.map(_shape_of, replica)
     check_params(replica.params)
     replica = seeing(strategy, replica)
     axis = axis_of(strategy)
-    outer, *inner = (axis,) if isinstance(axis, str) else axis
-    sizes = {outer: workers, **dict.fromkeys(inner, 1)}
-    # One lane on each device, so that every worker sends over the network.
+    names = (axis,) if isinstance(axis, str) else axis
+    sizes = dict(zip(names, layout, strict=True))
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
     def program(step, hyperparams, replica, state):
@@ -261,12 +331,13 @@ def _trace(
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        with COUNTED.set_to((*sizes,) if workers > 1 else ()):
+        with COUNTED.set_to(names if math.prod(layout) > 1 else ()):
             _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
             given = hyperparams, replica, state
             jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
         before = 1 + len(jax.tree.leaves(given[:2]))
-        return Walk(jaxpr, [before + place for place in decided.found(state)], sizes)
+        places = [before + place for place in decided.found(state)]
+        return Walk(jaxpr, places, sizes, counts)
     except NameError as error:  # from jax, for an axis that is not mapped
         raise ValueError(
             f"communication: {error}; a strategy over another axis than WORKERS must "
@@ -302,5 +373,5 @@ def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
             calls_per_step=calls_per_step,
         )
 
-    names = sorted({name for kind in kinds for name, _ in kind})
+    names = sorted({name for kind in kinds for name, _ in _traffic(kind)})
     return tally(names)._replace(by_collective={n: tally([n]) for n in names})

@@ -10,8 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos.collectives.axes import check_whole
+from syncalgos.collectives.marks import mark_of
 from syncalgos.combinators.decided import BY_DATA
-from syncalgos.jaxprs import CALLS, SILENT, Runs, axes, follow, hides, runs, within
+from syncalgos.jaxprs import (
+    CALLS,
+    SILENT,
+    Runs,
+    axes,
+    follow,
+    hides,
+    is_of_jax,
+    runs,
+    within,
+)
 
 # Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 _ALL_REDUCE = "all_reduce", lambda n: Fraction(2 * (n - 1), n)
@@ -22,6 +33,9 @@ COLLECTIVES = {
     "all_to_all": ("all_to_all", lambda n: Fraction(n - 1, n)),
     "ppermute": ("permute", lambda n: Fraction(1)),
 }
+
+ASKED = "asked"
+"""Marks the numbers of requests for collectives, which no layout changes."""
 
 
 class Branches(NamedTuple):
@@ -34,20 +48,30 @@ class Branches(NamedTuple):
 class Walk:
     """A walk through a step that evaluates known values and notes what is sent.
 
-    A note is a Counter of (kind, "bytes" or "calls"), or Branches. A value is known if
-    it follows from the step, the hyperparameters and the decisions alone. Traffic that
-    depends on another value is refused, not guessed.
+    A note is a Counter of (kind, "bytes" or "calls") and (request, ASKED), or Branches.
+    A value is known if it follows from the step, the hyperparameters and the decisions
+    alone. Traffic that depends on another value is refused, not guessed.
 
     Attributes:
         jaxpr: the step's jaxpr; its first inputs are the step number and hyperparams.
         places: the numbers of the jaxpr's inputs that hold decisions.
         sizes: the number of workers along each mapped axis.
+        counts: whether bytes are counted; they are where each worker is a device. In
+            another layout only what the strategy asks for is noted.
         choices: the known values that choose between branches that send, in order.
         notes: the traffic of the step.
     """
 
-    def __init__(self, jaxpr: Any, places: list[int], sizes: dict[str, int]):
+    def __init__(
+        self,
+        jaxpr: Any,
+        places: list[int],
+        sizes: dict[str, int],
+        counts: bool = True,
+    ):
         self.jaxpr, self.places, self.sizes = jaxpr, places, sizes
+        self.counts = counts
+        self._is_in_mark = False
         self.choices: list[jax.Array] = []
         self.notes: list = []
 
@@ -71,11 +95,19 @@ class Walk:
         """Notes what an equation sends; returns its results, None for unknown ones."""
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
         # A vote is not known; its second argument is the recorded decision.
-        if equation.params.get("name") == BY_DATA:
+        if equation.primitive is BY_DATA:
             return inputs[1:]
         if name in CALLS:
-            return follow(*runs(equation, inputs).arms[0], self.equation)
-        if axes(equation, self.sizes) or hides(equation):
+            mark = mark_of(equation)
+            if mark is None or self._is_in_mark:
+                return follow(*runs(equation, inputs).arms[0], self.equation)
+            self.notes.append(Counter({(mark, ASKED): 1}))
+            self._is_in_mark = True
+            results = follow(*runs(equation, inputs).arms[0], self.equation)
+            self._is_in_mark = False
+            return results
+        is_of_others = not is_of_jax(equation.primitive)
+        if is_of_others or axes(equation, self.sizes) or hides(equation):
             self.notes += self.collective(equation)
             return unknown
         if name == "cond":
@@ -97,10 +129,19 @@ class Walk:
         name, names = equation.primitive.name, axes(equation, self.sizes)
         if math.prod(self.sizes.values()) == 1:
             return []
+        if self._is_in_mark and not self.counts:
+            return []
+        if not is_of_jax(equation.primitive):
+            raise ValueError(
+                f"the traffic of {name} cannot be counted: it is not one of jax's own "
+                "primitives; send by syncalgos.collectives, or write it in jax.numpy"
+            )
         check_whole(name, {*names}, (*self.sizes,))
         if name not in COLLECTIVES or not {*names} <= {*self.sizes}:
-            use = "send by syncalgos.collectives"
-            raise ValueError(f"the traffic of {name} cannot be counted; {use}")
+            raise ValueError(
+                f"the traffic of {name} cannot be counted; send by "
+                "syncalgos.collectives"
+            )
         groups = equation.params.get("axis_index_groups")
         n = max(map(len, groups)) if groups else math.prod(self.sizes[x] for x in names)
         if n == 1:
@@ -108,7 +149,11 @@ class Walk:
         kind, share = COLLECTIVES[name]
         size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
         calls = len(equation.invars)
-        return [Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})]
+        sent = Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})
+        if not self._is_in_mark:
+            shapes = [v.aval.str_short() for v in equation.invars]
+            sent[f"{name} of {n}: {shapes}", ASKED] = 1
+        return [sent]
 
     def cond(self, ran: Runs, choice: jax.Array | None) -> list[Branches]:
         """Returns the note of a branch; none if no arm sends anything."""
@@ -147,7 +192,7 @@ def add_up(notes: list, choices: np.ndarray | None) -> Counter:
         choices: the branch that each choice takes; None: every branch, once.
 
     Returns:
-        A Counter of (kind, "bytes" or "calls").
+        A Counter of (kind, "bytes" or "calls") and (request, ASKED).
     """
     total = Counter()
     for note in notes:

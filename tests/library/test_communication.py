@@ -144,6 +144,115 @@ def test_what_jax_sends_is_counted_or_refused_by_name(action, found):
         assert sent.bytes_per_worker == pytest.approx(found * 4 * 8, rel=1e-15)
 
 
+def if_lanes(params):
+    return collectives.mean(params) if lax.axis_size("lanes") > 1 else params
+
+
+def if_one_lane_in_a_branch(params):
+    is_apart = lax.psum(1, "lanes") == 1
+    return lax.cond(is_apart, collectives.mean, lambda params: params, params)
+
+
+def shorter_on_one_device(params):
+    dtype = jnp.bfloat16 if lax.axis_size("devices") == 1 else jnp.float32
+    return jax.tree.map(lambda x: collectives.mean(x.astype(dtype)), params)
+
+
+def over_devices_alone(params):
+    return lax.pmean(params, "devices")
+
+
+def failing_in_lanes(params):
+    if lax.axis_size("lanes") > 1:
+        raise ValueError("one lane, please")
+    return params
+
+
+OF_LAYOUT = [
+    if_lanes,
+    if_one_lane_in_a_branch,
+    shorter_on_one_device,
+    over_devices_alone,
+    failing_in_lanes,
+]
+
+
+@pytest.mark.parametrize("action", OF_LAYOUT, ids=lambda action: action.__name__)
+def test_what_depends_on_the_layout_is_refused(action):
+    strategy = syncing(lambda params, step: action(params))
+    with pytest.raises(ValueError, match="depends on how its workers lie on devices"):
+        count(strategy)
+
+
+def trainer_of(strategy, devices):
+    return syncalgos.DataParallel(
+        lambda params, batch: jnp.sum(params["b"]) * jnp.mean(batch),
+        optax.sgd(0.1),
+        strategy,
+        workers=6,
+        placement=syncalgos.Placement(devices=jax.devices()[:devices]),
+    )
+
+
+def test_a_trainer_asks_its_own_layout():
+    def action(params, step):
+        return collectives.mean(params) if lax.axis_size("lanes") == 2 else params
+
+    with pytest.raises(ValueError, match="depends on how its workers lie on devices"):
+        trainer = trainer_of(syncing(action), devices=3)
+        trainer.communication(trainer.init(PARAMS), 1)
+    trainer = trainer_of(syncing(action), devices=1)
+    assert not trainer.communication(trainer.init(PARAMS), 1).calls
+
+
+def sending_in_all_ways(params, step):
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    rows = jax.tree.map(lambda x: jnp.stack([x] * 6), params)
+    sent = [
+        collectives.mean(half),
+        collectives.agreed(params),
+        collectives.group_mean(params, 2),
+        collectives.group_mean(params, 3),
+        jax.tree.map(lambda x: x[0], collectives.gather(params)),
+        collectives.shift(params, 5),
+        collectives.exchange(params, [[*range(1, 6), 0], [*range(6)]], step % 2),
+        jax.tree.map(lambda x: x[0], collectives.all_to_all(rows)),
+        jax.tree.map(jax.vmap(collectives.mean), params),
+        jax.tree.map(jax.jit(lambda x: lax.pmean(x, WORKERS)), params),
+    ]
+    means = jax.tree.map(lambda *leaves: jnp.stack(leaves).mean(0), *sent)
+    return jax.tree.map(lambda mean, x: mean.astype(x.dtype), means, params)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_every_collective_is_counted_alike_in_every_layout(devices):
+    strategy = syncing(sending_in_all_ways)
+    trainer = trainer_of(strategy, devices)
+    sent = trainer.communication(trainer.init(PARAMS), 4)
+    assert repr(sent) == repr(count(strategy, workers=6, steps=4))
+
+
+def test_a_function_of_any_name_is_walked():
+    @jax.jit
+    def _by_data(x, recorded):
+        return collectives.mean(x)
+
+    strategy = syncing(lambda params, step: _by_data(params, params))
+    assert count(strategy).bytes_per_worker == 2 * 3 / 4 * BYTES
+
+
+averaging_lanes = Primitive("averaging_lanes")
+averaging_lanes.def_abstract_eval(lambda x: x)
+
+
+def test_a_primitive_that_jax_does_not_define_is_refused_by_name():
+    """Its rule for several lanes may send what no jaxpr shows."""
+    strategy = syncing(lambda params, step: jax.tree.map(averaging_lanes.bind, params))
+    with pytest.raises(ValueError, match=r"averaging_lanes .* not one of jax's own"):
+        count(strategy)
+    assert not count(strategy, workers=1).calls
+
+
 def test_every_collective_of_jax_is_known():
     """A new one is silent, or one that sends; those without a price are refused."""
     found = {x.name for x in vars(parallel).values() if hasattr(x, "def_abstract_eval")}
