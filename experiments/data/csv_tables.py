@@ -157,42 +157,46 @@ def _first_line(
     """Finds out whether the first line of a file is a line of names.
 
     A word above numbers, or a number above words, is a name. A word that occurs again
-    below it is none, nor is a date above dates. Numbers are names if they rise or fall
-    from one to the next, as wavelengths and years do, and lie outside the columns that
-    they stand above.
+    below it is none, nor is a date above dates, nor a number that its column goes on
+    from. Numbers are names if they rise or fall from one to the next, as wavelengths
+    and years do, and lie outside the columns that they stand above.
     """
     if column.strip() and column.strip() in first_cells:
         return "names"
     first_numbers = [_number(cell, separator) for cell in first_cells]
     num_names = 0
-    num_repeated = 0
+    num_values = 0
     num_new_words = 0
+    num_new_categories = 0
     are_outside = []
     have_fractions = []
     for place, cell in enumerate(first_cells):
+        first_number = first_numbers[place]
         cells = [row[place].strip() for row in rows[:NUM_COMPARED]]
         known_cells = [known for known in cells if not is_gap(known)]
         numbers = np.array([_number(known, separator) for known in known_cells])
-        is_word = not np.isfinite(first_numbers[place]) and not is_gap(cell)
+        is_word = not np.isfinite(first_number) and not is_gap(cell)
         if len(numbers) and np.isfinite(numbers).all():
             num_names += is_word
-            if np.isfinite(first_numbers[place]):
-                low = numbers.min()
-                high = numbers.max()
-                are_outside.append(not low <= first_numbers[place] <= high)
+            if np.isfinite(first_number):
+                num_values += _goes_on(first_number, numbers)
+                is_inside = numbers.min() <= first_number <= numbers.max()
+                are_outside.append(not is_inside)
                 have_fractions.append(bool((numbers % 1).any()))
         elif is_word:
             words = {normalize(known) for known in known_cells}
             are_dates = is_date(cell) and any(map(is_date, words))
-            is_repeated = are_dates or normalize(cell) in words
-            num_repeated += is_repeated
-            num_new_words += not is_repeated
-        elif np.isfinite(first_numbers[place]) and not np.isfinite(numbers).any():
+            if are_dates or normalize(cell) in words:
+                num_values += 1
+            else:
+                num_new_words += 1
+                num_new_categories += 2 * len(words) <= len(known_cells)
+        elif np.isfinite(first_number) and not np.isfinite(numbers).any():
             num_names += len(numbers) > 0
     if num_names:
-        return "names" if num_names >= num_repeated else "row"
-    if num_repeated:
-        return "names" if num_new_words > num_repeated else "row"
+        return "names" if num_names >= num_values else "row"
+    if num_values:
+        return "names" if num_new_categories > num_values else "row"
     known_numbers = [number for number in first_numbers if np.isfinite(number)]
     if not known_numbers:
         return "names"
@@ -206,7 +210,16 @@ def _first_line(
         return "names" if is_count or is_sequence or are_all_outside else "unclear"
     if is_count and (len(known_numbers) > 2 or any(have_fractions)):
         return "names"
-    return "names" if is_monotonic and are_all_outside else "row"
+    # Of 8 numbers of a row, one in 20,000 rows has all in order.
+    is_long = len(known_numbers) >= 8
+    is_sequence = is_monotonic and len(known_numbers) > 2
+    return "names" if is_sequence and (is_long or are_all_outside) else "row"
+
+
+def _goes_on(first_number: float, numbers: np.ndarray) -> bool:
+    """Whether a column goes on from a number with equal steps, as row numbers do."""
+    steps = np.diff([first_number, *numbers[:4]])
+    return len(steps) > 2 and bool(steps[0]) and bool((steps == steps[0]).all())
 
 
 def _number(cell: str, separator: str) -> float:

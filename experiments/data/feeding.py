@@ -89,8 +89,8 @@ def load(read: Callable[[], Data], name: str, share: float | None) -> Data:
         say(
             f"task {name}: {num_repeated} of {len(next(iter(data.test.values())))} "
             "held-out rows are also among the rows to train on, so that the accuracy "
-            "does not show how the model does on new rows: remove repeated rows from "
-            "the file"
+            "does not show how the model does on new rows: if these are copies, remove "
+            "them from the file"
         )
     return data
 

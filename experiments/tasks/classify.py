@@ -99,12 +99,16 @@ def network(
     # Not ignored: a flag without effect would silently spoil a comparison.
     for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
         if asked:
-            lacks = f"model {model!r} has no blocks with batch normalisation"
-            raise ValueError(f"{flag}: {lacks}: use resnet20")
+            raise ValueError(
+                f"{flag}: model {model!r} has no blocks with batch normalisation: use "
+                "resnet20"
+            )
     if model == "lenet":
         if min(shape[:2]) < 16:
-            least = f"16×16, got {shape}: use resnet20"
-            raise ValueError(f"--model lenet takes pictures of at least {least}")
+            raise ValueError(
+                f"--model lenet takes pictures of at least 16×16, got {shape}: use "
+                "resnet20"
+            )
         init = partial(lenet.init, classes=classes, channels=shape[-1], sides=shape[:2])
         return without_buffers(init, lenet.apply)
     return perceptron(math.prod(shape), 128, 128, classes)

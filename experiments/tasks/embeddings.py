@@ -131,7 +131,8 @@ def _load(data_dir: Path | None, order: int) -> Data:
     train, test = tokens.split(codes)
     if order > len(test):
         raise ValueError(
-            f"--order {order} is longer than the held-out text ({len(test)} words)"
+            f"--order {order} is longer than the held-out text ({len(test)} words): "
+            f"use at most {len(test)}"
         )
     return Data(
         train={"ngram": tokens.windows(train, order)},

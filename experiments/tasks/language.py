@@ -40,7 +40,10 @@ def check_sizes(context: int, width: int, layers: int, heads: int) -> None:
     for name, value in sizes.items():
         checks.whole(f"--{name}", value, least=1)
     if width % heads:
-        raise ValueError(f"--heads {heads} does not divide --width {width}")
+        raise ValueError(
+            f"--heads {heads} does not divide --width {width}: use a width that is a "
+            "multiple of the heads"
+        )
 
 
 def fields(
@@ -128,8 +131,10 @@ def _data(codes: np.ndarray, context: int) -> Data:
     """Cuts the characters of a text into windows."""
     train, test = tokens.split(codes)
     if context >= len(test):
-        held_out = f"the held-out text ({len(test)} characters)"
-        raise ValueError(f"--context {context} is longer than {held_out}")
+        raise ValueError(
+            f"--context {context} is longer than the held-out text ({len(test)} "
+            f"characters): use at most {len(test) - 1}"
+        )
     # It divides the context, so that a stretch of windows can hold each character once.
     strides = range(-(-context // OVERLAP), context + 1)
     stride = next(x for x in strides if context % x == 0)

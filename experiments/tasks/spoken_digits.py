@@ -38,8 +38,10 @@ def spoken_digits(
     for name, value in {"hidden": hidden, "layers": layers, "frames": frames}.items():
         checks.whole(f"--{name}", value, least=1)
     if frames > formats.LONGEST:
-        must = f"must be at most {formats.LONGEST}, the longest recording's"
-        raise ValueError(f"--frames {must}, got {frames}")
+        raise ValueError(
+            f"--frames must be at most {formats.LONGEST}, the longest recording's, got "
+            f"{frames}"
+        )
     # The gradient stores the carries of all chunks and the frames of one. Both grow as
     # the root of the number of frames.
     chunk = round(frames**0.5) if remat else None

@@ -305,10 +305,18 @@ def _no_class(content: Table, row: int) -> str:
             f"{content.path}: the class {label!r} is neither a whole number nor a "
             "word: give each example of y a class, or remove it"
         )
+    place = f"{content.path}, line {content.lines[row]}"
+    if is_gap(label):
+        num_gaps = sum(_class(name) is None for name in content.labels)
+        return (
+            f"{place}: the class {label!r} is neither a whole number nor a word: "
+            f"remove the rows without a class in {content.class_column!r}, of which "
+            f"there are {num_gaps}, or give the name of another column by --column"
+        )
     return (
-        f"{content.path}, line {content.lines[row]}: the class {label!r} is neither a "
-        "whole number nor a word: remove the row, or give the name of another column "
-        f"than {content.class_column!r} by --column"
+        f"{place}: the class {label!r} is neither a whole number nor a word: give the "
+        f"name of another column than {content.class_column!r} by --column, or write "
+        "classes in place of its numbers"
     )
 
 

@@ -271,8 +271,10 @@ def values_of(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
         is_pair = isinstance(made, tuple | list) and len(made) == 2
         if is_pair and isinstance(made[0], Mapping):
             return dict(made[0])
-        must = "return (values, buffers), with values such as {'loss': (batch,)}"
-        raise ValueError(f"apply must {must}, got {checks.shown(made)}")
+        raise ValueError(
+            "apply must return (values, buffers), with values such as {'loss': "
+            f"(batch,)}}, got {checks.shown(made)}"
+        )
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))
@@ -304,8 +306,10 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     for values in (training, evaluation):
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
-            must = "give values per example, {'loss': (batch,), …}"
-            raise ValueError(f"apply must {must}; for a batch of 2 it gave {shapes}")
+            raise ValueError(
+                "apply must give values per example, {'loss': (batch,), …}; for a "
+                f"batch of 2 it gave {shapes}"
+            )
     # Training uses these names for decisions and for workers' losses.
     if ours := training.keys() & {METRIC, OF_WORKERS}:
         raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
@@ -364,10 +368,15 @@ def _extremes(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
 
 def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -> str:
     """Returns an error that names the example with a number out of range."""
-    why = f"but the array that it indexes has size {size}: use 0 to {size - 1}"
     for name, x in batch.items():
         # jax adds the size to a negative index.
         at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
         if x.dtype.kind in "iu" and len(at):
-            return f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, {why}"
-    return f"{part} holds an index of {index}, {why}"
+            return (
+                f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, but the "
+                f"array that it indexes has size {size}: use 0 to {size - 1}"
+            )
+    return (
+        f"{part} holds an index of {index}, but the array that it indexes has size "
+        f"{size}: use 0 to {size - 1}"
+    )

@@ -87,9 +87,11 @@ def text(
         texts.append(find_documents("--test-text", test_text, column))
         own, test = ({*map(Path.resolve, x.files), x.hub} - {None} for x in texts)
         if both := own & test:
-            same = "this dataset" if texts[1].hub else both.pop()
-            also = f"{same} is also in --text: hold out other text"
-            raise ValueError(f"--test-text {test_text}: {also}")
+            source = "this dataset" if texts[1].hub else both.pop()
+            raise ValueError(
+                f"--test-text {test_text}: {source} is also in --text: hold out other "
+                "text"
+            )
 
     return Task(
         **fields(init, heads, remat, dtype),
@@ -190,13 +192,16 @@ def _load(
         cut = int(len(rows[0]) * (1 - share))
         rows = [rows[0][:cut], rows[0][cut:]]
     if len(rows[1]) > MOST_HELD_OUT:
-        many = f"{len(rows[1])} held-out tokens are more than {MOST_HELD_OUT}"
-        raise ValueError(f"{many}, which an evaluation takes: lower --held-out")
+        raise ValueError(
+            f"{len(rows[1])} held-out tokens are more than {MOST_HELD_OUT}, which an "
+            "evaluation takes: lower --held-out, or give a shorter --test-text"
+        )
     for name, row in zip(("to train on", "held out"), rows, strict=True):
         if len(row) <= context:
             raise ValueError(
                 f"--text: {len(row)} tokens {name} are fewer than a window of "
-                f"--context {context} and the next token"
+                f"--context {context} and the next token: use a smaller --context, or "
+                "more text"
             )
     counts = byte_counts(tokenizer)
     size = tokens.size_of(tokenizer)  # fewer, if the text is too short
