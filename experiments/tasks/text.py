@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from experiments.command.stopping import say
 from experiments.data import downloads, tokens
+from experiments.data.repeats import count_repeated_documents
 from experiments.data.tokens import Documents, byte_counts, find_documents
 from experiments.tasks.language import check_sizes, fields
 from experiments.tasks.task import Data, Task
@@ -203,6 +205,10 @@ def _load(
                 f"--context {context} and the next token: use a smaller --context, or "
                 "more text"
             )
+    train_row, test_row = rows
+    end_token = tokenizer.token_to_id(end)
+    assert end_token is not None  # the tokenizer was checked for it
+    _remark_repeats(train_row, test_row, end_token, is_one_text=len(texts) == 1)
     counts = byte_counts(tokenizer)
     size = tokens.size_of(tokenizer)  # fewer, if the text is too short
     train, test = (Windows(row, context, size, counts) for row in rows)
@@ -213,3 +219,29 @@ def _load(
         overlapping=1,
         sha256=hashlib.sha256("".join(x.sha256 for x in made).encode()).hexdigest(),
     )
+
+
+def _remark_repeats(
+    train: np.ndarray, test: np.ndarray, end: int, is_one_text: bool
+) -> None:
+    """Says how many documents stand in both parts, or several times in the first."""
+    counts = count_repeated_documents(train, test, end, is_one_text)
+    if counts is None:
+        say(
+            "task text: the text is too long to look for documents that are repeated: "
+            "make sure that held-out documents are not among those to train on"
+        )
+        return
+    if counts.num_test_repeated:
+        say(
+            f"task text: {counts.num_test_repeated} of {counts.num_test} held-out "
+            "documents are also among the documents to train on, so that the held-out "
+            "loss does not show how the model does on new text: remove copies from the "
+            "text"
+        )
+    if counts.num_train_repeated:
+        say(
+            f"task text: {counts.num_train_repeated} of {counts.num_train} documents "
+            "to train on are copies of others, so that a part of them that is held out "
+            "by --validation is not new: remove copies from the text"
+        )

@@ -13,7 +13,7 @@ import pytest
 from commands import together
 
 from experiments import run
-from experiments.data import tokens
+from experiments.data import repeats, tokens
 from experiments.tasks.text import Windows, text
 from experiments.training.export import load
 from models import gpt
@@ -374,7 +374,7 @@ def test_tokens_that_are_none_of_the_tokenizer_are_refused(songs, tmp_path, at):
 MAKE = """
 import sys
 from pathlib import Path
-from experiments.data import tokens
+from experiments.data import repeats, tokens
 path, folder, first, second = sys.argv[1:]
 source, folder = tokens.find_documents("--text", path, "text"), Path(folder)
 exec(first)
@@ -443,6 +443,73 @@ def test_windows_predict_each_token_once(length):
     np.testing.assert_array_equal(predicted, row[1 : 1 + len(windows) * 8])
     assert length - 1 - len(predicted) < 8
     assert all(x["bytes"] == 8 for x in read)
+
+
+def documents(path, numbers):
+    """Writes documents, each with its number; returns the words that name them."""
+    lines = [json.dumps({"text": f"{x} " * (5 + x % 3)}) for x in numbers]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return str(path)
+
+
+def small_text(path, folder, **flags):
+    return text(path, data_dir=folder, vocabulary=300, context=2, **flags)
+
+
+def counts_said(capsys):
+    """The numbers of repeated and of all documents, held out and to train on."""
+    said = capsys.readouterr().err
+    held_out = re.search(r"(\d+) of (\d+) held-out documents are also among", said)
+    train = re.search(r"(\d+) of (\d+) documents to train on are copies", said)
+    assert held_out and train
+    return [tuple(map(int, match.groups())) for match in (held_out, train)]
+
+
+TRAIN_NUMBERS = [*range(100, 140), 105, 117]
+TEST_NUMBERS = [105, 900, 901, 110, 139]
+
+
+def test_held_out_documents_that_are_also_trained_on_are_counted(tmp_path, capsys):
+    pytest.importorskip("datasets")
+    path = documents(tmp_path / "train.jsonl", TRAIN_NUMBERS)
+    test_text = documents(tmp_path / "test.jsonl", TEST_NUMBERS)
+    small_text(path, tmp_path, test_text=test_text).load()
+    assert counts_said(capsys) == [(3, 5), (2, 42)]
+
+
+def test_documents_at_the_end_of_a_text_are_compared_with_those_before(
+    tmp_path, capsys
+):
+    pytest.importorskip("datasets")
+    numbers = [*TRAIN_NUMBERS, *TEST_NUMBERS]
+    small_text(documents(tmp_path / "x.jsonl", numbers), tmp_path, held_out=0.12).load()
+    (repeated, num_test), (_, num_train) = counts_said(capsys)
+    assert num_train + num_test == len(numbers)
+    train_numbers = numbers[:num_train]
+    assert repeated == sum(x in train_numbers for x in numbers[num_train:])
+
+
+def test_of_documents_that_differ_nothing_is_said(tmp_path, capsys):
+    pytest.importorskip("datasets")
+    small_text(documents(tmp_path / "x.jsonl", range(60)), tmp_path).load()
+    assert "among the documents" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cut", range(24))
+def test_a_document_that_is_cut_is_held_out(cut, monkeypatch):
+    """Wherever it is cut; the oracle is the list of documents."""
+    monkeypatch.setattr(repeats, "PIECE", 5)
+    words = [[1, 2, 3], [], [4], [1, 2, 3], [5, 6], [4], [7, 8], [1, 2, 3]]
+    row = np.array([x for word in words for x in [*word, 0]], np.uint16)
+    ends = np.cumsum([len(word) + 1 for word in words]) - 1
+    train_words = [w for w, end in zip(words, ends, strict=True) if end < cut and w]
+    test_words = [w for w, end in zip(words, ends, strict=True) if end >= cut and w]
+    counts = repeats.count_repeated_documents(row[:cut], row[cut:], 0, True)
+    assert counts is not None
+    assert (counts.num_train, counts.num_test) == (len(train_words), len(test_words))
+    assert counts.num_test_repeated == sum(w in train_words for w in test_words)
+    copies = sum(w in train_words[:i] for i, w in enumerate(train_words))
+    assert counts.num_train_repeated == copies
 
 
 # Runs
