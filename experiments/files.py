@@ -11,9 +11,11 @@ import math
 import os
 import re
 import secrets
+import stat
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,6 +23,7 @@ from experiments.command.errors import BadRequest, named
 
 SEAL = "sha256"
 CHANGED = "it, or a file beside it, was changed since it was written"
+MOST_JSON = 1 << 30  # bytes; the longest that we have seen has a thousandth of them
 # The ends of unfinished files' names; 0.3 did not draw them.
 UNFINISHED = r"(?:(?:\.[0-9a-f]{8})?\.tmp|\.unfinished|\.syncalgos\.part)"
 
@@ -84,14 +87,54 @@ def _objects(path: Path, parts: Callable[[str], list[str]]) -> list[dict[str, An
     return found
 
 
-def _bytes(path: Path) -> bytes:
-    # It may be a pipe, from which a read might never return.
-    if path.exists() and not path.is_file():
-        raise Damaged(path, "it is not a regular file")
+def open_regular(path: Path | str, most_bytes: int | None = None) -> BufferedReader:
+    """Opens a file of the user's to read its bytes.
+
+    All files that a user may have made are opened here: a read of a pipe may never
+    return, and one of a device such as /dev/zero may never end. A link is followed.
+
+    Args:
+        path: the file.
+        most_bytes: the largest size that it may have; None if that is not known.
+
+    Raises:
+        Damaged: it is not a regular file, or it is larger.
+        IsADirectoryError: it is a folder.
+        OSError: it cannot be opened.
+    """
+    # Without O_NONBLOCK, a pipe would be waited for here.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = os.open(path, flags)
     try:
-        return path.read_bytes()
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise Damaged(path, "it is not a regular file")
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise Damaged(
+                path, f"it has {status.st_size} bytes, and may have {most_bytes}"
+            )
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def read_bytes(path: Path | str, most_bytes: int | None = None) -> bytes:
+    """Reads a file of the user's; raises the errors of `open_regular`."""
+    with open_regular(path, most_bytes) as file:
+        return file.read()
+
+
+def _bytes(path: Path) -> bytes:
+    """Reads a file of ours, which an error names."""
+    try:
+        return read_bytes(path, MOST_JSON)
     except (FileNotFoundError, NotADirectoryError):
         raise Damaged(path, "it is missing") from None
+    except IsADirectoryError:
+        raise Damaged(path, "it is not a regular file") from None
 
 
 def sealed(content: Mapping[str, Any], *beside: bytes) -> dict[str, Any]:

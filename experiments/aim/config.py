@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +16,7 @@ from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
 from experiments.command.settings import Group, checked, count, flag, settings_of
 from experiments.command.words import cleaned, flag_groups
-from experiments.files import needed
+from experiments.files import needed, read_bytes, try_to_write
 from experiments.study import variants
 from experiments.study.variants import Given, Variant, Words
 from experiments.training import config as training
@@ -194,14 +195,31 @@ def _check_file(name: str, path: Path | None, beginning: str) -> None:
     """Raises a BadRequest if a file's folder is missing, or it belongs to the user."""
     if path is None:
         return
-    if not path.parent.is_dir():
+    if not os.path.isdir(path.parent):
         raise BadRequest(f"{name} {path}: there is no folder {path.parent}")
-    with needed(name, path):  # it may be /dev/stdout
-        text = path.read_text("utf-8", errors="replace") if path.is_file() else ""
+    text = ""
+    with needed(name, path):
+        if path.is_dir():
+            raise BadRequest(f"{name} {path} is a folder: name a file in it")
+        if path.is_file():
+            text = read_bytes(path).decode("utf-8", errors="replace")
+        # An error of writing would otherwise come after minutes of compiling. What is
+        # there and no file, such as /dev/stdout, is written to as it is.
+        if path.is_file() or not _exists(path):
+            try_to_write(path.resolve().parent)
     if text and not text.startswith(beginning):
         raise BadRequest(
             f"{name} {path} exists, and this command did not write it: use another file"
         )
+
+
+def _exists(path: Path) -> bool:
+    """Whether anything is there; raises an OSError for a link to itself."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def parser() -> argparse.ArgumentParser:

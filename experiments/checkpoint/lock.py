@@ -12,7 +12,7 @@ from filelock import FileLock, Timeout
 
 from experiments.command.errors import BadRequest
 from experiments.command.stopping import before_the_end, say
-from experiments.files import made, needed
+from experiments.files import Damaged, made, needed, read_bytes
 
 NAME = ".lock"  # in --out
 LONGEST = 200  # characters of the lock file that an error shows
@@ -60,8 +60,8 @@ def _acquire(lock: FileLock, out: Path) -> None:
         lock.acquire()
     except Timeout:
         holder = ""
-        with suppress(OSError):  # it has just ended
-            holder = path.read_text(errors="replace")[:LONGEST]
+        with suppress(OSError, Damaged):  # it has just ended
+            holder = read_bytes(path).decode(errors="replace")[:LONGEST]
         raise BadRequest(
             f"--out {out}: another command writes there ({holder or 'just started'}): "
             "wait until it ends, or use another folder"

@@ -15,7 +15,7 @@ from experiments import files
 from experiments.checkpoint import shards, state_arrays
 from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pieces
 from experiments.command import factories, terminal
-from experiments.command.errors import BadRequest, MayPass
+from experiments.command.errors import BadRequest, MayPass, may_pass
 from experiments.command.factories import ALGORITHM, TASK
 from experiments.command.words import RENAMED
 from experiments.training import progress, run_folder
@@ -29,8 +29,6 @@ from syncalgos.held_parts import HeldPart, bounds_of
 
 FOLDER = "checkpoints"  # in --out
 KEPT = 3  # the newest checkpoints that a run keeps
-# A second attempt to read would raise these errors again.
-LASTING = PermissionError, IsADirectoryError, NotADirectoryError
 # Flags of 0.3 that are gone; no numbers depended on them.
 GONE = {"feed", "keep_checkpoints", "lane_form", "lanes", "scheduler", "sync_memory"}
 
@@ -265,9 +263,24 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
                 f"--out {out} already holds checkpoints: use another folder, --resume "
                 "to continue from them, or --overwrite to start anew"
             )
+    elif group.largest(_holds_linked_checkpoints(folder)):
+        raise BadRequest(
+            f"--overwrite would remove checkpoints where the link {folder} leads: "
+            "remove the link, or use another --out"
+        )
     progress.run_id = progress.run_id or start_id
     run_ids.append(progress.run_id)
     return Saver(run, progress, folder, background, run_ids, start_id)
+
+
+def _holds_linked_checkpoints(folder: Path) -> bool:
+    """Whether a folder of checkpoints is a link, to one that holds some."""
+    if not folder.is_symlink():
+        return False
+    try:
+        return bool(shards.steps(folder))
+    except OSError:  # even if they cannot be listed, they must not be removed
+        return True
 
 
 def _newest(run: Run, folder: Path) -> Shard | None:
@@ -312,12 +325,13 @@ def _check_begins(
     has_files = bool(unusable or (there and not shards.is_first_save(folder)))
     if not run.group.largest(has_files):
         return
-    may_pass = any(
-        isinstance(x, OSError) and not isinstance(x, LASTING) for x in unusable
-    )
     reason = problems[0] if problems else "not every process has a usable file"
     told = f"--resume: no checkpoint in {folder} can be used: {reason}; "
-    if run.group.largest(may_pass):
+    # A link may lead into a file system that is not mounted now.
+    is_temporary = any(
+        isinstance(x, FileNotFoundError) or may_pass(x) for x in unusable
+    )
+    if run.group.largest(is_temporary):
         raise MayPass(f"{told}no file was removed: run the same command again")
     raise BadRequest(f"{told}no file was removed: --overwrite starts anew")
 

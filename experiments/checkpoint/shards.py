@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 from numpy.lib.format import read_array_header_1_0, read_magic
 
+from experiments import files
 from experiments.files import UNFINISHED, replacing
 from syncalgos.held_parts import Bounds, HeldPart
 
@@ -156,7 +157,7 @@ def read(path: Path) -> Shard:
         Damaged: the content has changed, or the step differs from the file's name.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with _open(path) as file:
         digest = _digest(file)
         # Covers the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
@@ -177,8 +178,16 @@ def read_head(path: Path) -> Shard:
         Damaged: the file holds no manifest; its arrays may be damaged nevertheless.
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
+    with _open(path) as file:
         return _parsed(path, file, is_head=True)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Opens the file of a shard; raises Damaged if it is a pipe or a device."""
+    try:
+        return files.open_regular(path)
+    except files.Damaged as error:
+        raise Damaged(str(error)) from error
 
 
 def _parsed(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
@@ -590,8 +599,8 @@ def _file_names(folder: Path) -> list[str]:
     """Returns the names of a folder's files; none if the folder is missing."""
     try:
         with os.scandir(folder) as found:
-            # A broken link still counts as the name of a file.
-            return [x.name for x in found if x.is_file() or x.is_symlink()]
+            # A broken link, or one to itself, still counts as the name of a file.
+            return [x.name for x in found if x.is_symlink() or x.is_file()]
     except FileNotFoundError:
         if folder.is_symlink():
             raise

@@ -1,6 +1,7 @@
 """Errors for the user, in one line, and the frame of all commands that shows them."""
 
 import atexit
+import errno
 import gc
 import os
 import traceback
@@ -44,6 +45,41 @@ class Unwritten(BadRequest):
     def __init__(self, line: str, result: Any = None):
         super().__init__(line)
         self.result = result
+
+
+# What another attempt at the same request meets again. All other errors of the system,
+# such as those of a full disk or of a server that is away, may pass.
+_LASTING = {
+    errno.EACCES,
+    errno.EINVAL,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENODEV,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.ENXIO,
+    errno.EPERM,
+    errno.EROFS,
+}
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether the same request may succeed later, after this error of the system."""
+    return isinstance(error, OSError) and error.errno not in _LASTING
+
+
+def refusal(error: OSError, line: str) -> BadRequest:
+    """Returns the error of a request that an error of the system has ended.
+
+    Args:
+        error: the error of the system.
+        line: the text for the user.
+
+    Returns:
+        A MayPass (exit code 75) if another attempt may succeed, else a BadRequest (2).
+    """
+    return MayPass(line) if may_pass(error) else BadRequest(line)
 
 
 @contextmanager
@@ -160,6 +196,12 @@ def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False)
         except BadRequest as error:
             stopping.say(f"error: {in_one_line(error)}")
             code = error.code
+        except OSError as error:
+            # Without a file's name it is no matter of what the user asked for.
+            if error.filename is None:
+                raise
+            stopping.say(f"error: {described(error)}")
+            code = refusal(error, "").code
         except KeyboardInterrupt:
             code = stopping.INTERRUPTED
         except Terminated:

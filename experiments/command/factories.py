@@ -4,6 +4,7 @@ import argparse
 import ast
 import importlib
 import inspect
+import os
 import re
 import tomllib
 import types
@@ -281,7 +282,7 @@ def _known(kind: Kind, name: str) -> str:
     if name.split()[:1] != [name]:
         marks = "leave out the quotation marks around the name and its flags"
         raise BadRequest(f"{one}: {marks}")
-    if name not in kind.files and (path := Path(f"{name}.py")).is_file():
+    if name not in kind.files and os.path.isfile(path := Path(f"{name}.py")):
         raise BadRequest(
             f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
             f"{name}:FACTORY (its functions: {', '.join(_functions(path)) or 'none'})"

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from experiments.data.columns import is_date, is_gap, listed, normalize, parse_number
+from experiments.files import read_bytes
 from syncalgos import checks
 
 SEPARATORS = (";", "\t")  # beside the comma
@@ -96,8 +97,7 @@ def read_csv(path: Path, column: str) -> CsvTable:
 def _records(path: Path) -> tuple[str, list[Record]]:
     """Returns the separator of a file and its lines that are not blank."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            text = file.read()
+        text = read_bytes(path).decode("utf-8-sig")
         for separator in SEPARATORS:
             records = _split(text, separator) if separator in text[:65536] else []
             num_cells = {len(cells) for _, cells in records}

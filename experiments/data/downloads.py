@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
 from experiments.command.stopping import Terminated, handling, say
-from experiments.files import made, replacing
+from experiments.files import Damaged, made, open_regular, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
 
@@ -97,13 +97,15 @@ def reading(path: Path) -> Iterator[None]:
     """Converts an OSError to a ValueError in one line that names the file."""
     try:
         yield
+    except Damaged as error:
+        raise ValueError(str(error)) from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def sha256(path: Path) -> str:
     """Returns the SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as content:
+    with open_regular(path) as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
 
 

@@ -7,14 +7,20 @@ from typing import Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from experiments.command.errors import STOPS, BadRequest, MayPass, explain, explained
+from experiments.command.errors import (
+    STOPS,
+    BadRequest,
+    MayPass,
+    explain,
+    explained,
+    may_pass,
+)
 from experiments.command.stopping import say
 from syncalgos import checks
 
 Arrays = dict[str, np.ndarray]
 WEIGHT = "weight"  # the name of an example's weight in an evaluation
 THREADS, AHEAD = 2, 2  # reading threads, and dispatches read in advance
-_LASTING = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 MOST_ON_DEVICE = 2**30  # bytes of training data, of which each device has a copy
 
 
@@ -312,6 +318,6 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
         raise
     except BaseException as error:  # a user's source may raise anything
         refused = explain(f"training example {number}", error)
-        if isinstance(error, OSError) and not isinstance(error, _LASTING):
+        if may_pass(error):
             raise MayPass(str(refused)) from error
         raise refused from error

@@ -17,6 +17,7 @@ import numpy as np
 
 from experiments.data.downloads import PINS, File, find, folder, sha256
 from experiments.data.feeding import Arrays
+from experiments.files import read_bytes
 
 
 def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
@@ -35,7 +36,7 @@ def members(path: Path, most_bytes: int, name: str) -> dict[str, bytes]:
     """
     try:
         # All at once, so that sizes in its headers cannot ask for more memory.
-        content = path.read_bytes()
+        content = read_bytes(path)
         if content.startswith(b"\x1f\x8b"):
             content = gzip.GzipFile(fileobj=BytesIO(content)).read(most_bytes + 1)
         if len(content) > most_bytes:
@@ -102,7 +103,7 @@ def read_idx(path: Path) -> np.ndarray:
 
     It has been compared with its checksum, so that its form is known.
     """
-    content = path.read_bytes()
+    content = read_bytes(path)
     content = gzip.decompress(content) if path.suffix == ".gz" else content
     # The header is 0, 0, 8 for unsigned bytes, the number of dimensions, and each
     # dimension as four bytes, the high one first.

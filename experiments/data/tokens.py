@@ -22,7 +22,7 @@ from rich.console import Console
 from experiments.command.stopping import say
 from experiments.data import downloads
 from experiments.data.downloads import bar, make_once, reading, sha256
-from experiments.files import replacing
+from experiments.files import open_regular, read_bytes, replacing
 from syncalgos import checks
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
 def _decoded(path: Path) -> Iterator[str]:
     """Yields the text of a file as it is read."""
     decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
             start = end - len(decoder.getstate()[0])
             end += len(read)
@@ -302,7 +302,7 @@ def tokenized(
     # The note is written last, so a file with a note is complete.
     make_once(note, write)
     try:
-        found = json.loads(note.read_bytes())
+        found = json.loads(read_bytes(note))
         # At each start it would read all of a large file.
         held = path.stat()
         is_dated = held.st_mtime_ns == note.stat().st_mtime_ns
@@ -410,7 +410,7 @@ def shakespeare(data_dir: Path | None = None) -> str:
 
     Source: Karpathy, char-rnn, 2015.
     """
-    return downloads.find(SHAKESPEARE, data_dir).read_bytes().decode("ascii")
+    return read_bytes(downloads.find(SHAKESPEARE, data_dir)).decode("ascii")
 
 
 def characters(text: str) -> tuple[np.ndarray, list[str]]:

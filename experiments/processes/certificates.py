@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.command.errors import BadRequest
-from experiments.files import needed
+from experiments.files import needed, open_regular
+
+MOST_BYTES = 1 << 24  # of certificates; those of an operating system take 250 kB
 
 
 def check(files: Mapping[str, str]) -> None:
@@ -17,7 +19,7 @@ def check(files: Mapping[str, str]) -> None:
     """
     for name, path in files.items():
         with needed(name, Path(path)):
-            open(path, "rb").close()
+            open_regular(path, MOST_BYTES).close()
     (_, cert), (of_key, key), (of_authority, authority) = files.items()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:

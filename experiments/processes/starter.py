@@ -17,6 +17,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
+from experiments import files
 from experiments.command import stopping
 from experiments.command.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
 from experiments.command.words import without
@@ -68,8 +69,8 @@ def _reached(out: Path) -> tuple[list[str], int]:
     """Returns what tells how far a run has come: its checkpoints and evaluations."""
     steps = sorted(path.name for path in out.glob("checkpoints/step-*"))
     try:
-        return steps, (out / "metrics.jsonl").read_bytes().count(b"\n")
-    except OSError:
+        return steps, files.read_bytes(out / "metrics.jsonl").count(b"\n")
+    except (OSError, files.Damaged):
         return steps, 0
 
 

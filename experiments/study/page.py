@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup, escape
 
 from experiments import files
+from experiments.command.stopping import printable
 from experiments.command.terminal import duration, rate
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
@@ -172,8 +173,13 @@ def markdown(report: Report) -> str:
 
 
 def one_line(text: str) -> str:
-    """Returns text in one line, with < escaped so that Markdown sees no HTML tags."""
-    return " ".join(text.split()).replace("<", "&lt;")
+    """Returns text in one line, in which Markdown sees no HTML tag and no link.
+
+    A label is a user's text: it may hold a link to a script, or marks that turn the
+    direction of writing.
+    """
+    line = printable(" ".join(text.split()))
+    return line.replace("<", "&lt;").replace("](", "]\\(")
 
 
 def csv(report: Report) -> str:

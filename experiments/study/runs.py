@@ -32,6 +32,7 @@ from syncalgos.network import HOPS, Sends
 
 AFTER_ALL_STEPS = 10**9  # an interval of evaluations that no run reaches
 RESAMPLES = 2000  # of the tuning seeds
+MOST_LETTERS = 100  # of a label in the name of a folder, which may have 255 bytes
 Lines = list[dict[str, Any]]
 
 
@@ -79,6 +80,7 @@ class RunSet(NamedTuple):
         """The folder that holds a folder for each seed."""
         # The number distinguishes labels with the same letters, such as a+b and a-b.
         label = re.sub("[^A-Za-z0-9]+", "-", self.variant.label).strip("-")
+        label = label[:MOST_LETTERS]
         kind = "tuning" if self.is_trial else "runs"
         own = Path(kind) / f"{self.number:02d}-{label}" / (self.point or "runs")
         return self.out / own / self.trial

@@ -14,7 +14,13 @@ import jax
 from experiments import files
 from experiments.checkpoint import lock
 from experiments.command import stopping, terminal
-from experiments.command.errors import BadRequest, described, explained, refusing
+from experiments.command.errors import (
+    BadRequest,
+    described,
+    explained,
+    refusal,
+    refusing,
+)
 from experiments.command.factories import TASK
 from experiments.command.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, worker
@@ -60,12 +66,13 @@ def run(
                 return code
             return _report(config, report(config, argv, runs), runs, plan)
     except OSError as error:
-        # A full disk, or a lost scheduler. Completed runs are not made again.
+        # Such as a full disk or a lost scheduler, or a folder that is closed to us.
+        # Completed runs are not made again.
         terminal.say(
             f"error: {described(error)}: completed runs are kept; the same command "
             "continues from them"
         )
-        return stopping.TERMINATED
+        return refusal(error, "").code
 
 
 @contextmanager

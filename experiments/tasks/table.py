@@ -22,6 +22,7 @@ from experiments.data.columns import (
     read_column,
 )
 from experiments.data.csv_tables import find_column, read_csv
+from experiments.files import open_regular
 from experiments.tasks import classify
 from experiments.tasks.task import Data, Task
 from syncalgos import checks
@@ -373,7 +374,7 @@ def _read_csv(path: Path, column: str, has_pictures: bool) -> Table:
 
 def _read_npz(path: Path, has_pictures: bool) -> Table:
     """Reads x and y, and the held-out examples."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             arrays = {**np.load(file)}
         except Exception:  # a file may hold anything

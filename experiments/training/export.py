@@ -1,6 +1,7 @@
 """Trained models as .safetensors files: only the center, without worker axes."""
 
 import hashlib
+import json
 from collections.abc import Mapping
 from itertools import accumulate
 from pathlib import Path
@@ -45,9 +46,23 @@ def save(path: Path, replica: Replica, facts: Mapping[str, str]) -> None:
     """
     from safetensors.flax import save as encoded
 
-    content = encoded(named(replica), {**facts, files.SEAL: BLANK})
+    content = _with_sorted_facts(encoded(named(replica), {**facts, files.SEAL: BLANK}))
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write(path, _with_seal(content, BLANK, hashlib.sha256(content).hexdigest()))
+
+
+def _with_sorted_facts(content: bytes) -> bytes:
+    """Returns the bytes of a file with the facts in its header in order.
+
+    safetensors writes them in another order in each process: the same model would have
+    other bytes.
+    """
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8
+    return len(text).to_bytes(8, "little") + text + content[8 + length :]
 
 
 def facts(path: Path) -> dict[str, str]:
@@ -71,7 +86,7 @@ def _header(path: str | Path) -> dict[str, str]:
     with safe_open(path, "np") as file:
         found = file.metadata() or {}
     if seal := found.pop(files.SEAL, None):
-        with open(path, "rb") as file:
+        with files.open_regular(path) as file:
             size = file.read(8)
             head = size + file.read(int.from_bytes(size, "little"))
             first = hashlib.sha256(_with_seal(head, seal, BLANK))
@@ -182,8 +197,14 @@ def start(path: Path, like: Replica) -> Replica:
     """
     from safetensors import SafetensorError
 
-    if not path.is_file():
-        raise BadRequest(f"--init-from {path}: there is no such file")
+    try:
+        files.open_regular(path).close()
+    except FileNotFoundError as error:
+        raise BadRequest(f"--init-from {path}: there is no such file") from error
+    except OSError as error:
+        raise BadRequest(f"--init-from {path}: {error.strerror}") from error
+    except files.Damaged as error:
+        raise BadRequest(f"--init-from {error}") from error
     try:
         tensors, own = _tensors(path), named(like)
         if others := {*tensors} - {*own}:

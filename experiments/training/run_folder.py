@@ -70,7 +70,7 @@ class Metrics:
 def write_metrics(out: Path, lines: list[dict[str, Any]]) -> None:
     """Writes metrics.jsonl, unless it holds these lines already."""
     path, text = out / "metrics.jsonl", files.json_lines(lines)
-    if not path.exists() or path.read_text(errors="replace") != text:
+    if not path.exists() or files.read_bytes(path) != text.encode():
         files.write(path, text)
 
 

@@ -264,6 +264,20 @@ def test_a_run_starts_from_an_exported_model(tmp_path):
         prepare(replace(config, init_from=path))
 
 
+def test_an_export_of_the_same_model_has_the_same_bytes(tmp_path):
+    params = {f"layer{i}": jnp.arange(3.0) + i for i in range(4)}
+    facts = {f"fact{i}": f'value {i} with ä, " and \\' for i in range(20)}
+    path = tmp_path / "model.safetensors"
+    written = set()
+    for facts_in_some_order in (facts, dict(reversed(facts.items()))):
+        for _ in range(3):
+            export.save(path, Replica(params), facts_in_some_order)
+            written.add(path.read_bytes())
+    assert len(written) == 1
+    assert export.facts(path) == facts
+    assert_same_bits(export.load(path), Replica(params))
+
+
 def test_exports_where_no_model_can_be_written_are_refused(tmp_path):
     existing, folder = tmp_path / "old.safetensors", tmp_path / "folder.safetensors"
     existing.write_bytes(b"old")

@@ -187,6 +187,11 @@ def test_a_row_has_its_figures_on_the_page_and_in_both_tables(label):
         assert cell in said
 
 
+def test_a_label_makes_no_link_and_turns_no_line_in_markdown():
+    line = pages.one_line("[x](javascript:alert) \u202etxet\u202c <b>\n y")
+    assert line == "[x]\\(javascript:alert) txet &lt;b> y"
+
+
 def test_page_and_markdown_have_the_headline_and_every_remark():
     report = made_up()
     said, markdown = page_of(report).said(""), pages.markdown(report)

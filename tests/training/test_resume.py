@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -278,6 +279,36 @@ def test_checkpoints_that_cannot_be_read_now_are_left_for_later(out, whole, tmp_
     assert_none_serves(out, 75, "run the same command again")
     away.rename(there)
     assert_goes_on(out, whole)
+
+
+def test_one_link_to_itself_hides_no_other_checkpoint(out, whole):
+    loop = out / FOLDER / ShardName(9, 0, 1).file_name
+    loop.symlink_to(loop.name)
+    ended = run(f"{BMUF} --resume", out)
+    assert f"{loop.name}'" in ended.stderr and "symbolic links" in ended.stderr
+    assert "resuming from the checkpoint of step 7\n" in ended.stderr
+    assert_same_end(ended, whole)
+
+
+@pytest.mark.parametrize("end", ["pipe", "device"])
+def test_a_checkpoint_that_is_no_file_hides_no_other(end, out, whole):
+    path = out / FOLDER / ShardName(9, 0, 1).file_name
+    if end == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+    assert_goes_on(out, whole)
+
+
+def test_checkpoints_behind_a_link_are_not_overwritten(out, tmp_path):
+    there = tmp_path / "there"
+    shutil.move(out / FOLDER, there)
+    (out / FOLDER).symlink_to(there)
+    before = files(there)
+    ended = run(f"{BMUF} --overwrite", out)
+    assert ended.code == 2
+    assert f"the link {out / FOLDER} leads: remove the link" in ended.stderr
+    assert files(there) == before
 
 
 def only_half(source, out, step):
