@@ -4,7 +4,6 @@ import math
 import re
 import unicodedata
 from collections.abc import Sequence
-from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +18,7 @@ EXACT_IN_FLOAT64 = 2**53
 GAPS = frozenset(
     [
         *("", "?", "na", "n/a", "n.a.", "#n/a", "#na", "#n/a n/a", "<na>", "nan"),
-        *("-nan", "nat", "null", "nil", "\\n", "1.#ind", "-1.#ind", "1.#qnan"),
+        *("-nan", "n/d", "nat", "null", "nil", "\\n", "1.#ind", "-1.#ind", "1.#qnan"),
         *("-1.#qnan", "#null!", "#value!", "#ref!", "#div/0!", "#num!"),
     ]
 )
@@ -27,19 +26,24 @@ GAPS = frozenset(
 MAYBE_GAPS = frozenset(
     [
         *GAPS,
-        *("none", "missing", "unknown", "unk", "undefined", "not available", "n.d."),
-        *("not applicable", "no data", "-", "--", "---", ".", "..", "*"),
+        *("none", "missing", "unknown", "unk", "undefined", "unspecified", "blank"),
+        *("not available", "not applicable", "not known", "not specified", "no data"),
+        *("no answer", "empty", "n.a", "n.d.", "-", "--", "---", ".", "..", "*"),
     ]
 )
 
-_MONTH = "(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*"
+_MONTH = "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|"
+_MONTH += r"aug(?:ust)?|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?"
+_WEEKDAY = "(?:mon|tues?|wed(?:nes)?|thu(?:rs)?|fri|sat(?:ur)?|sun)(?:day)?"
 _TIME = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?: ?[ap]m)?(?: ?(?:z|utc|gmt))?"
 _TIME += r"(?: ?[+-]\d{2}:?\d{2})?"
 _DAY = r"\d{4}[-/.]\d{1,2}(?:[-/.]\d{1,2})?"  # 2020-01-31, 2020/1
 _DAY += r"|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})"  # 31.1.2020, 1/31/20
 _DAY += rf"|\d{{1,2}}[- .]*{_MONTH}[- ,.]*(?:\d{{4}}|\d{{2}})"  # 31-Jan-20
-_DAY += rf"|{_MONTH}[- .]*\d{{1,2}},? +\d{{4}}|{_MONTH}[- ]\d{{4}}"  # Jan 31, 2020
-_DATE = re.compile(rf"(?:{_DAY})(?:[t ] ?{_TIME})?|{_TIME}", re.IGNORECASE)
+_DAY += rf"|{_MONTH}[- ]*\d{{1,2}},? +\d{{4}}|{_MONTH}[- ]\d{{2,4}}"  # Jan 31, 2020
+_DATE = re.compile(
+    rf"(?:{_WEEKDAY},? )?(?:{_DAY})(?:[t ] ?{_TIME})?|{_TIME}", re.IGNORECASE
+)
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:e[+-]?\d+)?", re.IGNORECASE)
 _GROUPS = r"\d{1,3}(?:[,.'’_\s]\d{3})+(?:[.,]\d+)?|\d+,\d+|\d+_\d+"  # 1,234.5
@@ -76,6 +80,10 @@ HAS_IDENTIFIERS = (
 HAS_CATEGORIES = (
     "the words of {columns} are read as categories: each word of the rows to train on "
     "is an input, 1 where it stands and 0 elsewhere"
+)
+HAS_SIMILAR_WORDS = (
+    "some words of {columns} differ only in case, and are categories of their own: "
+    "write them alike if they mean the same"
 )
 HAS_UNSEEN_WORDS = (
     "held-out rows have words that no row to train on has in {columns}: all inputs of "
@@ -156,18 +164,18 @@ def listed(names: Sequence[str]) -> str:
 
 def parse_number(word: str) -> float:
     """Returns the finite number that a word stands for, or NaN."""
-    if "_" in word:
-        return math.nan
-    with suppress(ValueError):
+    try:
         value = float(word)
-        if math.isfinite(value):
-            return value
-    return math.nan
+    except ValueError:
+        return math.nan
+    # Python's digits may be separated by _.
+    is_usual = math.isfinite(value) and "_" not in word
+    return value if is_usual else math.nan
 
 
 def is_gap(word: str) -> bool:
     """Whether a word stands for a missing value among numbers."""
-    return word.strip().casefold() in MAYBE_GAPS
+    return word.strip(" \t()[]<>").casefold() in MAYBE_GAPS
 
 
 def is_date(word: str) -> bool:
@@ -195,8 +203,7 @@ def read_column(
         ValueError: a cell is probably a mistake, or a number in another form.
     """
     words = [cell.strip() for cell in cells]
-    folded_words = {word.casefold() for word in words}
-    if words and folded_words <= {"true", "false"}:
+    if _are_booleans(words):
         flags = np.array([word.casefold() == "true" for word in words], np.float64)
         return Column(name, "numbers", flags[:, None], remarks=[HAS_BOOLEANS])
     remarks = []
@@ -205,32 +212,37 @@ def read_column(
         remarks.append(HAS_DECIMAL_COMMAS)
     values = np.array([parse_number(word) for word in words])
     is_number = np.isfinite(values)
-    is_missing = np.array([is_gap(word) for word in words])
-    odd_rows = np.flatnonzero(~is_number & ~is_missing)
-    if not len(odd_rows):
+    unread_rows = np.flatnonzero(~is_number).tolist()
+    odd_rows = [row for row in unread_rows if not is_gap(words[row])]
+    if not odd_rows:
         return _number_column(name, words, values, remarks)
     odd_words = [words[row] for row in odd_rows]
-    first_place = f"{places[odd_rows[0]]}: column {name!r} has {odd_words[0]!r}"
+    place = places[odd_rows[0]]
     if is_number.any() and all(_is_infinite(word) for word in odd_words):
         raise ValueError(
-            f"{first_place}, which is no finite number: write a number, or leave the "
-            "cell empty, so that it is filled"
+            f"{place}: column {name!r} has {odd_words[0]!r}, which is no finite "
+            "number: write a number, or leave the cell empty, so that it is filled"
         )
     if all(_NUMBER_WITH_SIGNS.fullmatch(word) for word in odd_words):
         raise ValueError(
-            f"{first_place}, a number in another form: write all numbers of the column "
-            "as 1234.5, without separators of thousands, units and signs of percent"
+            f"{place}: column {name!r} has {odd_words[0]!r}, a number in another form: "
+            "write all numbers of the column as 1234.5, without separators of "
+            "thousands, units and signs of percent"
         )
     if not is_number.any() and all(map(is_date, odd_words)):
         return Column(name, "dates")
     if is_number.any() and len(odd_rows) <= max(1, len(words) // 20):
         raise ValueError(
-            f"{first_place} among numbers: write a number, leave the cell empty, so "
-            "that it is filled, or remove the column"
+            f"{place}: column {name!r} has {odd_words[0]!r} among numbers: write a "
+            "number, leave the cell empty, so that it is filled, or remove the column"
         )
     normal_words = [normalize(cell) for cell in cells]
     known_words = [None if word.casefold() in GAPS else word for word in normal_words]
     return Column(name, "words", words=known_words)
+
+
+def _are_booleans(words: Sequence[str]) -> bool:
+    return bool(words) and all(word.casefold() in ("true", "false") for word in words)
 
 
 def _has_decimal_commas(words: Sequence[str]) -> bool:
@@ -324,6 +336,9 @@ def _categories(column: Column, train: np.ndarray, remarks: Remarks) -> Inputs |
     remarks.add(HAS_CATEGORIES, f"{name!r} ({len(categories)})")
     if None in train_words:
         remarks.add(HAS_GAPS_AS_CATEGORY, f"{name!r} ({num_gaps})")
+    folded_categories = {word.casefold() for word in categories if word is not None}
+    if len(folded_categories) < len(categories) - (None in categories):
+        remarks.add(HAS_SIMILAR_WORDS, repr(name))
     numbers_by_category = {category: i for i, category in enumerate(categories)}
     x = np.zeros((len(words), 1, len(categories)), np.float32)
     num_unseen = 0

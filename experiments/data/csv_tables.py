@@ -54,7 +54,8 @@ def read_csv(path: Path, column: str) -> CsvTable:
     if len(first_cells) < 2:
         raise ValueError(
             f"{path} must have two columns or more, separated by commas, semicolons or "
-            f"tabs, got {','.join(first_cells)!r} in its first line"
+            f"tabs, got {','.join(first_cells)!r} in its first line: if that is a "
+            "comment, remove the lines above the names of the columns"
         )
     remarks = []
     if separator != ",":

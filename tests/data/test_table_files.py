@@ -246,6 +246,25 @@ def test_words_are_categories_and_their_gaps_are_one(mark, read):
     )
 
 
+def test_numbers_with_a_few_words_among_them_are_categories(read):
+    """As 2, 3, 4, 5more of cars; one word among many numbers is a mistake."""
+    doors = np.array(["2", "3", "4", "5more"])[np.arange(NUM_ROWS) % 4]
+    reading = read(as_csv({"doors": doors, **PLAIN}))
+    expected = np.stack([doors == x for x in ("2", "3", "4", "5more")], 1)
+    np.testing.assert_array_equal(reading.x[:, :4], expected)
+    doors[doors == "5more"] = "5"
+    doors[7] = "5more"
+    with pytest.raises(ValueError, match="line 9: column 'doors' has '5more' among nu"):
+        read(as_csv({"doors": doors, **PLAIN}))
+
+
+def test_words_that_differ_only_in_case_are_said(read):
+    words = np.array(["Yes", "yes", "no"])[np.arange(NUM_ROWS) % 3]
+    reading = read(as_csv({"a": words, **PLAIN}))
+    assert "some words of 'a' differ only in case" in reading.said
+    assert "only in case" not in read(as_csv({"a": WORDS, **PLAIN})).said
+
+
 def test_held_out_rows_make_no_category(read):
     words = np.where(WORDS == "", "red", WORDS)
     words[TEST[:2]] = ["violet", ""]
@@ -300,6 +319,7 @@ def test_numbers_that_are_all_missing_to_train_on_are_no_input(read):
         "2020-01-{:02} 09:15",
         "{}-Jan-20",
         "Jan {}, 2020",
+        "Fri, {} January 2020 12:00:00 +0000",
         "12:{:02}",
     ],
 )
