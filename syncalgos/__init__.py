@@ -5,10 +5,9 @@ first used: importing jax takes most of a second, and a command line can refuse 
 without it.
 """
 
-import re
+import sys
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 __version__ = "0.4.0"
@@ -16,26 +15,31 @@ __version__ = "0.4.0"
 if TYPE_CHECKING:
     from syncalgos._public import *  # noqa: F403
 else:
-    _LISTS = "_public.py", "algorithms/__init__.py"
 
     def __getattr__(name):
         """Imports a module of the package by its name, or all public names."""
         is_name = name.isidentifier() and name[:2] != "__"
         if is_name and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
-        # Other words than those of the lists of names are refused without jax.
-        lists = (Path(__file__).parent / x for x in _LISTS)
-        if name == "__all__" or (
-            is_name and any(re.search(rf"\b{name}\b", x.read_text()) for x in lists)
-        ):
-            names = vars(import_module("syncalgos._public"))
-            public = {key: value for key, value in names.items() if key[0] != "_"}
+        names = import_module("syncalgos._names")
+        # Other names are refused without jax.
+        if name == "__all__" or name in names.read_public_names():
+            public = {
+                key: value
+                for key, value in vars(import_module("syncalgos._public")).items()
+                if key[0] != "_"
+            }
             globals().update(public, __all__=[*public])
-        if name not in globals():
-            now = import_module("syncalgos.removed").INSTEAD.get(name)
-            hint = f": {now}" if now else ""
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
-        return globals()[name]
+            return globals()[name]
+        hint = names.suggest(name) if is_name else ""
+        # `from syncalgos import NAME` would replace an AttributeError by an ImportError
+        # without the hint.
+        if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
+            raise ImportError(f"cannot import name {name!r} from {__name__!r}{hint}")
+        # With its name, Python does not add a suggestion of its own.
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}{hint}", name=name
+        )
 
     def __dir__():
         """Lists the public names, which may not be imported yet."""

@@ -2,7 +2,8 @@
 
 from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers
-from syncalgos.algorithms import *  # noqa: F403  every algorithm, and ALGORITHMS
+from syncalgos.algorithms import *  # noqa: F403  every algorithm
+from syncalgos.algorithms import ALGORITHMS as ALGORITHMS
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives.graphs import graph as graph
 from syncalgos.combinators.chain import chain as chain

@@ -1,11 +1,51 @@
-"""Calls as text: how a strategy or a reducer shows what made it."""
+"""Calls of public functions: wrong arguments, and calls as text."""
 
 import functools
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
+
+from syncalgos import checks
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def suggest_arguments(function: Function) -> Function:
+    """Decorates a function: for a wrong argument, it names the nearest one.
+
+    The function's signature and its type stay the same.
+    """
+    function_name = function.__qualname__.removesuffix(".__init__")
+    argument_names = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        and name != "self"
+    ]
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check_argument_names(function_name, kwargs, argument_names)
+        return function(*args, **kwargs)
+
+    return checked  # type: ignore[return-value]  # the same type for its callers
+
+
+def check_argument_names(
+    function_name: str, names: Iterable[str], argument_names: Sequence[str]
+) -> None:
+    """Raises a TypeError for a name that no argument of a function has."""
+    for name in names:
+        if name not in argument_names:
+            hint = checks.nearest(name, argument_names)
+            possible = "it takes none by name"
+            if argument_names:
+                possible = f"one of: {', '.join(argument_names)}"
+            raise TypeError(
+                f"{function_name} has no argument {name!r}{hint} ({possible})"
+            )
 
 
 @dataclass(frozen=True, eq=False)

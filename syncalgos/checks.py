@@ -236,7 +236,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
     Returns:
         "; did you mean 'x'?", or "" if no name is close. A name that begins with the
-        written one counts as close.
+        written one counts as close, as does one that has it as a word, as block_lr has
+        lr.
     """
     # Compared in lower case and without the leading dashes that all flags share.
     written = name.casefold().lstrip("-")
@@ -244,11 +245,20 @@ def nearest(name: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(written, known, n=1, cutoff=0.66)
     if not close and len(written) > 2:
         close = sorted((x for x in known if x.startswith(written)), key=len)
+    if not close:
+        close = sorted((x for x in known if written in x.split("_")), key=len)
     return f"; did you mean {known[close[0]]!r}?" if close else ""
 
 
+def attribute_error(owner: str, name: str, names: Iterable[str]) -> AttributeError:
+    """Makes the error for an attribute that an object of a class does not have."""
+    hint = nearest(name, names)
+    # With its name, Python does not add a suggestion of its own.
+    return AttributeError(f"{owner} has no attribute {name!r}{hint}", name=name)
+
+
 def one_of(
-    kind: str, name: str, names: Iterable[str], gone: Mapping[str, str] | None = None
+    kind: str, name: str, names: Iterable[str], instead: Mapping[str, str] | None = None
 ) -> str:
     """Returns `name` if it is one of `names`.
 
@@ -256,7 +266,7 @@ def one_of(
         kind: a noun for the name, for the message.
         name: the name that the user wrote.
         names: the possible names.
-        gone: names of earlier versions, and what to use now.
+        instead: what to use for names that others have, such as "use 'diloco'".
 
     Raises:
         ValueError: another name. The message suggests the closest one, and lists the
@@ -264,8 +274,10 @@ def one_of(
     """
     names = list(names)
     if name not in names:
-        now = (gone or {}).get(name)
-        hint = f": {now}" if now else nearest(str(name), names)
+        if instead and name in instead:
+            hint = f": {instead[name]}"
+        else:
+            hint = nearest(str(name), names)
         is_long = hint and len(names) > MOST_LISTED
         listed = "" if is_long else f" (one of: {', '.join(names)})"
         raise ValueError(f"unknown {kind} {name!r}{hint}{listed}")

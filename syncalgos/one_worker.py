@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.engine import inner_fit
 from syncalgos.host_arrays import taken
 from syncalgos.optax_states import GIVEN_LOSS
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -44,7 +44,7 @@ class OptimizerState(NamedTuple):
     seen: PyTree
 
 
-@explained
+@suggest_arguments
 def as_optimizer(
     strategy: Strategy, inner: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:

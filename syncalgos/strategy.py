@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos import checks, removed
-from syncalgos.calls import Made, written
+from syncalgos import checks
+from syncalgos.calls import Function, Made, suggest_arguments, written
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
@@ -230,12 +230,12 @@ class Strategy(NamedTuple):
         return made if same else None
 
 
-def factory(function: removed.Function) -> removed.Function:
+def factory(function: Function) -> Function:
     """Decorates a function that makes a strategy: the strategy shows the call.
 
-    For an argument that is gone, the function says what to use now.
+    For a wrong argument, the function names the nearest one.
     """
-    function = removed.explained(function)
+    function = suggest_arguments(function)
 
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> Strategy:
@@ -265,8 +265,6 @@ def check_strategy(where: str, strategy: Any) -> None:
             hint = f" (a strategy is an object: syncalgos.{strategy}())"
         if hasattr(strategy, "update"):
             hint = " (an optimizer? check the order of the arguments)"
-        if now := removed.INSTEAD.get(f"{where}(strategy)"):
-            hint += f": {now}"
         got = checks.shown(strategy)
         raise ValueError(f"{where}: expected a Strategy, got {got}{hint}")
     for name in ("init", "reduce", "sync", "center"):

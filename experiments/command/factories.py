@@ -17,7 +17,7 @@ import syncalgos
 from experiments import tasks
 from experiments.command.errors import STOPS, BadRequest, explained, in_one_line, place
 from experiments.command.words import literal, number, one_of, or_none, whole
-from syncalgos import checks
+from syncalgos import _names, checks
 
 OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -72,6 +72,7 @@ class Kind(NamedTuple):
         passed: parameters that are not flags, as the harness sets them.
         files: the registered names, and the files of their factories.
         several: a hint for errors on how to use several at once.
+        instead: what to use for names that are used elsewhere.
     """
 
     flag: str
@@ -80,6 +81,7 @@ class Kind(NamedTuple):
     passed: frozenset[str]
     files: Mapping[str, Path]
     several: str = ""
+    instead: Mapping[str, str] = types.MappingProxyType({})
 
 
 ALGORITHM = Kind(
@@ -89,6 +91,7 @@ ALGORITHM = Kind(
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "layered"}),
     {path.stem: path for path in _ALGORITHMS},
     "; to compare several: python -m experiments.compare --algos ",
+    _names.INSTEAD,
 )
 TASK = Kind(
     "task",
@@ -290,7 +293,7 @@ def _known(kind: Kind, name: str) -> str:
     if kind is TASK and name.lower().endswith((".csv", ".npz")):
         raise BadRequest(f"--task {name} is a file: use --task table --file {name}")
     try:
-        return checks.one_of(kind.noun, name, kind.files)
+        return checks.one_of(kind.noun, name, kind.files, kind.instead)
     except ValueError as error:
         raise BadRequest(f"{error} (for your own: package.module:factory)") from None
 

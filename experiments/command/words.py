@@ -13,7 +13,7 @@ from syncalgos import checks
 
 OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these names
 
-# What to use in place of a flag that is gone, and of one that a study sets itself.
+# What to use in place of other programs' flags, and of those that a study sets itself.
 _TEXTS = tomllib.loads(Path(__file__).with_name("instead.toml").read_text("utf-8"))
 INSTEAD, TAKEN = _TEXTS["instead"], _TEXTS["taken"]
 RENAMED = _TEXTS["renamed"]  # ALGORITHM.ARGUMENT, as in files of 0.3

@@ -115,8 +115,8 @@ class Wandb:
 
 
 KINDS = {"tensorboard": TensorBoard, "wandb": Wandb}
-# Those of earlier versions, and what to use now.
-GONE: dict[str, str] = dict.fromkeys(
+# Others that users ask for, and what to use.
+INSTEAD: dict[str, str] = dict.fromkeys(
     ("mlflow", "trackio"), "write a tracker of your own, as docs/trackers.md does"
 )
 
@@ -124,7 +124,7 @@ GONE: dict[str, str] = dict.fromkeys(
 def check(names: Iterable[str]) -> None:
     """Raises a ValueError for an unknown tracker, or one that is not installed."""
     for name in names:
-        checks.one_of("--track", name, KINDS, GONE)
+        checks.one_of("--track", name, KINDS, INSTEAD)
         if util.find_spec(module := KINDS[name].module) is None:
             how = "run pip install -e '.[trackers]' in the checkout of syncalgos"
             needs = f"needs {module}, which is not installed"

@@ -5,6 +5,7 @@
 import sys as _sys
 from collections.abc import Callable as _Callable
 
+from syncalgos._names import Registry as _Registry
 from syncalgos.strategy import Strategy as _Strategy
 from syncalgos.strategy import factory as _factory
 
@@ -72,7 +73,7 @@ from syncalgos.algorithms.zero_one_adam import zero_one_adam as zero_one_adam
 from syncalgos.algorithms.quantized_sgd import quantized_sgd as quantized_sgd
 from syncalgos.algorithms.loco import loco as loco
 
-ALGORITHMS: dict[str, _Callable[..., _Strategy]] = {}
+ALGORITHMS: dict[str, _Callable[..., _Strategy]] = _Registry()
 
 for _name, _plain in [*globals().items()]:
     if getattr(_plain, "__module__", "") == f"{__name__}.{_name}":

@@ -10,6 +10,7 @@ import optax
 from jax.typing import ArrayLike
 
 from syncalgos import checks
+from syncalgos.calls import suggest_arguments
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
 from syncalgos.engine.compiled import Compiled
@@ -31,7 +32,6 @@ from syncalgos.host_arrays import taken
 from syncalgos.ledger.counting import Communication, counter
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding, known
-from syncalgos.removed import LANE_FORMS, explained, missing
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
 
 
@@ -110,7 +110,7 @@ class DataParallel:
         array([1., 2., 3.], dtype=float32)
     """
 
-    @explained
+    @suggest_arguments
     def __init__(
         self,
         loss: Loss | PlainLoss,
@@ -152,7 +152,7 @@ class DataParallel:
         self.workers = workers = self.layout.workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if (form := placement.lane_form) is not None:
-            checks.one_of("lane_form", form, selection.FORMS, LANE_FORMS)
+            checks.one_of("lane_form", form, selection.FORMS)
         each = workers if each_worker else 0
         self._worker = worker.Worker(
             *losses, inner, outer, accumulate, tables, each, workers, made, hyperparams
@@ -167,8 +167,8 @@ class DataParallel:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name):
-            """Says what to use now; called only for missing attributes."""
-            raise missing("DataParallel", name)
+            """Names the nearest attribute; called only for missing ones."""
+            raise checks.attribute_error("DataParallel", name, dir(type(self)))
 
     def __repr__(self) -> str:
         return f"DataParallel({self})"

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from syncalgos import checks
 from syncalgos.combinators import introspection
 from syncalgos.combinators.schedule import TABLED
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
-from syncalgos.removed import missing
 from syncalgos.strategy import PyTree, Replica, Strategy
 
 
@@ -52,11 +52,13 @@ class TrainState(NamedTuple):
 
         def __getattr__(self, name):
             """Says where the params are; called only for missing attributes."""
-            hint = ""
             if name in Replica._fields:
-                hint = f"use trainer.center(state).{name} for one plain model"
-                hint += f", or state.replica.{name} for all workers"
-            raise missing("TrainState", name, hint)
+                raise AttributeError(
+                    f"TrainState has no attribute {name!r}: use "
+                    f"trainer.center(state).{name} for one plain model, or "
+                    f"state.replica.{name} for all workers"
+                )
+            raise checks.attribute_error("TrainState", name, self._fields)
 
     @property
     def own(self) -> Own:

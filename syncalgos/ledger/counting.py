@@ -14,13 +14,13 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from syncalgos import checks
+from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import PyTree
 from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators import decided
 from syncalgos.combinators.introspection import axis_of
 from syncalgos.dtypes import weak_floats
 from syncalgos.ledger.traced import ASKED, Branches, Walk, add_up
-from syncalgos.removed import explained
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -108,7 +108,7 @@ class Sends(NamedTuple):
     branched: Counter
 
 
-@explained
+@suggest_arguments
 def communication(
     strategy: Strategy,
     replica: Replica | PyTree,

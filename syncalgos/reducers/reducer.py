@@ -12,12 +12,11 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.calls import Made, written
+from syncalgos.calls import Function, Made, suggest_arguments, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
-from syncalgos.removed import Function, explained, keyword_only
 
 Transformation = optax.GradientTransformation
 
@@ -89,15 +88,17 @@ class Reducer(optax.GradientTransformationExtraArgs):
 def factory(function: Function) -> Function:
     """Decorates a factory of reducers, which then show its call.
 
-    A strategy may bind a reducer to its own axis by the same call with `axis`.
+    A strategy may bind a reducer to its own axis by the same call with `axis`. For a
+    wrong argument, the function names the nearest one.
     """
+    function = suggest_arguments(function)
 
     @functools.wraps(function)
     def make(*args: Any, **kwargs: Any) -> Reducer:
         made = function(*args, **kwargs)
         return dataclasses.replace(made, made=Made(make, args, kwargs, made))
 
-    return keyword_only(explained(make))  # type: ignore[return-value]  # the same for its callers
+    return make  # type: ignore[return-value]  # the same type for its callers
 
 
 class Draws(NamedTuple):

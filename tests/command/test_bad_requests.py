@@ -68,8 +68,8 @@ NAMELESS = ["every algorithm needs a name"]
 NO_RANGE = ["--tune", "needs a flag and its values"]
 RANGE = ["--tune", "LOW:HIGH:log:COUNT"]
 KINDS = ["unknown --partition", "iid", "speaker", "dirichlet:0.1"]
-# Flags that are gone, where the command does not have them.
-GONE = {
+# Flags of other programs, where the command does not have them.
+FOREIGN = {
     f"run {flag} 4": [f"unknown flag '{flag}': {now}"]
     for flag, now in INSTEAD.items()
     if parameter(flag) not in SETTINGS
@@ -79,11 +79,12 @@ OF_STUDIES = {
     f"compare --algos 'bmuf --{flag.replace('_', '-')} 3'": [flag.replace("_", "-")]
     for flag in TAKEN
 }
-EARLY = RANGES | EMPTY | GONE | OF_STUDIES
+EARLY = RANGES | EMPTY | FOREIGN | OF_STUDIES
 EARLY |= {
     # Names.
     "run --algo bmfu": ["unknown algorithm 'bmfu'; did you mean 'bmuf'? (for your own"],
     "run --algo BMUF": ["did you mean 'bmuf'"],
+    "run --algo local_sgd": ["'local_sgd': use 'model_averaging' (for your own"],
     "run --algo xyz": ["'xyz'", *ALGORITHMS],
     "run --algo bmuf,diloco": BOTH,
     "run --algo 'bmuf --nesterov'": ["'bmuf --nesterov'", "leave out the quotation"],
@@ -143,8 +144,8 @@ EARLY |= {
     "compare --task=digit": ["digit", "did you mean 'digits'"],
     "compare --lrr 0.1": ["'--lrr'", "'--lr'"],
     "compare --learning-rate 1": ["none of sync_sgd, ", ": use --lr"],
-    "compare --algos 'dgc --warmup 4'": [f"'--warmup': {INSTEAD['--warmup']}"],
-    "compare --algos dgc --tune switch=1,2": ["'--switch': use --dense-steps"],
+    "compare --algos 'dgc --warmup 4'": ["'--warmup'", "did you mean '--warmup-steps'"],
+    "compare --algos dgc --tune step_size=1,2": ["'--step-size'"],
     "compare --networks 1Gbps": ["has the flag '--networks'"],
     "compare --algos 'bmuf --perod 8'": ["'--perod'", "'--period'"],
     "compare --algos 'bmuf --period \"\"'": ["--period ''", "empty"],

@@ -12,9 +12,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from syncalgos import checks
+from syncalgos.calls import suggest_arguments
 from syncalgos.engine.placement.layout import DEVICES, LANES, Device, Layout
 from syncalgos.engine.placement.shardings import Shardings
-from syncalgos.removed import explained, keyword_only
 
 BACKENDS = ("pmap", "shard_map", "vmap")
 AUTO = "auto"
@@ -70,7 +70,7 @@ class Placement:
     batch_axes: Sequence[str] | None = None
 
 
-Placement.__init__ = keyword_only(explained(Placement.__init__))
+Placement.__init__ = suggest_arguments(Placement.__init__)
 
 
 class Request(NamedTuple):

@@ -1,0 +1,52 @@
+"""Public names, and what to use for wrong ones; nothing here imports jax."""
+
+import ast
+from pathlib import Path
+from typing import TypeVar
+
+from syncalgos import checks
+
+Value = TypeVar("Value")
+
+_SOURCES = "_public.py", "algorithms/__init__.py"
+
+# What to use for algorithms that have another name elsewhere.
+INSTEAD = {
+    "allreduce": "use 'sync_sgd'",
+    "d_psgd": "use 'gossip'",
+    "ddp": "use 'sync_sgd'",
+    "fedadam": "use 'fedopt'",
+    "local_sgd": "use 'model_averaging'",
+    "qsgd": "use 'quantized_sgd'",
+    "sgp": "use 'push_sum'",
+}
+
+
+class Registry(dict[str, Value]):
+    """Algorithms by name; a wrong name is answered with the nearest one."""
+
+    def __missing__(self, name: str) -> Value:
+        try:
+            checks.one_of("algorithm", name, self, INSTEAD)
+        except ValueError as error:
+            raise KeyError(str(error)) from None
+        raise AssertionError  # a name that is registered is not missing
+
+
+def read_public_names() -> set[str]:
+    """Reads the names that the package's lists of imports make public."""
+    names = set()
+    for source in _SOURCES:
+        tree = ast.parse((Path(__file__).parent / source).read_text("utf-8"))
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                names |= {alias.asname or alias.name for alias in node.names}
+    return {name for name in names if name.isidentifier() and name[0] != "_"}
+
+
+def suggest(name: str) -> str:
+    """Says what to use for a name that the package does not have."""
+    if name in INSTEAD:
+        return f": {INSTEAD[name]}"
+    nearest = checks.nearest(name, sorted(read_public_names()))
+    return nearest or ": dir(syncalgos) lists its names"
