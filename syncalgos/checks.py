@@ -194,10 +194,20 @@ def learning_rate(where: str, value: LearningRate) -> Callable[[Any], Any]:
     Raises:
         ValueError: the value is neither a schedule nor a finite number above 0.
     """
-    if callable(value):
-        return value
     import jax.numpy as jnp
 
+    if callable(value):
+
+        def rate_at(step: Any) -> Any:
+            rate = value(step)
+            if jnp.shape(rate):
+                raise ValueError(
+                    f"{where}: learning_rate must return a number for each step, got "
+                    f"shape {jnp.shape(rate)}"
+                )
+            return rate
+
+        return rate_at
     number = real(f"{where}: learning_rate", value, above=0)
     return lambda step: jnp.asarray(number, float)
 

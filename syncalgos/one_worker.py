@@ -24,6 +24,7 @@ from syncalgos.strategy import (
     check_strategy,
     seeing,
     strong,
+    take_step,
 )
 
 
@@ -98,7 +99,7 @@ def as_optimizer(
     """
     check_strategy("as_optimizer", strategy)
     check_optimizer("as_optimizer: inner", inner)
-    extended, axis = optax.with_extra_args_support(inner), axis_of(strategy)
+    axis = axis_of(strategy)
 
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
@@ -128,8 +129,9 @@ def as_optimizer(
             grads, sync = apply_reduce(
                 strategy, updates, replica, state.sync, state.step
             )
-            moves, own = extended.update(grads, state.inner, params, **extra)
-            stepped = optax.apply_updates(params, moves)
+            stepped, own = take_step(
+                "as_optimizer: inner", inner, grads, state.inner, params, **extra
+            )
             replica = replica._replace(params=stepped, opt_state=own)
             return apply_sync(strategy, replica, sync, state.step)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from syncalgos import checks
 from syncalgos.calls import Function, Made, suggest_arguments, written
@@ -449,14 +450,20 @@ def changes_params(
     ]
 
 
-def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTree:
+def require_same(
+    changer: str, what: str, before: PyTree, after: PyTree, casts: bool = False
+) -> PyTree:
     """Requires that a tree keeps its structure, shapes and dtypes.
+
+    Whatever a user's part returns, such as a reducer or an optimizer, is held against
+    what it was given: jax would broadcast a result of another shape without a word.
 
     Args:
         changer: the function that returned `after`, for the message.
         what: the tree's name, for the message.
         before: the tree that it was given.
         after: the tree that it returned.
+        casts: whether a leaf may have another dtype of floats.
 
     Returns:
         `after`, without weak types.
@@ -470,7 +477,10 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
 
     def leaf(path, x, y):
         was, now = jax.typeof(x), jax.typeof(y)
-        if (was.shape, was.dtype) != (now.shape, now.dtype):
+        is_cast = casts and all(
+            jnp.issubdtype(kind.dtype, np.floating) for kind in (was, now)
+        )
+        if was.shape != now.shape or not (is_cast or was.dtype == now.dtype):
             raise ValueError(
                 f"{changer} changes {what}{jax.tree_util.keystr(path)} from "
                 f"{was.str_short()} to {now.str_short()}: shape and dtype must stay"
@@ -478,6 +488,36 @@ def require_same(changer: str, what: str, before: PyTree, after: PyTree) -> PyTr
         return y
 
     return strong(jax.tree_util.tree_map_with_path(leaf, before, after))
+
+
+def take_step(
+    changer: str,
+    optimizer: optax.GradientTransformation,
+    grads: PyTree,
+    opt_state: PyTree,
+    params: PyTree,
+    **extra: Any,
+) -> tuple[PyTree, PyTree]:
+    """Takes a step of an optimizer, whose updates must fit the params.
+
+    Args:
+        changer: the optimizer's name, for the message.
+        optimizer: any optax optimizer.
+        grads: gradients, shaped like params.
+        opt_state: the optimizer's state.
+        params: the params before the step.
+        extra: arguments for optimizers that take them.
+
+    Returns:
+        (params, opt_state) after the step.
+
+    Raises:
+        ValueError: the updates have another form; the first differing leaf is named.
+    """
+    update = optax.with_extra_args_support(optimizer).update
+    updates, opt_state = update(grads, opt_state, params, **extra)
+    require_same(changer, "updates", params, updates, casts=True)
+    return optax.apply_updates(params, updates), opt_state
 
 
 def strong(tree: PyTree) -> PyTree:

@@ -31,6 +31,7 @@ from syncalgos.strategy import (
     Strategy,
     check_strategy,
     factory,
+    take_step,
 )
 
 
@@ -347,8 +348,9 @@ def outer_step(
     def sync(replica, state, step):
         moves = anchors.pseudo_gradient(state.anchor, replica.params)
         grads, own = reducer.update(moves, state.reducer, state.anchor, step=step)
-        updates, outer_state = outer.update(grads, state.outer, state.anchor)
-        anchor = optax.apply_updates(state.anchor, updates)
+        anchor, outer_state = take_step(
+            "outer_step: outer", outer, grads, state.outer, state.anchor
+        )
         return anchors.restart(replica, anchor), OuterState(anchor, outer_state, own)
 
     return Strategy(init, sync=sync, center=anchors.shipped("anchor"), axis=axis)

@@ -15,7 +15,15 @@ from syncalgos.engine.placement.shardings import of_state
 from syncalgos.engine.state import of_one
 from syncalgos.jaxprs import reads
 from syncalgos.reducers.stacking.shards import known
-from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, loss_dtype
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    PyTree,
+    Replica,
+    Strategy,
+    loss_dtype,
+    take_step,
+)
 
 
 def stepped(
@@ -28,9 +36,14 @@ def stepped(
 
     An optimizer with extra arguments gets the loss as `value`, as optax names it.
     """
-    update = optax.with_extra_args_support(optimizer).update
-    updates, opt_state = update(grads, replica.opt_state, replica.params, value=loss)
-    return optax.apply_updates(replica.params, updates), opt_state
+    return take_step(
+        "the optimizer",
+        optimizer,
+        grads,
+        replica.opt_state,
+        replica.params,
+        value=loss,
+    )
 
 
 def optimizer_loss(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers.reducer import Reducer, factory
+from syncalgos.reducers.reducer import Reducer, combined_by, factory
 from syncalgos.reducers.resolve import AnyReducer, resolve
 
 
@@ -65,7 +65,7 @@ def error_feedback(
         takes = collectives.takes_part()
         if takes is not True:  # one that skips a round sends nothing
             owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
-        combined, sent, inner = made.combine(owed, state.reducer, step)
+        combined, sent, inner = combined_by(made.combine, owed, state.reducer, step)
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
@@ -155,7 +155,7 @@ def ef21(
 
         momentum = jax.tree.map(average, state.momentum, widen(updates))
         unknown = jax.tree.map(jnp.subtract, momentum, state.known)
-        change, sent, inner = made.combine(unknown, state.reducer, step)
+        change, sent, inner = combined_by(made.combine, unknown, state.reducer, step)
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
@@ -232,7 +232,7 @@ def late(
         return LateState(jax.tree.map(jnp.zeros_like, params), made.init(params))
 
     def combine(updates, state, step):
-        combined, _, inner = made.combine(updates, state.reducer, step)
+        combined, _, inner = combined_by(made.combine, updates, state.reducer, step)
         return state.under_way, state.under_way, LateState(combined, inner)
 
     return Reducer(combine, init)

@@ -17,6 +17,7 @@ from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import require_same
 
 Transformation = optax.GradientTransformation
 
@@ -51,7 +52,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
 
     def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
-            combined, _, state = combine(updates, state, step)
+            combined, _, state = combined_by(combine, updates, state, step)
             return combined, state
 
         return super().__new__(cls, init, update)
@@ -83,6 +84,32 @@ class Reducer(optax.GradientTransformationExtraArgs):
         """The fields that were changed since a factory made the reducer."""
         first = vars(self.made.result if self.made else self) | {"made": self.made}
         return {name: x for name, x in vars(self).items() if x is not first[name]}
+
+
+def combined_by(
+    combine: Callable, updates: PyTree, state: PyTree, step: Any
+) -> tuple[PyTree, PyTree, PyTree]:
+    """Calls the `combine` of a Reducer, whose trees must have the form of updates.
+
+    Raises:
+        ValueError: a result has another form; the first differing leaf is named.
+    """
+    result = combine(updates, state, step)
+    if type(result) is not tuple or len(result) != 3:
+        raise ValueError(
+            "combine of a Reducer must return (combined, sent, state), got "
+            f"{_kinds_of(result)}"
+        )
+    combined, sent, state = result
+    combined = require_same("a reducer", "combined", updates, combined)
+    return combined, require_same("a reducer", "sent", updates, sent), state
+
+
+def _kinds_of(result: Any) -> str:
+    """The type of a result, with those of its parts if it is a tuple or a list."""
+    if not isinstance(result, tuple | list):
+        return type(result).__name__
+    return f"({', '.join(type(x).__name__ for x in result)})"
 
 
 def factory(function: Function) -> Function:
@@ -134,6 +161,7 @@ def leafwise(
         if not is_sent(x):
             return x, x
         pair = pieces.each(combine)(pieces.split(x), *drawn)
+        check_count("leafwise: combine", 2, pair)
         return [pieces.join(y).astype(x.dtype) for y in pair]
 
     def tree(updates, state, step):
@@ -204,7 +232,20 @@ def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree,
     leaves, form = jax.tree.flatten(trees[0])
     rest = (form.flatten_up_to(tree) for tree in trees[1:])
     results = [function(*each) for each in zip(leaves, *rest, strict=True)]
+    for result in results:
+        check_count("over_leaves: function", count, result)
     return tuple(form.unflatten([r[i] for r in results]) for i in range(count))
+
+
+def check_count(label: str, count: int, result: Any) -> None:
+    """Refuses a result that is not a tuple or list of so many values.
+
+    An array is refused, too: its rows would be taken for the values.
+    """
+    if not isinstance(result, tuple | list) or len(result) != count:
+        raise ValueError(
+            f"{label} must return {count} values for a leaf, got {_kinds_of(result)}"
+        )
 
 
 def share_of(density: float, size: int) -> int:

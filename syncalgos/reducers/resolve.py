@@ -10,6 +10,7 @@ from syncalgos import checks
 from syncalgos.collectives import Axis
 from syncalgos.reducers import dense, robust
 from syncalgos.reducers.reducer import Reducer, Transformation
+from syncalgos.strategy import require_same
 
 NAMED: dict[str, Callable[..., Transformation]] = {
     "mean": dense.mean,
@@ -60,8 +61,21 @@ def resolve(
     if isinstance(made, Reducer):
         return made.over(axis)
     if isinstance(made, Transformation):
-        return optax.with_extra_args_support(made)
+        return _held(where, optax.with_extra_args_support(made))
     raise ValueError(
         f"{where}: expected an optax GradientTransformation or a factory with a "
         f"keyword axis, got {reducer!r} (wrap a plain function in optax.stateless)"
     )
+
+
+def _held(
+    where: str, transformation: optax.GradientTransformationExtraArgs
+) -> optax.GradientTransformationExtraArgs:
+    """Holds the updates that a transformation returns against those it was given."""
+
+    def update(updates, state, params=None, **extra):
+        combined, state = transformation.update(updates, state, params, **extra)
+        changer = f"{where}: the transformation"
+        return require_same(changer, "updates", updates, combined), state
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
