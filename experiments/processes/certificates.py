@@ -20,15 +20,20 @@ def check(files: Mapping[str, str]) -> None:
     for name, path in files.items():
         with needed(name, Path(path)):
             open_regular(path, MOST_BYTES).close()
-    (_, cert), (of_key, key), (of_authority, authority) = files.items()
+    _, key_name, authority_name = files
+    cert_path, key_path, authority_path = files.values()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        context.load_verify_locations(authority)
+        context.load_verify_locations(authority_path)
     except ssl.SSLError as error:
-        line = f"{of_authority} {authority} is no certificate: {error.reason}"
-        raise BadRequest(line) from error
+        raise BadRequest(
+            f"{authority_name} {authority_path} is no certificate: {error.reason}: set "
+            f"{authority_name} to the PEM file of the authority's certificate"
+        ) from error
     try:
-        context.load_cert_chain(cert, key, password=lambda: b"")
+        context.load_cert_chain(cert_path, key_path, password=lambda: b"")
     except ssl.SSLError as error:
-        line = f"{of_key} {key} is not the key of the certificate in {cert}"
-        raise BadRequest(f"{line}: {error.reason or error}") from error
+        raise BadRequest(
+            f"{key_name} {key_path} is not the key of the certificate in {cert_path}: "
+            f"{error.reason or error}: set {key_name} to the PEM file of its key"
+        ) from error

@@ -49,8 +49,9 @@ def _check_files(c: RunConfig) -> None:
     if c.out is None and (c.resume or c.resume_center):
         raise BadRequest("--resume continues the run in a folder: name it with --out")
     if c.keep == "best" and not (c.export or c.checkpoint_every):
-        told = "--keep best needs a model to keep: add --export or --checkpoint-every"
-        raise BadRequest(told)
+        raise BadRequest(
+            "--keep best needs a model to keep: add --export or --checkpoint-every"
+        )
 
 
 def requested(config: RunConfig) -> ProcessGroup:
@@ -64,21 +65,27 @@ def requested(config: RunConfig) -> ProcessGroup:
         group = _joining(config) or ProcessGroup(processes=config.processes)
     if config.max_restarts and config.processes == 1:
         raise BadRequest(
-            "--max-restarts needs --processes, whose processes it restarts: resume one "
-            "with --resume; joined ones end with 75: their scheduler may restart them"
+            "--max-restarts needs --processes, whose processes it restarts: resume a "
+            "run of one process with --resume; after a loss, joined processes end with "
+            "exit code 75, and their scheduler may restart them"
         )
     if config.backend == "vmap" and group.processes > 1:
         raise BadRequest(
-            f"--backend vmap has one device, not {group.processes} processes: use pmap"
+            f"--backend vmap runs on one device, not in {group.processes} processes: "
+            "use pmap or shard_map"
         )
-    devices = config.worker_devices
-    if config.workers * devices % group.processes:
-        of_devices = f" of {devices} devices" if devices > 1 else ""
+    num_devices = config.worker_devices
+    if config.workers * num_devices % group.processes == 0:
+        return group
+    if num_devices == 1:
         raise BadRequest(
-            f"--workers: {config.workers} workers{of_devices} do not divide over "
+            f"--workers: {config.workers} workers do not divide over "
             f"{group.processes} processes: use a multiple of {group.processes}"
         )
-    return group
+    raise BadRequest(
+        f"--workers: {config.workers} workers of {num_devices} devices do not divide "
+        f"over {group.processes} processes: use a multiple of {group.processes}"
+    )
 
 
 def _joining(c: RunConfig) -> ProcessGroup | None:
@@ -93,15 +100,24 @@ def _joining(c: RunConfig) -> ProcessGroup | None:
             "--processes starts processes, but --coordinator and "
             "--distributed auto join processes started elsewhere: use one way only"
         )
-    where, number, count = c.coordinator, c.process_id, c.num_processes
-    if where is not None and number is not None and count is not None:
-        network.address(where)
-        if number >= count:
-            must = f"must be 0 to {count - 1} with --num-processes {count}"
-            raise ValueError(f"--process-id {must}, got {number}")
-        return ProcessGroup(number, count, coordinator=where)
-    three = {"--coordinator": where, "--process-id": number, "--num-processes": count}
-    if given := [name for name, value in three.items() if value is not None]:
-        missing = next(name for name in three if name not in given)
-        raise ValueError(f"{given[0]} also needs {missing}")
+    coordinator = c.coordinator
+    process = c.process_id
+    processes = c.num_processes
+    if coordinator is not None and process is not None and processes is not None:
+        network.address(coordinator)
+        if process >= processes:
+            raise ValueError(
+                f"--process-id must be 0 to {processes - 1} with --num-processes "
+                f"{processes}, got {process}"
+            )
+        return ProcessGroup(process, processes, coordinator=coordinator)
+    values_by_flag = {
+        "--coordinator": coordinator,
+        "--process-id": process,
+        "--num-processes": processes,
+    }
+    set_flags = [flag for flag, value in values_by_flag.items() if value is not None]
+    if set_flags:
+        missing_flag = next(flag for flag in values_by_flag if flag not in set_flags)
+        raise ValueError(f"{set_flags[0]} also needs {missing_flag}")
     return network.detected(c.init_timeout) if c.distributed == "auto" else None

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
@@ -131,8 +131,10 @@ class Member:
             for kind in ("cuda", "rocm"):
                 jax.config.update(f"jax_{kind}_visible_devices", own)
         if number and not self._has_starter:
-            who = f"process {number} of {len(hellos)}"
-            self._say(f"{who} has joined; process 0 shows the progress")
+            self._say(
+                f"process {number} of {len(hellos)} has joined; process 0 shows the "
+                "progress"
+            )
         group = self._group._replace(
             hosts=len(set(hosts)), sharing=sharing, note=self._note
         )
@@ -153,17 +155,18 @@ class Member:
 
     def _lost(self, text: str) -> NoReturn:
         """Ends this process because another one is gone, or refused to continue."""
-        others = {*range(self._group.processes)} - {self._group.process}
-        who = f"process {others.pop()}" if len(others) == 1 else "another process"
+        line = f"another process is gone ({text})"
+        if self._group.processes == 2:
+            line = f"process {1 - self._group.process} is gone ({text})"
         time.sleep(GRACE)
         try:
             self._follow()
         except RuntimeError:
-            who = f"process 0 at {self._group.coordinator}"
+            line = f"process 0 at {self._group.coordinator} is gone ({text})"
         self._linger()
         number = self._stopped()
         code = stopping.stopped_by(number) if number else stopping.TERMINATED
-        self._end(code, f"{who} is gone ({text})")
+        self._end(code, line)
 
     def _end(self, code: int, text: str) -> NoReturn:
         """Ends this process at once, without a shutdown that waits for others."""
@@ -266,23 +269,25 @@ def join(
 def _check_port(coordinator: str, log: Callable[[str], None]) -> None:
     """Checks that process 0 can listen at its address."""
     host, port = network.address(coordinator)
-    own = network.own_address(host)
-    if own is None and network.is_address(host):
-        what = f"process 0 cannot listen at {host}, which is not an address of this"
-        raise Unconnected(f"{what} machine: set --coordinator to one that is")
+    own_address = network.own_address(host)
+    if own_address is None and network.is_address(host):
+        raise Unconnected(
+            f"process 0 cannot listen at {host}, which is not an address of this "
+            "machine: set --coordinator to an address of this machine"
+        )
     # Such as a load balancer's name, or a name that DNS does not know yet.
-    if own is None:
+    if own_address is None:
         log(
             f"{host} is not an address of this machine: process 0 listens at all its "
             "addresses; set --coordinator to one of them to listen only there"
         )
     try:
         # gRPC would silently share the port with the process 0 of another run.
-        network.listen(own, port).close()
+        network.listen(own_address, port).close()
     except OSError as error:
-        reason = os.strerror(error.errno or 0)
-        line = f"process 0 cannot listen on port {port}: {reason}"
-        raise Unconnected(line) from error
+        raise Unconnected(
+            f"process 0 cannot listen on port {port}: {os.strerror(error.errno or 0)}"
+        ) from error
 
 
 def _connect_within(seconds: float, group: ProcessGroup) -> None:
@@ -370,25 +375,37 @@ def difference(hellos: Sequence[Hello]) -> str | None:
     Returns:
         The line; None if all agree.
     """
-    first, *others = (hello.facts for hello in hellos)
-    other = next((facts for facts in others if facts != first), None)
-    if other is None:
+    first_facts = hellos[0].facts
+    other_facts = next((x.facts for x in hellos if x.facts != first_facts), None)
+    if other_facts is None:
         return None
-    *most, last = (str(i) for i, hello in enumerate(hellos) if hello.facts == other)
-    some = f"processes {', '.join(most)} and {last} have"
-    names = [x for x in {**first, **other} if other.get(x) != first.get(x)]
-    theirs, ours = (
-        ", ".join(_shown(name, facts.get(name)) for name in names[:SHOWN])
-        for facts in (other, first)
+    names = [*(first_facts | other_facts)]
+    names = [x for x in names if other_facts.get(x) != first_facts.get(x)]
+    other_text = _format_facts(names[:SHOWN], other_facts)
+    first_text = _format_facts(names[:SHOWN], first_facts)
+    if len(names) > SHOWN:
+        first_text = f"{first_text} ({len(names) - SHOWN} more differ)"
+    numbers = [str(i) for i, hello in enumerate(hellos) if hello.facts == other_facts]
+    if len(numbers) == 1:
+        return f"process {numbers[0]} has {other_text}, but process 0 has {first_text}"
+    return (
+        f"processes {', '.join(numbers[:-1])} and {numbers[-1]} have {other_text}, but "
+        f"process 0 has {first_text}"
     )
-    more = f" ({len(names) - SHOWN} more differ)" if len(names) > SHOWN else ""
-    who = some if most else f"process {last} has"
-    return f"{who} {theirs}, but process 0 has {ours}{more}"
 
 
-def _shown(name: str, value: Any) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return f"no {name}" if value is None else f"{name} {text}"
+def _format_facts(names: Sequence[str], facts: Mapping[str, Any]) -> str:
+    """Lists facts for a line, such as "--seed 1, no --lr"."""
+    texts = []
+    for name in names:
+        value = facts.get(name)
+        if value is None:
+            texts.append(f"no {name}")
+        elif isinstance(value, str):
+            texts.append(f"{name} {value}")
+        else:
+            texts.append(f"{name} {json.dumps(value, ensure_ascii=False)}")
+    return ", ".join(texts)
 
 
 def place_on_host(hosts: Sequence[Any], process: int) -> tuple[int, int]:
@@ -413,14 +430,19 @@ def tells_of_loss(error: Exception) -> bool:
 def check_tls() -> None:
     """Raises a BadRequest for certificates that jax would not use."""
     names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
-    given = {name: os.environ[name] for name in names if os.environ.get(name)}
-    if not given:
+    settings = {name: os.environ[name] for name in names if os.environ.get(name)}
+    if not settings:
         return
-    first = next(iter(given))
-    if missing := [name for name in _TLS if name not in given]:
-        raise BadRequest(f"{first} is set, but not {missing[0]}: TLS needs both")
+    first_name = next(iter(settings))
+    missing_names = [name for name in _TLS if name not in settings]
+    if missing_names:
+        raise BadRequest(
+            f"{first_name} is set, but not {missing_names[0]}: TLS needs both"
+        )
     parameters = inspect.signature(jax.distributed.initialize).parameters
     if "mtls_cert_file" not in parameters:
-        lacks = f"jax {jax.__version__} does not support TLS"
-        raise BadRequest(f"{first}: {lacks}: install jax 0.12, or unset the variable")
-    certificates.check({name: given[name] for name in _TLS})
+        raise BadRequest(
+            f"{first_name} is set, but jax {jax.__version__} does not support TLS: "
+            "install jax 0.12, or unset the variable"
+        )
+    certificates.check({name: settings[name] for name in _TLS})

@@ -137,9 +137,9 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
     _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
         return stopping.stopped_by(received[0])
-    code, lines = verdict(codes, asked)
-    for number, line in lines.items():
-        say(f"process {number} (pid {children[number].pid}) {line}")
+    code, lines = verdict(codes, [child.pid for child in children], asked)
+    for line in lines:
+        say(line)
     return code
 
 
@@ -153,28 +153,37 @@ def _kill(children: Sequence[subprocess.Popen[bytes]]) -> None:
         child.wait()
 
 
-def verdict(codes: Sequence[int | None], asked: int) -> tuple[int, dict[int, str]]:
+def verdict(
+    codes: Sequence[int | None], pids: Sequence[int], asked: int
+) -> tuple[int, list[str]]:
     """Returns the exit code of a run, and a line about each process that was lost.
 
     Args:
         codes: how each process ended; None if it had to be killed.
+        pids: their process ids.
         asked: the signal that asked the run to stop, or 0.
     """
-    stopped = stopping.stopped_by(asked) if asked else TERMINATED
-    killed = _killed(codes, asked)
-    told = [code for code in codes if code and 0 < code != TERMINATED]
-    frozen = [i for i, code in enumerate(codes) if code is None]
-    if not killed and told:
-        return told[0], {}  # the processes have said why
-    if not killed and frozen:
-        line = "did not end by itself after the others: it may be stopped or frozen"
-        return stopped, dict.fromkeys(frozen, line)
-    # jax aborts a process that has lost another one: it is named if no other is.
-    aborted = {i: signal.SIGABRT for i, x in enumerate(codes) if x == -signal.SIGABRT}
-    return stopped if any(codes) else DONE, {
-        i: f"was killed by {stopping.signal_name(number)}"
-        for i, number in (killed or aborted).items()
-    }
+    stop_code = stopping.stopped_by(asked) if asked else TERMINATED
+    signals = _killed(codes, asked)
+    error_codes = [code for code in codes if code and 0 < code != TERMINATED]
+    frozen_processes = [i for i, code in enumerate(codes) if code is None]
+    if not signals and error_codes:
+        return error_codes[0], []  # the processes have said why
+    if not signals and frozen_processes:
+        return stop_code, [
+            f"process {i} (pid {pids[i]}) did not end by itself after the others: it "
+            "may be stopped or frozen"
+            for i in frozen_processes
+        ]
+    if not signals:
+        # jax aborts a process that has lost another one: it is named if no other is.
+        signals = {
+            i: signal.SIGABRT for i, code in enumerate(codes) if code == -signal.SIGABRT
+        }
+    return stop_code if any(codes) else DONE, [
+        f"process {i} (pid {pids[i]}) was killed by {stopping.signal_name(number)}"
+        for i, number in signals.items()
+    ]
 
 
 def _expected(asked: int) -> tuple[int, ...]:

@@ -89,8 +89,8 @@ def test_certificates_that_cannot_be_used_are_named(tmp_path):
         (1, "nowhere.pem", "CLIENT__KEY .*nowhere.pem: No such file"),
         (2, "nowhere.pem", "CA_FILE .*nowhere.pem: No such file"),
         (1, "foreign/key.pem", "CLIENT__KEY .*key.pem is not the key .*/cert.pem"),
-        (1, "cert.pem", "CLIENT__KEY .*cert.pem is not the key"),
-        (2, "key.pem", "CA_FILE .*key.pem is no certificate"),
+        (1, "cert.pem", "CLIENT__KEY .*cert.pem is not the key .*: set .*KEY to"),
+        (2, "key.pem", "CA_FILE .*key.pem is no certificate: .*: set .*CA_FILE to"),
     ):
         names = ("CLIENT__CERT", "CLIENT__KEY", "CA_FILE")
         files = [made[f"{TLS}{name}"] for name in names]

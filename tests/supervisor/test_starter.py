@@ -103,34 +103,37 @@ def test_signals_stop_all_in_order_and_a_second_one_at_once(
     assert capfd.readouterr().err == ""
 
 
-KILLED, ABORTED = "was killed by SIGKILL", "was killed by SIGABRT"
 FROZEN = "did not end by itself after the others: it may be stopped or frozen"
+FIRST_KILLED = "process 0 (pid 70) was killed by SIGKILL"
+SECOND_KILLED = "process 1 (pid 71) was killed by SIGKILL"
+FIRST_ABORTED = "process 0 (pid 70) was killed by SIGABRT"
 TERM, INT = signal.SIGTERM, signal.SIGINT
 
 
 @pytest.mark.parametrize(
     "codes, asked, expected",
     [
-        ((0, 0), 0, (0, {})),
-        ((0, 0), TERM, (0, {})),  # the signal came too late
-        ((3, 3), 0, (3, {})),
-        ((75, 75), TERM, (75, {})),
-        ((75, 75), INT, (130, {})),
-        ((-15, 75), INT, (130, {})),  # it was only being started
-        ((130, 130), 0, (130, {})),  # someone else stopped them
-        ((75, 75), 0, (75, {})),
-        ((2, None), 0, (2, {})),
-        ((1, 75), 0, (1, {})),
-        ((4, None), 0, (4, {})),
-        ((None, -9), 0, (75, {1: KILLED})),
-        ((1, -9), 0, (75, {1: KILLED})),  # the loss brought about an error
-        ((-9, 75), INT, (130, {0: KILLED})),
-        ((-6, None, 75), 0, (75, {1: FROZEN})),
-        ((-6, 75), 0, (75, {0: ABORTED})),
+        ((0, 0), 0, (0, [])),
+        ((0, 0), TERM, (0, [])),  # the signal came too late
+        ((3, 3), 0, (3, [])),
+        ((75, 75), TERM, (75, [])),
+        ((75, 75), INT, (130, [])),
+        ((-15, 75), INT, (130, [])),  # it was only being started
+        ((130, 130), 0, (130, [])),  # someone else stopped them
+        ((75, 75), 0, (75, [])),
+        ((2, None), 0, (2, [])),
+        ((1, 75), 0, (1, [])),
+        ((4, None), 0, (4, [])),
+        ((None, -9), 0, (75, [SECOND_KILLED])),
+        ((1, -9), 0, (75, [SECOND_KILLED])),  # the loss brought about an error
+        ((-9, 75), INT, (130, [FIRST_KILLED])),
+        ((-6, None, 75), 0, (75, [f"process 1 (pid 71) {FROZEN}"])),
+        ((-6, 75), 0, (75, [FIRST_ABORTED])),
     ],
 )
 def test_exit_code_and_who_is_named(codes, asked, expected):
-    assert verdict(codes, asked) == expected
+    pids = range(70, 70 + len(codes))
+    assert verdict(codes, pids, asked) == expected
 
 
 def test_restart_resumes_in_the_folder_of_the_first_attempt(
