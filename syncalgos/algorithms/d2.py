@@ -33,7 +33,7 @@ def d2(
 
     Args:
         mixing: m, the share of the weights W in V, above 0, at most 1; at 1 a ring of
-            an even number of workers is at the edge of stability.
+            4, 6, … workers is at the edge of stability.
         topology: the graph of neighbours; in Python also edges, or weights that are
             symmetric and do not change: see `graph`.
         axis: the mapped axis or axes over which the workers lie.

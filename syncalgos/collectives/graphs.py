@@ -79,8 +79,6 @@ def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     sizes = np.sort(np.abs(np.linalg.eigvals(among)))
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
     degree = max(heard.sum(1).max(), heard.sum(2).max())
-    # Both neighbours of a worker on a ring of two are the other one.
-    degree = 2 if named(given, "ring") and workers == 2 else degree
     gap = 1 - float(sizes[-2]) if workers > 1 else 1.0
     return Graph(weights[0] if len(weights) == 1 else weights, gap, int(degree))
 
@@ -221,8 +219,6 @@ def weights_of(given: str | np.ndarray, workers: int, seed: int = 0) -> np.ndarr
                 f"{workers} is {workers - 1}"
             )
         return _metropolis(_among(given, workers))[None]
-    if given == "ring" and workers == 2:
-        return np.array([[[1, 2], [2, 1]]]) / 3
     if given == "exponential":
         return np.stack([_hearing([by], workers) for by in powers(workers) or [0]])
     if given == "static_exponential":

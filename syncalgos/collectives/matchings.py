@@ -34,8 +34,6 @@ def links_of(given: str | np.ndarray, workers: int) -> list[list[Link]]:
     found = [_links(weights) for weights in weights_of(given, workers)]
     if not named(given, "ring"):
         return found
-    if workers == 2:  # both neighbours of a worker are the other worker
-        found = [[Link(np.array([1, 0]), np.full(2, 1 / 3))] * 2]
     return [[link._replace(constant=True) for link in found[0]]]
 
 

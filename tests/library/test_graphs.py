@@ -36,6 +36,16 @@ def test_named_graphs_have_the_weights_of_their_definitions(name):
             np.testing.assert_allclose(found[step % len(found)], expected, atol=1e-15)
 
 
+@pytest.mark.parametrize("name", BY_DEFINITION)
+def test_two_workers_send_to_each_other_once_and_agree(name):
+    """A ring of two has one edge, and 1 / (1 + d) is a half."""
+    np.testing.assert_array_equal(sa.graph(name, 2).weights, np.full((2, 2), 0.5))
+    assert sa.graph(name, 2).degree == 1
+    strategy = sa.gossip(topology=name)
+    sent = sa.communication(strategy, np.ones(10, np.float32), workers=2, steps=3)
+    assert sent.by_collective["permute"].bytes_per_worker == 3 * 40
+
+
 def test_the_guide_explains_every_name():
     guide = (ROOT / "docs/strategies.md").read_text("utf-8")
     assert {*re.findall(r'^\| `"(\w+)"` \|', guide, re.M)} == {*ONE_WAY, *SYMMETRIC}

@@ -76,8 +76,6 @@ def matrix(topology, step, workers):
         return metropolis(topology, workers)
     if not isinstance(topology, str):
         return topology[step % len(topology)] if topology.ndim == 3 else topology
-    if topology == "ring" and workers <= 2:  # both neighbours are the same worker
-        return one_way([-1, 1], workers)
     hops = ceil(log2(workers))
     if topology == "exponential":
         return one_way([2 ** (step % hops)] if hops else [], workers)
