@@ -5,7 +5,6 @@ import json
 
 import pytest
 from commands import OTHER_MACHINES, printed_by
-from tiers import tiers
 
 from experiments.aim import targets
 from experiments.command.errors import BadRequest
@@ -85,6 +84,7 @@ def test_cpu_target_has_virtual_devices():
     assert devices("cpu:4") == [["cpu", 0, 0]] * 4
 
 
+@pytest.mark.slow
 @no_libtpu
 def test_devices_of_a_slice_and_of_a_host_are_together():
     found = devices("tpu:v5e:4x4", slices=2)
@@ -92,9 +92,8 @@ def test_devices_of_a_slice_and_of_a_host_are_together():
     assert [process for *_, process in found] == [i // 4 for i in range(32)]
 
 
+@pytest.mark.slow
 @no_libtpu
-@pytest.mark.parametrize(
-    "text", tiers(["tpu:v4:2x2x2", "tpu:v5p:2x2x2"], ["tpu:v4:2x2x2"])
-)
+@pytest.mark.parametrize("text", ["tpu:v4:2x2x2", "tpu:v5p:2x2x2"])
 def test_a_chip_is_one_device(text):
     assert len(devices(text)) == 8

@@ -212,6 +212,7 @@ def test_diverged_run_ends_after_its_dispatch_with_complete_files(tmp_path):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.slow
 def test_run_whose_last_step_ruins_the_model_has_diverged(tmp_path):
     ended = lasting.run("--algo sync_sgd --lr 1e38 --steps 1", tmp_path / "out")
     assert (ended.code, ended.summary["diverged"]) == (3, True)

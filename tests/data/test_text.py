@@ -402,6 +402,7 @@ def large(tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_two_processes_make_one_file_and_any_number_of_threads_the_same(
     large, tmp_path
 ):

@@ -172,6 +172,7 @@ def memory_of_training(**options):
     return trainer.temp_bytes or 0
 
 
+@pytest.mark.slow
 def test_microbatches_take_less_memory():
     """Though their rows are gathered from data on the device."""
     whole = memory_of_training()

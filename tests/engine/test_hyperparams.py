@@ -79,6 +79,7 @@ def test_a_state_from_the_host_has_its_own_and_compiles_nothing():
     trees.assert_equal(trainer.to_host(again).replica, trainer.to_host(state).replica)
 
 
+@pytest.mark.slow
 def test_others_may_take_their_place_in_the_middle():
     trainer = trainer_of()
     state, _ = trainer.run(trainer.init(make_params()), BATCHES)
@@ -91,6 +92,7 @@ def test_others_may_take_their_place_in_the_middle():
     assert_close(metrics["loss"], expected["loss"])
 
 
+@pytest.mark.slow
 def test_what_is_common_at_one_number_may_not_be_at_another():
     """`delayed` mixes nothing in if alpha is 0, which then leaves all lanes alike."""
     ends = []

@@ -129,6 +129,7 @@ def test_merged_lanes_are_vectorized_ones(backend, accumulate):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "accumulate", "loss"),
     [

@@ -78,7 +78,11 @@ def strategies(kind):
     [
         ("local", {"backend": "pmap", "lane_form": "sequential", "accumulate": 3}),
         pytest.param("local", {"each_worker": True}, marks=pytest.mark.slow),
-        ("synchronous", {"backend": "pmap", "lane_form": "merged", "accumulate": 2}),
+        pytest.param(
+            "synchronous",
+            {"backend": "pmap", "lane_form": "merged", "accumulate": 2},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_local_steps_see_the_workers_own_loss_and_shared_ones_the_mean(kind, options):

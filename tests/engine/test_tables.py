@@ -21,6 +21,7 @@ from problems.two_tables import (
     TABLES,
     make,
 )
+from tiers import tiers
 from trees import assert_close
 
 import syncalgos as sa
@@ -204,7 +205,7 @@ ROWS_TOGETHER = {
 }
 
 
-@pytest.mark.parametrize("name", ROWS_TOGETHER)
+@pytest.mark.parametrize("name", tiers(ROWS_TOGETHER, ["clip_by_block_rms", "muon"]))
 def test_optimizers_that_take_rows_together_are_refused(name):
     """Each worker would take those of its own part together."""
     optimizer = ROWS_TOGETHER[name]

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from lasting import run
+from tiers import tiers
 
 import syncalgos as sa
 from experiments.training.config import parse
@@ -35,7 +36,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
-@pytest.mark.parametrize("name", ["co2", "diloco_x"])
+@pytest.mark.parametrize("name", tiers(["co2", "diloco_x"], ["diloco_x"]))
 def test_a_result_that_arrives_a_round_late_is_not_in_the_center(name):
     told = f"{name} first uses a sync after step 16, beyond these 9 steps: use --steps "
     words = f"--algo {name} --period 8 --steps"
@@ -44,6 +45,7 @@ def test_a_result_that_arrives_a_round_late_is_not_in_the_center(name):
     assert [rounds.center_step(step) for step in (15, 16, 24, 25)] == [0, 8, 16, 16]
 
 
+@pytest.mark.slow
 def test_an_algorithm_that_sends_nothing_is_not_said_to_be_untrained():
     own = sa.Strategy(
         lambda params: params,
@@ -125,6 +127,7 @@ def test_default_dense_steps_beyond_a_short_run_is_told(tmp_path):
     assert first.startswith("--dense-steps 100 is not below --steps 2: all steps")
 
 
+@pytest.mark.slow
 def test_a_run_whose_loss_has_grown_says_so(tmp_path):
     ended = run(f"{TINY} --lr 1e9 --algo sync_sgd", tmp_path / "out")
     assert ended.code == 3

@@ -91,10 +91,10 @@ def assert_all_match(result, inputs):
     [
         ("vmap", 1, 5),
         ("pmap", 2, 3),
-        ("shard_map", 1, 1),
-        ("shard_map", 3, 1),
+        pytest.param("shard_map", 1, 1, marks=pytest.mark.slow),
+        pytest.param("shard_map", 3, 1, marks=pytest.mark.slow),
         ("shard_map", 3, 2),
-        ("shard_map", 2, 4),
+        pytest.param("shard_map", 2, 4, marks=pytest.mark.slow),
     ],
 )
 def test_collectives_match_numpy(backend, devices, lanes):

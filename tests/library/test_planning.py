@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import reducers
@@ -79,7 +80,7 @@ def test_a_plan_says_so_in_a_paragraph():
 @pytest.mark.parametrize(
     "make",
     [
-        partial(sa.diloco, reduce="int8"),
+        pytest.param(partial(sa.diloco, reduce="int8"), marks=pytest.mark.slow),
         sa.co2,
         lambda period: sa.delayed(sa.model_averaging(period), 1),
         lambda period: sa.chain(sa.every(sa.average(), period)),
@@ -108,11 +109,15 @@ def test_a_fixed_delay_does_not_grow_with_the_period():
 
 
 def test_syncs_that_follow_another_law_than_their_period_are_not_planned_by_it():
-    rate = optax.cosine_decay_schedule(0.4, 2000)
+    rate = optax.cosine_decay_schedule(0.4, 200)
     grows, apart = sa.qsr(4, learning_rate=rate), sa.every(sa.model_averaging(4), 6)
-    for found in (plan(grows, steps=2000), plan(apart)):
+    for found in (plan(grows, steps=200), plan(apart)):
         assert (found.period, found.enough) == (None, None)
         assert "; no period is known" in str(found)
+
+
+@pytest.mark.slow
+def test_the_smallest_period_of_workers_that_do_not_wait_is_found_without_a_law():
     unlike = plan(sa.async_diloco(4), share=0.2)
     told = unlike.enough or 0
     shares = [plan(sa.async_diloco(h), steps=4000).share for h in (told - 5, told)]
@@ -124,6 +129,7 @@ def test_what_every_step_sends_is_in_no_period():
     assert plan(sa.gossip_pga(8), step_seconds=60.0).enough is not None
 
 
+@pytest.mark.slow
 def test_what_no_period_reduces_counts_at_each_step():
     """Costlier neighbors than the mean over all, sums in groups, or a first phase."""
     own = {"step_seconds": 8.0, "share": 0.2}
@@ -139,6 +145,7 @@ def test_what_no_period_reduces_counts_at_each_step():
     assert shares[1] <= 0.2 < shares[0]
 
 
+@pytest.mark.slow
 def test_a_first_sync_beyond_eight_periods_is_found():
     late = sa.after(sa.average(), 5000)
     assert plan(late).steps > 5000 and plan(late).period == 1
@@ -161,7 +168,7 @@ def test_a_plan_of_any_algorithm_adds_up():
             assert 0 <= found.share < 1 and found.messages > 0
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", tiers(MEASURED, ["sync_sgd", "bmuf"]))
 def test_measured_links_take_as_long(name, request):
     """In the range that the page of the measurements states."""
     lines = (request.config.rootpath / RECORDS).read_text().splitlines()

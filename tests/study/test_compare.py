@@ -70,6 +70,7 @@ def test_a_shell_reads_the_words_of_the_command_as_they_were():
         assert shlex.split(_quoted(word)) == [word]
 
 
+@pytest.mark.slow
 def test_finals_say_which_examples_each_model_is_right_on(tmp_path, here):
     words = "--algos sync_sgd,bmuf --tune lr=0.05,0.1 --steps 16 --eval-every 16"
     assert here(f"{words} --seeds 2")[0] == 0

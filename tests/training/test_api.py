@@ -105,6 +105,7 @@ DOORS = tiers(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", DOORS)
 def test_an_output_that_cannot_be_written_is_no_success(case, tmp_path):
     output, door = case.split("-")

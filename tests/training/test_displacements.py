@@ -81,12 +81,16 @@ def by_hand(syncs, delay):
 
 # A mean that arrives a step after it was sent is part of the next round.
 CASES = [
-    (model_averaging(3), (2, 5, 8, 11), 0),
-    (delayed(model_averaging(4), 1), (3, 7, 11), 1),
+    pytest.param(model_averaging(3), (2, 5, 8, 11), 0, id="now"),
+    pytest.param(
+        *(delayed(model_averaging(4), 1), (3, 7, 11), 1),
+        id="late",
+        marks=pytest.mark.slow,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("strategy", "syncs", "delay"), CASES, ids=["now", "late"])
+@pytest.mark.parametrize(("strategy", "syncs", "delay"), CASES)
 def test_figures_are_those_by_hand_and_training_is_the_same(strategy, syncs, delay):
     sent = sync_steps(strategy)
     assert np.flatnonzero(sent).tolist() == [*syncs]
@@ -138,6 +142,7 @@ def test_params_that_are_not_finite_give_no_finite_figure():
     assert not np.isfinite(drifting([[np.inf, 1.0], [3.0, 4.0]])).any()
 
 
+@pytest.mark.slow
 def test_short_floats_are_measured_in_float32():
     # Exact in the params, but not as a sum of squares, 2049, that float16 rounds.
     norm, cosine, _ = drifting(np.full((2, 2049), 1 / 16), jnp.float16)
@@ -146,12 +151,14 @@ def test_short_floats_are_measured_in_float32():
     assert cosine == pytest.approx(1.0, rel=ROUNDING)
 
 
+@pytest.mark.slow
 def test_figures_of_palsgd_are_found_inside_it():
     strategy = syncalgos.palsgd(2, learning_rate=RATE)
     _, found = train(measured(strategy, sync_steps(strategy), AT), (2,))
     assert np.isfinite(found).all()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_displacements_cannot_be_measured(capsys):
     words = "--algo async_diloco --period 2 --workers 2 --steps 4 --displacements"
     run = prepare(parse(words.split()))

@@ -190,6 +190,7 @@ def test_an_own_task_trains_as_without_a_mesh(plain, meshed):
     assert "a device holds" not in plain.stdout
 
 
+@pytest.mark.slow
 def test_summary_has_the_bytes_of_a_device(tmp_path):
     short = "--steps 1 --period 1 --eval-every 1 --checkpoint-every 1"
     meshed = run(f"{TINY} {short} --mesh fsdp=2", tmp_path / "out")

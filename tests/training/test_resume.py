@@ -122,6 +122,7 @@ def test_resumed_run_with_more_to_carry_is_the_uninterrupted_one(tmp_path):
     assert_resumed_is_whole(command, tmp_path)
 
 
+@pytest.mark.slow
 def test_displacements_of_a_round_that_was_not_measured_are_left_out(tmp_path):
     """Rounds end after steps 3, 6 and 9, of which the first run measures 3 and 9."""
     command, out = f"{TINY} --algo bmuf --period 3 --displacements", tmp_path / "out"
@@ -222,6 +223,7 @@ def test_new_workers_go_on_after_another_stop(stopped, out, tmp_path):
 # Nothing to go on from
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("export", tiers([False, True], [False]))
 def test_a_finished_run_without_checkpoints_says_so_and_stays(export, whole, tmp_path):
     out = shutil.copytree(whole.out, tmp_path / "out")
@@ -392,7 +394,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("flags", REFUSED)
+@pytest.mark.parametrize("flags", tiers(REFUSED, ["--workers 4 --resume"]))
 def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
     assert_refused(out, f"{BMUF} {flags}", f"--resume: {REFUSED[flags]}")
 

@@ -122,7 +122,11 @@ def test_convolution_with_windows_larger_than_the_image_is_empty():
     ("ours", "theirs"),
     [
         *(
-            (lambda x, n=n: convolution.max_pool(x, n), ((n, n), (n, n), "VALID"))
+            pytest.param(
+                lambda x, n=n: convolution.max_pool(x, n),
+                ((n, n), (n, n), "VALID"),
+                marks=pytest.mark.slow if n == 3 else (),
+            )
             for n in (2, 3)
         ),
         (convolution.overlapping_max_pool, ((3, 3), (2, 2), "SAME")),
@@ -336,6 +340,7 @@ def test_resnet_is_the_one_written_block_by_block(name, image, train, rng, float
         assert relative_error(now, then) > 1e-3 if train else (now == then).all()
 
 
+@pytest.mark.slow
 def test_blocks_of_a_new_resnet_are_identities(rng):
     spec = resnet.RESNET20._replace(stages=((2, 16, 1), (2, 32, 2)))
     params, buffers = jax.jit(lambda key: resnet.init(key, spec, 10))(jax.random.key(0))

@@ -77,7 +77,7 @@ SMALL = VOCABULARY, CONTEXT, WIDTH, LAYERS
 @pytest.mark.parametrize(
     ("init", "heads"),
     [
-        (lambda key: gpt.init(key, *SMALL), 1),
+        pytest.param(lambda key: gpt.init(key, *SMALL), 1, marks=pytest.mark.slow),
         (lambda key: gpt.init(key, *SMALL), 8),
         # With the biases of GPT-2; 8 numbers in all heads, the width, and 12.
         (gpt.Shape(*SMALL, HEADS, head_size=4, rotary=False).init, HEADS),

@@ -154,6 +154,7 @@ def test_a_converted_model_is_the_gpt2_of_the_paper(converted):
     np.testing.assert_allclose(logits, expected, **CLOSE)
 
 
+@pytest.mark.slow
 def test_a_gpt_of_characters_is_a_gpt2_too(tmp_path):
     """Its queries, keys and values have no bias; its heads are a flag of the task."""
     task = shakespeare(context=8, width=16, layers=2, heads=2)

@@ -120,6 +120,7 @@ def test_derivatives_of_lanes_forwards_and_twice_are_those_of_the_plain_formulat
     assert_near(found(lstm.apply), found(plain_apply), 1e-10)
 
 
+@pytest.mark.slow
 def test_streaming_gives_the_outputs_of_training():
     """So no output depends on a later frame; a carry may be stored between two."""
     params = make_params()

@@ -73,6 +73,7 @@ def test_a_program_from_shapes_is_the_one_that_runs(given):
     assert instructions(lowered.program.compile()) == instructions(compiled)
 
 
+@pytest.mark.slow
 def test_a_program_from_shapes_takes_rows_of_data():
     trainer = trainer_of(syncalgos.bmuf(PERIOD))
     params, batches = model()

@@ -53,6 +53,7 @@ def test_a_result_replaces_a_model_that_is_not_finite():
     np.testing.assert_array_equal(mapped(jnp.array([np.nan, 1.0, 1.0])), 1.0)
 
 
+@pytest.mark.slow
 def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     """Half of the mean of the models after step 2 arrives at step 4."""
     # A program that differs more than in alpha may round local steps differently.

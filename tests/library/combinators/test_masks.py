@@ -122,6 +122,7 @@ def test_personal_layers_are_not_sent():
         assert sent.syncs == all_sent.syncs > 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_combinators_work_in_a_loop_of_ones_own_over_a_single_axis():
     def parts(**axis):

@@ -97,7 +97,7 @@ def near(found, expected):
     ("name", "form"),
     [
         ("model_averaging", None),
-        ("diloco", "sequential"),
+        pytest.param("diloco", "sequential", marks=pytest.mark.slow),
         pytest.param("diloco", "vectorized", marks=pytest.mark.slow),
     ],
 )
@@ -122,6 +122,7 @@ def test_the_parts_have_names():
     assert sa.parts_of(START, LAYERED) == [*PARTS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_leaf", [True, False])
 def test_figures_in_stacked_and_in_a_loop_of_ones_own(by_leaf):
     expected = by_hand(averaged)[:, :, : None if by_leaf else 1]
@@ -165,11 +166,21 @@ def test_what_reduces_gradients_is_measured_at_every_step():
 @pytest.mark.parametrize(
     "strategy",
     [
-        sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]),
-        sa.ema(sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]), 0.5),
-        sa.palsgd(PERIOD, learning_rate=RATE, outer_lr=1.0, outer_momentum=0.0),
+        pytest.param(
+            sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]),
+            id="paced",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            sa.ema(sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]), 0.5),
+            id="ema",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            sa.palsgd(PERIOD, learning_rate=RATE, outer_lr=1.0, outer_momentum=0.0),
+            id="palsgd",
+        ),
     ],
-    ids=["paced", "ema", "palsgd"],
 )
 def test_a_move_is_what_the_strategy_makes_of_local_steps(strategy):
     """All workers go to their mean: the mean move is the outer step."""

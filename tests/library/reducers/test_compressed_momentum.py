@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from reducing import of_gradients, run
+from tiers import tiers
 
 import syncalgos
 
@@ -20,7 +21,7 @@ def reduced(strategy, grads, first=0):
     return combined, state
 
 
-@pytest.mark.parametrize("name", ["signum", "distributed_lion"])
+@pytest.mark.parametrize("name", tiers(["signum", "distributed_lion"], ["signum"]))
 def test_a_sign_of_nan_shows_on_all_workers_and_leaves_no_momentum(name):
     grads = np.tile(GRADS, (4, 1, 1))
     grads[2, 1, 3] = np.nan
@@ -51,6 +52,7 @@ def test_one_bit_adam_trains_entries_that_had_no_gradient_in_its_dense_steps():
     assert np.abs(combined).max() < 7.28  # (1 - β₁) / √((1 - β₂) (1 - β₁² / β₂))
 
 
+@pytest.mark.slow
 def test_one_bit_adam_that_never_warmed_up_takes_its_first_momenta_for_a_scale():
     two = np.concatenate([TWO, 0 * TWO], axis=1)
     combined, state = reduced(syncalgos.one_bit_adam(dense_steps=4), [two] * 3, first=4)
@@ -63,10 +65,10 @@ def test_one_bit_adam_that_never_warmed_up_takes_its_first_momenta_for_a_scale()
 
 
 @pytest.mark.parametrize("at", [1, 3], ids=["dense", "signs"])
-@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("bad", tiers(["inf", "-inf", "nan"], ["nan"]))
 def test_one_bit_adam_passes_what_is_not_finite_as_nan(at, bad):
     grads = np.tile(TWO, (5, 1, 1))
-    grads[at, 1, 0] = bad
+    grads[at, 1, 0] = float(bad)
     combined, state = reduced(syncalgos.one_bit_adam(dense_steps=2), grads)
     assert np.isnan(combined[at, :, 0]).all()
     assert np.isfinite(np.delete(combined, at, 0)).all()

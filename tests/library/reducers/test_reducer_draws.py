@@ -14,6 +14,7 @@ from reducing import (
     run,
     side_by_side,
 )
+from tiers import tiers
 
 from syncalgos import reducers
 
@@ -49,7 +50,7 @@ def in_parts(x):
     return x.reshape(*x.shape[:-1], 2, 8)
 
 
-@pytest.mark.parametrize("name", ROUNDING)
+@pytest.mark.parametrize("name", tiers(ROUNDING, ["int4"]))
 def test_rounding_at_random_sends_one_of_two_neighbouring_levels_without_bias(name):
     combined, sent = rounded(name)
     exact = np.broadcast_to(np.float64(ENTRIES), sent["a"].shape)
@@ -111,6 +112,7 @@ def test_draws_follow_the_step_and_are_alike_only_where_they_must(name):
     assert (sent[:, 0] == sent[:, 1]).all() == (name == "random_k")
 
 
+@pytest.mark.slow
 def test_seed_changes_the_draws():
     """Draws of `quantized` and `power_sgd` are in recurrences, of given seeds."""
 

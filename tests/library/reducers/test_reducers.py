@@ -193,6 +193,7 @@ def test_scaled_sign_of_zero_is_plus():
     np.testing.assert_array_equal(combined[0], [[0.5, 0.5, 0, -0.5]] * 2)
 
 
+@pytest.mark.slow
 def test_devices_and_lanes_combine_alike():
     """Takes one whose draws are each worker's own and whose parts are each's.
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from reducing import assert_close, normal, of_gradients, run
+from tiers import tiers
 from tiny_tasks import drawing
 
 import syncalgos
@@ -41,7 +42,7 @@ STRATEGIES = {
 }
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("name", tiers(STRATEGIES, ["choco_sgd", "demo", "top_k"]))
 def test_stacked_layers_are_sent_as_leaves_of_their_own(name):
     make = STRATEGIES[name]
     stack = jax.tree.map(lambda x: x[0, 0], STACK)
