@@ -172,10 +172,10 @@ def test_a_config_cannot_be_changed_nor_have_impossible_fields():
         dataclasses.replace(config, workers=0)
 
 
-@pytest.mark.parametrize("word", trackers.GONE)
+@pytest.mark.parametrize("word", trackers.INSTEAD)
 def test_a_tracker_that_is_gone_is_answered_with_what_to_use_now(word):
     """From Python, too."""
-    told = re.escape(f"unknown --track {word!r}: {trackers.GONE[word]}")
+    told = re.escape(f"unknown --track {word!r}: {trackers.INSTEAD[word]}")
     with pytest.raises(BadRequest, match=told):
         parse(["--track", word])
     with pytest.raises(ValueError, match=told):
