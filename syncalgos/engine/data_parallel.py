@@ -374,7 +374,8 @@ class DataParallel:
         Returns:
             Replica(params, (), buffers) on the first worker's device or devices: the
             strategy's center (averaged over the workers if they differ), whole sharded
-            tables, and the mean of the buffers.
+            tables, and the mean of the buffers' floats. Whole numbers and random
+            keys among the buffers are those of the first worker.
         """
         self._check(state)
         self._warn_of_untrained(state)

@@ -13,7 +13,6 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.measured import noted
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
@@ -181,7 +180,7 @@ class Worker(NamedTuple):
         with collectives.counting(self.share(last, me, of_syncs=True)):
             params = self.strategy.center(mine, own.sync)
         with collectives.counting(self.share(last, me)):
-            buffers = weighted_mean(own.replica.buffers)
+            buffers = collectives.agreed(own.replica.buffers)
         params = require_same("center", "params", mine, params)
         # Workers' centers may differ, as in a phase that is not active. Without this
         # mean, one worker's model would be evaluated, without an error.
@@ -270,7 +269,8 @@ def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     """The root mean square distance of the replicas to their mean."""
     mine = sharded_tables.replicated(worker.sharded, own.replica.params)
     mine = widen(mine)  # bfloat16's 8 bits would round their mean
-    apart = jax.tree.map(jnp.subtract, mine, collectives.mean(mine))
+    # Replicas that are equal bit by bit have a divergence of 0.
+    apart = jax.tree.map(jnp.subtract, mine, collectives.agreed(mine))
     return Outputs((), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True))))
 
 
