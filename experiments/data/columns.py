@@ -267,7 +267,7 @@ def _number_column(
     """
     is_known = np.isfinite(values)
     known_values = values[is_known]
-    known_words = [word for word, known in zip(words, is_known, strict=True) if known]
+    known_words = [words[row] for row in np.flatnonzero(is_known).tolist()]
     offset = Decimal(0)
     num_distinct = None
     if len(known_values):
@@ -363,35 +363,35 @@ def _standardized(
         remarks.add(LEAVES_OUT_ROW_NUMBERS, repr(name))
         return None
     # Times and identifiers are large beside their differences: offset first.
-    wide, zero = _without_offset(numbers)
-    is_missing = np.isnan(wide)
+    differences, zero = _without_offset(numbers)
+    is_missing = np.isnan(differences)
     facts: dict[str, Any] = {"column": name, "kind": "numbers"}
     if is_missing.any():
-        known = wide[train][~is_missing[train]]
-        if not known.size:
+        known_differences = differences[train][~is_missing[train]]
+        if not known_differences.size:
             remarks.add(LEAVES_OUT_EMPTY, repr(name))
             return None
-        median = float(np.median(known))
+        median = float(np.median(known_differences))
         facts["fill"] = str(column.offset + zero + Decimal(median))
         remarks.add(FILLS_GAPS, f"{name!r} ({np.count_nonzero(is_missing)})")
-        _remark_identifiers(name, wide[~is_missing], remarks)
-        wide[is_missing] = median
+        _remark_identifiers(name, differences[~is_missing], remarks)
+        differences[is_missing] = median
     else:
-        _remark_identifiers(name, wide, remarks)
+        _remark_identifiers(name, differences, remarks)
     x = np.zeros(numbers.shape, np.float32)
     with np.errstate(all="ignore"):  # reported below
-        is_equal = np.ptp(wide[train]) == 0
+        is_equal = np.ptp(differences[train]) == 0
         if is_equal:
             remarks.add(LEAVES_OUT_EQUAL, repr(name))
-            mean = wide[train].flat[0]
+            mean = differences[train].flat[0]
             deviation = math.inf
         else:
-            mean = wide[train].mean()
-            wide -= mean
-            largest = np.abs(wide[train]).max()
-            wide /= largest  # the squares stay in range
-            deviation = largest * wide[train].std()
-            x[...] = wide / wide[train].std()
+            mean = differences[train].mean()
+            differences -= mean
+            largest = np.abs(differences[train]).max()
+            differences /= largest  # the squares stay in range
+            deviation = largest * differences[train].std()
+            x[...] = differences / differences[train].std()
     if not np.isfinite(x).all():
         raise ValueError(
             f"column {name!r} has numbers that are too far apart: write their "
@@ -425,14 +425,18 @@ def is_row_number(numbers: np.ndarray, parts: Sequence[np.ndarray]) -> bool:
     return True
 
 
-def _remark_identifiers(name: str, wide: np.ndarray, remarks: Remarks) -> None:
+def _remark_identifiers(name: str, values: np.ndarray, remarks: Remarks) -> None:
     """Adds a remark if each row has a different whole number."""
-    if wide.ndim == 2 and wide.shape[1] != 1:
+    if values.ndim == 2 and values.shape[1] != 1:
         return
     with np.errstate(all="ignore"):  # reported by the caller
         # The range spares most columns the sorting.
-        may_differ = LEAST_IDENTIFIERS <= wide.size <= np.ptp(wide) + 1
-        if may_differ and not (wide % 1).any() and len(np.unique(wide)) == wide.size:
+        may_differ = LEAST_IDENTIFIERS <= values.size <= np.ptp(values) + 1
+        if (
+            may_differ
+            and not (values % 1).any()
+            and len(np.unique(values)) == values.size
+        ):
             remarks.add(HAS_IDENTIFIERS, repr(name))
 
 
@@ -440,15 +444,16 @@ def _is_rounded(column: Column, x: np.ndarray) -> bool:
     """Whether whole numbers that differ are equal as float32."""
     numbers = column.numbers
     assert numbers is not None
-    known = numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers
+    is_known = numbers == numbers  # but for NaN
+    known_numbers = numbers[is_known]
     with np.errstate(over="ignore"):
-        is_small = float(known.max()) - float(known.min()) < EXACT_IN_FLOAT32
-    if is_small or (known.dtype.kind == "f" and (known % 1).any()):
+        number_range = float(known_numbers.max()) - float(known_numbers.min())
+    are_whole = numbers.dtype.kind != "f" or not (known_numbers % 1).any()
+    if not are_whole or number_range < EXACT_IN_FLOAT32:
         return False
     num_distinct = column.num_distinct
     if num_distinct is None:
-        num_distinct = len(np.unique(known))
-    is_known = ~np.isnan(numbers) if numbers.dtype.kind == "f" else ...
+        num_distinct = len(np.unique(known_numbers))
     return len(np.unique(x[is_known])) < num_distinct
 
 
@@ -458,8 +463,9 @@ def _without_offset(x: np.ndarray) -> tuple[np.ndarray, Decimal]:
         least = x.min()
         differences = (x - least).view(f"u{x.itemsize}").astype(np.float64)
         return differences, Decimal(int(least))
-    wide = x.astype(np.promote_types(x.dtype, np.float64))
-    is_known = ~np.isnan(wide)
-    first = wide[is_known][0] if is_known.any() else wide.dtype.type(0)
+    numbers = x.astype(np.promote_types(x.dtype, np.float64))
+    known_numbers = numbers[~np.isnan(numbers)]
+    first_number = known_numbers[0] if known_numbers.size else numbers.dtype.type(0)
     with np.errstate(over="ignore"):  # reported by the caller
-        return (wide - first).astype(np.float64), Decimal(float(first))
+        differences = (numbers - first_number).astype(np.float64)
+    return differences, Decimal(float(first_number))

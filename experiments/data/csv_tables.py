@@ -91,7 +91,10 @@ def read_csv(path: Path, column: str) -> CsvTable:
                 "the first line is read as the names of the columns, although it holds "
                 "numbers: if it is a row, write a line of names above it"
             )
-    columns = [[cells[place] for _, cells in rows] for place in range(len(names))]
+    columns: list[list[str]] = [[] for _ in names]
+    for _, cells in rows:
+        for column_cells, cell in zip(columns, cells, strict=True):
+            column_cells.append(cell)
     return CsvTable(names, columns, [line for line, _ in rows], separator, remarks)
 
 
@@ -174,8 +177,8 @@ def _first_line(
     for place, cell in enumerate(first_cells):
         first_number = first_numbers[place]
         cells = [row[place].strip() for row in rows[:NUM_COMPARED]]
-        known_cells = [known for known in cells if not is_gap(known)]
-        numbers = np.array([_number(known, separator) for known in known_cells])
+        values = [value for value in cells if not is_gap(value)]
+        numbers = np.array([_number(value, separator) for value in values])
         is_word = not np.isfinite(first_number) and not is_gap(cell)
         if len(numbers) and np.isfinite(numbers).all():
             num_names += is_word
@@ -185,13 +188,13 @@ def _first_line(
                 are_outside.append(not is_inside)
                 have_fractions.append(bool((numbers % 1).any()))
         elif is_word:
-            words = {normalize(known) for known in known_cells}
+            words = {normalize(value) for value in values}
             are_dates = is_date(cell) and any(map(is_date, words))
             if are_dates or normalize(cell) in words:
                 num_values += 1
             else:
                 num_new_words += 1
-                num_new_categories += 2 * len(words) <= len(known_cells)
+                num_new_categories += 2 * len(words) <= len(values)
         elif np.isfinite(first_number) and not np.isfinite(numbers).any():
             num_names += len(numbers) > 0
     if num_names:

@@ -383,7 +383,7 @@ def _read_npz(path: Path, has_pictures: bool) -> Table:
                 "write it by numpy.savez(path, x=…, y=…)"
             ) from None
     ends = ["_test", ""] if {"x_test", "y_test"} & {*arrays} else [""]
-    expected_names = {f"{name}{end}" for name in "xy" for end in ends}
+    expected_names = {f"x{end}" for end in ends} | {f"y{end}" for end in ends}
     missing_names = expected_names - {*arrays}
     if missing_names:
         raise ValueError(
@@ -395,7 +395,8 @@ def _read_npz(path: Path, has_pictures: bool) -> Table:
     x = np.concatenate([arrays[f"x{end}"] for end in ends])
     if x.dtype == bool:
         x = x.astype(np.uint8)
-    labels = [str(name) for end in ends for name in arrays[f"y{end}"].astype(str)]
+    label_arrays = [arrays[f"y{end}"].astype(str) for end in ends]
+    labels = [str(label) for label in np.concatenate(label_arrays)]
     remarks = []
     unread_names = sorted({*arrays} - expected_names)
     if unread_names:

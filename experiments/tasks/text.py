@@ -79,17 +79,18 @@ def text(
     if test_text is None:
         share = 0.1 if held_out is None else held_out
         checks.real("--held-out", share, above=0, below=1)
-    found, size = _tokenizer(tokenizer, vocabulary, end_of_text)
+    user_tokenizer, size = _tokenizer(tokenizer, vocabulary, end_of_text)
     sizes = {"context": context, "width": width, "layers": layers, "heads": heads}
     # The tokens of a tokenizer that is trained here stand for bytes.
-    are_bytes = found is None or byte_counts(found) is not None
+    are_bytes = user_tokenizer is None or byte_counts(user_tokenizer) is not None
     init, length, heads = _model(model, size, sizes)
     texts = [find_documents("--text", text, column)]
     if test_text is not None:
         texts.append(find_documents("--test-text", test_text, column))
-        own, test = ({*map(Path.resolve, x.files), x.hub} - {None} for x in texts)
-        if both := own & test:
-            source = "this dataset" if texts[1].hub else both.pop()
+        train_sources, test_sources = map(_sources, texts)
+        shared_sources = train_sources & test_sources
+        if shared_sources:
+            source = "this dataset" if texts[1].hub else min(shared_sources)
             raise ValueError(
                 f"--test-text {test_text}: {source} is also in --text: hold out other "
                 "text"
@@ -98,7 +99,15 @@ def text(
     return Task(
         **fields(init, heads, remat, dtype),
         load=partial(
-            _load, data_dir, texts, found, size, end_of_text, tokens, share, length
+            _load,
+            data_dir,
+            texts,
+            user_tokenizer,
+            size,
+            end_of_text,
+            tokens,
+            share,
+            length,
         ),
         batch_size=16,
         steps=400,
@@ -108,20 +117,31 @@ def text(
     )
 
 
+def _sources(documents: Documents) -> set[Any]:
+    """Returns the files of documents, or their dataset."""
+    if documents.hub:
+        return {documents.hub}
+    return {path.resolve() for path in documents.files}
+
+
 def _model(
     model: str | None, vocabulary: int, sizes: Mapping[str, int | None]
 ) -> tuple[Callable[[Any], Any], int, int]:
     """Returns a function that draws a model's params, its context and its heads."""
-    given = {name: x for name, x in sizes.items() if x is not None}
+    user_sizes = {name: x for name, x in sizes.items() if x is not None}
     if model is None:
-        made = {"context": 128, "width": 128, "layers": 4, "heads": 4} | given
-        check_sizes(**made)
-        heads = made.pop("heads")
-        return partial(gpt.init, vocabulary=vocabulary, **made), made["context"], heads
+        gpt_sizes = {"context": 128, "width": 128, "layers": 4, "heads": 4} | user_sizes
+        check_sizes(**gpt_sizes)
+        heads = gpt_sizes.pop("heads")
+        init = partial(gpt.init, vocabulary=vocabulary, **gpt_sizes)
+        return init, gpt_sizes["context"], heads
     checks.one_of("--model", model, gpt.SHAPES)
-    if own := given.keys() - {"context"}:
-        raise ValueError(f"--{min(own)} is set by --model {model}: leave it out")
-    shape = gpt.SHAPES[model]._replace(vocabulary=vocabulary, **given)
+    fixed_sizes = user_sizes.keys() - {"context"}
+    if fixed_sizes:
+        raise ValueError(
+            f"--{min(fixed_sizes)} is set by --model {model}: leave it out"
+        )
+    shape = gpt.SHAPES[model]._replace(vocabulary=vocabulary, **user_sizes)
     checks.whole("--context", shape.context, least=1)
     return shape.init, shape.context, shape.heads
 
@@ -168,8 +188,8 @@ def _tokenizer(
         return None, checks.whole("--vocabulary", size, least=tokens.LEAST)
     if vocabulary is not None:
         raise ValueError(f"--vocabulary is set by --tokenizer {path}: leave it out")
-    found = tokens.from_file(Path(path), end)
-    return found, tokens.size_of(found)
+    tokenizer = tokens.from_file(Path(path), end)
+    return tokenizer, tokens.size_of(tokenizer)
 
 
 def _load(
@@ -187,9 +207,12 @@ def _load(
     if tokenizer is None:
         tokenizer = tokens.trained(texts[0], size, end, folder)
     # All of the held-out text is used.
-    limits = zip(texts, (limit, None), strict=False)
-    made = [tokens.tokenized(x, tokenizer, end, most, folder) for x, most in limits]
-    rows = [x.values for x in made]
+    token_limits = (limit, None)
+    parts = [
+        tokens.tokenized(documents, tokenizer, end, token_limit, folder)
+        for documents, token_limit in zip(texts, token_limits, strict=False)
+    ]
+    rows = [part.values for part in parts]
     if len(rows) == 1:
         cut = int(len(rows[0]) * (1 - share))
         rows = [rows[0][:cut], rows[0][cut:]]
@@ -217,7 +240,9 @@ def _load(
         train=train,
         test={name: np.stack([x[name] for x in examples]) for name in examples[0]},
         overlapping=1,
-        sha256=hashlib.sha256("".join(x.sha256 for x in made).encode()).hexdigest(),
+        sha256=hashlib.sha256(
+            "".join(part.sha256 for part in parts).encode()
+        ).hexdigest(),
     )
 
 
