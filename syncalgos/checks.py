@@ -223,18 +223,24 @@ def global_batch(batch: int, workers: int, accumulate: int = 1) -> None:
     Raises:
         ValueError: it does not divide; the message suggests batches that do.
     """
-    unit, use = workers, "a multiple"
-    refused = f"global batch of {batch} does not divide over {workers} workers"
-    if batch and batch % workers == 0:
-        unit, use = workers * accumulate, "a global batch that is a multiple"
-        refused = (
-            f"accumulate: {batch // workers} examples of each of {workers} workers do "
-            f"not divide into {accumulate} microbatches"
+    if batch == 0 or batch % workers:
+        raise ValueError(
+            f"global batch of {batch} does not divide over {workers} workers: use a "
+            f"multiple of {workers}, such as {_multiples_near(batch, workers)}"
         )
-    if batch == 0 or batch % unit:
-        below = batch - batch % unit
-        around = " or ".join(str(n) for n in (below, below + unit) if n)
-        raise ValueError(f"{refused}: use {use} of {unit}, such as {around}")
+    parts = workers * accumulate
+    if batch % parts:
+        raise ValueError(
+            f"accumulate: {batch // workers} examples of each of {workers} workers do "
+            f"not divide into {accumulate} microbatches: use a global batch that is a "
+            f"multiple of {parts}, such as {_multiples_near(batch, parts)}"
+        )
+
+
+def _multiples_near(number: int, unit: int) -> str:
+    """Returns the multiples around a number, such as "8 or 12"; none is 0."""
+    below = number - number % unit
+    return " or ".join(str(n) for n in (below, below + unit) if n)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

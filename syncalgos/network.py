@@ -116,8 +116,10 @@ def parse(text: str) -> Network:
     rates = [x * _BYTES_PER_SECOND[u] for x, u in found if u in _BYTES_PER_SECOND]
     if len(latencies) > 1:
         raise _refused(text, "two latencies")
-    if len(rates) != 1:
-        raise _refused(text, "two bandwidths" if rates else "no bandwidth")
+    if len(rates) > 1:
+        raise _refused(text, "two bandwidths")
+    if not rates:
+        raise _refused(text, "no bandwidth")
     if not 0 < rates[0] < math.inf:
         raise _refused(text, "the bandwidth must be above 0 and finite")
     shown = ", ".join(f"{number:.15g} {unit}" for number, unit in found)
@@ -139,17 +141,18 @@ def _quantity(text: str, part: str) -> tuple[float, str]:
     return number, unit
 
 
-def _refused(text: str, why: str, part: str = "", unit: str = "") -> ValueError:
+def _refused(text: str, reason: str, part: str = "", unit: str = "") -> ValueError:
     """Returns the error: the reason, all possible forms, and the nearest name."""
     units = [*_BYTES_PER_SECOND, *_PER_SECOND]
-    hint = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
-    spelled = unit.replace("bps", "bit/s").replace("Bps", "B/s")
-    if spelled != unit and spelled in units:  # MB/s is near by its letters alone
-        hint = f"; did you mean {spelled!r}?"
+    suggestion = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
+    spelled_unit = unit.replace("bps", "bit/s").replace("Bps", "B/s")
+    if spelled_unit != unit and spelled_unit in units:
+        # MB/s is near by its letters alone.
+        suggestion = f"; did you mean {spelled_unit!r}?"
     return ValueError(
-        f"network {checks.shown(text)}: {why}: give a bandwidth (bit/s or B/s, with "
+        f"network {checks.shown(text)}: {reason}: give a bandwidth (bit/s or B/s, with "
         "k, M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
-        f"20ms', or one of: {', '.join(PRESETS)}{hint}"
+        f"20ms', or one of: {', '.join(PRESETS)}{suggestion}"
     )
 
 

@@ -9,19 +9,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-_OTHERS = "needs the loss at other params, which a local step does not compute"
-_SEARCH = f"a line search {_OTHERS}, and a sync changes params after the search"
-
+_LINE_SEARCH = (
+    "a line search needs the loss at other params, which a local step does not "
+    "compute, and a sync changes params after the search"
+)
 REFUSED = {
     "LookaheadState": "optax.lookahead trains a pair of models: use its fast optimizer "
     "with the strategy syncalgos.lookahead()",
     "ScheduleFreeState": "schedule_free evaluates another model than it trains, but a "
     "center is the trained one: use its base optimizer, or see docs/own-loop.md",
-    "HutchinsonState": f"an estimate of the Hessian {_OTHERS}",
+    "HutchinsonState": "an estimate of the Hessian needs the loss at other params, "
+    "which a local step does not compute",
     "SAMState": "sam moves params to perturbed points, which a sync would average; see "
     "docs/own-loop.md",
-    "ScaleByZoomLinesearchState": _SEARCH,
-    "ScaleByBacktrackingLinesearchState": _SEARCH,
+    "ScaleByZoomLinesearchState": _LINE_SEARCH,
+    "ScaleByBacktrackingLinesearchState": _LINE_SEARCH,
 }
 """Why some optimizers cannot be inner optimizers, by a state within theirs."""
 

@@ -74,8 +74,9 @@ def bmuf(
     Family: Outer momentum.
     """
     if block_momentum is not None:
-        label = "bmuf: block_momentum"
-        block_momentum = checks.real(label, block_momentum, least=0, below=1)
+        block_momentum = checks.real(
+            "bmuf: block_momentum", block_momentum, least=0, below=1
+        )
     # CNTK's "learning rate" is N (1 - μ) lr in these units; Caffe2 trains at lr / N.
     block_lr = checks.real("bmuf: block_lr", block_lr, above=0)
 

@@ -123,8 +123,10 @@ def halos(
     regions = checks.whole("halos: regions", regions, least=1)
     near = outer_rates("halos", outer_lr, outer_momentum)
     global_lr = checks.real("halos: global_lr", global_lr, above=0)
-    name = "halos: global_momentum"
-    far = global_lr, checks.real(name, global_momentum, least=0, below=1)
+    global_momentum = checks.real(
+        "halos: global_momentum", global_momentum, least=0, below=1
+    )
+    far = global_lr, global_momentum
     share = checks.share("halos: global_share", global_share)
     updates = checks.whole("halos: updates", updates, least=1)
 

@@ -72,8 +72,9 @@ def overlap_local_sgd(
     Family: Late arrivals.
     """
     pull = checks.share("overlap_local_sgd: pull", pull)
-    label = "overlap_local_sgd: anchor_momentum"
-    momentum = checks.real(label, anchor_momentum, least=0, below=1)
+    momentum = checks.real(
+        "overlap_local_sgd: anchor_momentum", anchor_momentum, least=0, below=1
+    )
 
     def init(params):
         return OverlapState(widen(params), zeros(params))

@@ -86,12 +86,15 @@ def size(axis: Axis = WORKERS) -> int:
         try:
             lax.axis_size(name)
         except NameError:
-            where = f"unbound axis name: no axis {name!r} is mapped here"
             if name in WORKERS:
-                where += "; DataParallel maps it: for an axis of your own, make the "
-                where += "strategy with axis='NAME' (and a reducer inside an optax "
-                where += "transformation)"
-            raise NameError(where) from None
+                raise NameError(
+                    f"unbound axis name: no axis {name!r} is mapped here; DataParallel "
+                    "maps it: for an axis of your own, make the strategy with "
+                    "axis='NAME' (and a reducer inside an optax transformation)"
+                ) from None
+            raise NameError(
+                f"unbound axis name: no axis {name!r} is mapped here"
+            ) from None
     names = {axis} if isinstance(axis, str) else {*axis}
     check_whole("a collective", names, COUNTED.get())
     return lax.axis_size(axis)

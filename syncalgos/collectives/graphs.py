@@ -149,8 +149,9 @@ def check(
     if fixed and len(weights) > 1:
         raise ValueError(f"{label} must not change, got {len(weights)} matrices")
     _check_weights(label, weights, columns, symmetric)
-    if keeps and (bad := np.argwhere(weights.diagonal(0, 1, 2) == 0)).size:
-        worker = bad[0, 1]
+    zeros = np.argwhere(weights.diagonal(0, 1, 2) == 0)
+    if keeps and zeros.size:
+        worker = zeros[0, 1]
         raise ValueError(
             f"{label}: a worker must keep a share: weight [{worker}, {worker}] is 0"
         )
@@ -175,22 +176,29 @@ def _check_weights(
     """Refuses weights below 0, of a wrong sum, or that differ in the two directions."""
     sums = [("column", weights.sum(1))]
     sums = sums if columns else [("row", weights.sum(2)), *sums]
-    rules = [("weight", weights, weights >= 0, "must be at least 0, got {:g}")]
-    for what, total in sums:
-        rules.append((what, total, np.abs(total - 1) <= OFF, "adds up to {:g}, not 1"))
-    for what, values, holds, why in rules:
-        if len(bad := np.argwhere(~holds)):
-            step, *place = bad[0].tolist()
-            at = f" of matrix {step}" if len(weights) > 1 else ""
-            why = why.format(values[tuple(bad[0])])
-            raise ValueError(f"{label}: {what} {place}{at} {why}")
-    bad = np.argwhere(np.abs(weights - weights.swapaxes(1, 2)) > OFF)
-    if symmetric and len(bad):
-        step, i, j = bad[0].tolist()
-        there, back = weights[step, i, j], weights[step, j, i]
+
+    def place(index: np.ndarray) -> str:
+        """Returns a weight's or a sum's place, and its matrix if there are several."""
+        step, *numbers = index.tolist()
+        return f"{numbers} of matrix {step}" if len(weights) > 1 else f"{numbers}"
+
+    for index in np.argwhere(~(weights >= 0))[:1]:
+        weight = weights[tuple(index)]
         raise ValueError(
-            f"{label} must be symmetric: weight [{i}, {j}] is {there:g}, but "
-            f"[{j}, {i}] is {back:g}"
+            f"{label}: weight {place(index)} must be at least 0, got {weight:g}"
+        )
+    for line, totals in sums:
+        for index in np.argwhere(~(np.abs(totals - 1) <= OFF))[:1]:
+            total = totals[tuple(index)]
+            raise ValueError(
+                f"{label}: {line} {place(index)} adds up to {total:g}, not 1"
+            )
+    asymmetric = np.argwhere(np.abs(weights - weights.swapaxes(1, 2)) > OFF)
+    if symmetric and len(asymmetric):
+        step, i, j = asymmetric[0].tolist()
+        raise ValueError(
+            f"{label} must be symmetric: weight [{i}, {j}] is {weights[step, i, j]:g}, "
+            f"but [{j}, {i}] is {weights[step, j, i]:g}"
         )
 
 

@@ -30,10 +30,11 @@ def explained_trace() -> Iterator[None]:
         ours = [x for x in traceback.extract_tb(error.__traceback__) if _is_users(x)]
         if not ours:
             raise
-        at = ours[-1]
+        frame = ours[-1]
         raise ValueError(
-            f"{at.filename}:{at.lineno}: `{at.line}` needs a value that is unknown "
-            "while jax traces a strategy: use every(…, schedule) or jnp.where"
+            f"{frame.filename}:{frame.lineno}: `{frame.line}` needs a value that is "
+            "unknown while jax traces a strategy: use every(…, schedule), jnp.where or "
+            "lax.cond"
         ) from None
     except NameError as error:
         if "axis name" not in str(error):
@@ -51,30 +52,28 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 
 def leading_shape(what: str, tree: PyTree, axes: tuple[str, ...]) -> tuple[int, ...]:
     """Returns the leading axes of all leaves; raises a ValueError if they disagree."""
-    named = [(name, np.shape(x)) for name, x in checks.named_leaves(what, tree)]
-    if not named:
+    shapes = [(name, np.shape(x)) for name, x in checks.named_leaves(what, tree)]
+    if not shapes:
         raise ValueError(f"{what} hold no arrays")
-    first, shape = named[0][0], named[0][1][: len(axes)]
-    for name, other in named:
-        if len(other) < len(axes):
-            hint = ONE_STEP if axes[0] == "steps" else ""
+    first_name, first_shape = shapes[0]
+    lead = first_shape[: len(axes)]
+    axis_names = ", ".join(axes)
+    for name, shape in shapes:
+        if len(shape) < len(axes) and axes[0] == "steps":
             raise ValueError(
-                f"{name} must have axes ({', '.join(axes)}, …), got shape {other}{hint}"
+                f"{name} must have axes ({axis_names}, …), got shape {shape}; for a "
+                "single step, pass x[None]"
             )
-        if other[: len(axes)] != shape:
+        if len(shape) < len(axes):
             raise ValueError(
-                f"{name} has leading axes {other[: len(axes)]}, but {first} has "
-                f"{shape}: all leaves must agree on ({', '.join(axes)})"
+                f"{name} must have axes ({axis_names}, …), got shape {shape}"
             )
-    return shape
-
-
-ONE_STEP = "; for a single step, pass x[None]"
-STEPS = "; for batches of several steps, call run"
-TURNS = (
-    "; train the settings in turn: numbers are data, so the program is compiled once"
-)
-REST = "; or call the loss on the remaining examples with trainer.center(state)"
+        if shape[: len(axes)] != lead:
+            raise ValueError(
+                f"{name} has leading axes {shape[: len(axes)]}, but {first_name} has "
+                f"{lead}: all leaves must agree on ({axis_names})"
+            )
+    return lead
 
 
 def check_untraced(x: Any) -> None:
@@ -90,12 +89,14 @@ def check_arrays(what: str, tree: PyTree) -> None:
         check_ours(name, leaf)
         if hasattr(leaf, "shape"):
             continue
-        got = type(leaf).__name__
+        type_name = type(leaf).__name__
         if isinstance(leaf, bool | int | float):
-            raise ValueError(f"{name} is {got}: convert lists to arrays, np.asarray(…)")
+            raise ValueError(
+                f"{name} is {type_name}: convert lists to arrays, np.asarray(…)"
+            )
         raise ValueError(
-            f"{name} is {got}, not an array: stack the batches of several steps, such "
-            "as np.stack([next(batches) for _ in range(100)])"
+            f"{name} is {type_name}, not an array: stack the batches of several steps, "
+            "such as np.stack([next(batches) for _ in range(100)])"
         )
 
 
@@ -105,13 +106,17 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
     def number(path: Any, x: Any) -> Any:
         check_untraced(x)
         name = "hyperparams" + jax.tree_util.keystr(path)
-        if isinstance(x, str | bool) or np.ndim(x) or not np.isreal(x):
-            hint = TURNS if np.ndim(x) else ""
-            raise ValueError(f"{name} must be a number, got {checks.shown(x)}{hint}")
-        found = np.asarray(x).item()
-        if isinstance(found, int):
-            check_fits(name, found, np.int64)
-        return found
+        if not isinstance(x, str | bool) and np.ndim(x):
+            raise ValueError(
+                f"{name} must be a number, got {checks.shown(x)}; train the settings "
+                "in turn: numbers are data, so the program is compiled once"
+            )
+        if isinstance(x, str | bool) or not np.isreal(x):
+            raise ValueError(f"{name} must be a number, got {checks.shown(x)}")
+        value = np.asarray(x).item()
+        if isinstance(value, int):
+            check_fits(name, value, np.int64)
+        return value
 
     return jax.tree_util.tree_map_with_path(number, hyperparams)
 
@@ -126,11 +131,12 @@ def check_kind(what: str, value: Any, kind: type) -> None:
     """Raises a ValueError unless the value is of the kind."""
     if isinstance(value, kind):
         return
-    hint = ""
     if type(value) is tuple and value and isinstance(value[0], kind):
-        hint = "; unpack the result of run: state, metrics = trainer.run(…)"
-    got = f"a {type(value).__name__}" if hint else checks.shown(value)
-    raise ValueError(f"{what} must be a {kind.__name__}, got {got}{hint}")
+        raise ValueError(
+            f"{what} must be a {kind.__name__}, got a tuple; unpack the result of run: "
+            "state, metrics = trainer.run(…)"
+        )
+    raise ValueError(f"{what} must be a {kind.__name__}, got {checks.shown(value)}")
 
 
 def check_plateau(opt_state: PyTree) -> None:
@@ -139,8 +145,9 @@ def check_plateau(opt_state: PyTree) -> None:
     # other workers differ from it; that worker would soon stop training.
     if optax_states.named(opt_state, optax_states.FOLLOWS_LOSS):
         raise ValueError(
-            "optimizer: reduce_on_plateau would follow each worker's own loss: use a "
-            "schedule, or a strategy that reduces gradients, such as sync_sgd"
+            "optimizer: reduce_on_plateau would follow each worker's own loss, so "
+            "learning rates would differ between workers: use a schedule of the step, "
+            "or a strategy that reduces gradients, such as sync_sgd"
         )
 
 
@@ -165,11 +172,11 @@ def check_batches(
     data: PyTree | None,
     layout: Layout,
     accumulate: int,
-    hint: str = ONE_STEP,
+    advice: str = "for a single step, pass x[None]",
 ) -> None:
     """Raises the ValueErrors of `DataParallel.run`.
 
-    The hint ends the message about a global batch that the workers do not divide.
+    The advice ends the message about a global batch that the workers do not divide.
     """
     check_arrays("batches", batches)
     steps, batch = leading_shape("batches", batches, ("steps", "global_batch"))
@@ -181,7 +188,7 @@ def check_batches(
     try:
         checks.global_batch(batch, layout.workers)
     except ValueError as error:
-        raise ValueError(f"{error}{hint}") from None
+        raise ValueError(f"{error}; {advice}") from None
     check_parts(batch, layout, accumulate)
 
 
@@ -199,13 +206,15 @@ def left_over(batches: PyTree, layout: Layout) -> int:
 def check_parts(batch: int, layout: Layout, accumulate: int) -> None:
     """Raises a ValueError unless workers and their devices divide a global batch."""
     checks.global_batch(batch, layout.workers, accumulate)
-    each, parts = batch // layout.workers // accumulate, layout.inner
-    if each % layout.batch_parts:
-        over = " × ".join(f"{name} = {parts[name]}" for name in layout.batch_axes)
-        what = "microbatch" if accumulate > 1 else "batch"
+    examples = batch // layout.workers // accumulate
+    if examples % layout.batch_parts:
+        part = "microbatch" if accumulate > 1 else "batch"
+        axis_sizes = " × ".join(
+            f"{name} = {layout.inner[name]}" for name in layout.batch_axes
+        )
         raise ValueError(
-            f"a worker's {what} of {each} examples does not divide over {over}: use "
-            "another global batch or other batch_axes"
+            f"a worker's {part} of {examples} examples does not divide over "
+            f"{axis_sizes}: use another global batch or other batch_axes"
         )
 
 

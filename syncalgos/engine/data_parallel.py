@@ -174,8 +174,9 @@ class DataParallel:
         return f"DataParallel({self})"
 
     def __str__(self) -> str:
-        form = f" {self.lane_form}" if self.lane_form and self.layout.lanes > 1 else ""
-        return f"{self.layout}{form}, backend {self.layout.backend}"
+        if self.lane_form and self.layout.lanes > 1:
+            return f"{self.layout} {self.lane_form}, backend {self.layout.backend}"
+        return f"{self.layout}, backend {self.layout.backend}"
 
     @property
     def compile_seconds(self) -> float:
@@ -294,8 +295,13 @@ class DataParallel:
         arguments.check_kind("state", state, TrainState)
         arguments.check_arrays("batch", batch)
         batches = jax.tree.map(lambda x: x[None], batch)
-        of_worker = self.layout, self._worker.accumulate
-        arguments.check_batches(batches, None, *of_worker, hint=arguments.STEPS)
+        arguments.check_batches(
+            batches,
+            None,
+            self.layout,
+            self._worker.accumulate,
+            advice="for batches of several steps, call run",
+        )
         state, metrics = self.run(state, batches)
         return state, _first(metrics)
 
@@ -359,7 +365,12 @@ class DataParallel:
         self, state: TrainState, batches: PyTree, data: PyTree | None
     ) -> dict[str, jax.Array]:
         """Evaluates batches that divide evenly over the workers."""
-        batches, data = self._cut(batches, data, 1, arguments.REST)
+        batches, data = self._cut(
+            batches,
+            data,
+            1,
+            "or call the loss on the remaining examples with trainer.center(state)",
+        )
         call = self._compiled.of_state(worker.EVALUATE, state, batches, data)
         return self._compiled.run(call).common
 
@@ -558,10 +569,10 @@ class DataParallel:
         batches: PyTree,
         data: PyTree | None,
         accumulate: int,
-        hint: str = arguments.ONE_STEP,
+        advice: str = "for a single step, pass x[None]",
     ) -> tuple[PyTree, PyTree | None]:
         """Checks batches and cuts them to (steps, devices, lanes, batch, ...)."""
-        arguments.check_batches(batches, data, self.layout, accumulate, hint)
+        arguments.check_batches(batches, data, self.layout, accumulate, advice)
         batches = taken("batches", batches)
         return jax.tree.map(self.layout.cut, batches), taken("data", data)
 

@@ -208,13 +208,18 @@ def _noted(
     try:
         yield
     except Exception as error:
-        leaves = checks.named_leaves("batch", batch)
-        named = [f"{name} {jnp.shape(x)}" for name, x in leaves]
-        names = "params, buffers, batch, key"
-        if isinstance(loss, _Stateless):
-            names = "params, batch, key" if loss.draws else "params, batch"
-        got = ", ".join([f"params a {type(params).__name__}", *named[:5]])
-        error.add_note(f"called as loss({names}) with {got}")
+        leaves = checks.named_leaves("batch", batch)[:5]
+        shapes = [f"params a {type(params).__name__}"]
+        shapes += [f"{name} {jnp.shape(x)}" for name, x in leaves]
+        shown_shapes = ", ".join(shapes)
+        if not isinstance(loss, _Stateless):
+            error.add_note(
+                f"called as loss(params, buffers, batch, key) with {shown_shapes}"
+            )
+        elif loss.draws:
+            error.add_note(f"called as loss(params, batch, key) with {shown_shapes}")
+        else:
+            error.add_note(f"called as loss(params, batch) with {shown_shapes}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):
             error.add_note("this loss got no buffers: pass them to init, after params")
         raise
@@ -232,10 +237,15 @@ def _checked(loss: Loss, params, buffers, batch, key) -> Any:
             "loss must return (scalar, (buffers, metrics)) with a dict of metrics, or "
             "take (params, batch) and return a scalar"
         ) from None
-    is_number = isinstance(value, jax.Array | np.ndarray | np.generic | float | int)
-    if not is_number or jnp.shape(value):
-        got = f"shape {jnp.shape(value)}" if is_number else checks.shown(value)
-        raise ValueError(f"loss must be a scalar, the mean over its batch, got {got}")
+    if not isinstance(value, jax.Array | np.ndarray | np.generic | float | int):
+        raise ValueError(
+            f"loss must be a scalar, the mean over its batch, got {checks.shown(value)}"
+        )
+    if jnp.shape(value):
+        raise ValueError(
+            "loss must be a scalar, the mean over its batch, got shape "
+            f"{jnp.shape(value)}"
+        )
     if np.ndim(metrics.get(WEIGHT, 0)):
         raise ValueError(
             f"metric {WEIGHT!r} must be a scalar, got shape {np.shape(metrics[WEIGHT])}"

@@ -157,11 +157,13 @@ def row_sparse(
     Source: Caffe2's data_parallel_model, which gathers indices and values of sparse
     gradients.
     """
-    what = "row_sparse: rows"
     if isinstance(rows, Mapping):
-        most = {n: checks.whole(f"{what}[{n!r}]", x, least=1) for n, x in rows.items()}
+        most = {
+            name: checks.whole(f"row_sparse: rows[{name!r}]", count, least=1)
+            for name, count in rows.items()
+        }
     else:
-        most = checks.whole(what, rows, least=1)
+        most = checks.whole("row_sparse: rows", rows, least=1)
 
     def combine(updates, state, step):
         labels = checks.labels("row_sparse: tables", tables, updates)

@@ -110,7 +110,11 @@ OF_LAYOUTS = [
     (made(devices=[0, 1, 2]), "4 workers do not divide over 3 devices"),
     (made(backend="vmap", devices=[0, 1]), "'vmap' runs on one device, got 2"),
     (made(workers=6, lanes=4), "lanes must divide the 6 workers, got 4"),
-    (made(workers=6, lanes=1), "6 workers in 1 lanes need 6 devices"),
+    (made(workers=6, lanes=1), "6 workers in 1 lanes need 6 .* workers or more lanes"),
+    (
+        made(workers=4, lanes=1, mesh={"fsdp": 2}),
+        r"in 1 lanes of 2 devices \(fsdp 2\) need 8 .* more lanes or a smaller mesh",
+    ),
     (made(workers=6, lanes=3, devices=[0]), "6 workers on 1 .* lanes=6, got 3"),
     (made(lanes=0), "lanes must be .*at least 1"),
     (made(lane_form="merge"), "lane_form.*merged"),
@@ -228,7 +232,7 @@ OF_OPTIMIZERS = [
     (inner(SAM), "sam moves params to"),
     (inner(optax.contrib.sophia(0.1)), "Hessian needs the loss"),
     # One of unlike data would lower its rate for good while others keep theirs.
-    (inner(PLATEAU, sa.bmuf(4)), "reduce_on_plateau .* each worker's own"),
+    (inner(PLATEAU, sa.bmuf(4)), "would differ between workers: use a sched"),
     (inner(optax.MultiSteps(SGD, 2), sa.slowmo(4, learning_rate=0.1)), "MultiSteps do"),
     (inner(EVERY_OTHER, RATED), "apply_every"),
     (inner(IF_FINITE, sa.qsr(learning_rate=FALLS)), "if_finite doe"),
@@ -347,7 +351,9 @@ def masked(**mask):
     return by(sa.masked(sa.bmuf(2), mask))
 
 
-PYTHON_IF = r"test_engine_errors.py:\d+: `.*step .*4.*` needs .*use every\(…, schedule"
+PYTHON_IF = (
+    r"test_engine_errors.py:\d+: `.*step .*4.*` needs .*use every\(…, .* lax.cond"
+)
 OF_STRATEGIES = [
     (syncs(lambda r, s, t: (scalar(r), s)), r"params\['w'\] from float32\[6,1\] to fl"),
     (syncs(lambda r, s, t: (whole(r), s), 4), r"\['b'\] from float32\[1\] to int32"),
@@ -458,7 +464,10 @@ def merged(loss=None, strategy=SYNC_SGD, buffers=()):
 
 
 OF_FORMS = [
-    (in_turn(strategy=SYNC_SGD), "'sequential': the strategy reduces gradients"),
+    (
+        in_turn(strategy=SYNC_SGD),
+        "'sequential': the strategy reduces gradients: use lane_form='vectorized'",
+    ),
     (in_turn(talking), "'sequential': .* communicates with other workers"),
     (in_turn(talking_by_jax), "'sequential': .* communicates with other workers"),
     (merged(strategy=BMUF), "'merged': .*does not take the mean of all gradients"),

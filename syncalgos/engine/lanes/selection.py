@@ -194,23 +194,27 @@ def choose(asked: str | None, facts: Facts) -> tuple[str, int | None]:
     for name, (pays, against) in _TABLE.items():
         if asked != name and (asked or not pays(facts)):
             continue
-        why = next((why for is_so, why in against(facts) if is_so), None)
-        if asked and why:
-            raise Unfit(f"lane_form cannot be {asked!r}: {why}")
-        if not why:
+        reason = next((text for holds, text in against(facts) if holds), None)
+        if asked and reason:
+            raise Unfit(
+                f"lane_form cannot be {asked!r}: {reason}: use lane_form={VECTORIZED!r}"
+            )
+        if not reason:
             return name, facts.group() if name == MERGED else None
     return VECTORIZED, None
 
 
 def check_mean(
-    asked: str | None, workers: int, told: Compared, rounding: float
+    asked: str | None, workers: int, comparison: Compared, rounding: float
 ) -> None:
     """Checks that a loss is a mean over its batch, as merged gradients need.
 
     Args:
-        asked: the form that was asked for; None means that `per_example` made the loss.
+        asked: the form that was asked for; None means that `per_example` made the
+            loss.
         workers: the number of workers whose batches were merged.
-        told: the loss and gradients of the merged batch beside those of its parts.
+        comparison: the loss and gradients of the merged batch beside those of its
+            parts.
         rounding: the relative rounding of the coarsest numbers in the loss.
 
     Raises:
@@ -218,19 +222,21 @@ def check_mean(
     """
     # Wide enough for sums in another order, and far below what a batch's size, masks
     # or statistics change.
-    near = rounding**0.5
-    what = None
+    tolerance = rounding**0.5
+    claim = f"lane_form cannot be {MERGED!r}" if asked else "per_example"
     # Written so that numbers that are not finite tell nothing.
-    if abs(told.loss - told.mean) > near * told.loss_size:
-        what = f"it is {told.loss:.4g}, and their mean {told.mean:.4g}"
-    elif told.apart > near * told.size:
-        percent = 100 * told.apart / told.size
-        what = f"its gradient differs from the mean of theirs by {percent:.2g} %"
-    if what:
-        claim = f"lane_form cannot be {MERGED!r}" if asked else "per_example"
+    if abs(comparison.loss - comparison.mean) > tolerance * comparison.loss_size:
         raise Unfit(
             f"{claim}: the loss is no mean over independent examples: for the batches "
-            f"of {workers} workers as one, {what}; use lane_form={VECTORIZED!r}"
+            f"of {workers} workers as one, it is {comparison.loss:.4g}, and their mean "
+            f"{comparison.mean:.4g}; use lane_form={VECTORIZED!r}"
+        )
+    if comparison.apart > tolerance * comparison.size:
+        percent = 100 * comparison.apart / comparison.size
+        raise Unfit(
+            f"{claim}: the loss is no mean over independent examples: for the batches "
+            f"of {workers} workers as one, its gradient differs from the mean of "
+            f"theirs by {percent:.2g} %; use lane_form={VECTORIZED!r}"
         )
 
 

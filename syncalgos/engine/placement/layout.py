@@ -40,15 +40,16 @@ def in_words(
         inner: the sizes of the axes of the mesh within a worker, by name.
     """
 
-    def counted(number, noun):
+    def counted(number: int, noun: str) -> str:
         return f"{number} {noun}{'' if number == 1 else 's'}"
 
-    of_each = ""
+    shown_workers = counted(workers, "worker")
     if inner:
-        each = counted(math.prod(inner.values()), "device")
-        of_each = f" of {each} ({', '.join(f'{n} {x}' for n, x in inner.items())})"
-    over = counted(devices, f"{platform} device")
-    return f"{counted(workers, 'worker')}{of_each} on {over} × {counted(lanes, 'lane')}"
+        worker_devices = counted(math.prod(inner.values()), "device")
+        axes = ", ".join(f"{name} {size}" for name, size in inner.items())
+        shown_workers = f"{shown_workers} of {worker_devices} ({axes})"
+    places = counted(devices, f"{platform} device")
+    return f"{shown_workers} on {places} × {counted(lanes, 'lane')}"
 
 
 class Layout(NamedTuple):

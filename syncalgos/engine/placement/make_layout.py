@@ -148,16 +148,21 @@ def _fit(request: Request, devices: tuple[Device, ...]) -> Layout:
     workers, backend, lanes, _, axes, batch_axes = request
     if backend == "vmap" and len(devices) > 1:
         raise ValueError(f"backend 'vmap' runs on one device, got {len(devices)}")
-    places, rest = divmod(len(devices), _size(axes))
-    over = f"{len(devices)} devices"
+    places, left_devices = divmod(len(devices), _size(axes))
+    shown_devices = f"{len(devices)} devices"
     if axes:
-        over += f" in meshes of {_size(axes)} ({_shown(axes)})"
-    if rest or not places or workers % places:
-        raise ValueError(f"{workers} workers do not divide over {over}")
-    each = workers // places
-    if lanes not in (None, each):
-        raise ValueError(f"{workers} workers on {over} need lanes={each}, got {lanes}")
-    layout = Layout(backend, devices, each, axes, batch_axes)
+        shown_devices = (
+            f"{len(devices)} devices in meshes of {_size(axes)} ({_shown(axes)})"
+        )
+    if left_devices or not places or workers % places:
+        raise ValueError(f"{workers} workers do not divide over {shown_devices}")
+    needed_lanes = workers // places
+    if lanes not in (None, needed_lanes):
+        raise ValueError(
+            f"{workers} workers on {shown_devices} need lanes={needed_lanes}, got "
+            f"{lanes}"
+        )
+    layout = Layout(backend, devices, needed_lanes, axes, batch_axes)
     _check_processes(layout)
     if backend != AUTO:
         return layout
@@ -244,15 +249,28 @@ def _widest(request: Request) -> tuple[Device, ...]:
     counts = range(most, 0, -1) if lanes is None else [workers // lanes]
     fits = [n for n in counts if n <= most and n % step == 0 and workers % n == 0]
     if not fits:
-        in_lanes, fewer = "", "a smaller mesh"
+        places = step if lanes is None else workers // lanes
+        asked = f"{workers} workers"
         if lanes is not None:
-            in_lanes, fewer = f" in {lanes} lanes", "fewer workers or more lanes"
-        of_mesh = f" of {each} devices ({_shown(axes)})" if axes else ""
-        of_each = ", equally many of each process" if step > 1 else ""
-        needed = each * (step if lanes is None else workers // lanes)
+            asked += f" in {lanes} lanes"
+        if axes:
+            asked += f" of {each} devices ({_shown(axes)})"
+        needed = f"{each * places} devices"
+        if step > 1:
+            needed += ", equally many of each process"
+        count = sum(map(len, known))
+        if lanes is None:
+            raise ValueError(
+                f"{asked} need {needed}, but there are {count}: use a smaller mesh"
+            )
+        if axes:
+            raise ValueError(
+                f"{asked} need {needed}, but there are {count}: use fewer workers, "
+                "more lanes or a smaller mesh"
+            )
         raise ValueError(
-            f"{workers} workers{in_lanes}{of_mesh} need {needed} devices{of_each}, but "
-            f"there are {sum(map(len, known))}: use {fewer}"
+            f"{asked} need {needed}, but there are {count}: use fewer workers or more "
+            "lanes"
         )
     return tuple(d for devices in known for d in devices[: fits[0] // step * each])
 

@@ -136,7 +136,8 @@ def _spec_of(x: Any) -> Any:
 
 def _cut(path: Any, shape: tuple[int, ...], spec: Any, layout: Layout) -> Cut | None:
     """Returns the cut of a leaf; None if it is whole."""
-    label, sizes = f"shardings of {checks.leaf_name(path)!r}", layout.inner
+    label = f"shardings of {checks.leaf_name(path)!r}"
+    sizes = layout.inner
     if not isinstance(spec, PartitionSpec):
         raise ValueError(f"{label} must be a PartitionSpec, got {checks.shown(spec)}")
     if len(spec) > len(shape):

@@ -36,13 +36,18 @@ def counts(layered: Layered, tree: PyTree) -> list[int]:
         ValueError: a tree of another form, no whole number, or more axes than a leaf
             has.
     """
-    found, given = [], checks.labels("layered", layered, tree)
-    for count, (path, x) in zip(given, jax.tree.leaves_with_path(tree), strict=True):
-        label, axes = f"layered of {checks.leaf_name(path)!r}", jnp.ndim(x)
-        found.append(checks.whole(label, count, least=0))
-        if count > axes:
-            raise ValueError(f"{label} must be at most {axes}, its axes, got {count}")
-    return found
+    layer_axes = checks.labels("layered", layered, tree)
+    leaves = jax.tree.leaves_with_path(tree)
+    checked = []
+    for count, (path, x) in zip(layer_axes, leaves, strict=True):
+        name = checks.leaf_name(path)
+        checked.append(checks.whole(f"layered of {name!r}", count, least=0))
+        if count > jnp.ndim(x):
+            raise ValueError(
+                f"layered of {name!r} must be at most {jnp.ndim(x)}, its axes, got "
+                f"{count}"
+            )
+    return checked
 
 
 class Pieces(NamedTuple):
