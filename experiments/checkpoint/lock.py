@@ -62,12 +62,16 @@ def _acquire(lock: FileLock, out: Path) -> None:
         holder = ""
         with suppress(OSError, Damaged):  # it has just ended
             holder = read_bytes(path).decode(errors="replace")[:LONGEST]
+        if not holder:
+            holder = "just started"
         raise BadRequest(
-            f"--out {out}: another command writes there ({holder or 'just started'}): "
-            "wait until it ends, or use another folder"
+            f"--out {out}: another command writes there ({holder}): wait until it "
+            "ends, or use another folder"
         ) from None
     except OSError as error:
         if error.errno not in WITHOUT:
             raise
-        what = f"--out {out} cannot be locked ({error.strerror})"
-        say(f"{what}: do not start another command that writes there")
+        say(
+            f"--out {out} cannot be locked ({error.strerror}): do not start another "
+            "command that writes there"
+        )

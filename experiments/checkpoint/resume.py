@@ -41,8 +41,9 @@ class Finished(BadRequest):
     """
 
     def __init__(self, out: Path, summary: dict[str, Any]):
-        line = f"the run in {out} is finished, and has no checkpoint: its files stay"
-        super().__init__(line)
+        super().__init__(
+            f"the run in {out} is finished, and has no checkpoint: its files stay"
+        )
         self.summary = summary
 
 
@@ -326,14 +327,19 @@ def _check_begins(
     if not run.group.largest(has_files):
         return
     reason = problems[0] if problems else "not every process has a usable file"
-    told = f"--resume: no checkpoint in {folder} can be used: {reason}; "
     # A link may lead into a file system that is not mounted now.
     is_temporary = any(
         isinstance(x, FileNotFoundError) or may_pass(x) for x in unusable
     )
     if run.group.largest(is_temporary):
-        raise MayPass(f"{told}no file was removed: run the same command again")
-    raise BadRequest(f"{told}no file was removed: --overwrite starts anew")
+        raise MayPass(
+            f"--resume: no checkpoint in {folder} can be used: {reason}; no file was "
+            "removed: run the same command again"
+        )
+    raise BadRequest(
+        f"--resume: no checkpoint in {folder} can be used: {reason}; no file was "
+        "removed: --overwrite starts anew"
+    )
 
 
 def _agreed(
@@ -397,35 +403,45 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
 def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
     """Returns the run with a checkpoint's state, and the progress until then."""
     c, trainer = run.config, run.trainer
-    found = record_of(shard)
-    progress = found.progress
-    same = shard.workers == trainer.workers
-    told = f"--resume: the checkpoint of step {shard.step}"
-    if not same and not c.resume_center:
+    record = record_of(shard)
+    progress = record.progress
+    has_same_workers = shard.workers == trainer.workers
+    if not has_same_workers and not c.resume_center:
         raise BadRequest(
-            f"{told} has {shard.workers} workers, not {trainer.workers}: "
-            "--resume-center starts new replicas from its center model"
+            f"--resume: the checkpoint of step {shard.step} has {shard.workers} "
+            f"workers, not {trainer.workers}: --resume-center starts new replicas from "
+            "its center model"
         )
     if shard.step > c.steps:
-        raise BadRequest(f"{told} is after the last step, --steps {c.steps}")
-    check_settings(found.settings, c, same)
-    if found.data and found.data != run.data.sha256:
-        raise BadRequest(f"{told} used other data: the files have changed")
-    decisions = len(decided.found(run.state.sync))
-    if any(number >= decisions for _, number in progress.decided):
-        raise BadRequest(f"{told} has data-dependent syncs that {c.algo} lacks")
-    if found.versions != versions() and run.group.is_first:
+        raise BadRequest(
+            f"--resume: the checkpoint of step {shard.step} is after the last step, "
+            f"--steps {c.steps}: use --steps {shard.step} or more"
+        )
+    check_settings(record.settings, c, has_same_workers)
+    if record.data and record.data != run.data.sha256:
+        raise BadRequest(
+            f"--resume: the checkpoint of step {shard.step} used other data: the files "
+            "have changed: restore them, or start anew with --overwrite"
+        )
+    num_decisions = len(decided.found(run.state.sync))
+    if any(number >= num_decisions for _, number in progress.decided):
+        raise BadRequest(
+            f"--resume: the checkpoint of step {shard.step} has data-dependent syncs "
+            f"that {c.algo} lacks: start anew with --overwrite"
+        )
+    if record.versions != versions() and run.group.is_first:
         terminal.say("other versions wrote the checkpoint: results may differ")
     arrays = run.state, shard.own, shard.shared
     try:
-        if same:
+        if has_same_workers:
             state = state_arrays.state(trainer, *arrays)
         else:
             state = state_arrays.restarted(trainer, c.seed, *arrays)
     except state_arrays.Misfit as error:
         raise BadRequest(f"--resume: {error}") from error
-    if not same:
-        progress.sent_before, progress.sent_since = found.sent, shard.step
+    if not has_same_workers:
+        progress.sent_before = record.sent
+        progress.sent_since = shard.step
         progress.run_id = ""
     progress.saved = shard.step
     progress.resumed_at.append(shard.step)
@@ -491,7 +507,7 @@ def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> Non
     for name in names:
         if now.get(name) != before.get(name):
             flag = f"--{name.replace('_', '-')}"
-            was, asked = before.get(name), now.get(name)
             raise BadRequest(
-                f"--resume: the run was made with {flag} {was}, not {asked}"
+                f"--resume: the run was made with {flag} {before.get(name)}, not "
+                f"{now.get(name)}"
             )

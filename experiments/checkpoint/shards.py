@@ -474,14 +474,17 @@ def _joined(shards: Iterable[Shard], rows: range) -> Shard:
 
 def _incomplete(names: list[ShardName]) -> Incomplete:
     """Reports which shards of a checkpoint are missing, given the existing ones."""
-    step, _, of = names[0]
-    missing = of - len(names)
-    if not missing:
+    step, _, num_files = names[0]
+    num_missing = num_files - len(names)
+    if num_missing == 0:
         return Incomplete(f"{names[0].file_name} and the others lack some workers")
-    there = (number for number, name in enumerate(names) if name.number != number)
-    name = ShardName(step, next(there, len(names)), of).file_name
-    more = f", and {missing - 1} more of {of} files" if missing > 1 else ""
-    return Incomplete(f"{name} is missing{more}")
+    gaps = (number for number, name in enumerate(names) if name.number != number)
+    missing_name = ShardName(step, next(gaps, len(names)), num_files).file_name
+    if num_missing == 1:
+        return Incomplete(f"{missing_name} is missing")
+    return Incomplete(
+        f"{missing_name} is missing, and {num_missing - 1} more of {num_files} files"
+    )
 
 
 def prune(

@@ -167,4 +167,5 @@ def test_a_run_goes_on_only_with_the_same_table(flowers, tmp_path, capsys):
     with open(flowers, "a") as file:
         file.write("1,low,2\n")
     assert run.main([*words.split(), "--resume"]) == 2
-    assert "used other data: the files have changed" in capsys.readouterr().err
+    line = "used other data: the files have changed: restore them, or start anew with "
+    assert line in capsys.readouterr().err

@@ -46,6 +46,7 @@ def test_flags_say_which_processes_there_are(command, expected):
         ("--coordinator a:9999 --num-processes 2", "also needs --process-id"),
         (f"{BY_HAND} --process-id 4", "must be 0 to 3 with --num-processes 4, got 4"),
         (f"{BY_HAND} --coordinator a", "--coordinator must be"),
+        ("--processes 2 --backend vmap", "in 2 processes: use pmap or shard_map"),
         (
             f"{BY_HAND} --max-restarts 1",
             "exit code 75, and their scheduler may restart",

@@ -386,7 +386,10 @@ def test_without_a_checkpoint_another_run_is_not_replaced(out):
 
 
 REFUSED = {
-    "--steps 6 --resume": "the checkpoint of step 7 is after the last step, --steps 6",
+    "--steps 6 --resume": (
+        "the checkpoint of step 7 is after the last step, --steps 6: use --steps 7 or "
+        "more"
+    ),
     "--workers 4 --resume": (
         "the checkpoint of step 7 has 2 workers, not 4: --resume-center starts new "
         "replicas from its center model"
