@@ -115,17 +115,24 @@ def _download(file: File, path: Path, convert: Convert | None) -> None:
     try:
         with made(path.parent), _making(path):
             for url in file.urls:
-                # Another process may have made it meanwhile.
-                if not path.exists() and (why := _make(file, path, url, convert)):
-                    problems.append(f"{url}: {why}")
+                if path.exists():  # another process has made it meanwhile
+                    break
+                problem = _make(file, path, url, convert)
+                if problem:
+                    problems.append(f"{url}: {problem}")
         if path.exists():
             return
     except OSError as error:
         problems.append(f"{path.parent} cannot be written: {error.strerror or error}")
-    it = "it" if convert is None else "it, or the file from that address,"
+    if convert is None:
+        raise ValueError(
+            f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): "
+            f"put it in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
+        )
     raise ValueError(
         f"{file.path} is missing and cannot be downloaded ({'; '.join(problems)}): put "
-        f"{it} in {path.parent} ({file.size} bytes, SHA-256 {file.sha256})"
+        f"it, or the file from that address, in {path.parent} ({file.size} bytes, "
+        f"SHA-256 {file.sha256})"
     )
 
 
@@ -149,8 +156,10 @@ def make_once(path: Path, write: Callable[[BinaryIO], None]) -> None:
                 with replacing(path) as part:
                     write(part)
     except OSError as error:
-        what = f"{path.parent} cannot be written: {error.strerror or error}"
-        raise ValueError(f"{what}: use another --data-dir") from error
+        raise ValueError(
+            f"{path.parent} cannot be written: {error.strerror or error}: use another "
+            "--data-dir"
+        ) from error
 
 
 @contextmanager
@@ -196,9 +205,11 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
                 part.truncate()
                 part.write(content)
                 part.flush()
-            if (found := sha256(Path(part.name))) != file.sha256:
-                what = "its conversion has SHA-256" if is_here else "its SHA-256 is"
-                raise ValueError(f"{what} {found}")
+            digest = sha256(Path(part.name))
+            if digest != file.sha256 and is_here:
+                raise ValueError(f"its conversion has SHA-256 {digest}")
+            if digest != file.sha256:
+                raise ValueError(f"its SHA-256 is {digest}")
     except ValueError as error:
         say(f"{host}: {error}")
         return str(error)

@@ -165,8 +165,11 @@ def _check_arrays(name: str, part: Any) -> None:
     """Raises a ValueError unless this is a dict of arrays of one length."""
     must(isinstance(part, dict), f"{name} must be a dict of arrays", part)
     for leaf, x in part.items():
-        rule = f"{name}[{leaf!r}] must be an array, with examples as first axis"
-        must(isinstance(x, np.ndarray | jax.Array) and x.ndim > 0, rule, x)
+        must(
+            isinstance(x, np.ndarray | jax.Array) and x.ndim > 0,
+            f"{name}[{leaf!r}] must be an array, with examples as first axis",
+            x,
+        )
     lengths = {leaf: len(x) for leaf, x in part.items()}
     if len(set(lengths.values())) != 1 or not all(lengths.values()):
         raise ValueError(f"{name} must have arrays of one length, above 0: {lengths}")
@@ -311,8 +314,10 @@ def read(source: Source, number: int) -> Mapping[str, np.ndarray]:
         is_dict = isinstance(example, Mapping)
         arrays = {k: np.array(x) for k, x in example.items()} if is_dict else {}
         if not arrays or any(x.dtype.kind in "OSU" for x in arrays.values()):
-            what = f"training example {number} must be a dict of arrays"
-            raise BadRequest(f"{what}, got {checks.shown(example)}")
+            raise BadRequest(
+                f"training example {number} must be a dict of arrays, got "
+                f"{checks.shown(example)}"
+            )
         return arrays
     except (BadRequest, *STOPS):
         raise

@@ -206,12 +206,13 @@ def alpha_of(kind: str) -> float | None:
         alpha: Any = text
         with suppress(ValueError):
             alpha = float(text)
-        label = f"--partition {name}:ALPHA: ALPHA"
-        return checks.real(label, alpha, above=0, below=1e9)
+        return checks.real(
+            "--partition dirichlet:ALPHA: ALPHA", alpha, above=0, below=1e9
+        )
     if colon or not name.isidentifier():
-        hint = checks.nearest(f"{name}:", ["iid", "dirichlet"])  # iid:3 is near iid
+        nearest = checks.nearest(f"{name}:", ["iid", "dirichlet"])  # iid:3 is near iid
         raise ValueError(
-            f"unknown --partition {kind!r}{hint} (one of: iid, dirichlet:ALPHA such as "
-            "dirichlet:0.1, or a group of the task such as label or speaker)"
+            f"unknown --partition {kind!r}{nearest} (one of: iid, dirichlet:ALPHA such "
+            "as dirichlet:0.1, or a group of the task such as label or speaker)"
         )
     return None

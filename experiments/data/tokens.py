@@ -91,29 +91,37 @@ class Documents:
                 yield from self._texts(builder, data_files=glob.escape(str(path)))
 
     def _texts(
-        self, builder: str, split: str = "train", **given: Any
+        self, builder: str, split: str = "train", **options: Any
     ) -> Iterator[tuple[str, bool]]:
         """Yields the texts of the rows of a streamed dataset, each a document."""
-        for row in self._rows(builder, split, **given):
+        for row in self._rows(builder, split, **options):
             if self.column not in row:
-                have = f"set --column to one of {', '.join(row)}"
-                raise ValueError(f"{self.where}: no column {self.column!r}: {have}")
+                raise ValueError(
+                    f"{self.where}: no column {self.column!r}: set --column to one of "
+                    f"{', '.join(row)}"
+                )
             text = row[self.column]
             if not isinstance(text, str | None):
-                found = f"{self.column!r} holds {type(text).__name__}"
-                raise ValueError(f"{self.where}: {found}, not text")
+                raise ValueError(
+                    f"{self.where}: {self.column!r} holds {type(text).__name__}, not "
+                    "text: set --column to a column of text"
+                )
             if text:
                 yield text, True
 
-    def _rows(self, builder: str, split: str, **given: Any) -> Iterator[dict[str, Any]]:
+    def _rows(
+        self, builder: str, split: str, **options: Any
+    ) -> Iterator[dict[str, Any]]:
         """Yields the rows of a streamed dataset."""
-        load, form = _package("datasets").load_dataset, {"streaming": True, **given}
+        load = _package("datasets").load_dataset
         try:
-            yield from map(dict, load(builder, split=split, **form))
+            yield from map(dict, load(builder, split=split, streaming=True, **options))
         except Exception as error:  # it reads many formats, over networks
-            first, *_ = str(error).splitlines() or [""]
-            what = f"{type(error).__name__}: {first}"
-            raise ValueError(f"{self.where}: {what}") from error
+            lines = str(error).splitlines()
+            first_line = lines[0] if lines else ""
+            raise ValueError(
+                f"{self.where}: {type(error).__name__}: {first_line}"
+            ) from error
 
 
 def find_documents(flag: str, words: str, column: str) -> Documents:
@@ -134,17 +142,17 @@ def find_documents(flag: str, words: str, column: str) -> Documents:
         if not name or len(more) > 2:
             raise ValueError(f"{where}: use hf:NAME, or hf:NAME:CONFIG:SPLIT")
         return Documents(where, (), (name, config or None, split or "train"), column)
-    files: list[Path] = []
+    paths_by_target: dict[Path, Path] = {}
     for pattern in words.split(","):
         word = str(Path(pattern).expanduser())
         # The name of a file may look like a glob.
-        named = glob.glob(glob.escape(word)) or sorted(glob.glob(word, recursive=True))
-        found = [path for x in named if (path := Path(x)).is_file()]
-        if not found:
+        names = glob.glob(glob.escape(word)) or sorted(glob.glob(word, recursive=True))
+        paths = [path for path in map(Path, names) if path.is_file()]
+        if not paths:
             raise ValueError(f"{where}: there is no file {pattern}")
-        files += found
-    once = {path.resolve(): path for path in files}
-    return Documents(where, (*once.values(),), None, column)
+        for path in paths:
+            paths_by_target[path.resolve()] = path
+    return Documents(where, (*paths_by_target.values(),), None, column)
 
 
 def _builder(path: Path) -> str | None:
@@ -178,9 +186,10 @@ def _decoded(path: Path) -> Iterator[str]:
             try:
                 yield decoder.decode(read, final=not read)
             except UnicodeDecodeError as error:
-                at, value = start + error.start, error.object[error.start]
-                what = f"byte {at} is {value:#x}"
-                raise ValueError(f"{path} is not UTF-8: {what}") from None
+                raise ValueError(
+                    f"{path} is not UTF-8: byte {start + error.start} is "
+                    f"{error.object[error.start]:#x}: convert it to UTF-8"
+                ) from None
 
 
 class Tokens(NamedTuple):
@@ -349,8 +358,10 @@ def _package(name: str) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        install = "run pip install -e '.[text]' in the checkout"
-        raise ValueError(f"--task text needs {name}: {install}") from None
+        raise ValueError(
+            f"--task text needs {name}, which is not installed: run pip install -e "
+            "'.[text]' in the checkout of syncalgos"
+        ) from None
 
 
 def _beginning(documents: Documents) -> Iterator[str]:

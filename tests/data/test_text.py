@@ -173,7 +173,10 @@ def broken(folder):
     good.write_text("some words and more\n" * 400)
     bad = folder / "latin.txt"
     bad.write_bytes(b"a line\n" * 20 + "für".encode("latin-1"))
-    yield f"--text {good},{bad}", f"{bad} is not UTF-8: byte 141 is 0xfc"
+    yield (
+        f"--text {good},{bad}",
+        f"{bad} is not UTF-8: byte 141 is 0xfc: convert it to UTF-8",
+    )
     cut = folder / "cut.txt"
     cut.write_bytes("für".encode()[:2])
     yield f"--text {cut}", f"{cut} is not UTF-8: byte 1 is 0xc3"
@@ -232,8 +235,11 @@ def test_a_package_that_is_missing_is_named(package, tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "some words"}\n')
     monkeypatch.setitem(sys.modules, package, None)
-    told = f"--task text needs {package}: run pip install -e '.[text]'"
-    assert refused(f"--text {path}", tmp_path).startswith(told)
+    line = (
+        f"--task text needs {package}, which is not installed: run pip install -e "
+        "'.[text]' in the checkout of syncalgos"
+    )
+    assert refused(f"--text {path}", tmp_path).startswith(line)
 
 
 def test_rows_that_cannot_be_used_are_said_in_a_line(tmp_path):
@@ -241,7 +247,7 @@ def test_rows_that_cannot_be_used_are_said_in_a_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     for content, told in {
         b'{"words": "a"}\n': "no column 'text': set --column to one of words",
-        b'{"text": 3}\n': "'text' holds int, not text",
+        b'{"text": 3}\n': "'text' holds int, not text: set --column to a column of",
         b'{"text": "a"}\n{"text": "\xff"}\n': "UnicodeDecodeError: ",
         b'{"text": "a"}\n{"text": \n': "ArrowInvalid: JSON parse error",
     }.items():
