@@ -48,10 +48,10 @@ def best(report: Report) -> list[str]:
 
     def cells(row: Row) -> list[str]:
         assert row.measure and row.bytes_per_worker and first.bytes_per_worker
-        values = {
-            flag: f"{x:g}" + " \\*" * ((row.label, flag) in edges)
-            for flag, x in row.tuned.items()
-        }
+        values = {}
+        for flag, value in row.tuned.items():
+            is_at_edge = (row.label, flag) in edges
+            values[flag] = f"{value:g} \\*" if is_at_edge else f"{value:g}"
         rate = values.pop("lr")
         own = [f"{flag.replace('-', ' ')} {x}" for flag, x in values.items()]
         sent = f"{row.bytes_per_worker / first.bytes_per_worker:.2g}"
