@@ -300,6 +300,7 @@ def test_frames_of_padding_do_not_count():
     assert float(values["accuracy"][0]) == float(logits.argmax() == digit)
 
 
+@pytest.mark.slow
 def test_negatives_follow_zipfs_law():
     law = np.exp(embeddings.LOG_Q)
     assert law.sum() == pytest.approx(1, abs=1e-12)

@@ -330,6 +330,7 @@ def test_debugging_tools_of_jax_work():
         assert np.isfinite(metrics["loss"]).all()
 
 
+@pytest.mark.slow
 def test_programs_compiled_side_by_side_are_those_that_run():
     def made():
         trainer = make_trainer(syncalgos.bmuf(3))

@@ -169,6 +169,7 @@ def test_givers_share_their_sums_by_columns(fails):
 NAMED = ("static_exponential", "torus", "exponential")  # shifts, exchanges, by step
 
 
+@pytest.mark.slow
 def test_mixing_is_the_same_on_devices_and_lanes():
     """Collectives are tested in more layouts, and graphs know of no others."""
     values = np.random.default_rng(1).normal(size=(6, 7)).astype(np.float32)

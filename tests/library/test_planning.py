@@ -94,6 +94,7 @@ def test_the_smallest_period_is_found_by_trying_all(make):
     assert shares[told] <= limit < shares[told - 1]
 
 
+@pytest.mark.slow
 def test_the_smallest_period_is_one_that_the_algorithm_takes():
     made = partial(sa.streaming_diloco, fragments=4)
     told = plan(made(8)).enough or 0
@@ -168,7 +169,7 @@ def test_a_plan_of_any_algorithm_adds_up():
             assert 0 <= found.share < 1 and found.messages > 0
 
 
-@pytest.mark.parametrize("name", tiers(MEASURED, ["sync_sgd", "bmuf"]))
+@pytest.mark.parametrize("name", tiers(MEASURED, ["sync_sgd"]))
 def test_measured_links_take_as_long(name, request):
     """In the range that the page of the measurements states."""
     lines = (request.config.rootpath / RECORDS).read_text().splitlines()

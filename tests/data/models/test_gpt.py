@@ -99,6 +99,7 @@ def test_a_shape_tells_which_leaves_are_stacked(rotary):
     assert params.keys() == shape.layered.keys()
 
 
+@pytest.mark.slow
 def test_matrices_start_small_and_those_that_end_a_branch_smaller():
     params = jax.jit(lambda key: gpt.init(key, 100, 100, 64, 8))(jax.random.key(0))
     blocks = params["blocks"]

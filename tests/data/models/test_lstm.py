@@ -140,6 +140,7 @@ def loops(jaxpr):
             yield from loops(inner)
 
 
+@pytest.mark.slow
 def test_no_frame_adds_to_the_recurrent_weights_gradient():
     """Frame by frame the sum was a carry of the loop: 64 small matmuls, not one."""
     shape = HIDDEN, 4 * HIDDEN
@@ -182,6 +183,7 @@ def test_forget_gates_alone_start_with_a_bias():
     assert not params["output"]["b"].any()
 
 
+@pytest.mark.slow
 def test_matrices_start_with_variance_one_over_rows():
     params = lstm.init(jax.random.key(0), 50, 64, 100, layers=2)
     first, second = params["layers"]

@@ -54,6 +54,7 @@ def test_losses_match_their_sums():
     np.testing.assert_allclose(jax.jit(ngram.sampled_loss)(*given), sampled, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_sampled_sum_is_the_full_one_in_expectation():
     """Over all draws of two words, exp(loss) = sum / exp(target's logit) is full."""
     params, q = make_params(vocabulary=4), Q[:4] / Q[:4].sum()

@@ -89,6 +89,7 @@ def test_a_round_ends_when_any_member_of_a_chain_syncs(order):
     assert relative_error(trainer.center(state).params, mean) <= ROUNDING
 
 
+@pytest.mark.slow
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     trainer = trainer_of(paced(model_averaging(2), [2, 1, 0, 0]))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}

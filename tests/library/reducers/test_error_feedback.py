@@ -107,6 +107,7 @@ def test_an_entry_that_is_not_finite_and_not_sent_is_not_kept():
         assert np.isfinite(leaf).all()
 
 
+@pytest.mark.slow
 def test_ef21_of_steady_gradients_comes_to_their_mean():
     """Messages shrink, and with them what is lost, but for float32's rounding."""
     x = np.broadcast_to(normal((6, 5)), (60, 3, 6, 5))

@@ -161,6 +161,7 @@ def test_rounding_takes_any_finite_magnitude():
         assert (np.abs(np.float64(y) - x) <= magnitudes * 2.01 / 127 + 1.2e-38).all()
 
 
+@pytest.mark.slow
 def test_rounding_takes_large_entries_of_float16():
     several = {"quantized": reducers.quantized(8), "top_k": reducers.top_k(1, bits=8)}
     x = np.full((1, 2, 3), 1000, np.float16)  # 127 times that is above 65504
