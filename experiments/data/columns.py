@@ -66,6 +66,10 @@ LEAVES_OUT_MANY_WORDS = (
     "the inputs leave out {columns}, because more than 100 different words stand "
     "there: write numbers, or fewer words, to use them"
 )
+LEAVES_OUT_MIXED = (
+    "the inputs leave out {columns}, because words stand among different numbers "
+    "there: write numbers, or leave the cells of these words empty, to use them"
+)
 LEAVES_OUT_DATES = (
     "the inputs leave out {columns}, because dates or times stand there: write numbers "
     "instead, such as the year, the month or days since the first date, to use them"
@@ -112,12 +116,13 @@ class Column(NamedTuple):
             values are one number, or the pixels of a channel.
         offset: taken away from the numbers before they were rounded to float64.
         num_distinct: how many numbers differ, if that is known without rounding.
-        words: the words by row, None for a gap; () if the kind is not words.
+        words: the words by row, None for a gap; of a mixed column the first word that
+            is no number; () otherwise.
         remarks: sentences about the column, with a place for the names of columns.
     """
 
     name: str
-    kind: Literal["numbers", "words", "dates"]
+    kind: Literal["numbers", "words", "mixed", "dates"]
     numbers: np.ndarray | None = None
     offset: Decimal = Decimal(0)
     num_distinct: int | None = None
@@ -236,6 +241,8 @@ def read_column(
             f"{place}: column {name!r} has {odd_words[0]!r} among numbers: write a "
             "number, leave the cell empty, so that it is filled, or remove the column"
         )
+    if is_number.any() and 2 * len({*words}) > len(words):
+        return Column(name, "mixed", words=odd_words[:1])
     normal_words = [normalize(cell) for cell in cells]
     known_words = [None if word.casefold() in GAPS else word for word in normal_words]
     return Column(name, "words", words=known_words)
@@ -303,6 +310,9 @@ def encode(
     """
     for sentence in column.remarks:
         remarks.add(sentence, repr(column.name))
+    if column.kind == "mixed":
+        remarks.add(LEAVES_OUT_MIXED, f"{column.name!r} ({column.words[0]!r})")
+        return None
     if column.kind == "dates":
         remarks.add(LEAVES_OUT_DATES, repr(column.name))
         return None

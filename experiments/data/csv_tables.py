@@ -60,7 +60,9 @@ def read_csv(path: Path, column: str) -> CsvTable:
     remarks = []
     if separator != ",":
         remarks.append(f"the columns are separated by {separator!r}, not by commas")
+    num_names = len(first_cells)
     first_cells = _with_row_names(first_cells, records[1:], remarks)
+    has_row_names = len(first_cells) > num_names
     for line, cells in records[1:]:
         if len(cells) != len(first_cells):
             raise ValueError(
@@ -68,9 +70,14 @@ def read_csv(path: Path, column: str) -> CsvTable:
                 "the first line: correct this line, or put quotation marks around "
                 "cells that hold a separator"
             )
-    rows = records[1:]
-    names = [f"column {number}" for number in range(1, len(first_cells) + 1)]
-    kind = _first_line(first_cells, [cells for _, cells in rows], column, separator)
+    lines = [line for line, _ in records[1:]]
+    rows = [cells for _, cells in records[1:]]
+    num_columns = _count_columns(first_cells, rows)
+    first_cells = first_cells[:num_columns]
+    names = [f"column {number}" for number in range(1, num_columns + 1)]
+    kind = _first_line(first_cells, rows, column, separator)
+    if has_row_names:
+        kind = "names"
     if kind == "unclear":
         raise ValueError(
             f"{path}: the first line, {','.join(first_cells)!r}, may be a row or the "
@@ -78,7 +85,8 @@ def read_csv(path: Path, column: str) -> CsvTable:
             "the first row, or give the name of the classes' column by --column"
         )
     if kind == "row":
-        rows = records
+        lines = [records[0][0], *lines]
+        rows = [first_cells, *rows]
         remarks.append(
             "the first line is read as a row, not as names, because it looks like the "
             f"lines below it: the columns are called 'column 1' to {names[-1]!r}; if "
@@ -92,10 +100,10 @@ def read_csv(path: Path, column: str) -> CsvTable:
                 "numbers: if it is a row, write a line of names above it"
             )
     columns: list[list[str]] = [[] for _ in names]
-    for _, cells in rows:
-        for column_cells, cell in zip(columns, cells, strict=True):
+    for cells in rows:
+        for column_cells, cell in zip(columns, cells[:num_columns], strict=True):
             column_cells.append(cell)
-    return CsvTable(names, columns, [line for line, _ in rows], separator, remarks)
+    return CsvTable(names, columns, lines, separator, remarks)
 
 
 def _records(path: Path) -> tuple[str, list[Record]]:
@@ -150,6 +158,16 @@ def _with_row_names(
         "first, which holds the names of the rows"
     )
     return ["", *first_cells]
+
+
+def _count_columns(first_cells: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Counts the columns but for empty ones at the end, of separators after rows."""
+    num_columns = len(first_cells)
+    while num_columns > 2 and not first_cells[num_columns - 1]:
+        if any(cells[num_columns - 1].strip() for cells in rows):
+            break
+        num_columns -= 1
+    return num_columns
 
 
 def _first_line(

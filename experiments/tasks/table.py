@@ -292,8 +292,9 @@ def _classes(content: Table) -> tuple[np.ndarray, list[str]]:
     for number, name in enumerate(names):
         if is_gap(name):
             content.remarks.append(
-                f"{name!r} is a class, of {np.count_nonzero(y == number)} rows: if it "
-                "means that their class is missing, remove these rows"
+                f"{name!r} is a class, which {np.count_nonzero(y == number)} of "
+                f"{len(y)} rows have: if it means that the class is missing, remove "
+                "these rows"
             )
     return y, names
 

@@ -161,9 +161,7 @@ MARKS = [
 def test_a_class_that_may_mean_a_missing_one_is_named(mark, read):
     kinds = np.where(np.arange(NUM_ROWS) % 3 == 0, mark, KINDS)
     said = read(as_csv({**PLAIN, "kind": kinds})).said
-    assert (
-        f"{mark!r} is a class, of 20 rows: if it means that their class is mi" in said
-    )
+    assert f"{mark!r} is a class, which 20 of 60 rows have: if it means" in said
 
 
 def test_the_share_of_the_most_frequent_class_is_said(read):
@@ -173,7 +171,7 @@ def test_the_share_of_the_most_frequent_class_is_said(read):
     share = 100 * np.mean(KINDS[TEST] == kind)
     assert f"the most frequent class, {kind}, has {100 * count / 48:.1f} % of" in said
     assert f" and {share:.1f} % of those held out" in said
-    assert " is a class, of " not in said
+    assert " is a class, which " not in said
 
 
 @pytest.mark.parametrize(
@@ -256,6 +254,22 @@ def test_numbers_with_a_few_words_among_them_are_categories(read):
     doors[7] = "5more"
     with pytest.raises(ValueError, match="line 9: column 'doors' has '5more' among nu"):
         read(as_csv({"doors": doors, **PLAIN}))
+
+
+def test_different_numbers_with_words_among_them_are_no_input(read):
+    words = np.where(np.arange(NUM_ROWS) % 5 == 0, "n.s.", LENGTHS.astype(str))
+    reading = read(as_csv({"a": words, **PLAIN}))
+    np.testing.assert_array_equal(reading.x, read(as_csv(PLAIN)).x)
+    assert "leave out 'a' ('n.s.'), because words stand among different" in reading.said
+
+
+def test_a_separator_at_the_end_of_each_line_makes_no_column(read):
+    lines = as_csv(PLAIN).splitlines()
+    plain = read("\n".join(lines))
+    for names in (lines[0], f"{lines[0]},"):
+        text = "\n".join([names, *(f"{line}," for line in lines[1:])])
+        np.testing.assert_array_equal(read(text).x, plain.x)
+        np.testing.assert_array_equal(read(text).y, plain.y)
 
 
 def test_words_that_differ_only_in_case_are_said(read):
