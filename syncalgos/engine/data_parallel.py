@@ -13,6 +13,7 @@ from syncalgos import checks
 from syncalgos.calls import suggest_arguments
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine import arguments, inner_step, sharded_tables, worker
+from syncalgos.engine.agreement import check_agreement
 from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.inner_fit import check_rate
 from syncalgos.engine.lanes import selection
@@ -216,7 +217,8 @@ class DataParallel:
                 rows of a table do not divide over the workers, buffers hold an untyped
                 key, the strategy changes shapes or dtypes, or the optimizer makes the
                 steps of leaves that are the same on all workers depend on leaves that
-                are not. The message names the leaf.
+                are not; or the arguments differ between processes. The message names
+                the leaf.
         """
         check_params(params)
         params = taken("params", params)
@@ -230,8 +232,16 @@ class DataParallel:
             numbers = arguments.python_numbers(hyperparams)
         made = self._worker.make(numbers)  # checks the ranges of the numbers
         check_rate("optimizer", *made, params)
+        seed = checks.whole("seed", seed, least=0)
+        trees = {
+            "params": params,
+            "buffers": buffers,
+            "seed": np.int32(seed),
+            "hyperparams": numbers,
+        }
+        check_agreement("init", trees, self.layout)
         numbers = as_data(numbers, self.layout)
-        key = jax.random.key(checks.whole("seed", seed, least=0))
+        key = jax.random.key(seed)
         with arguments.explained_trace():
             model = Model(params, buffers, key, numbers)
             own, first = self._compiled.start(model, sharding)
@@ -487,8 +497,9 @@ class DataParallel:
             held: the state of the workers in `layout.own_workers`.
 
         Raises:
-            ValueError: a leaf has a different number of workers, or the step is out of
-                range.
+            ValueError: a leaf has a different number of workers, the step is out of
+                range, or the step, the key, hyperparams, shapes or dtypes differ
+                between processes.
         """
         arguments.check_kind("held", held, TrainState)
         arguments.check_like(held.hyperparams, self._worker.hyperparams)
@@ -498,6 +509,14 @@ class DataParallel:
         one = of_one(held.own, axes=1)
         sharding = self._shardings.of_held(one.replica.params)
         self._check_made("held", one, sharding)
+        trees = {
+            "held.replica": one.replica,
+            "held.sync": one.sync,
+            "held.step": np.int32(held.step),
+            "held.key": held.key,
+            "held.hyperparams": held.hyperparams,
+        }
+        check_agreement("from_host", trees, self.layout)
         places = shardings.placed(held.own, self.layout, sharding, 1)
         own = Own(*jax.tree.map(self.layout.unpart, held.own, places))
         step, key = map(self.layout.copy, (np.int32(held.step), held.key))
@@ -544,6 +563,11 @@ class DataParallel:
             raise ValueError(f"{what} was made by another strategy: {why}")
         given = jax.tree_util.tree_leaves_with_path(one.sync)
         for (path, x), own in zip(given, jax.tree.leaves(sync), strict=True):
+            if x.dtype != own.dtype:
+                raise ValueError(
+                    f"{what}.sync{jax.tree_util.keystr(path)} must be {own.dtype}, as "
+                    f"it is made for these params, got {x.dtype}"
+                )
             if x.shape != own.shape:
                 raise ValueError(
                     f"{what}.sync{jax.tree_util.keystr(path)} must have shape "
