@@ -1,12 +1,13 @@
 """Public names, and what to use for wrong ones; nothing here imports jax."""
 
 import ast
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from syncalgos import checks
 
-Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SOURCES = "_public.py", "algorithms/__init__.py"
 
@@ -22,10 +23,13 @@ INSTEAD = {
 }
 
 
-class Registry(dict[str, Value]):
+class Registry(dict[str, Function]):
     """Algorithms by name; a wrong name is answered with the nearest one."""
 
-    def __missing__(self, name: str) -> Value:
+    def __init__(self, algorithms: Iterable[Function]):
+        super().__init__({algorithm.__name__: algorithm for algorithm in algorithms})
+
+    def __missing__(self, name: str) -> Function:
         try:
             checks.one_of("algorithm", name, self, INSTEAD)
         except ValueError as error:

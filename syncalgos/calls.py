@@ -12,6 +12,80 @@ from syncalgos import checks
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a public function.
+
+    Attributes:
+        function: the function that was called.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """All arguments by name, with the defaults of those not given."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound.apply_defaults()
+        return bound.arguments
+
+    def repeat(self, **changes: Any) -> Any:
+        """Calls the function again, with other values of some arguments."""
+        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound.arguments |= changes
+        return self.function(*bound.args, **bound.kwargs)
+
+    def __repr__(self) -> str:
+        """The call with all of its arguments but the usual axis."""
+        parameters = inspect.signature(self.function).parameters
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            p = parameters[name]
+            if p.kind is p.VAR_POSITIONAL:
+                args += value
+            elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty:
+                args.append(value)
+            elif name != "axis" or value != p.default:
+                kwargs[name] = value
+        return written(self.function.__name__, args, kwargs)
+
+
+def keep_call(function: Function, add_call: Callable[[Any, Call], Any]) -> Function:
+    """Wraps a function so that what it makes keeps the call.
+
+    The function's signature, its type and its source stay the same. For a wrong
+    argument, it names the nearest one.
+
+    Args:
+        function: makes a strategy or a reducer.
+        add_call: (what it made, the call) -> the same with the call. What the function
+            was given, and returns, stays as it is: `delayed(strategy, 0)`.
+    """
+    checked = suggest_arguments(function)
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = checked(*args, **kwargs)
+        if any(result is argument for argument in (*args, *kwargs.values())):
+            return result
+        return add_call(result, Call(make, args, kwargs))
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return call(args, kwargs)
+
+    functools.update_wrapper(make, function)
+    # inspect.getsourcefile, unlike getsource, does not look behind a wrapper.
+    make.__code__ = make.__code__.replace(
+        co_filename=function.__code__.co_filename,
+        co_firstlineno=function.__code__.co_firstlineno,
+    )
+    return make  # type: ignore[return-value]  # the same type for its callers
+
+
 def suggest_arguments(function: Function) -> Function:
     """Decorates a function: for a wrong argument, it names the nearest one.
 
@@ -48,52 +122,12 @@ def check_argument_names(
             )
 
 
-@dataclass(frozen=True, eq=False)
-class Made:
-    """A call and its result. It can stand for the init of the strategy that it made.
-
-    Attributes:
-        function: the function that was called.
-        args: its arguments by position.
-        kwargs: its arguments by name.
-        result: the strategy or reducer that it returned.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    result: Any
-
-    def __call__(self, params: Any) -> Any:
-        return self.result.init(params)
-
-    @property
-    def bound(self) -> inspect.BoundArguments:
-        """All arguments of the call by name, with the defaults of those not given."""
-        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
-        bound.apply_defaults()
-        return bound
-
-    def __repr__(self) -> str:
-        """The call with all of its arguments but the usual axis."""
-        bound, args, kwargs = self.bound, [], {}
-        for name, x in bound.arguments.items():
-            p = bound.signature.parameters[name]
-            if p.kind is p.VAR_POSITIONAL:
-                args += x
-            elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty:
-                args.append(x)
-            elif name != "axis" or x != p.default:
-                kwargs[name] = x
-        return written(self.function.__name__, args, kwargs)
-
-
 class _Short(reprlib.Repr):
     """A repr in which functions are names, and arrays dtypes and shapes."""
 
     def repr1(self, x: Any, level: int) -> str:
-        if isinstance(made := getattr(x, "made_by", x), Made):
-            return repr(made)
+        if isinstance(call := getattr(x, "call", None), Call):
+            return repr(call)
         if name := getattr(x, "__name__", None):
             return name
         if isinstance(x, functools.partial):

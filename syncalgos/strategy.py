@@ -7,7 +7,6 @@ worker's view and communicates only through collectives over named axes.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.calls import Function, Made, suggest_arguments, written
+from syncalgos.calls import Call, Function, keep_call, written
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
@@ -181,6 +180,9 @@ class Strategy(NamedTuple):
             number or a schedule of local steps; None: none was given.
         own_steps: whether a sync replaces params by sums of the strategy's own steps,
             so that only plain SGD at `learning_rate` may be inside.
+        call: the call of the algorithm or combinator that made the strategy, which its
+            repr shows and a pickle repeats; None: it was made by hand, or `_replace`
+            has changed it.
 
     `acts` is a promise that sync itself must keep. `every` and `when` make such a sync
     and declare its steps. Replace both fields together: `_replace(sync=…, acts=…)`.
@@ -217,36 +219,61 @@ class Strategy(NamedTuple):
     own_momentum: bool = False
     learning_rate: checks.LearningRate | None = None
     own_steps: bool = False
+    call: Call | None = None
 
     def __repr__(self) -> str:
-        usual = Strategy._field_defaults
-        own = {n: x for n, x in self._asdict().items() if x is not usual[n]}
-        return repr(self.made_by) if self.made_by else written("Strategy", (), own)
+        if self.call is not None:
+            return repr(self.call)
+        return written("Strategy", (), self._set_fields)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Functions inside a function have no name to be pickled by; their call has.
+        if self.call is not None:
+            return _repeat, (self.call,)
+        return functools.partial(Strategy, **self._set_fields), ()
 
     @property
-    def made_by(self) -> Made | None:
-        """The call that made the strategy; None if a field was changed since."""
-        made: Any = self.init
-        same = isinstance(made, Made) and all(map(is_, made.result[1:], self[1:]))
-        return made if same else None
+    def _set_fields(self) -> dict[str, Any]:
+        """The fields that are not the defaults, by name."""
+        defaults = Strategy._field_defaults
+        fields = self._asdict().items()
+        return {name: value for name, value in fields if value is not defaults[name]}
+
+
+def _repeat(call: Call) -> Strategy:
+    """Makes a strategy again from its call."""
+    return call.repeat()
+
+
+if not TYPE_CHECKING:
+    _replace_fields = Strategy._replace
+
+    def _replace(self, /, **changes):
+        """Replaces fields; the call that made the strategy would make another one."""
+        return _replace_fields(self, **{"call": None, **changes})
+
+    # A NamedTuple refuses the name in its body. copy.replace calls __replace__.
+    Strategy._replace = Strategy.__replace__ = _replace
 
 
 def factory(function: Function) -> Function:
-    """Decorates a function that makes a strategy: the strategy shows the call.
+    """Decorates a function that makes a strategy: the strategy keeps the call.
 
     For a wrong argument, the function names the nearest one.
+
+    Example:
+        >>> from syncalgos.writing import Strategy, average, every, factory
+        >>> @factory
+        ... def rarely(*, period: int = 100) -> Strategy:
+        ...     return every(average(), period)
+        >>> rarely()
+        rarely(period=100)
     """
-    function = suggest_arguments(function)
 
-    @functools.wraps(function)
-    def make(*args: Any, **kwargs: Any) -> Strategy:
-        made = function(*args, **kwargs)
-        if any(made is x for x in (*args, *kwargs.values())):
-            return made  # as `delayed(strategy, 0)` does
-        # In init, not in a field beside it, which a changed strategy would keep, too.
-        return made._replace(init=Made(function, args, kwargs, made))
+    def add_call(strategy: Strategy, call: Call) -> Strategy:
+        return strategy._replace(call=call)
 
-    return make  # type: ignore[return-value]  # the same type for its callers
+    return keep_call(function, add_call)
 
 
 def check_strategy(where: str, strategy: Any) -> None:

@@ -4,7 +4,8 @@
 
 - types: Strategy, Replica, MeanCenter, Reducer, Code, PyTree, Axis; WORKERS is the axis
 - communication: collectives
-- strategies to begin with: outer_step, chain, every, when, sync_every
+- strategies to begin with: average, outer_step, chain, every, when, sync_every
+- what an algorithm's function is decorated with: factory
 - anchors: start, pseudo_gradient, restart, shipped, nesterov_sgd
 - reducers: leafwise, over_leaves, drawn
 - numbers: widen, narrow, zeros, norm, root, own_key, common_key
@@ -24,6 +25,7 @@ from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
 from syncalgos.combinators.chain import chain as chain
+from syncalgos.combinators.primitives import average as average
 from syncalgos.combinators.primitives import outer_step as outer_step
 from syncalgos.combinators.schedule import every as every
 from syncalgos.combinators.schedule import sync_every as sync_every
@@ -43,6 +45,7 @@ from syncalgos.reducers.reducer import over_leaves as over_leaves
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
+from syncalgos.strategy import factory as factory
 
 # An import would hide from pyright what the module holds.
 collectives = _collectives

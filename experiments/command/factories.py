@@ -205,6 +205,7 @@ def describe(kind: Kind, name: str) -> Factory:
     functions = ast.parse(path.read_bytes()).body
     [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
     head.body, names = head.body[:1], _Names(NAMES)  # of the body, the docstring
+    head.decorator_list = []
     code = compile(ast.Module([head], []), str(path), "exec")
     exec(code, {"__builtins__": {}}, names)
     return of_function(kind, name, names[name])

@@ -11,9 +11,10 @@ from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.anchors import outer_rates
 from syncalgos.dtypes import if_finite, narrow, weak, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
+@factory
 def async_diloco(
     period: int = 16,
     *,

@@ -9,7 +9,7 @@ from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class BMUFState(NamedTuple):
@@ -19,6 +19,7 @@ class BMUFState(NamedTuple):
     velocity: PyTree
 
 
+@factory
 def bmuf(
     period: int = 16,
     *,

@@ -8,7 +8,7 @@ from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import is_sent, over_leaves
 from syncalgos.reducers.sparse import largest, placed
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class ChocoState(NamedTuple):
@@ -18,6 +18,7 @@ class ChocoState(NamedTuple):
     apart: PyTree
 
 
+@factory
 def choco_sgd(
     *,
     density: float = 0.1,

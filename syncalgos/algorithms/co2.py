@@ -12,7 +12,7 @@ from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import norm
 from syncalgos.reducers import late
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class MomentumState(NamedTuple):
@@ -21,6 +21,7 @@ class MomentumState(NamedTuple):
     momentum: PyTree
 
 
+@factory
 def co2(
     period: int = 16,
     *,

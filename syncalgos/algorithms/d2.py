@@ -9,7 +9,7 @@ from syncalgos import checks
 from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class D2State(NamedTuple):
@@ -18,6 +18,7 @@ class D2State(NamedTuple):
     correction: PyTree
 
 
+@factory
 def d2(
     *, mixing: float = 0.5, topology: checks.Symmetric = "ring", axis: Axis = WORKERS
 ) -> Strategy:

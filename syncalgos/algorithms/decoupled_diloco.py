@@ -19,9 +19,10 @@ from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import norm
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import Reducer
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
+@factory
 def decoupled_diloco(
     period: int = 16,
     *,

@@ -6,9 +6,10 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import dct, stacking
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 
+@factory
 def demo(
     *,
     decay: float = 0.999,

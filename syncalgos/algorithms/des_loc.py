@@ -5,9 +5,10 @@ from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
 from syncalgos.optax_states import map_moments
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 
+@factory
 def des_loc(
     period: int = 16,
     *,

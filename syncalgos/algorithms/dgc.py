@@ -11,7 +11,7 @@ from syncalgos import checks, collectives, reducers
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class DgcState(NamedTuple):
@@ -21,6 +21,7 @@ class DgcState(NamedTuple):
     unsent: PyTree
 
 
+@factory
 def dgc(
     *,
     density: float = 0.001,

@@ -5,9 +5,10 @@ from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Layered
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def diloco_x(
     period: int = 16,
     *,

@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import low_rank, stacking
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class DionState(NamedTuple):
@@ -19,6 +19,7 @@ class DionState(NamedTuple):
     factors: PyTree
 
 
+@factory
 def dion(
     *,
     rank_fraction: float = 0.25,

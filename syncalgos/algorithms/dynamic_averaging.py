@@ -10,7 +10,7 @@ from syncalgos import checks, collectives
 from syncalgos.combinators.decided import decided
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class DynamicState(NamedTuple):
@@ -19,6 +19,7 @@ class DynamicState(NamedTuple):
     reference: PyTree
 
 
+@factory
 def dynamic_averaging(
     period: int = 16, *, bound: float = 0.1, axis: Axis = WORKERS
 ) -> Strategy:

@@ -8,7 +8,7 @@ import optax
 from syncalgos import anchors, collectives
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class EagerState(NamedTuple):
@@ -20,6 +20,7 @@ class EagerState(NamedTuple):
     mean: PyTree
 
 
+@factory
 def eager_diloco(
     period: int = 16,
     *,

@@ -10,7 +10,7 @@ from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 
 
 class EASGDState(NamedTuple):
@@ -20,6 +20,7 @@ class EASGDState(NamedTuple):
     pull: PyTree
 
 
+@factory
 def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 

@@ -10,7 +10,7 @@ from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
 from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class EditState(NamedTuple):
@@ -21,6 +21,7 @@ class EditState(NamedTuple):
     seen: Norms
 
 
+@factory
 def edit(
     period: int = 16,
     *,

@@ -3,9 +3,10 @@
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers.stacking import Layered
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def ef21(
     *,
     density: float = 0.05,

@@ -10,7 +10,7 @@ from syncalgos.anchors import pseudo_gradient, restart, shipped
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class EmaNesterovState(NamedTuple):
@@ -22,6 +22,7 @@ class EmaNesterovState(NamedTuple):
     ahead: PyTree
 
 
+@factory
 def ema_nesterov(
     *,
     decay: float = 0.99,

@@ -3,9 +3,10 @@
 from syncalgos import checks
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.combinators.participation import participating, sampled
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def fedavg(
     period: int = 16, *, fraction: float = 1.0, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:

@@ -9,7 +9,7 @@ from syncalgos import checks, collectives
 from syncalgos.anchors import restart, shipped, start
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 
 
 class FedDynState(NamedTuple):
@@ -19,6 +19,7 @@ class FedDynState(NamedTuple):
     moved: PyTree
 
 
+@factory
 def feddyn(
     period: int = 16, *, proximal: float = 0.1, axis: Axis = WORKERS
 ) -> Strategy:

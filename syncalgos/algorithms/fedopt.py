@@ -10,7 +10,7 @@ from syncalgos import checks
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 # The second moment v, after the square s of an outer gradient.
 SECOND_MOMENTS = {
@@ -27,6 +27,7 @@ class MomentsState(NamedTuple):
     second: PyTree
 
 
+@factory
 def fedopt(
     period: int = 16,
     *,

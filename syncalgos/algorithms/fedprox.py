@@ -7,7 +7,15 @@ import jax
 from syncalgos import checks, collectives
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    OwnGrads,
+    PyTree,
+    Strategy,
+    factory,
+)
 
 
 class FedProxState(NamedTuple):
@@ -16,6 +24,7 @@ class FedProxState(NamedTuple):
     anchor: PyTree
 
 
+@factory
 def fedprox(
     period: int = 16, *, proximal: float = 0.01, axis: Axis = WORKERS
 ) -> Strategy:

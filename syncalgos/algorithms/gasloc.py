@@ -10,7 +10,7 @@ from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class GaslocState(NamedTuple):
@@ -20,6 +20,7 @@ class GaslocState(NamedTuple):
     ahead: PyTree
 
 
+@factory
 def gasloc(
     period: int = 16,
     *,

@@ -10,9 +10,10 @@ from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import zeros
 from syncalgos.optax_states import check_mean
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy, factory
 
 
+@factory
 def gossip(
     *,
     topology: checks.Topology = "exponential",

@@ -7,9 +7,10 @@ from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import Between, Period, every, when
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def gossip_pga(
     period: int = 16, *, topology: checks.Topology = "exponential", axis: Axis = WORKERS
 ) -> Strategy:

@@ -7,7 +7,7 @@ from syncalgos.anchors import pseudo_gradient, restart, shipped
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.dtypes import narrow, widen
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class GpaState(NamedTuple):
@@ -18,6 +18,7 @@ class GpaState(NamedTuple):
     ahead: PyTree
 
 
+@factory
 def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
     """GPA (generalized primal averaging): smoothed DiLoCo for one worker.
 

@@ -10,7 +10,7 @@ from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class TrackingState(NamedTuple):
@@ -21,6 +21,7 @@ class TrackingState(NamedTuple):
 
 
 # Old params are sent too, and gradients are used a step later.
+@factory
 def gradient_tracking(
     *, topology: checks.Topology = "ring", axis: Axis = WORKERS
 ) -> Strategy:

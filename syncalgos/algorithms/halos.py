@@ -12,7 +12,7 @@ from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.algorithms.async_diloco import Nesterov, Server, begun
 from syncalgos.anchors import outer_rates
 from syncalgos.dtypes import if_finite, narrow, select, widen
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class Region(NamedTuple):
@@ -45,6 +45,7 @@ class Levels(NamedTuple):
         return chosen
 
 
+@factory
 def halos(
     period: int = 16,
     *,

@@ -11,7 +11,7 @@ from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.anchors import outer_rates
 from syncalgos.dtypes import if_finite, narrow, norm, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 TINY = 1e-8
 """ε, the norm below which a leaf has no direction."""
@@ -26,6 +26,7 @@ class Server(NamedTuple):
     velocity: PyTree
 
 
+@factory
 def heloco(
     period: int = 16,
     *,

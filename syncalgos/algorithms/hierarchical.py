@@ -8,9 +8,10 @@ from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, when
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def hierarchical(
     period: int = 16,
     *,

@@ -4,9 +4,10 @@ from typing import Literal
 
 from syncalgos import reducers
 from syncalgos.combinators.primitives import reduce_with
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def loco(
     *,
     bits: Literal[8, 4, 2] = 4,

@@ -5,9 +5,10 @@ import optax
 from syncalgos import checks
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def lookahead(
     period: int = 16, *, slow_lr: float = 0.5, axis: Axis = WORKERS
 ) -> Strategy:

@@ -2,9 +2,10 @@
 
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def model_averaging(period: int = 16, *, axis: Axis = WORKERS) -> Strategy:
     """Model averaging (local SGD): average the models every few steps.
 

@@ -4,9 +4,10 @@ from syncalgos import checks, reducers
 from syncalgos.anchors import nesterov_sgd
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def muloco(
     period: int = 16,
     *,

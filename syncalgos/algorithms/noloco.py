@@ -11,7 +11,7 @@ from syncalgos.collectives import topology
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class NoLoCoState(NamedTuple):
@@ -21,6 +21,7 @@ class NoLoCoState(NamedTuple):
     velocity: PyTree
 
 
+@factory
 def noloco(
     period: int = 16,
     *,

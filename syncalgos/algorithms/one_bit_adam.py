@@ -5,9 +5,10 @@ import jax
 from syncalgos import checks, collectives
 from syncalgos.algorithms._one_bit import begun, checked, in_signs
 from syncalgos.dtypes import if_finite, narrow, widen
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 
+@factory
 def one_bit_adam(
     *,
     dense_steps: int = 100,

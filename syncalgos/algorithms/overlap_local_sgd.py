@@ -9,7 +9,7 @@ from syncalgos.anchors import restart
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
 class OverlapState(NamedTuple):
@@ -19,6 +19,7 @@ class OverlapState(NamedTuple):
     velocity: PyTree
 
 
+@factory
 def overlap_local_sgd(
     period: int = 16,
     *,

@@ -15,7 +15,7 @@ from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.keys import common_key
 from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 
 
 class PalsgdState(NamedTuple):
@@ -31,6 +31,7 @@ class PalsgdState(NamedTuple):
     before: tuple[PyTree, PyTree]
 
 
+@factory
 def palsgd(
     period: int = 16,
     *,

@@ -5,9 +5,10 @@ from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.schedule import after, until
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def post_local_sgd(
     *, dense_steps: int = 100, period: int = 16, axis: Axis = WORKERS
 ) -> Strategy:

@@ -5,9 +5,10 @@ from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.combinators.schedule import after, until
 from syncalgos.reducers.stacking import Layered
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def powersgd(
     *,
     rank: int = 2,

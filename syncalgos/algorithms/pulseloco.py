@@ -10,7 +10,7 @@ from syncalgos import anchors, checks, reducers
 from syncalgos.collectives import takes_part
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class PulseState(NamedTuple):
@@ -21,6 +21,7 @@ class PulseState(NamedTuple):
     residual: PyTree
 
 
+@factory
 def pulseloco(
     period: int = 16,
     *,

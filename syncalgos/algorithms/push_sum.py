@@ -11,7 +11,7 @@ from syncalgos.collectives import topology as peers
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class PushSumState(NamedTuple):
@@ -21,6 +21,7 @@ class PushSumState(NamedTuple):
     weight: jax.Array
 
 
+@factory
 def push_sum(
     *,
     drop: float = 0.0,

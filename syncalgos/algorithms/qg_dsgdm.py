@@ -10,7 +10,15 @@ from syncalgos.collectives import topology as peers
 from syncalgos.collectives.graphs import changes
 from syncalgos.combinators import introspection
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    OwnGrads,
+    PyTree,
+    Strategy,
+    factory,
+)
 
 
 class QuasiGlobalState(NamedTuple):
@@ -20,6 +28,7 @@ class QuasiGlobalState(NamedTuple):
     before: PyTree
 
 
+@factory
 def qg_dsgdm(
     *,
     local_momentum: float = 0.9,

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import TABLED, every, while_tracing
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def qsr(
     period: int = 16,
     *,

@@ -10,7 +10,15 @@ from syncalgos.anchors import restart
 from syncalgos.combinators.schedule import sync_when
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.keys import common_key
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    OwnGrads,
+    PyTree,
+    Strategy,
+    factory,
+)
 
 
 class ScaffnewState(NamedTuple):
@@ -19,6 +27,7 @@ class ScaffnewState(NamedTuple):
     control: PyTree
 
 
+@factory
 def scaffnew(
     period: int = 16,
     *,

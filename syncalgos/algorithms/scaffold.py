@@ -9,7 +9,15 @@ from syncalgos import checks, collectives
 from syncalgos.anchors import restart
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, PyTree, Strategy
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    OwnGrads,
+    PyTree,
+    Strategy,
+    factory,
+)
 
 
 class ScaffoldState(NamedTuple):
@@ -21,6 +29,7 @@ class ScaffoldState(NamedTuple):
     distance: jax.Array
 
 
+@factory
 def scaffold(
     period: int = 16, *, learning_rate: checks.LearningRate, axis: Axis = WORKERS
 ) -> Strategy:

@@ -2,9 +2,10 @@
 
 from syncalgos import checks
 from syncalgos.algorithms.distributed_lion import distributed_lion
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def signum(
     *, local_momentum: float = 0.9, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:

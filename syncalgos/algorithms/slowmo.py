@@ -9,7 +9,7 @@ from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.reducers.reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class SlowMoState(NamedTuple):
@@ -19,6 +19,7 @@ class SlowMoState(NamedTuple):
     velocity: PyTree
 
 
+@factory
 def slowmo(
     period: int = 16,
     *,

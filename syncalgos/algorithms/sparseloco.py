@@ -8,9 +8,10 @@ from syncalgos import checks, reducers
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers.stacking import Layered
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def sparseloco(
     period: int = 16,
     *,

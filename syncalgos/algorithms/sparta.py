@@ -4,9 +4,10 @@ import jax
 
 from syncalgos import collectives, reducers
 from syncalgos.combinators.schedule import every
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy
+from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 
+@factory
 def sparta(
     *, density: float = 0.005, period: int = 1, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:

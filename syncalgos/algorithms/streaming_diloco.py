@@ -13,9 +13,10 @@ from syncalgos.combinators.masked import masked
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.reducers import AnyReducer, resolve, stacking
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def streaming_diloco(
     period: int = 16,
     *,

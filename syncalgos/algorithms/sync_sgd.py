@@ -2,9 +2,10 @@
 
 from syncalgos.combinators.primitives import reduce_with
 from syncalgos.reducers import AnyReducer, resolve
-from syncalgos.strategy import WORKERS, Axis, Strategy
+from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
+@factory
 def sync_sgd(
     *, reduce: AnyReducer = "mean", seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:

@@ -10,7 +10,7 @@ from syncalgos.algorithms._one_bit import OneBitAdamState, begun, checked, in_si
 from syncalgos.anchors import restart, shipped
 from syncalgos.combinators.schedule import sync_every
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -22,6 +22,7 @@ class ZeroOneAdamState(NamedTuple):
     rates: jax.Array
 
 
+@factory
 def zero_one_adam(
     *,
     variance_steps: int = 100,

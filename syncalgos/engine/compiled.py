@@ -1,7 +1,7 @@
 """A trainer's compiled programs, one for each structure and shape of the arguments."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -41,12 +41,6 @@ class Key(NamedTuple):
     structure: Any = None
     types: tuple[Any, ...] = ()
 
-
-# Values that jax can look for in all results, by the name of jax's setting.
-_SPECIAL = {
-    "jax_debug_nans": ("NaN", np.isnan),
-    "jax_debug_infs": ("infinity", np.isinf),
-}
 
 # Options for a program that runs once, on CPUs: it compiles in two thirds of the time.
 _FAST: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}
@@ -142,15 +136,6 @@ class Compiled:
         key = call.key
         if key not in self.programs:
             self.compile([call])
-        special = [name for name in _SPECIAL if getattr(jax.config, name)]
-        if special and backends.is_compiled():
-            # With these settings on, jax calls the function behind a compiled program.
-            # Here that is the same program again, so jax would recurse without end.
-            with jax.debug_nans(False), jax.debug_infs(False):
-                outputs = self.run(call)
-                for setting in special:
-                    _check_special(setting, call, outputs)
-            return outputs
         own, common = self.programs[key](call.own, call.inputs)
         layout = self._layout
         if layout.blocking:
@@ -381,29 +366,3 @@ class Compiled:
 def _at(x: Any, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
     """A shape with its sharding."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
-def _check_special(setting: str, call: Call, outputs: Outputs) -> None:
-    """Raises a FloatingPointError if results hold a value that jax is to look for."""
-    what, is_special = _SPECIAL[setting]
-    program, place = call.key.program, ""
-
-    def hits(tree: Any) -> Iterator[tuple[int, str]]:
-        """Yields the first row of each shard with the value, and the leaf's name."""
-        for path, x in jax.tree_util.tree_leaves_with_path(tree):
-            if not jnp.issubdtype(x.dtype, np.inexact):
-                continue
-            for shard in x.addressable_shards:
-                rows = np.argwhere(np.atleast_1d(is_special(np.asarray(shard.data))))
-                if len(rows):
-                    yield rows[0, 0], jax.tree_util.keystr(path)
-
-    if program.takes_steps:
-        step, metrics = outputs.common
-        for row, name in sorted(hits(metrics)):
-            row += int(call.inputs.shared.step)
-            raise FloatingPointError(f"{what} in metrics{name} of local step {row}")
-        place = f" after local step {int(step) - 1}"
-    for _, name in hits(outputs):
-        name = f"{program.function.__name__}{name}"
-        raise FloatingPointError(f"{what} in the result of {name}{place}")

@@ -1,7 +1,6 @@
 """The type of reducers, optax GradientTransformations, and how they map over leaves."""
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.calls import Function, Made, suggest_arguments, written
+from syncalgos.calls import Call, Function, keep_call, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
@@ -40,7 +39,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
-        made: the factory's call and its result; None for a reducer made by hand.
+        origin: the factory's call and its result; None for a reducer made by hand.
     """
 
     combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]]
@@ -48,7 +47,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
     init: optax.TransformInitFn = optax.init_empty_state  # type: ignore[assignment]
     mean_over: Axis | None = None
     takes_feedback: bool = True
-    made: Made | None = None
+    origin: "Origin | None" = None
 
     def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):
         def update(updates, state, params=None, *, step=None, **_):
@@ -65,25 +64,55 @@ class Reducer(optax.GradientTransformationExtraArgs):
         Args:
             axis: the mapped axis or axes over which the workers lie.
         """
-        if (made := self.made) is None or "axis" in made.kwargs:
+        if self.origin is None or "axis" in self.origin.call.kwargs:
             return self
-        bound = made.function(*made.args, **made.kwargs, axis=axis)
-        return dataclasses.replace(bound, **self._own)
+        bound = self.origin.call.repeat(axis=axis)
+        return dataclasses.replace(bound, **self._changes)
 
     def __repr__(self) -> str:
-        made = self.made_by
-        return repr(made) if made else written("Reducer", (), vars(self))
+        if self.call is not None:
+            return repr(self.call)
+        return written("Reducer", (), vars(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.origin is None:
+            fields = self.combine, self.init, self.mean_over, self.takes_feedback
+            return Reducer, fields
+        # Functions inside a function have no name to be pickled by; the call has.
+        return _repeat, (self.origin.call, self._changes)
 
     @property
-    def made_by(self) -> Made | None:
+    def call(self) -> Call | None:
         """The call that made the reducer; None if a field was changed since."""
-        return None if self._own else self.made
+        if self.origin is None or self._changes:
+            return None
+        return self.origin.call
 
     @property
-    def _own(self) -> dict[str, Any]:
+    def _changes(self) -> dict[str, Any]:
         """The fields that were changed since a factory made the reducer."""
-        first = vars(self.made.result if self.made else self) | {"made": self.made}
-        return {name: x for name, x in vars(self).items() if x is not first[name]}
+        if self.origin is None:
+            return {}
+        originals = vars(self.origin.reducer) | {"origin": self.origin}
+        fields = vars(self).items()
+        return {name: value for name, value in fields if value is not originals[name]}
+
+
+class Origin(NamedTuple):
+    """Where a reducer comes from.
+
+    Attributes:
+        call: the call of its factory.
+        reducer: what the factory returned.
+    """
+
+    call: Call
+    reducer: Reducer
+
+
+def _repeat(call: Call, changes: dict[str, Any]) -> Reducer:
+    """Makes a reducer again from its call and the fields that were changed since."""
+    return dataclasses.replace(call.repeat(), **changes)
 
 
 def combined_by(
@@ -113,19 +142,16 @@ def _kinds_of(result: Any) -> str:
 
 
 def factory(function: Function) -> Function:
-    """Decorates a factory of reducers, which then show its call.
+    """Decorates a factory of reducers, which then keep its call.
 
     A strategy may bind a reducer to its own axis by the same call with `axis`. For a
     wrong argument, the function names the nearest one.
     """
-    function = suggest_arguments(function)
 
-    @functools.wraps(function)
-    def make(*args: Any, **kwargs: Any) -> Reducer:
-        made = function(*args, **kwargs)
-        return dataclasses.replace(made, made=Made(make, args, kwargs, made))
+    def add_call(reducer: Reducer, call: Call) -> Reducer:
+        return dataclasses.replace(reducer, origin=Origin(call, reducer))
 
-    return make  # type: ignore[return-value]  # the same type for its callers
+    return keep_call(function, add_call)
 
 
 class Draws(NamedTuple):

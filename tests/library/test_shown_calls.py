@@ -1,8 +1,10 @@
 """Strategies, reducers and trainers as text: the calls that made them."""
 
+import copy
 import functools
 import inspect
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -69,15 +71,35 @@ def test_a_call_is_shown_with_its_values(text):
     assert repr(SHOWN[text]) == text
 
 
-def test_what_was_changed_shows_its_fields():
-    changed = sa.bmuf(4)._replace(late=3)
-    assert repr(changed).startswith("Strategy(init=bmuf(period=4, ")
-    assert repr(changed).endswith(", late=3)") and "0x" not in repr(changed)
-    assert repr(changed._replace(late=0)) == repr(sa.bmuf(4))
-    other = changed._replace(init=sa.average().init, late=0)
-    assert repr(other).startswith("Strategy(init=average(")
+def test_a_changed_strategy_shows_its_fields():
+    strategy = sa.bmuf(4)
+    changed = strategy._replace(late=3)
+    assert changed.call is None
+    assert repr(changed) == (
+        "Strategy(init=init, sync=Combination(…), center=center, acts=Period(…), "
+        "axis=('devices', 'lanes'), late=3)"
+    )
+    assert repr(sa.chain(changed)) == "chain(Strategy(…))"
+    assert strategy.call is not None and strategy.call.arguments["period"] == 4
+
+
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="copy.replace is of 3.13")
+def test_a_strategy_changed_by_copy_replace_shows_its_fields():
+    changed = copy.replace(sa.bmuf(4), late=3)  # type: ignore[attr-defined]
+    assert repr(changed).startswith("Strategy(init=")
+
+
+def test_a_changed_strategy_shows_the_call_that_it_is_given():
+    strategy = sa.bmuf(4)
+    assert repr(strategy._replace(late=0, call=strategy.call)) == repr(strategy)
+
+
+def test_a_changed_reducer_shows_its_fields():
     reducer = reducers.mean()._replace(takes_feedback=False)
+    assert reducer.call is None
     assert repr(reducer).startswith("Reducer(") and "0x" not in repr(reducer)
+    assert "takes_feedback=False" in repr(reducer)
+    assert repr(reducer._replace(takes_feedback=True)) == repr(reducers.mean())
 
 
 def test_strategies_can_be_hashed_and_their_factories_pickled():

@@ -41,10 +41,11 @@ def project(tmp_path_factory):
         shutil.copy(ROOT / file, copy / file)
     before = snapshot(copy)
 
-    algorithm, registry, recurrence, mutant, line = blocks_of_the_page()
+    algorithm, registry, row, recurrence, mutant, line = blocks_of_the_page()
     (copy / "syncalgos/algorithms/lagging.py").write_text(algorithm)
     names = copy / "syncalgos/algorithms/__init__.py"
-    insert(names, registry.strip(), "from syncalgos.algorithms.model")
+    insert(names, registry.strip(), "from syncalgos.algorithms.loco")
+    insert(names, row.rstrip(), "        model_averaging,")
     (copy / "tests/recurrences/lagging.py").write_text(recurrence)
     mutants = copy / "tests/mutants.toml"
     mutants.write_text(f"{mutants.read_text()}\n{mutant}")
