@@ -169,12 +169,10 @@ def test_what_reduces_gradients_is_measured_at_every_step():
         pytest.param(
             sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]),
             id="paced",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             sa.ema(sa.paced(sa.model_averaging(PERIOD), [2, 2, 1, 0]), 0.5),
             id="ema",
-            marks=pytest.mark.slow,
         ),
         pytest.param(
             sa.palsgd(PERIOD, learning_rate=RATE, outer_lr=1.0, outer_momentum=0.0),

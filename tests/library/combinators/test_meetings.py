@@ -65,7 +65,10 @@ NOBODY = {
 }
 
 
-@pytest.mark.parametrize("name", tiers(NOBODY, ["moving average"]))
+FEW = "mixed at once", "gradients, delayed", "moving average"
+
+
+@pytest.mark.parametrize("name", tiers(NOBODY, default=FEW))
 def test_who_takes_no_part_reaches_nothing(name):
     strategy, optimizer = NOBODY[name]
     one, bad = ONE[:6], ONE[:6].copy()
@@ -131,10 +134,10 @@ VALUES = {
 }
 
 
-FIRST = "a weight ends with its phase", "local gradients are not delayed"
+LATER = "a pace begins with its phase", "what is chained behind a pace stays"
 
 
-@pytest.mark.parametrize("name", tiers(VALUES, FIRST))
+@pytest.mark.parametrize("name", tiers(VALUES, {*VALUES} - {*LATER}))
 def test_values_where_two_meet(name):
     strategy, moves, replicas, center = VALUES[name]
     [(found, mean, _)] = trained(strategy, moves)
@@ -172,7 +175,7 @@ TURNS = {
 }
 
 
-@pytest.mark.parametrize("name", tiers(TURNS, ["gossip"]))
+@pytest.mark.parametrize("name", tiers(TURNS, ["gossip", "push_sum"]))
 def test_a_changing_graph_takes_its_turns_by_exchanges(name):
     apart = np.zeros((32, 4), np.float32)
     apart[0] = range(4)

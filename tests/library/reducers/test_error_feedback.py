@@ -74,7 +74,6 @@ def test_error_feedback_of_bfloat16_adds_up_its_residual_in_float32():
     np.testing.assert_array_equal(state.residual[-1], np.ones((2, 1)))
 
 
-@pytest.mark.slow
 def test_steps_that_are_not_finite_leave_no_trace():
     """They show in the result on all workers, and in no later step."""
     reducer = fed("int4", "power_sgd")
