@@ -48,6 +48,8 @@ class Call:
             p = parameters[name]
             if p.kind is p.VAR_POSITIONAL:
                 args += value
+            elif p.kind is p.VAR_KEYWORD:
+                kwargs |= value
             elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty:
                 args.append(value)
             elif name != "axis" or value != p.default:
@@ -92,11 +94,13 @@ def suggest_arguments(function: Function) -> Function:
     The function's signature and its type stay the same.
     """
     function_name = function.__qualname__.removesuffix(".__init__")
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return function  # it takes any name
     argument_names = [
         name
-        for name, parameter in inspect.signature(function).parameters.items()
-        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        and name != "self"
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
     ]
 
     @functools.wraps(function)

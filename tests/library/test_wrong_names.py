@@ -12,6 +12,7 @@ import pytest
 
 import syncalgos as sa
 from syncalgos import reducers
+from syncalgos.writing import factory
 
 
 def answer(call: Callable[[], Any], kind: type[Exception]) -> str:
@@ -165,13 +166,23 @@ def test_missing_arguments_and_too_many_are_pythons_own_errors(call, message):
         call()
 
 
+def test_a_factory_of_a_users_own_may_take_any_argument():
+    @factory
+    def bmuf_of_mine(**arguments: Any) -> sa.Strategy:
+        return sa.bmuf(**arguments)
+
+    assert repr(bmuf_of_mine(period=4)) == "bmuf_of_mine(period=4)"
+    line = answer(lambda: bmuf_of_mine(perod=4), TypeError)
+    assert line.startswith("bmuf has no argument 'perod'; did you mean 'period'?")
+
+
 def test_arguments_of_reducers_behind_the_first_are_keyword_only():
-    factories = [x for x in vars(reducers).values() if inspect.isfunction(x)]
-    for factory in factories:
-        if factory is not reducers.resolve:
-            _, *others = inspect.signature(factory).parameters.values()
+    functions = [x for x in vars(reducers).values() if inspect.isfunction(x)]
+    for function in functions:
+        if function is not reducers.resolve:
+            _, *others = inspect.signature(function).parameters.values()
             assert all(p.kind is p.KEYWORD_ONLY for p in others)
-    assert len(factories) == 20
+    assert len(functions) == 20
 
 
 @pytest.mark.parametrize(
