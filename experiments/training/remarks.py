@@ -3,7 +3,6 @@
 import math
 
 import jax
-import numpy as np
 
 from experiments.command import terminal
 from experiments.training import sends
@@ -51,9 +50,10 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
         rates += ": the model's step is not proportional to the gradient"
     lines += [backend, rates]
     is_early = not (rounds.untrained or rounds.center_step(c.evaluations[0]))
-    if is_early and rounds.ends is not None:
-        first = int(np.flatnonzero(rounds.ends)[rounds.lag]) + 1
-        how = "is used" if rounds.lag else "comes"
+    if is_early and rounds.first_use is not None:
+        first = rounds.first_use
+        sends_before = rounds.ends is not None and rounds.ends[: first - 1].any()
+        how = "is used" if sends_before else "comes"
         lines.append(
             f"the first sync {how} after step {first}: test results before it are "
             "those of the untrained model"

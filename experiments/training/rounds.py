@@ -20,12 +20,12 @@ import syncalgos
 from experiments.training.plan import Plan
 from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
-from syncalgos.combinators import introspection
+from syncalgos.combinators import arrivals, introspection
 from syncalgos.combinators.decided import found
 from syncalgos.combinators.measured import NONE, Noted
-from syncalgos.combinators.primitives import lag
 from syncalgos.engine import inner_step
 from syncalgos.engine.state import of_one
+from syncalgos.steps import ALWAYS, Where
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
@@ -40,29 +40,33 @@ class Rounds(NamedTuple):
         sent: returns what a worker sends at most in the whole run.
         is_fixed: whether this depends on the step only.
         ends: whether a round ends at each step, (steps,); None if only the run decides.
-        is_followed: whether the evaluated model changes at every step.
-        lag: the number of last rounds whose results arrive only at later ends.
+        center_steps: the last local step that the evaluated model includes, after 0, 1,
+            … local steps; None if only the run decides.
         unsynced: the reason why no sync comes, with a remedy; "" if one comes.
     """
 
     sent: Count
     is_fixed: bool
     ends: np.ndarray | None
-    is_followed: bool
-    lag: int = 0
+    center_steps: np.ndarray | None
     unsynced: str = ""
 
     @property
     def untrained(self) -> str:
         """The reason why the evaluated model never changes, and a remedy; or ""."""
-        return "" if self.is_followed else self.unsynced
+        is_trained = self.center_steps is None or self.center_steps.any()
+        return "" if is_trained else self.unsynced
 
     def center_step(self, steps: int) -> int:
         """Returns the last local step that the center includes after these steps."""
-        if self.is_followed or self.ends is None:
-            return steps
-        found = np.flatnonzero(self.ends[:steps])
-        return int(found[-1 - self.lag]) + 1 if len(found) > self.lag else 0
+        return steps if self.center_steps is None else int(self.center_steps[steps])
+
+    @property
+    def first_use(self) -> int | None:
+        """The number of local steps after which the evaluated model first changes."""
+        if self.center_steps is None or not self.center_steps.any():
+            return None
+        return int(np.flatnonzero(self.center_steps)[0])
 
     def bytes_by(self, progress: Progress) -> float | int | None:
         """Returns the most bytes that a worker has sent; None if they are not known."""
@@ -120,25 +124,59 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
         sent=_count(plan, state, sent),
         is_fixed=sent is not None,
         ends=ends,
-        is_followed=not introspection.has_center(plan.method.algorithm),
-        lag=lag(state.sync),
+        center_steps=_center_steps(plan, ends, c.steps),
     )
-    if ends is None or ends.sum() > rounds.lag:
+    is_trained = rounds.center_steps is None or rounds.center_steps.any()
+    if ends is None or (ends.any() and is_trained):
         return rounds
-    first = _first_change(plan, replica, rounds.lag)
-    acts = partial(introspection.acts, plan.method.algorithm)
-    acting = jax.vmap(lambda step: jnp.asarray(acts(step)))(jnp.arange(c.steps))
+    acting_steps = introspection.acting_steps(_evaluated(plan))
+    first_change = _first_change(plan, replica)
     # Each worker's center may change on its own.
-    if not (first or ends.any()) and acting.any():
-        why = f"{c.algo} sends nothing, as its sync and reduce call no collective"
-        return rounds._replace(is_followed=True, unsynced=why)
-    out = [f"--steps {first} or more"] if first else []
-    if "period" in c.arguments and (longest := c.steps // (1 + rounds.lag)):
-        out.append(f"--period {longest} or less")
-    verb = "uses a sync" if rounds.lag else "syncs"
-    when = f"first {verb} after step {first}, beyond" if first else "does not sync in"
-    use = f": use {', or '.join(out)}" if out else ""
-    return rounds._replace(unsynced=f"{c.algo} {when} these {c.steps} steps{use}")
+    sends_nothing = first_change is None and not ends.any()
+    if sends_nothing and arrivals.table(acting_steps, c.steps, c.workers).any():
+        return rounds._replace(
+            unsynced=(
+                f"{c.algo} sends nothing, as its sync and reduce call no collective"
+            ),
+            center_steps=np.arange(c.steps + 1),
+        )
+    unsynced = _describe_no_sync(plan, first_change, is_late=bool(ends.any()))
+    return rounds._replace(unsynced=unsynced)
+
+
+def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> str:
+    """Says that the model does not change in a run, and what would change it.
+
+    Args:
+        plan: the plan of the run.
+        first_change: the local steps after which the model first changes; None if that
+            was not found.
+        is_late: whether something is sent, but arrives only after the run.
+    """
+    c = plan.config
+    has_period = "period" in c.arguments
+    if first_change is None and has_period:
+        return (
+            f"{c.algo} does not sync in these {c.steps} steps: use --period {c.steps} "
+            "or less"
+        )
+    if first_change is None:
+        return f"{c.algo} does not sync in these {c.steps} steps"
+    remedy = f"use --steps {first_change} or more"
+    if has_period:
+        # The first change comes later in proportion to the period.
+        longest_period = c.arguments["period"] * c.steps // first_change
+        if longest_period:
+            remedy += f", or --period {longest_period} or less"
+    if is_late:
+        return (
+            f"{c.algo} first uses a sync after step {first_change}, beyond these "
+            f"{c.steps} steps: {remedy}"
+        )
+    return (
+        f"{c.algo} first syncs after step {first_change}, beyond these {c.steps} "
+        f"steps: {remedy}"
+    )
 
 
 def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
@@ -161,16 +199,45 @@ def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     return count_taken
 
 
-def _first_change(plan: Plan, replica: Replica, before: int) -> int | None:
-    """Returns the steps to the round after `before` others; None if too many."""
+def _evaluated(plan: Plan) -> Strategy:
+    """The strategy of the evaluated model; shared tables beside it always change."""
+    is_shared = plan.task.kept == "shared"
+    return plan.method.algorithm if is_shared else plan.method.strategy
+
+
+def _center_steps(plan: Plan, ends: np.ndarray | None, steps: int) -> np.ndarray | None:
+    """Returns the last local step that the evaluated model includes after each step.
+
+    Args:
+        plan: the plan of the run.
+        ends: whether each local step ends a round, where something is sent.
+        steps: the number of steps.
+
+    Returns:
+        (steps + 1,) whole numbers; None if only the run decides.
+    """
+    strategy = _evaluated(plan)
+    if introspection.has_center(strategy) and ends is None:
+        return None
+    undeclared = ALWAYS if ends is None else Where(partial(_holds, ends))
+    parts = arrivals.arrivals(strategy, undeclared)
+    return arrivals.included(parts, steps, plan.config.workers)
+
+
+def _first_change(plan: Plan, replica: Replica) -> int | None:
+    """Returns the steps after which the center has changed; None if too many."""
     steps = plan.config.steps
     while steps < FARTHEST:
         steps = min(2 * steps, FARTHEST)
         ends = ends_of(plan, replica, steps)
-        if ends is None:
+        center_steps = _center_steps(plan, ends, steps)
+        if ends is None or center_steps is None:
             return None
-        if ends.sum() > before:
-            return int(np.flatnonzero(ends)[before]) + 1
+        if introspection.has_center(_evaluated(plan)):
+            if center_steps.any():
+                return int(np.flatnonzero(center_steps)[0])
+        elif ends.any():
+            return int(np.flatnonzero(ends)[0]) + 1
     return None
 
 

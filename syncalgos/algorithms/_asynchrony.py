@@ -1,7 +1,6 @@
 """Simulated workers around a server, which do not wait for each other."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ from syncalgos.combinators.introspection import Combination, Landing
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking import shards
+from syncalgos.steps import Where
 from syncalgos.strategy import Axis, OwnGrads, PyTree, Strategy, apply_sync
 
 UNIT = 1024
@@ -148,6 +148,7 @@ def asynchronous(
         ValueError: `optimizer` is not an optax optimizer.
     """
 
+    @Where
     def lands(step):
         return jnp.any(clock_of(collectives.size(axis)).arrives(step))
 
@@ -196,7 +197,7 @@ def at_own_speeds(
 
     held = strategy._replace(
         init=lambda params: (strategy.init(params), ()),
-        sync=Combination(act, kind=Landing(partial(introspection.lands, strategy))),
+        sync=Combination(act, kind=Landing(introspection.landing_steps(strategy))),
         center=introspection.inner_center(strategy),
         acts=None,
     )

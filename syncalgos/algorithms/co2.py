@@ -103,4 +103,4 @@ def co2(
         return step_along(momentum), MomentumState(momentum)
 
     outer = optax.GradientTransformation(init, update)
-    return every(outer_step(outer, late(), axis=axis), period)._replace(late=period)
+    return every(outer_step(outer, late(), axis=axis), period)

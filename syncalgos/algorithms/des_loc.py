@@ -2,6 +2,7 @@
 
 from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
+from syncalgos.combinators.introspection import Combination
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every
 from syncalgos.optax_states import map_moments
@@ -71,7 +72,8 @@ def des_loc(
             opt_state = map_moments(order, mean, replica.opt_state)
             return replica._replace(opt_state=opt_state), state
 
-        return Strategy(sync=sync, center=MeanCenter(axis))
+        beside = Combination(sync, arrives=())  # the center never changes
+        return Strategy(sync=beside, center=MeanCenter(axis))
 
     return chain(
         every(average(axis=axis), period),

@@ -83,4 +83,4 @@ def diloco_x(
     # the same call.
     feedback = reducers.error_feedback(compressed)
     step = outer_step(outer, reducers.late(feedback), axis=axis)
-    return every(step, period)._replace(late=period)
+    return every(step, period)

@@ -7,9 +7,11 @@ import jax.numpy as jnp
 
 from syncalgos import checks, collectives
 from syncalgos.anchors import restart, shipped
+from syncalgos.combinators.introspection import Arrival, Combination
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.reducers.reducer import over_leaves
+from syncalgos.steps import ALWAYS
 from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 
 
@@ -82,5 +84,7 @@ def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strat
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
         return restart(replica, pulled), state
 
+    # The center moves before the local step, in reduce.
+    sync = Combination(sync, arrives=(Arrival(ALWAYS, delay=1),))
     whole = Strategy(init, OwnGrads(reduce), sync, shipped("center"), axis=axis)
     return every(whole, period)

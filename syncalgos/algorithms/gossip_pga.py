@@ -6,7 +6,8 @@ from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import Between, Period, every, when
+from syncalgos.combinators.schedule import every, gate
+from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
@@ -56,6 +57,6 @@ def gossip_pga(
     graph = peers.check("gossip_pga", topology)
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
-        when(in_turns(graph, mixed(graph, axis)), Between(Period(period, 0))),
+        gate(in_turns(graph, mixed(graph, axis)), ~Every(period), takes_turns=False),
         every(average(axis=axis), period),
     )

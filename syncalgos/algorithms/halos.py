@@ -11,7 +11,10 @@ from syncalgos import checks, collectives
 from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.algorithms.async_diloco import Nesterov, Server, begun
 from syncalgos.anchors import outer_rates
+from syncalgos.combinators import introspection
+from syncalgos.combinators.introspection import Arrival
 from syncalgos.dtypes import if_finite, narrow, select, widen
+from syncalgos.steps import Where
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
@@ -161,4 +164,18 @@ def halos(
     def model_of(levels, worker):
         return levels.of(region_of(worker)).server.params
 
-    return asynchronous("halos", serve, push, clock_of, optimizer, axis, model_of)
+    @Where
+    def exchanges(step):
+        """Whether a region sends to the global server, unless updates were dropped."""
+        workers = collectives.size(axis)
+        clock = clock_of(workers)
+        rounds = jnp.stack([clock.done(step), clock.done(step + 1)])
+        rounds //= jnp.array(clock.periods, jnp.int32)
+        regional = jnp.zeros((regions, 2), jnp.int32)
+        regional = regional.at[region_of(np.arange(workers))].add(rounds.T)
+        before, after = (regional // updates).T
+        return jnp.any(after > before)
+
+    strategy = asynchronous("halos", serve, push, clock_of, optimizer, axis, model_of)
+    sync = introspection.combination(strategy)._replace(arrives=(Arrival(exchanges),))
+    return strategy._replace(sync=sync)

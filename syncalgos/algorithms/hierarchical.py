@@ -8,6 +8,7 @@ from syncalgos import checks, collectives
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, when
+from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
@@ -79,7 +80,7 @@ def hierarchical(
 
     inner = when(
         average(reduce=optax.stateless(group_mean), axis=axis),
-        lambda step: ((step + 1) % inner_period == 0) & ((step + 1) % period != 0),
+        Every(inner_period) & ~Every(period),
     )
     return chain(inner, every(average(axis=axis), period))
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import TABLED, every, while_tracing
+from syncalgos.combinators.schedule import when
+from syncalgos.steps import TABLED, Lengths, while_tracing
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
@@ -76,6 +77,7 @@ def qsr(
     def length(start):
         eta = rate(jnp.maximum(start, peak()))
         # In float32 (0.01 / 0.001)² is below 100: the factor makes up for rounding.
-        return jnp.maximum(period, jnp.floor((growth / eta) ** 2 * (1 + 1e-6)))
+        return (growth / eta) ** 2 * (1 + 1e-6)
 
-    return every(average(axis=axis)._replace(learning_rate=learning_rate), length)
+    mean = average(axis=axis)._replace(learning_rate=learning_rate)
+    return when(mean, Lengths(length, min_gap=period))

@@ -2,9 +2,11 @@
 
 import functools
 from collections.abc import Callable
+from operator import or_
 
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
+from syncalgos.steps import NEVER
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
 
@@ -60,7 +62,7 @@ def chain(*strategies: Strategy) -> Strategy:
         introspection.reduce_like(reduce, *strategies),
         introspection.Combination(sync, strategies, chain),
         _chained_center(strategies),
-        introspection.at_any(*map(introspection.acting_steps, strategies)),
+        functools.reduce(or_, map(introspection.acting_steps, strategies), NEVER),
         sees_loss=any(each.sees_loss for each in strategies),
         axis=introspection.axis_of(*strategies),
         late=min((x.late for x in strategies if introspection.sends(x)), default=0),

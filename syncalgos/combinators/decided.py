@@ -1,7 +1,6 @@
 """Syncs decided by the workers' data; decisions are recorded to count the bytes."""
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -142,7 +141,7 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
 
     # A whole without members, as the vote reads the state of the strategy inside.
     kind = introspection.Decided(
-        partial(introspection.lands, strategy),
+        introspection.landing_steps(strategy),
         lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
     return strategy._replace(

@@ -1,7 +1,6 @@
 """Delayed communication: results arrive some local steps after they were sent."""
 
 import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -12,8 +11,9 @@ from jax import lax
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection, participation
-from syncalgos.combinators.schedule import Period, when
+from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
+from syncalgos.steps import NEVER, Steps
 from syncalgos.strategy import (
     Strategy,
     apply_sync,
@@ -162,8 +162,10 @@ def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> P
     return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
 
 
-def _check_apart(is_sent: Callable[[Any], Any], delay: int) -> None:
+def _check_apart(is_sent: Steps, delay: int) -> None:
     """Refuses results that would arrive after the next was sent."""
+    if delay < is_sent.min_gap:
+        return
     # The steps are looked up, as a schedule or a condition does not tell how far apart
     # they are. If each result replaced all local steps, training would stand still.
     with jax.ensure_compile_time_eval():
@@ -188,14 +190,16 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         sender: the whole inside them.
         delay, alpha, arrival: as in `delayed`.
     """
-    apart = max((x.period for x in gates if isinstance(x, Period)), default=1)
     centered = introspection.has_center(strategy)
     reduces = introspection.reduces(strategy)
     syncs = introspection.ever_syncs(sender)
-    is_sent = functools.partial(introspection.lands, strategy)
-
-    def arrives(step):
-        return jnp.logical_and(step >= delay, is_sent(step - delay))
+    is_sent = introspection.landing_steps(strategy)
+    arrives, apart = is_sent.shift(delay), is_sent.min_gap
+    slots = -(-delay // apart)
+    # Two irregular sends that are more than `apart` steps apart may skip a number
+    # step // apart, and with it a slot.
+    if slots > 1 and apart > 1 and not is_sent.period:
+        slots += 1
 
     def under_way(new, old, state):
         center = strategy.center(new, state) if centered else ()
@@ -206,7 +210,7 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
     def init(params):
         if syncs and arrival == "replace":
             _check_apart(is_sent, delay)
-        slots, state = -(-delay // apart), strategy.init(params)
+        state = strategy.init(params)
         sent = under_way(params, params, state)
         return DelayedState(
             state,
@@ -257,7 +261,9 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         arrived = when(Strategy(sync=receive), arrives).sync(replica, state, step)
         return when(Strategy(sync=send), is_sent).sync(*arrived, step)
 
-    acts = introspection.at_any(introspection.acting_steps(strategy), arrives)
+    acts = introspection.acting_steps(strategy) | arrives
+    keeps_local_steps = checks.is_traced(alpha) or alpha != 0
+    replaces = arrival == "replace" and not keeps_local_steps
     return strategy._replace(
         init=init,
         reduce=introspection.reduce_like(reduce, strategy),
@@ -265,10 +271,14 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
             sync if syncs else keep_replica,
             (strategy,),
             lambda member: delayed(member, delay, alpha=alpha, arrival=arrival),
-            introspection.Delayed(delay, arrives if syncs else None),
+            introspection.Delayed(
+                delay,
+                arrives if syncs else None,
+                replaces=replaces,
+            ),
         ),
         center=(lambda params, state: state.center) if centered else strategy.center,
-        acts=acts if syncs else introspection.never,
+        acts=acts if syncs else NEVER,
         late=strategy.late + delay,
     )
 

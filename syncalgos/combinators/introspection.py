@@ -10,10 +10,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.collectives.graphs import changes
+from syncalgos.steps import ALWAYS, NEVER, Steps, as_steps
 from syncalgos.strategy import (
     MeanCenter,
     MeanOfGrads,
@@ -26,8 +25,24 @@ from syncalgos.strategy import keep_grads as keep_grads
 from syncalgos.strategy import keep_replica as keep_replica
 
 Change = Callable[[Strategy], Strategy]
-Steps = Callable[[Any], Any]
-"""Local step -> a scalar boolean, the same on all workers."""
+
+
+class Arrival(NamedTuple):
+    """Steps at which a center changes, and which local steps it then includes.
+
+    Attributes:
+        steps: the steps after which it has changed.
+        delay: local steps on the way: after step s, it includes those up to s - delay.
+        rounds: earlier ones of `steps` on the way, as with `reducers.late`.
+        quota: the most local steps that any worker makes in a round; None: no bound.
+        ends: the steps that end these rounds.
+    """
+
+    steps: Steps
+    delay: int = 0
+    rounds: int = 0
+    quota: int | None = None
+    ends: Steps = NEVER
 
 
 class Rounds(NamedTuple):
@@ -35,13 +50,15 @@ class Rounds(NamedTuple):
 
     Attributes:
         schedule: (step, workers) -> weights, (workers,), at the end of a round.
-        lands: step -> whether it ends a round; None: each step is a round.
-        during: the steps at which the weights count; None: all.
+        lands: the steps that end a round; None: each step is a round.
+        during: the steps at which the weights count.
+        of_params: whether params are combined, and not opt_state or buffers alone.
     """
 
     schedule: Callable[[Any, int], Any]
     lands: Steps | None
-    during: Steps | None = None
+    during: Steps = ALWAYS
+    of_params: bool = True
 
 
 class Gated(NamedTuple):
@@ -60,10 +77,12 @@ class Delayed(NamedTuple):
     Attributes:
         delay: local steps from sending to landing.
         lands: the steps at which params land; None: no params are sent.
+        replaces: whether nothing of the local steps since is kept.
     """
 
     delay: int
     lands: Steps | None
+    replaces: bool = False
 
 
 class Clocked(NamedTuple):
@@ -73,11 +92,13 @@ class Clocked(NamedTuple):
         rounds: the workers' weights, if some of them never make a local step.
         averages: whether it changes the center alone, as `ema` does.
         pulls: whether it moves workers between syncs, as `palsgd` does.
+        quota: the most local steps that any worker makes in a round; None: no bound.
     """
 
     rounds: tuple[Rounds, ...] = ()
     averages: bool = False
     pulls: bool = False
+    quota: int | None = None
 
     @property
     def paces(self) -> bool:
@@ -140,6 +161,8 @@ class Combination(NamedTuple):
         rebuild: members -> the same combinator around these.
         kind: what tells when it acts, one of the classes above; None: its members or,
             for a whole, `Strategy.acts`.
+        arrives: for a whole, when its results arrive, of the steps at which it acts.
+        partial: whether other leaves of the model are not the members'.
     """
 
     # This object is the sync itself, not a field beside it: `_replace(sync=…)` then
@@ -148,6 +171,8 @@ class Combination(NamedTuple):
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[..., Strategy] | None = None
     kind: Any = None
+    arrives: tuple[Arrival, ...] = (Arrival(ALWAYS),)
+    partial: bool = False
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -207,33 +232,9 @@ def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     return gates, strategy
 
 
-def never(step: Any) -> bool:
-    """The steps of a sync that does nothing."""
-    return False
-
-
-def acting_steps(strategy: Strategy) -> Steps | None:
-    """The steps at which a sync may do anything; None stands for every step."""
-    return never if strategy.sync is keep_replica else strategy.acts
-
-
-def at_any(*steps: Steps | None) -> Steps | None:
-    """The union of sets of steps; None stands for every step."""
-    # Nothing is declared if one of them may act at every step: the engine then does not
-    # look for rounds, which would all be one step long.
-    known = [each for each in steps if each is not None]
-    if len(known) < len(steps):
-        return None
-    if all(each is never for each in known):
-        return never
-    return lambda step: functools.reduce(jnp.logical_or, [f(step) for f in known])
-
-
-def at_both(condition: Steps, steps: Steps | None) -> Steps:
-    """The steps in a set at which a condition holds, too; None means every step."""
-    if steps is None or steps is never:
-        return condition if steps is None else never
-    return lambda step: jnp.logical_and(condition(step), steps(step))
+def acting_steps(strategy: Strategy) -> Steps:
+    """The steps at which a sync may do anything."""
+    return NEVER if strategy.sync is keep_replica else as_steps(strategy.acts)
 
 
 def acts(strategy: Strategy, step: Any) -> Any:
@@ -246,22 +247,29 @@ def acts(strategy: Strategy, step: Any) -> Any:
     Returns:
         A boolean, or a boolean scalar array. It is True if nothing is declared.
     """
-    steps = acting_steps(strategy)
-    return True if steps is None else steps(step)
+    return acting_steps(strategy)(step)
 
 
 def ever_acts(strategy: Strategy) -> bool:
     """Whether a sync is declared to do anything, at any step."""
-    return acting_steps(strategy) is not never
+    return acting_steps(strategy) != NEVER
+
+
+def rounds_late(strategy: Strategy) -> int:
+    """The number of rounds by which results are late; see `reducers.late`."""
+    rounds_of_arrivals: list[int] = []
+    for leaf in wholes(strategy):
+        rounds_of_arrivals += [arrival.rounds for arrival in combination(leaf).arrives]
+    return min(rounds_of_arrivals, default=0)
 
 
 def rests(strategy: Strategy) -> bool:
     """Whether a sync is declared to do nothing, at some steps at least."""
-    return acting_steps(strategy) is not None
+    return acting_steps(strategy) != ALWAYS
 
 
-def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
-    """Whether the replica receives the result of a sync at this step.
+def landing_steps(strategy: Strategy, voted: bool = True) -> Steps:
+    """The steps at which the replica receives the result of a sync.
 
     For a delayed strategy these are the steps at which results arrive. For workers that
     do not wait they are the steps at which any worker ends a round, and for other
@@ -270,16 +278,20 @@ def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
     """
     made = combination(strategy)
     if isinstance(made.kind, Decided) and not voted:
-        return False
-    if (own := getattr(made.kind, "lands", None)) is not None:
-        return own(step)
+        return NEVER
+    if isinstance(made.kind, Delayed | Landing | Decided) and made.kind.lands:
+        return made.kind.lands
     if not made.members:
-        return acts(strategy, step)
-    each = [lands(member, step, voted) for member in made.members]
-    landed = functools.reduce(jnp.logical_or, each)
-    if isinstance(made.kind, Gated):
-        return jnp.logical_and(made.kind.steps(step), landed)
-    return landed
+        return acting_steps(strategy)
+    landing = NEVER
+    for member in made.members:
+        landing |= landing_steps(member, voted)
+    return made.kind.steps & landing if isinstance(made.kind, Gated) else landing
+
+
+def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
+    """Whether the replica receives the result of a sync at this step."""
+    return landing_steps(strategy, voted)(step)
 
 
 def ever_syncs(strategy: Strategy) -> bool:
@@ -295,6 +307,20 @@ def sends(strategy: Strategy) -> bool:
     )
 
 
+def rounds_of_members(strategy: Strategy) -> list[Rounds]:
+    """The weights of workers in each weighted member of a strategy."""
+    combined = combination(strategy)
+    inner: list[Rounds] = []
+    for member in combined.members:
+        inner += rounds_of_members(member)
+    gate = combined.kind
+    if isinstance(gate, Gated):  # the members do not know it
+        inner = [x._replace(lands=x.lands and gate.steps & x.lands) for x in inner]
+    if isinstance(gate, Phase):
+        inner = [x._replace(during=gate.steps & x.during) for x in inner]
+    return [*getattr(combined.kind, "rounds", ()), *inner]
+
+
 def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
     """The weights of workers in a strategy, once for each schedule and phase.
 
@@ -302,22 +328,23 @@ def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
         strategy: any strategy.
         of_syncs: leave out those of which each step is a round.
     """
-    made = combination(strategy)
-    inside = [each for member in made.members for each in rounds(member, of_syncs)]
-    if isinstance(gate := made.kind, Gated):  # the members do not know it
-        inside = [
-            x._replace(lands=x.lands and at_both(gate.steps, x.lands)) for x in inside
-        ]
-        if isinstance(gate, Phase):
-            inside = [x._replace(during=at_both(gate.steps, x.during)) for x in inside]
-    found = {}
-    for x in [*getattr(made.kind, "rounds", ()), *inside]:
-        key = x.schedule, x.during
-        if key in found:  # a round ends when any member's does
-            x = x._replace(lands=at_any(found[key].lands, x.lands))
-        if x.lands or not of_syncs:
-            found[key] = x
-    return tuple(found.values())
+    rounds_by_weights: dict[Any, Rounds] = {}
+    for member_rounds in rounds_of_members(strategy):
+        key = member_rounds.schedule, member_rounds.during
+        if key in rounds_by_weights:
+            member_rounds = _joined_rounds(rounds_by_weights[key], member_rounds)
+        if member_rounds.lands or not of_syncs:
+            rounds_by_weights[key] = member_rounds
+    return tuple(rounds_by_weights.values())
+
+
+def _joined_rounds(earlier: Rounds, later: Rounds) -> Rounds:
+    """The rounds of two members that have the same weights."""
+    if earlier.of_params != later.of_params:  # the model's rounds are those of params
+        return earlier if earlier.of_params else later
+    if earlier.lands and later.lands:  # a round ends when any member's does
+        return later._replace(lands=earlier.lands | later.lands)
+    return later._replace(lands=None)
 
 
 def check_undecided(where: str, strategy: Strategy) -> None:

@@ -82,7 +82,9 @@ def masked(strategy: Strategy, mask: PyTree | checks.ByLeaf) -> Strategy:
     return strategy._replace(
         init=lambda params: strategy.init(part(params, params)),
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=introspection.Combination(sync, (strategy,), partial(masked, mask=mask)),
+        sync=introspection.Combination(
+            sync, (strategy,), partial(masked, mask=mask), partial=True
+        ),
         # In a chain such centers are combined leaf by leaf.
         center=MeanCenter(introspection.axis_of(strategy), over)
         if introspection.has_center(strategy)

@@ -1,5 +1,6 @@
 """Measures how far workers go between two syncs, and how far a sync takes them."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from syncalgos.combinators import decided, introspection
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
+from syncalgos.steps import as_steps
 from syncalgos.strategy import Strategy, apply_sync, check_strategy, factory
 
 # Stands for NaN, which jax_debug_nans refuses; no norm or cosine has this value.
@@ -86,8 +88,8 @@ def measured(
     *,
     by_leaf: bool = True,
     layered: Layered = 0,
-    ends: introspection.Steps | None = None,
-    only: introspection.Steps | None = None,
+    ends: Callable[[Any], Any] | None = None,
+    only: Callable[[Any], Any] | None = None,
 ) -> Strategy:
     """Measures the workers' moves at each sync, and trains as the strategy does.
 
@@ -172,7 +174,7 @@ def measured(
         reduce=introspection.inner_reduce(strategy),
         sync=introspection.Combination(sync, (strategy,), again),
         center=introspection.inner_center(strategy),
-        acts=introspection.at_any(acting, steps),
+        acts=acting | as_steps(steps),
     )
 
 

@@ -4,7 +4,6 @@ Algorithms have no flags for optimizer state and batch statistics at a sync. Use
 compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -24,6 +23,7 @@ from syncalgos.reducers import AnyReducer
 from syncalgos.reducers.feedback import Ef21State, LateState
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.resolve import resolve
+from syncalgos.steps import ALWAYS, NEVER
 from syncalgos.strategy import (
     MeanCenter,
     MeanOfGrads,
@@ -31,6 +31,7 @@ from syncalgos.strategy import (
     Strategy,
     check_strategy,
     factory,
+    keep_replica,
     take_step,
 )
 
@@ -70,11 +71,17 @@ def reduce_with(transformation: AnyReducer, *, axis: Axis = WORKERS) -> Strategy
 
     # Only a reducer that declares it is known to be a mean; one written by hand is not.
     is_mean = getattr(reducer, "mean_over", None) == WORKERS
-    return Strategy(
+    plain = Strategy(
         init=reducer.init,
         reduce=MeanOfGrads(reduce) if is_mean else reduce,
         center=MeanCenter(axis),
     )
+    calls_late = getattr(reducer, "calls_late", 0)
+    if not calls_late:
+        return plain
+    late = (introspection.Arrival(ALWAYS, rounds=calls_late),)
+    sync = introspection.Combination(keep_replica, arrives=late)
+    return plain._replace(sync=sync, acts=NEVER, late=calls_late)
 
 
 @factory
@@ -137,6 +144,8 @@ def average(
         value, state = reducer.update(value, state, replica.params, step=step)
         return replica._replace(**{field: value}), state
 
+    if field != "params":  # the center never changes
+        sync = introspection.Combination(sync, arrives=())
     return Strategy(init=init, sync=sync, center=MeanCenter(axis))
 
 
@@ -222,7 +231,7 @@ def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     # If the data decide, only the code inside the branch knows of a sync.
     if not introspection.kinds(strategy, introspection.Decided):
         extra = as_weighted(extra, strategy)
-        return chain(strategy, when(extra, partial(introspection.lands, strategy)))
+        return chain(strategy, when(extra, introspection.landing_steps(strategy)))
     if isinstance(kind := introspection.kind_of(strategy), introspection.Decided):
         return kind.behind(extra)
 
@@ -268,15 +277,6 @@ def restart(new: PyTree, old: PyTree) -> PyTree:
         return type(node).__name__ in {*KEPT, *AROUND, *COUNTED}
 
     return jax.tree_util.tree_map_with_path(node, new, old, is_leaf=is_leaf)
-
-
-def lag(state: PyTree) -> int:
-    """The number of last rounds that are not in an `outer_step`'s center: 1 if late."""
-
-    def is_late(node):
-        return isinstance(node, LateState)
-
-    return int(any(map(is_late, jax.tree.leaves(state, is_leaf=is_late))))
 
 
 class OuterState(NamedTuple):
@@ -353,4 +353,12 @@ def outer_step(
         )
         return anchors.restart(replica, anchor), OuterState(anchor, outer_state, own)
 
-    return Strategy(init, sync=sync, center=anchors.shipped("anchor"), axis=axis)
+    calls_late = getattr(reducer, "calls_late", 0)
+    late = (introspection.Arrival(ALWAYS, rounds=calls_late),)
+    return Strategy(
+        init,
+        sync=introspection.Combination(sync, arrives=late),
+        center=anchors.shipped("anchor"),
+        axis=axis,
+        late=calls_late,
+    )

@@ -1,20 +1,16 @@
 """Strategies that act only at some steps."""
 
 import functools
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, use_abstract_mesh
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
 from syncalgos.combinators import introspection
+from syncalgos.steps import Every, Lengths, Span, Steps, as_steps, while_tracing
 from syncalgos.strategy import (
     OwnGrads,
     Replica,
@@ -28,19 +24,12 @@ from syncalgos.strategy import (
     require_same,
 )
 
-TABLED = 2**16
-"""Local steps whose rounds are in a table; later rounds are found one by one."""
-
-LONGEST = 2**30
-"""The length of a round without an end, in local steps."""
-
-
 AT_EACH_STEP = introspection.Delayed, introspection.Clocked
 """Kinds of combinators that work at every local step."""
 
 
 @factory
-def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
+def when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
     """Applies a strategy only at steps where `active(step)` is true.
 
     Args:
@@ -68,20 +57,31 @@ def when(strategy: Strategy, active: introspection.Steps) -> Strategy:
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
     introspection.check_not_steady("when", strategy)
-    return _when(strategy, active)
+    return gate(strategy, as_steps(active))
 
 
-def _when(strategy: Strategy, active: introspection.Steps) -> Strategy:
-    """`when`, without its checks."""
+def gate(strategy: Strategy, active: Steps, takes_turns: bool = True) -> Strategy:
+    """`when`, without its checks.
+
+    Args:
+        strategy: the strategy to apply.
+        active: the steps at which to apply it.
+        takes_turns: whether a graph that changes takes its turns each time that the
+            strategy acts; otherwise by the local step.
+    """
+
+    def again(member):
+        return gate(member, active, takes_turns)
+
     if introspection.kinds(strategy, introspection.Phase, *AT_EACH_STEP):
         # With the condition around it, a delayed result would wait for the next period,
         # and a phase that begins between its steps would not make its state.
-        return introspection.rebuilt(strategy, lambda member: _when(member, active))
-    if isinstance(active, Period):
-        _check_meeting(strategy, active)
-    strategy = introspection.innermost(functools.partial(_in_turn, active), strategy)
-    gate = introspection.Gated(active)
-    return _gated(strategy, gate, lambda member: _when(member, active))
+        return introspection.rebuilt(strategy, again)
+    _check_meeting(strategy, active)
+    if takes_turns:
+        in_turn = functools.partial(_in_turn, active)
+        strategy = introspection.innermost(in_turn, strategy)
+    return _gated(strategy, introspection.Gated(active), again)
 
 
 def _gated(
@@ -104,24 +104,25 @@ def _gated(
             lambda: (replica, state),
         )
 
+    acting = active & introspection.acting_steps(strategy)
     # A sync that keeps everything needs no branch.
     gated = sync if introspection.ever_acts(strategy) else keep_replica
     return strategy._replace(
         reduce=introspection.reduce_like(reduce, strategy),
         sync=introspection.Combination(gated, (strategy,), again, gate),
-        acts=introspection.at_both(active, introspection.acting_steps(strategy)),
+        acts=acting,
+        late=introspection.rounds_late(strategy) * acting.min_gap or strategy.late,
     )
 
 
-def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
+def _in_turn(active: Steps, strategy: Strategy) -> Strategy:
     """Lets a whole take its turns each time that it acts under a condition."""
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
     kind = introspection.kind_of(strategy)
-    followed = not isinstance(active, WithLast | Between)
-    if not (isinstance(kind, introspection.Turning) and followed):
+    if not isinstance(kind, introspection.Turning):
         return strategy
-    if isinstance(active, Period):
+    if active.period:
         counted = introspection.Counted(active.period)
         if kind.turns == counted:
             return strategy  # a combinator puts its period around each member
@@ -132,68 +133,16 @@ def _in_turn(active: introspection.Steps, strategy: Strategy) -> Strategy:
     return strategy
 
 
-def _check_meeting(strategy: Strategy, active: "Period") -> None:
+def _check_meeting(strategy: Strategy, active: Steps) -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
-    for gate in introspection.kinds(strategy, introspection.Gated):
-        inner = gate.steps
-        if isinstance(inner, WithLast) and not active(inner.last):
-            inner = inner.steps
-        if isinstance(inner, Period) and (active.offset - inner.offset) % math.gcd(
-            active.period, inner.period
-        ):
+    for inner in introspection.kinds(strategy, introspection.Gated):
+        if active.period and not active.meets(inner.steps):
+            regular = max(x.period or 1 for x in inner.steps.members)
             raise ValueError(
-                f"every: a part of this strategy acts every {inner.period} steps, but "
+                f"every: a part of this strategy acts every {regular} steps, but "
                 f"never at the end of a period of {active.period}: set the "
                 "strategy's own period instead"
             )
-
-
-class Period(NamedTuple):
-    """A function: step -> whether it is offset, offset + period, …, counted from 1.
-
-    Attributes:
-        period: local steps between syncs, at least 1.
-        offset: local steps, at least 0 and below the period.
-    """
-
-    period: int
-    offset: int
-
-    def __call__(self, step: Any) -> Any:
-        return (step + 1 - self.offset) % self.period == 0
-
-
-class Between(NamedTuple):
-    """A function: step -> whether it is not in `steps`, at which something else acts.
-
-    What acts between takes its turns by the local step.
-    """
-
-    steps: introspection.Steps
-
-    def __call__(self, step: Any) -> Any:
-        return jnp.logical_not(self.steps(step))
-
-
-class Schedule(NamedTuple):
-    """A function: step -> whether it is the last of a round; see `scheduled`."""
-
-    ends: introspection.Steps
-
-    def __call__(self, step: Any) -> Any:
-        return self.ends(step)
-
-
-class WithLast(NamedTuple):
-    """A function: step -> whether it is in `steps`, or is the last of a training."""
-
-    steps: introspection.Steps
-    last: int
-
-    def __call__(self, step: Any) -> Any:
-        if isinstance(step, int) and step == self.last:
-            return True  # also if the other steps depend on traced numbers
-        return jnp.logical_or(self.steps(step), step == self.last)
 
 
 @factory
@@ -230,14 +179,14 @@ def every(
     if callable(period):
         if offset:
             raise ValueError(f"every: offset must be 0 with a schedule, got {offset}")
-        return when(strategy, scheduled(period))
+        return when(strategy, Lengths(period))
     period = checks.whole("period", period, least=1)
     offset = checks.whole("every: offset", offset, least=0)
     if offset >= period:
         raise ValueError(
             f"every: offset must be below the period of {period}, got {offset}"
         )
-    return strategy if period == 1 else when(strategy, Period(period, offset))
+    return strategy if period == 1 else when(strategy, Every(period, offset))
 
 
 def sync_every(strategy: Strategy, period: int | Callable[[Any], Any]) -> Strategy:
@@ -245,14 +194,14 @@ def sync_every(strategy: Strategy, period: int | Callable[[Any], Any]) -> Strate
     return _sync_gated(strategy, every(strategy._replace(reduce=keep_grads), period))
 
 
-def sync_when(strategy: Strategy, active: introspection.Steps) -> Strategy:
+def sync_when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
     """`when` for the sync only: reduce acts at all steps."""
     return _sync_gated(strategy, when(strategy._replace(reduce=keep_grads), active))
 
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     """Makes a whole: its members would lack reduce, which shares their state."""
-    landing = introspection.Landing(functools.partial(introspection.lands, gated))
+    landing = introspection.Landing(introspection.landing_steps(gated))
     sync = introspection.Combination(gated.sync, kind=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
@@ -289,7 +238,7 @@ def until(strategy: Strategy, steps: int) -> Strategy:
     check_strategy("until", strategy)
     steps = checks.whole("until: steps", steps, least=0)
     _check_arrived(strategy, steps)
-    return _phase(lambda step: step < steps, strategy, lambda x: until(x, steps))
+    return _phase(Span(0, steps), strategy, lambda x: until(x, steps))
 
 
 @factory
@@ -323,7 +272,7 @@ def after(strategy: Strategy, steps: int) -> Strategy:
     """
     check_strategy("after", strategy)
     steps = checks.whole("after: steps", steps, least=0)
-    phase = _phase(lambda step: step >= steps, strategy, lambda x: after(x, steps))
+    phase = _phase(Span(steps), strategy, lambda x: after(x, steps))
 
     def reduce(grads, replica, state, step):
         # An anchor from step 0 would be stale: BMUF after 20 synchronous steps would
@@ -343,9 +292,7 @@ def _fresh(strategy: Strategy, replica: Replica, state: PyTree) -> PyTree:
     return require_same("init", "state", state, strategy.init(replica.params))
 
 
-def _phase(
-    active: introspection.Steps, strategy: Strategy, again: introspection.Change
-) -> Strategy:
+def _phase(active: Steps, strategy: Strategy, again: introspection.Change) -> Strategy:
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
@@ -363,21 +310,20 @@ def _phase(
         )
 
     # Following the params is an action, so it also acts outside the phase.
-    acts = introspection.at_any(
-        introspection.acting_steps(strategy), lambda step: jnp.logical_not(active(step))
-    )
+    acts = introspection.acting_steps(strategy) | ~active
     sync = introspection.combination(gated)._replace(call=following)
     return gated._replace(sync=sync, acts=acts)
 
 
 def _check_arrived(strategy: Strategy, end: int) -> None:
     """Refuses a phase that ends while params are under way."""
-    for delay, lands in introspection.kinds(strategy, introspection.Delayed):
-        if lands is None:
+    for kind in introspection.kinds(strategy, introspection.Delayed):
+        if kind.lands is None:
             continue
+        delay = kind.delay
         with while_tracing():
-            late = jax.vmap(lands)(end + jnp.arange(delay))
-        if not checks.is_traced(late) and np.any(late):
+            is_late = kind.lands.next(end) < end + delay
+        if not checks.is_traced(is_late) and is_late:
             raise ValueError(
                 f"until: with a delay of {delay}, params sent just before local step "
                 f"{end} would arrive only after that step: end the phase {delay} steps "
@@ -445,71 +391,8 @@ def _with_last(strategy: Strategy, last: int) -> Strategy:
         return _with_last(member, last)
 
     match made.kind:
-        case introspection.Gated(Period() | Schedule() as steps):
-            return _when(change(*made.members), WithLast(steps, last))
+        case introspection.Gated(Every() | Lengths() as steps):
+            # The graph of a member, if it changes, has taken its turns already.
+            member = change(*made.members)
+            return gate(member, steps.with_last(last), takes_turns=False)
     return introspection.rebuilt(strategy, change) if made.members else strategy
-
-
-@contextmanager
-def while_tracing() -> Iterator[None]:
-    """Makes jax compute known values while it traces, as if there were no mesh.
-
-    Inside a map over some axes of a mesh, jax would try to compute a table on the
-    devices of that map, and fail.
-    """
-    with use_abstract_mesh(AbstractMesh((), ())), jax.ensure_compile_time_eval():
-        yield
-
-
-def scheduled(period: Callable[[Any], Any]) -> introspection.Steps:
-    """Finds the last steps of rounds with lengths that follow a schedule.
-
-    Args:
-        period: local step -> the length of a round that starts there, in local steps.
-
-    Returns:
-        step -> whether a round ends with it.
-    """
-    # The start of a round follows from the lengths of all rounds before it. State could
-    # hold it, but state is mapped: under vmap a branch on it would be a select, with
-    # collectives in both arms. So tracing makes a table of the first 65,536 steps.
-
-    def length(start):
-        steps = jnp.floor(jnp.asarray(period(start), jnp.float32))
-        # NaN and infinity mean a round without an end.
-        steps = jnp.nan_to_num(steps, nan=LONGEST, posinf=LONGEST)
-        return jnp.clip(steps, 1, LONGEST).astype(jnp.int32)
-
-    @functools.cache
-    def first_rounds():
-        with while_tracing():
-            return jax.jit(tabled)(np.arange(TABLED, dtype=np.int32))
-
-    def tabled(steps):
-        def one_round(found):
-            _, start, is_last = found
-            stop = start + lengths[start]
-            return start, stop, is_last.at[stop - 1].set(True, mode="drop")
-
-        lengths, first = jax.vmap(length)(steps), jnp.int32(0)
-        none = first, first, jnp.zeros(TABLED, bool)
-        last, _, is_last = lax.while_loop(
-            lambda found: found[1] < TABLED, one_round, none
-        )
-        return last, is_last
-
-    def ends(step):
-        last, is_last = first_rounds()
-        start = lax.while_loop(
-            lambda start: step - start >= length(start),
-            lambda start: start + length(start),
-            jnp.where(step < TABLED, step, last),
-        )
-        known = is_last[jnp.minimum(step, TABLED - 1)]
-        return jnp.where(step < TABLED, known, step - start == length(start) - 1)
-
-    # A table of traced numbers must belong to the program in which they are traced, not
-    # to a loop or branch inside it that asks first.
-    if checks.is_traced(length(0)):
-        first_rounds()
-    return Schedule(ends)

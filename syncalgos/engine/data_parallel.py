@@ -580,7 +580,7 @@ class DataParallel:
         if not self._may_be_untrained or not (done := self._steps.after(state.step, 0)):
             return
         numbers = arguments.python_numbers(state.hyperparams)
-        if waits_untrained(self._worker.at(numbers).strategy, done):
+        if waits_untrained(self._worker.at(numbers).strategy, done, self.workers):
             warnings.warn(
                 f"no sync came in the first local steps ({done}): the center, the "
                 "model to evaluate and ship, is still untrained",

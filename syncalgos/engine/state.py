@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
-from syncalgos.combinators import introspection
-from syncalgos.combinators.schedule import TABLED
+from syncalgos.combinators import arrivals, introspection
 from syncalgos.engine import arguments
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.program import Own
+from syncalgos.steps import TABLED
 from syncalgos.strategy import PyTree, Replica, Strategy
 
 
@@ -76,13 +76,13 @@ def of_one(tree: PyTree, axes: int = 2) -> PyTree:
     return jax.tree.map(shape, tree)
 
 
-def waits_untrained(strategy: Strategy, done: int) -> bool:
+def waits_untrained(strategy: Strategy, done: int, workers: int = 1) -> bool:
     """Whether the center is still the first model after so many local steps."""
-    steps = introspection.acting_steps(strategy)
-    if steps is None or not introspection.has_center(strategy) or done > TABLED:
+    # Only a center of its own can wait longer than for some gradients.
+    if done > TABLED or not introspection.has_center(strategy):
         return False
-    # Jitted: one program instead of one for each operation.
-    return not np.asarray(jax.jit(jax.vmap(steps))(np.arange(done))).any()
+    parts = arrivals.arrivals(strategy)
+    return not arrivals.included(parts, done, workers).any()
 
 
 def as_data(numbers: PyTree, layout: Layout) -> PyTree:

@@ -235,4 +235,4 @@ def late(
         combined, _, inner = combined_by(made.combine, updates, state.reducer, step)
         return state.under_way, state.under_way, LateState(combined, inner)
 
-    return Reducer(combine, init)
+    return Reducer(combine, init, calls_late=1 + made.calls_late)

@@ -39,6 +39,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
         takes_feedback: whether `error_feedback` may be around it. Values that a robust
             reducer leaves out are not a loss to make up for; `low_bit` and `ef21` have
             their own feedback.
+        calls_late: the number of calls after which a result arrives; see `late`.
         origin: the factory's call and its result; None for a reducer made by hand.
     """
 
@@ -47,6 +48,7 @@ class Reducer(optax.GradientTransformationExtraArgs):
     init: optax.TransformInitFn = optax.init_empty_state  # type: ignore[assignment]
     mean_over: Axis | None = None
     takes_feedback: bool = True
+    calls_late: int = 0
     origin: "Origin | None" = None
 
     def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):

@@ -156,3 +156,33 @@ def test_four_plain_functions_may_act_at_every_step():
 def test_acts_that_is_no_function_is_refused():
     with pytest.raises(ValueError, match=r"acts of a Strategy must be a function.* 16"):
         sa.chain(sa.average()._replace(acts=16))
+
+
+LATE = {
+    "no delay": (lambda: sa.bmuf(4), 0),
+    "gradients on the way": (lambda: sa.delayed(sa.sync_sgd(), 2), 2),
+    "a late mean of gradients": (lambda: sa.sync_sgd(reduce=sa.reducers.late()), 1),
+    "co2": (lambda: sa.co2(8), 8),
+    "a late outer step": (lambda: sa.diloco(8, reduce=sa.reducers.late()), 8),
+    "a late outer step, by hand": (
+        lambda: sa.every(sa.outer_step(optax.sgd(0.7), sa.reducers.late()), 8),
+        8,
+    ),
+    # Workers wait for the member that waits.
+    "two delays": (
+        lambda: sa.chain(
+            sa.delayed(sa.sync_sgd(), 5), sa.delayed(sa.model_averaging(9), 3)
+        ),
+        3,
+    ),
+    "a delay beside none": (
+        lambda: sa.chain(sa.delayed(sa.sync_sgd(), 5), sa.model_averaging(4)),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_strategy_is_as_late_as_its_first_message_to_be_used(name):
+    make_strategy, late = LATE[name]
+    assert make_strategy().late == late

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import syncalgos as sa
 from syncalgos.combinators import introspection
-from syncalgos.combinators.schedule import TABLED
+from syncalgos.steps import TABLED
 
 MARK = sa.Strategy(
     sync=lambda replica, state, step: (replica._replace(params=step), state)
