@@ -232,8 +232,11 @@ def _argv(
             name = getattr(x, "__name__", "")
             label = name if name.isidentifier() else f"strategy {number}"
             pairs.append(("" if isinstance(x, str) else label, x))
-        named = [f"{shlex.quote(k)}=" * bool(k) + _name(x, given) for k, x in pairs]
-        algos = ", ".join(named)
+        words = []
+        for label, algorithm in pairs:
+            name = _name(algorithm, given)
+            words.append(f"{shlex.quote(label)}={name}" if label else name)
+        algos = ", ".join(words)
     tuned = [f"{name}={values}" for name, values in tune.items()]
     argv = as_words({"algos": algos, "seeds": seeds, "tune": tuned})
     task = {"task": _name(flags["task"], given)} if "task" in flags else {}

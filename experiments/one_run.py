@@ -324,8 +324,9 @@ def _export_last(run: Run, state: TrainState, line: Line | None) -> str:
     # The file was written at that evaluation.
     if not run.group.is_first or export.facts(path) == _origin(run, line["step"]):
         return ""
-    at = f"that of step {line['step']}"
-    return f"--keep best: {path} does not hold the best model, {at}"
+    return (
+        f"--keep best: {path} does not hold the best model, that of step {line['step']}"
+    )
 
 
 def _best(run: Run, lines: Sequence[Line]) -> Line | None:

@@ -96,8 +96,9 @@ def check_working_folder() -> None:
     try:
         os.getcwd()
     except OSError as error:
-        line = f"the working folder cannot be used: {error.strerror}: go to another"
-        raise BadRequest(line) from error
+        raise BadRequest(
+            f"the working folder cannot be used: {error.strerror}: go to another"
+        ) from error
 
 
 def explain(where: str, error: BaseException) -> BadRequest:
@@ -108,12 +109,12 @@ def explain(where: str, error: BaseException) -> BadRequest:
     at = place(error)
     # Those of jax, about frames that it left out, begin with a line of dashes.
     notes = [x for x in getattr(error, "__notes__", []) if not x.startswith("-")]
-    what = "; ".join([named(error), *notes]) + at
+    reason = "; ".join([named(error), *notes]) + at
     if isinstance(error, ValueError) and not at:
-        what = text_of(error).partition("\n")[0]
+        reason = text_of(error).partition("\n")[0]
     elif isinstance(error, OSError) and error.filename:
-        what = described(error) + at
-    return BadRequest(f"{where}: {what}")
+        reason = described(error) + at
+    return BadRequest(f"{where}: {reason}")
 
 
 def named(error: BaseException) -> str:
@@ -132,8 +133,8 @@ def text_of(error: BaseException) -> str:
 
 def described(error: OSError) -> str:
     """Returns the file of an error, if it names one, and its reason."""
-    where = f"{error.filename}: " if error.filename else ""
-    return f"{where}{error.strerror or in_one_line(error)}"
+    reason = error.strerror or in_one_line(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def in_one_line(error: BaseException) -> str:

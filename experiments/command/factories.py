@@ -71,7 +71,6 @@ class Kind(NamedTuple):
         package: the package of the registered factories.
         passed: parameters that are not flags, as the harness sets them.
         files: the registered names, and the files of their factories.
-        several: a hint for errors on how to use several at once.
         instead: what to use for names that are used elsewhere.
     """
 
@@ -80,7 +79,6 @@ class Kind(NamedTuple):
     package: str
     passed: frozenset[str]
     files: Mapping[str, Path]
-    several: str = ""
     instead: Mapping[str, str] = types.MappingProxyType({})
 
 
@@ -90,7 +88,6 @@ ALGORITHM = Kind(
     "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "layered"}),
     {path.stem: path for path in _ALGORITHMS},
-    "; to compare several: python -m experiments.compare --algos ",
     _names.INSTEAD,
 )
 TASK = Kind(
@@ -280,12 +277,21 @@ def call(
 
 def _known(kind: Kind, name: str) -> str:
     """Returns the name if it is registered, or raises a BadRequest."""
-    one = f"--{kind.flag} takes one {kind.noun}, got {name!r}"
+    if "," in name and kind is ALGORITHM:
+        raise BadRequest(
+            f"--algo takes one algorithm, got {name!r}; to compare several: python -m "
+            f"experiments.compare --algos {name}"
+        )
     if "," in name:
-        raise BadRequest(one + (kind.several and f"{kind.several}{name}"))
+        raise BadRequest(
+            f"--{kind.flag} takes one {kind.noun}, got {name!r}: start a command for "
+            "each"
+        )
     if name.split()[:1] != [name]:
-        marks = "leave out the quotation marks around the name and its flags"
-        raise BadRequest(f"{one}: {marks}")
+        raise BadRequest(
+            f"--{kind.flag} takes one {kind.noun}, got {name!r}: leave out the "
+            "quotation marks around the name and its flags"
+        )
     if name not in kind.files and os.path.isfile(path := Path(f"{name}.py")):
         raise BadRequest(
             f"unknown {kind.noun} {name!r}, but {path} is here: use --{kind.flag} "
@@ -319,18 +325,21 @@ def _import(kind: Kind, name: str) -> Callable[..., Any]:
     except STOPS:
         raise
     except BaseException as error:  # whatever the user's module raises
-        what = f"{type(error).__name__}: {in_one_line(error)}{place(error)}"
-        raise BadRequest(f"{where}: cannot import {module!r}: {what}") from error
+        raise BadRequest(
+            f"{where}: cannot import {module!r}: {type(error).__name__}: "
+            f"{in_one_line(error)}{place(error)}"
+        ) from error
     if attribute not in names:
-        hint = checks.nearest(attribute, [x for x in names if callable(names[x])])
-        raise BadRequest(f"{where}: {module!r} has no {attribute!r}{hint}")
+        nearest = checks.nearest(attribute, [x for x in names if callable(names[x])])
+        raise BadRequest(f"{where}: {module!r} has no {attribute!r}{nearest}")
     # Its parameters become flags, so it must have a signature.
     try:
         inspect.signature(names[attribute])
     except (TypeError, ValueError):  # not a function, or one without a signature
-        must = f"{attribute!r} must be a function that makes the {kind.noun}"
-        got = checks.shown(names[attribute])
-        raise BadRequest(f"{where}: {must}, got {got}") from None
+        raise BadRequest(
+            f"{where}: {attribute!r} must be a function that makes the {kind.noun}, "
+            f"got {checks.shown(names[attribute])}"
+        ) from None
     return names[attribute]
 
 

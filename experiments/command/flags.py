@@ -170,12 +170,16 @@ def made(
 
 def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
     """Returns the parser of all flags, those of `own` included."""
-    where = "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help"
+    see_also = None
+    if not own:
+        see_also = (
+            "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help"
+        )
     parser = command_parser(
         PROGRAM,
         "[--algo NAME] [--task NAME] [flags]",
         "Train one model on many workers, synchronized by an algorithm.",
-        None if own else where,
+        see_also,
     )
     parser.add_argument(
         "--list",
@@ -185,8 +189,8 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
     )
     add_settings(parser, settings.values())
     # A custom factory comes last, so that a clash of names is reported as its error.
-    for each in sorted(own, key=lambda each: ":" in each.name):
-        each.add_to(parser)
+    for factory in sorted(own, key=lambda factory: ":" in factory.name):
+        factory.add_to(parser)
     return parser
 
 

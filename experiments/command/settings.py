@@ -95,8 +95,9 @@ class Setting(NamedTuple):
     def help(self) -> str:
         """The meaning and the default, as --help shows them."""
         default = self.otherwise if self.default in (None, ()) else self.default
-        is_shown = self.read is not None and default != ""
-        return self.text + (f" (default: {default})" if is_shown else "")
+        if self.read is None or default == "":
+            return self.text
+        return f"{self.text} (default: {default})"
 
     def check(self, value: Any) -> None:
         """Raises a ValueError unless the setting can have this value, or it is None."""

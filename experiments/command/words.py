@@ -36,27 +36,32 @@ def cleaned(argv: Iterable[str]) -> list[str]:
             not valid UTF-8, or holds letters that the locale lacks.
     """
     # An empty value would cause an error much later, as a name or a path.
-    found, flag = [], ""
+    dashed_words = []
+    flag = ""
     for word in argv:
         if word.encode(errors="replace").decode() != word:
-            raise BadRequest(f"{word!a} {_why_unreadable(word)}")
+            raise _unreadable(word)
         is_flag = word.startswith("--")
         name, equals, value = word.partition("=") if is_flag else (flag, "=", word)
         if equals and not value.strip():
-            what = f"{name} {value!r}".strip()
-            raise BadRequest(f"{what}: the value is empty, perhaps an unset variable")
-        found.append(with_dashes(word))
+            setting = f"{name} {value!r}".strip()
+            raise BadRequest(
+                f"{setting}: the value is empty, perhaps an unset variable"
+            )
+        dashed_words.append(with_dashes(word))
         flag = name if is_flag else ""
-    return found
+    return dashed_words
 
 
-def _why_unreadable(word: str) -> str:
-    """Says why a word could not be read as text."""
+def _unreadable(word: str) -> BadRequest:
+    """Makes the error for a word that could not be read as text."""
     try:
         os.fsencode(word).decode()
     except UnicodeDecodeError:
-        return "is not valid UTF-8: use another name"
-    return "has letters that this locale lacks: set LC_ALL=C.UTF-8"
+        return BadRequest(f"{word!a} is not valid UTF-8: use another name")
+    return BadRequest(
+        f"{word!a} has letters that this locale lacks: set LC_ALL=C.UTF-8"
+    )
 
 
 def with_dashes(word: str) -> str:
@@ -168,9 +173,12 @@ def flag_groups(words: Sequence[str]) -> list[Words]:
             groups.append((with_dashes(word),))
         elif groups:
             groups[-1] += (word,)
+        elif "=" in word:
+            raise BadRequest(
+                f"unexpected argument {word!r}: put a label with spaces in quotes"
+            )
         else:
-            quoted = ": put a label with spaces in quotes" * ("=" in word)
-            raise BadRequest(f"unexpected argument {word!r}{quoted}")
+            raise BadRequest(f"unexpected argument {word!r}: flags begin with --")
     return groups
 
 

@@ -253,10 +253,14 @@ class RunConfig:
         if self.mesh is None:
             return
         if self.backend not in ("auto", "shard_map"):
-            has = f"--backend {self.backend} supports only workers of one device"
-            raise ValueError(f"{has}: --mesh needs shard_map")
+            raise ValueError(
+                f"--backend {self.backend} supports only workers of one device: --mesh "
+                "needs --backend shard_map"
+            )
         if self.devices is not None:
-            raise ValueError("--mesh takes the first devices: leave out --devices")
+            raise ValueError(
+                "--mesh always takes the first devices: leave out --devices"
+            )
 
     @property
     def worker_devices(self) -> int:

@@ -207,8 +207,11 @@ def make(
         full = optax.with_extra_args_support(optimizer)
         jax.eval_shape(lambda p: full.update(p, full.init(p), p, value=1.0), params)
     except Exception as error:  # optax's optimizers raise different errors
-        kind = "a schedule" if callable(lr) else "these flags"
-        raise ValueError(f"--optimizer {name} refuses {kind}: {error}") from error
+        if callable(lr):
+            raise ValueError(
+                f"--optimizer {name} refuses a schedule: {error}"
+            ) from error
+        raise ValueError(f"--optimizer {name} refuses these flags: {error}") from error
     if muon is None or MUON_LEAVES not in taken[name]:
         return optimizer
     arguments[MUON_LEAVES] = muon  # only now: it may support only the task's own params

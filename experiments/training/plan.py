@@ -431,16 +431,20 @@ def check_data(config: Settings, data: Data, is_batch_given: bool) -> None:
     c, least = config, batch_unit(config)
     # A default batch grows with the workers, and may outgrow the data.
     if not is_batch_given and least > data.examples:
-        each = f" of {c.worker_devices} devices" if c.mesh else ""
-        each += f" × {c.accumulate} microbatches" if c.accumulate > 1 else ""
+        workers = f"{c.workers} workers"
+        if c.mesh:
+            workers += f" of {c.worker_devices} devices"
+        if c.accumulate > 1:
+            workers += f" × {c.accumulate} microbatches"
         raise ValueError(
-            f"{c.workers} workers{each} need a batch of at least {least}, but "
-            f"the training data of {c.task} holds {data.examples} examples"
+            f"{workers} need a batch of at least {least}, but the training data of "
+            f"{c.task} holds {data.examples} examples: use fewer --workers"
         )
     if c.batch_size > data.examples:
-        larger = f"larger than the training data of {c.task}"
-        size = f"{data.examples} examples"
-        raise ValueError(f"--batch-size {c.batch_size} is {larger} ({size})")
+        raise ValueError(
+            f"--batch-size {c.batch_size} is larger than the training data of {c.task} "
+            f"({data.examples} examples): use at most that many"
+        )
 
 
 def make_trainer(

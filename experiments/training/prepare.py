@@ -182,8 +182,15 @@ def make_run(plan: Plan, data: Data, group: ProcessGroup = ALONE) -> Run:
                 del state  # two may not fit in memory
                 state = trainer.init(*start)
     if not rounds.is_fixed:
-        how = "counted during the run" if rounds.sent(Progress()) else "not counted"
-        terminal.say(f"what workers send is not known in advance: bytes are {how}")
+        if rounds.sent(Progress()):
+            terminal.say(
+                "what workers send is not known in advance: bytes are counted during "
+                "the run"
+            )
+        else:
+            terminal.say(
+                "what workers send is not known in advance: bytes are not counted"
+            )
     return Run(
         plan=plan,
         data=data,
@@ -203,8 +210,10 @@ def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> No
     # The models of this project have no convolutions on CPUs.
     may_be_slow = is_on_cpu and c.dispatch_steps > 1 and _is_custom(c.task)
     if may_be_slow and convolves(task, params, buffers, data.test):
-        slow = "convolutions are several times slower on CPUs in dispatches of"
-        terminal.say(f"{slow} {c.dispatch_steps} steps: try --dispatch-steps 1")
+        terminal.say(
+            "convolutions are several times slower on CPUs in dispatches of "
+            f"{c.dispatch_steps} steps: try --dispatch-steps 1"
+        )
 
 
 def _measuring(plan: Plan, ends: np.ndarray) -> DataParallel:

@@ -43,7 +43,9 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     backend = str(run.trainer)
     if c.devices is None and c.backend != "vmap" and 0 < there - taken < c.workers:
         backend += f" ({taken} of {there} devices used: workers must divide over them)"
-    method = c.optimizer + (f" with momentum {c.momentum:g}" if c.momentum else "")
+    method = c.optimizer
+    if c.momentum:
+        method += f" with momentum {c.momentum:g}"
     lr = f"{c.schedule} learning rate {terminal.rate(c.lr)}"
     rates = f"{method}, {lr} nominal, {terminal.effective(layout['effective_lr'])}"
     if layout["effective_lr"] is None:
@@ -53,11 +55,16 @@ def header(run: Run, is_batch_given: bool) -> list[str]:
     if is_early and rounds.first_use is not None:
         first = rounds.first_use
         sends_before = rounds.ends is not None and rounds.ends[: first - 1].any()
-        how = "is used" if sends_before else "comes"
-        lines.append(
-            f"the first sync {how} after step {first}: test results before it are "
-            "those of the untrained model"
-        )
+        if sends_before:
+            lines.append(
+                f"the first sync is used after step {first}: test results before it "
+                "are those of the untrained model"
+            )
+        else:
+            lines.append(
+                f"the first sync comes after step {first}: test results before it are "
+                "those of the untrained model"
+            )
     return [*filter(None, lines)]
 
 
@@ -89,8 +96,8 @@ def after(run: Run, outcome: Outcome, center_step: int) -> list[str]:
         found.append(f"not included in the bytes that workers sent: {run.task.sends}")
     if run.task.kept != "replicated":
         found.append(
-            "the effective learning rate is not that of the embedding tables, whose "
-            "gradients are averaged at every step"
+            "the effective learning rate does not apply to the embedding tables: all "
+            "workers update them with the mean gradient at every step"
         )
     return found
 
@@ -118,7 +125,9 @@ def _how(outcome: Outcome) -> str:
     workers = outcome.not_finite
     if not workers:  # the sum over the workers was too large
         return "not finite"
-    few = ", ".join(str(worker) for worker in workers[:4])
-    more = f" and {len(workers) - 4} more" if workers[4:] else ""
-    noun = "worker" if len(workers) == 1 else "workers"
-    return f"not finite on {noun} {few}{more}"
+    if len(workers) == 1:
+        return f"not finite on worker {workers[0]}"
+    first_workers = ", ".join(str(worker) for worker in workers[:4])
+    if len(workers) <= 4:
+        return f"not finite on workers {first_workers}"
+    return f"not finite on workers {first_workers} and {len(workers) - 4} more"

@@ -125,10 +125,12 @@ def check(names: Iterable[str]) -> None:
     """Raises a ValueError for an unknown tracker, or one that is not installed."""
     for name in names:
         checks.one_of("--track", name, KINDS, INSTEAD)
-        if util.find_spec(module := KINDS[name].module) is None:
-            how = "run pip install -e '.[trackers]' in the checkout of syncalgos"
-            needs = f"needs {module}, which is not installed"
-            raise ValueError(f"--track {name} {needs}: {how}")
+        module = KINDS[name].module
+        if util.find_spec(module) is None:
+            raise ValueError(
+                f"--track {name} needs {module}, which is not installed: run pip "
+                "install -e '.[trackers]' in the checkout of syncalgos"
+            )
 
 
 class Tracking:
@@ -162,17 +164,20 @@ class Tracking:
 
     def _tell(self, call: Callable[[Tracker], None]) -> None:
         with redirect_stdout(sys.stderr):  # stdout holds only the summary
-            for each in [*self._left]:
+            for named_tracker in [*self._left]:
+                name, tracker = named_tracker
                 try:
-                    call(each[1])
+                    call(tracker)
                 except STOPS:
                     raise
                 except BaseException as error:  # whatever a library raises
-                    self._left.remove(each)
-                    why = f"{type(error).__name__}: {in_one_line(error)[:LONGEST]}"
-                    told = f"--track {each[0]} failed, and is no longer used: {why}"
-                    self.failed.append(told)
-                    say(told)
+                    self._left.remove(named_tracker)
+                    line = (
+                        f"--track {name} failed, and is no longer used: "
+                        f"{type(error).__name__}: {in_one_line(error)[:LONGEST]}"
+                    )
+                    self.failed.append(line)
+                    say(line)
 
 
 def numbers(line: Mapping[str, Any]) -> dict[str, float]:
