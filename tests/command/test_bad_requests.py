@@ -93,7 +93,7 @@ EARLY |= {
     "run --algo mine.py:pull": ["mine:pull, without .py"],
     "run --task what": ["'what'", *TASKS],
     "run --task data.CSV": ["is a file", "use --task table --file data.CSV"],
-    "run --task digits,mnist": ["one task", "'digits,mnist'"],
+    "run --task digits,mnist": ["one task", "'digits,mnist': start a command"],
     "run --opt-state-at-sync rest": ["'rest'", "'reset'", "keep", "average"],
     # Flags, and whose they are.
     "run stray": ["'stray'"],
