@@ -138,7 +138,10 @@ REFUSED = {
     "--mesh fsdp=2,fsdp=2": ["each name once"],
     "--mesh fsdp=0": ["fsdp", "at least 1, got 0"],
     "--mesh lanes=2": ["'lanes' is a reserved name"],
-    "--mesh fsdp=2 --backend pmap": ["--backend pmap", "--mesh needs --backend shard_map"],
+    "--mesh fsdp=2 --backend pmap": [
+        "--backend pmap",
+        "--mesh needs --backend shard_map",
+    ],
     "--mesh fsdp=2 --devices 0,1": ["leave out --devices"],
     "--task digits --mesh tensor=2": ["task digits has rules for fsdp, not"],
     "--task tiny_tasks:endless --mesh fsdp=2": ["endless has no rules"],
