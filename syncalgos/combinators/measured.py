@@ -11,7 +11,8 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.combinators import decided, introspection
+from syncalgos.collectives.means import weighted_mean
+from syncalgos.combinators import decided, introspection, participation
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
@@ -117,6 +118,9 @@ def measured(
             or holds workers back itself, like `async_diloco`; or `layered` does not
             fit.
 
+    Under `participating`, means are weighted as its sync weighs the workers, and a pair
+    counts for the cosine if both take part.
+
     Changes that a delayed strategy makes within a round count as moves. `paced` and
     `palsgd` change the local step itself: the measurement is put inside, with its ends.
 
@@ -145,6 +149,7 @@ def measured(
     if any(x.steady for x in introspection.kinds(strategy, introspection.Landing)):
         raise ValueError("measured: workers that rest have unknown moves: use diloco")
     axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
+    weights = introspection.rounds(strategy, of_syncs=True)
     # None stands for every step.
     steps = ends or (None if introspection.reduces(strategy) else acting)
 
@@ -162,7 +167,11 @@ def measured(
 
         def noted():
             moves = before.params, state.start, replica.params
-            return Noted(jnp.int32(step), compare(*moves, layered, by_leaf, axis))
+            workers, me = collectives.size(axis), collectives.index(axis)
+            share = participation.share_in(weights, step, workers, me)
+            with collectives.counting(share):
+                figures = compare(*moves, layered, by_leaf, axis)
+            return Noted(jnp.int32(step), figures)
 
         note = lax.cond(now, noted, lambda: state.noted)
         start = lax.cond(is_end, lambda: replica.params, lambda: state.start)
@@ -231,7 +240,7 @@ def compare(
     by_leaf: bool,
     axis: Axis,
 ) -> jax.Array:
-    """Returns the figures of a round, (4, parts) float32.
+    """Returns the figures of a round, (4, parts) float32, of the workers that count.
 
     Args:
         params: this worker's params right before the sync.
@@ -244,7 +253,7 @@ def compare(
     params, start, after = widen(params), widen(start), widen(after)
 
     def mean(tree):
-        return collectives.mean(tree, axis)
+        return weighted_mean(tree, axis)
 
     def minus(x, y):
         return jax.tree.map(jnp.subtract, x, y)
@@ -258,29 +267,45 @@ def compare(
     def norm(tree):
         return jnp.sqrt(sums(tree, tree))
 
+    takes = collectives.takes_part()
+    counted = workers if takes is True else _count(takes, axis)
+
     def cosine(lengths):
         """The cosines of moves that are divided by a length for each leaf."""
         unit = jax.tree.map(jnp.divide, moved, lengths)
+        if takes is not True:  # each pair counts alike, whatever the weights
+            unit = jax.tree.map(lambda x: jnp.where(takes, x, 0), unit)
         # Each worker's direction times the sum of the others: unlike |Σu|² - N, this
         # loses no digits if directions are orthogonal.
-        others = jax.tree.map(lambda m, x: workers * m - x, mean(unit), unit)
-        return mean(sums(unit, others)) / (workers - 1)
+        directions = collectives.mean(unit, axis)
+        others = jax.tree.map(lambda m, x: workers * m - x, directions, unit)
+        total = collectives.mean(sums(unit, others), axis)
+        if takes is True:
+            return total / (workers - 1)
+        return workers * total / jnp.maximum(counted * (counted - 1), 1)
 
     moved, apart = minus(params, start), minus(params, mean(params))
     length = norm(moved)
-    stays = length == 0
+    stays = jnp.logical_and(length == 0, takes)
     found = jnp.full_like(length, NONE)
     if workers > 1:
-        safe = jnp.where(stays, 1, length)
+        safe = jnp.where(length == 0, 1, length)
         found = cosine(jax.tree.map(lambda x: safe[0], moved))
         if by_leaf:
             own = cosine(_by_leaf(safe[1:], counts, moved))
             found = jnp.append(found[0], own[1:])
-        is_defined = mean(stays.astype(jnp.float32)) == 0
+        is_defined = collectives.mean(stays.astype(jnp.float32), axis) == 0
+        is_defined &= counted > 1
         found = jnp.where(is_defined, jnp.clip(found, -1, 1), NONE)
     spread = jnp.sqrt(mean(sums(apart, apart)))
     rows = norm(mean(moved)), spread, found, norm(mean(minus(after, start)))
     return jnp.stack(rows).astype(jnp.float32)
+
+
+def _count(takes: jax.Array | bool, axis: Axis) -> jax.Array:
+    """The number of workers that take part."""
+    total = collectives.mean(jnp.asarray(takes, jnp.float32), axis)
+    return jnp.round(total * collectives.size(axis))
 
 
 def _sums(counts: list[int], x: PyTree, y: PyTree) -> list[jax.Array]:

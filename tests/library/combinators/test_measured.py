@@ -249,3 +249,57 @@ def test_short_floats_of_palsgd_are_measured_as_it_holds_them():
         for x in (strategy, sa.measured(strategy, by_leaf=False))
     ]
     assert sent[1] > 4 * sent[0]
+
+
+def figures_of(strategy, moves):
+    """The figures of a round of two steps; each worker moves by its row in each."""
+    trainer = sa.DataParallel(
+        lambda params, batch: -jnp.sum(params * batch[0]),
+        optax.sgd(1.0),
+        sa.measured(strategy, by_leaf=False),
+        workers=len(moves),
+        backend="vmap",
+    )
+    _, metrics = trainer.run(trainer.init(np.zeros(2)), np.stack([moves, moves]))
+    return sa.Figures(*[float(figure[1, 0]) for figure in metrics["measured"]])
+
+
+WEIGHTS = {  # of the workers that move by these rows; the last one is away
+    "of equal weight": np.array([1.0, 1, 1, 0]),
+    "of other weights": np.array([3.0, 1, 2, 0]),
+}
+MOVES = np.array([[3.0, 0], [0, 4], [1, 1]])
+AWAY = {"far": [1000.0, 1000], "still": [0.0, 0], "lost": [np.nan, 1]}
+
+
+@pytest.mark.parametrize("away", AWAY)
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_worker_of_weight_0_is_in_no_figure(name, away):
+    weights = WEIGHTS[name]
+    strategy = sa.participating(sa.model_averaging(2), lambda step, n: weights)
+    figures = figures_of(strategy, np.array([*MOVES, AWAY[away]]))
+    moves, shares = 2 * MOVES, weights[:3] / weights.sum()
+    mean = shares @ moves
+    distances = np.sum((moves - mean) ** 2, axis=1)
+    directions = moves / np.linalg.norm(moves, axis=1, keepdims=True)
+    cosines = [a @ b for a, b in itertools.combinations(directions, 2)]
+    near(figures.mean_move, np.linalg.norm(mean))
+    near(figures.spread, np.sqrt(shares @ distances))
+    near(figures.cosine, np.mean(cosines))
+    near(figures.outer_step, np.linalg.norm(mean))
+
+
+@pytest.mark.parametrize(
+    ("moves", "weights"),
+    [
+        pytest.param([[1.0, 0], [0, 1], [0, 0]], [1.0, 1, 1], id="one stays"),
+        pytest.param([[1.0, 0], [0, 1], [1, 1]], [1.0, 0, 0], id="one takes part"),
+    ],
+)
+def test_no_cosine_is_made_up_where_there_is_none(moves, weights):
+    strategy = sa.participating(
+        sa.model_averaging(2), lambda step, n: jnp.array(weights)
+    )
+    assert figures_of(strategy, np.array(moves)).cosine == -2
+    if all(weights):
+        assert figures_of(sa.model_averaging(2), np.array(moves)).cosine == -2
