@@ -76,8 +76,8 @@ def test_a_changed_strategy_shows_its_fields():
     changed = strategy._replace(late=3)
     assert changed.call is None
     assert repr(changed) == (
-        "Strategy(init=init, sync=Combination(…), center=center, acts=Period(…), "
-        "axis=('devices', 'lanes'), late=3)"
+        "Strategy(init=init, sync=Combination(…), center=center, "
+        "acts=Every(period=4, offset=0), axis=('devices', 'lanes'), late=3)"
     )
     assert repr(sa.chain(changed)) == "chain(Strategy(…))"
     assert strategy.call is not None and strategy.call.arguments["period"] == 4
