@@ -131,30 +131,63 @@ def test_gradients_of_short_floats_are_summed_in_float32():
 PAGE = (ROOT / "docs" / "from-flax-and-optax.md").read_text()
 
 
-def test_tokens_weigh_the_same_over_workers_and_microbatches():
+def draw_masks(rng):
+    """Five tokens an example, of which 0 to 5 count."""
+    return (np.arange(5) < rng.integers(0, 6, (3, 24, 1))).astype(float)
+
+
+def draw_sparse_masks(rng):
+    """One token in 20: most microbatches have less than one for each worker."""
+    return (rng.random((3, 24, 5)) < 0.05).astype(float)
+
+
+def draw_small_weights(rng):
+    """Weights up to 0.01: those of a worker's whole batch add up to less than 1."""
+    return rng.random((3, 24, 5)) * 0.01
+
+
+@pytest.mark.parametrize(
+    ("draw_weights", "microbatches"),
+    [
+        (draw_masks, 3),
+        (draw_sparse_masks, 6),
+        (draw_small_weights, 1),
+        pytest.param(draw_small_weights, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_tokens_weigh_the_same_over_workers_and_microbatches(
+    draw_weights, microbatches
+):
     """By the loss on the page, as one gradient over all tokens of the batch."""
     section = PAGE.partition("## Losses weighted by tokens")[2]
     page = {}
     exec(section.partition("```python\n")[2].partition("```")[0], page)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(3, 24, 5, 6)), rng.normal(size=(3, 24, 5))
-    mask = (np.arange(5) < rng.integers(0, 6, (3, 24, 1))).astype(float)
-    mask[:, :4] = 0  # two microbatches of the first worker
+    weights = draw_weights(rng)
+    weights[:, :4] = 0  # two thirds of the first worker's examples
     trainer = syncalgos.DataParallel(
-        *(page["loss"], optax.sgd(0.05), syncalgos.sync_sgd()), workers=4, accumulate=3
+        page["loss"],
+        optax.sgd(0.05),
+        syncalgos.sync_sgd(),
+        workers=4,
+        accumulate=microbatches,
     )
     state, metrics = trainer.run(
-        trainer.init(np.zeros(6)), {"x": x, "y": y, "mask": mask}
+        trainer.init(np.zeros(6)), {"x": x, "y": y, "mask": weights}
     )
 
     params = np.zeros(6)
     for step in range(3):
-        own = mask[step].astype(bool)
-        apart = x[step][own] @ params - y[step][own]
-        assert_close(metrics["loss"][step], np.mean(apart**2))
-        params = params - 0.05 * 2 * (apart @ x[step][own]) / own.sum()
+        differences = x[step] @ params - y[step]
+        total = weights[step].sum()
+        assert_close(
+            metrics["loss"][step], (weights[step] * differences**2).sum() / total
+        )
+        grads = 2 * np.einsum("et,et,etf->f", weights[step], differences, x[step])
+        params = params - 0.05 * grads / total
     assert_close(trainer.center(state).params, params)
-    assert_close(metrics["microbatch_weight"], mask.sum((1, 2)) / 4)
+    assert_close(metrics["microbatch_weight"], weights.sum((1, 2)) / 4)
 
 
 def memory_of_training(**options):
