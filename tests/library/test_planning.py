@@ -4,6 +4,7 @@ import json
 from functools import partial
 from inspect import signature
 from statistics import median
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -99,6 +100,72 @@ def test_the_smallest_period_is_one_that_the_algorithm_takes():
     made = partial(sa.streaming_diloco, fragments=4)
     told = plan(made(8)).enough or 0
     assert plan(made(told)).share <= 0.05 < plan(made(told - 4)).share
+
+
+def find_smallest_period(make, *, share, longest, **workload):
+    """The smallest period at which sends take at most a share of many local steps."""
+    for period in range(1, longest):
+        steps = 720 * 4  # whole rounds of all periods below
+        if plan(make(period), share=share, steps=steps, **workload).share <= share:
+            return period
+    return None
+
+
+class GroupedPlan(NamedTuple):
+    """A plan of averages in groups, which follow a period of their own."""
+
+    period: int
+    inner_period: int
+    bandwidth: float  # bytes/s
+    latency: float  # s
+    share: float
+
+
+GROUPED_PLANS = {
+    "the law ends below its period": GroupedPlan(16, 4, 1.25e8, 1e-3, 0.2),
+    "on a slower link": GroupedPlan(16, 4, 3.75e7, 1e-3, 0.2),
+    "its period is no multiple": GroupedPlan(6, 4, 1e7, 1e-3, 0.35),
+    "its period is shorter": GroupedPlan(2, 4, 1e7, 0.0, 0.3),
+    "the inner one is long": GroupedPlan(3, 5, 1.5e7, 1e-3, 0.2),
+    "more than the inner one allows": GroupedPlan(16, 2, 3e6, 1e-3, 0.1),
+}
+
+
+@pytest.mark.parametrize("name", tiers(GROUPED_PLANS, ["on a slower link"]))
+def test_the_smallest_period_between_groups_is_that_of_a_search(name):
+    case = GROUPED_PLANS[name]
+    workload = {
+        "replica": np.zeros(100_000, np.float32),
+        "workers": 8,
+        "step_seconds": 0.05,
+        "network": Network("a link", bandwidth=case.bandwidth, latency=case.latency),
+    }
+
+    def make(period):
+        return sa.hierarchical(period, inner_period=case.inner_period, groups=2)
+
+    smallest = find_smallest_period(make, share=case.share, longest=17, **workload)
+    planned = plan(make(case.period), share=case.share, **workload)
+    assert planned.enough == smallest
+
+
+def test_a_first_phase_does_not_count_in_long_periods():
+    """A window of 16 periods of 1,024 steps is as long as all steps that are counted."""
+    dense = plan(sa.post_local_sgd(dense_steps=100, period=1024))
+    assert dense.enough == plan(sa.model_averaging(1024)).enough
+
+
+def test_a_plan_of_next_to_nothing_takes_no_negative_time():
+    planned = plan(sa.bmuf(4), step_seconds=1e9, network="1Gbit/s")
+    assert planned.share >= 0
+    assert "communication takes 0 % of the time" in str(planned)
+
+
+def test_a_network_without_a_latency_is_said_to_have_none():
+    assert " on 1 Gbit/s, without a latency: each" in str(
+        plan(sa.bmuf(4), network="1Gbit/s")
+    )
+    assert "without a latency" not in str(plan(sa.bmuf(4), network="1Gbit/s, 1ms"))
 
 
 def test_a_fixed_delay_does_not_grow_with_the_period():
