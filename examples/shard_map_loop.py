@@ -75,6 +75,7 @@ rows = begin({"in": rng.normal(0, 0.1, (64, 64)), "out": rng.normal(0, 0.1, (64,
 for _ in range(4):
     chosen = rng.choice(learned, (100, 32 * mesh.size))
     rows, losses = train(rows, {"x": x[chosen], "y": y[chosen]})
+    jax.block_until_ready(rows)  # on CPU devices: XLA may abort if two are in flight
     print(f"train loss {losses[:, -10:].mean():.3f}")
 hits = logits(center(rows), x[test]).argmax(-1) == y[test]
 print(f"test accuracy {hits.mean():.4f}")

@@ -74,6 +74,8 @@ with jax.set_mesh(mesh):
     for _ in range(4):
         rows = rng.choice(learned, (50, 2, 32))
         carry, losses = train(carry, {"x": x[rows], "y": y[rows]})
+        # On CPU devices, XLA may abort the process if two calls are in flight.
+        jax.block_until_ready(carry)
         print(f"train loss {losses[-10:].mean():.3f}")
     center = jax.device_get(strategy.center(carry[0].params, carry[1]))
     hits = jax.jit(logits)(center, x[test]).argmax(-1) == y[test]

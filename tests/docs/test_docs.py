@@ -58,6 +58,29 @@ def test_example_with_devices_of_its_own_prints_what_it_shows(source, shown):
     assert printed == (shown or "")
 
 
+def own_loops_on_meshes():
+    """The programs of examples and pages that map their own loop over devices."""
+    programs = {p.name: p.read_text() for p in sorted(ROOT.glob("examples/*.py"))}
+    programs |= {example.id: str(example.values[0]) for example in EXAMPLES}
+    for name, source in programs.items():
+        if "make_mesh" in source and "DataParallel" not in source:
+            yield pytest.param(source, id=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", [*own_loops_on_meshes()])
+def test_program_on_a_mesh_waits_for_each_call(source, tmp_path):
+    """Two calls in flight on CPU devices deadlock at times, and XLA aborts."""
+    program = tmp_path / "program.py"
+    program.write_text(source)
+    printed, _ = printed_by(
+        ["tests/support/waiting.py", str(program)], timeout=300, JAX_NUM_CPU_DEVICES="4"
+    )
+    counts = re.fullmatch(r"(\d+) calls, (\d+) in flight", printed.splitlines()[-1])
+    assert counts and int(counts[1]) > 4
+    assert int(counts[2]) == 0
+
+
 def test_guides_and_examples_import_no_private_module():
     public = {"algorithms", "collectives", "reducers", "writing"}
     texts = [code for x in PAGES for _, code in BLOCK.findall(x.read_text())]
