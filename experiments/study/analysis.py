@@ -359,7 +359,8 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
         (x.algo, *chain(*(own for own in x.own_flags if parameter(own[0]) != "lr")))
         for x in config.variants
     }
-    groups = [*by_point(rows).values()]
+    rows_by_point = by_point(rows)
+    groups = [*rows_by_point.values()]
     unfair = [group for group in groups if _times(group) > APART]
     is_known = max(len(_effective(group)) for group in groups) > 1
     if is_tuned or len(methods) < 2 or (is_known and not unfair):
@@ -378,17 +379,30 @@ def rates(config: StudyConfig, rows: Sequence[Row]) -> tuple[str, float, list[st
         terms = results.BY_HAND
     nominal_rate = f" {number(widest[0].lr)}," if terms == ONE_NOMINAL else ""
     unknown_note = f", and that of {unknown} is not known" if unknown else ""
-    by_rate = sorted(rates, key=rates.__getitem__)
+    # Other values of the sweep may have larger rates.
+    points = [
+        point
+        for point, group in rows_by_point.items()
+        if math.isclose(_times(group), ratio, rel_tol=ROUNDING)
+    ]
+    place = f" at {sentences.listed(points)}" if len(groups) > 1 else ""
     remark = say(
         "unfair",
         terms=terms,
         nominal_rate=nominal_rate,
+        place=place,
         times=factor(ratio),
-        low=f"{number(rates[by_rate[0]])} of {by_rate[0]}",
-        high=f"{number(rates[by_rate[-1]])} of {by_rate[-1]}",
+        low=_rate_of(min(rates.values()), rates),
+        high=_rate_of(max(rates.values()), rates),
         unknown_note=unknown_note,
     )
     return terms, ratio, [f"{remark} {say('tune_rates')}"]
+
+
+def _rate_of(rate: float, rates: Mapping[str, float]) -> str:
+    """Returns a rate, and all that have it: "0.4 of bmuf and slowmo"."""
+    names = [x for x, own in rates.items() if math.isclose(own, rate, rel_tol=ROUNDING)]
+    return f"{number(rate)} of {sentences.listed(names)}"
 
 
 def _effective(group: Sequence[Row]) -> dict[str, float]:

@@ -236,7 +236,12 @@ class Report(NamedTuple):
 
 def leader(rows: Sequence[Row], by: Measure) -> Row | None:
     """Returns the row with the best mean, the first of equal ones; None without any."""
+    return next(iter(leaders(rows, by)), None)
+
+
+def leaders(rows: Sequence[Row], by: Measure) -> list[Row]:
+    """Returns all rows with the best mean; means that differ by rounding are equal."""
     means = [(by.side * r.measure.mean, r) for r in rows if r.measure is not None]
     best = max((mean for mean, _ in means), default=0.0)
     least = best - ROUNDING * abs(best)
-    return next((row for mean, row in means if mean >= least), None)
+    return [row for mean, row in means if mean >= least]

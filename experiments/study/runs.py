@@ -143,6 +143,23 @@ class RunSet(NamedTuple):
         return len(self.summaries) - len(self.final(by))
 
     @property
+    def followed_flags(self) -> list[str]:
+        """The tuned flags whose best value was followed beyond an end of its range."""
+        flags = []
+        for own in self.variant.tuned:
+            if not own.near:
+                continue
+            tried = {float(x.values[own.flag]) for x in self.trials}
+            # Values near the best one may lie beyond an end, too. What is followed
+            # begins with the range's own step, and comes before those.
+            steps = []
+            for end in (own.values[0], own.values[-1]):
+                steps += own.more(own.values, end, is_near=False)
+            if tried & {*map(float, steps)}:
+                flags.append(own.flag)
+        return flags
+
+    @property
     def sends(self) -> list[Sends] | None:
         """The sends of a whole run: one if all seeds agree, otherwise one per seed."""
         found = [s["sends"] for s in (self.fine or self.summaries).values()]

@@ -4,10 +4,11 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from experiments.command import terminal
 from experiments.command.terminal import MISSING, duration, size, three_digits
+from experiments.command.words import flag_of
 from experiments.study import results, statistics
 from experiments.study.config import TUNE_SHARE, StudyConfig
 from experiments.study.results import ONE_NOMINAL, Comparison, Ranking, Report, Row
@@ -312,32 +313,41 @@ def _line(ranking: Ranking, by: Measure) -> str:
         return "No run has a result"
     if len(kinds["lost"]) == others:
         return f"{top.label}: there is nothing to compare it to"
+    ties = results.leaders(ranking.rows, by)
+    labels = _labels(ties)
+    leads = f"{labels} leads" if len(ties) == 1 else f"{labels} lead"
+    has_best = f"{labels} has the best" if len(ties) == 1 else f"{labels} have the best"
     # All comparisons are paired: if one has too few seeds, the line must say so.
     if kinds["few"]:
         seeds = min(len(top.final.keys() & row.final.keys()) for row in kinds["few"])
         if seeds >= MIN_SEEDS:
-            return f"{top.label} leads, but equal differences show nothing about chance"
+            return f"{leads}, but equal differences show nothing about chance"
         if seeds == 1:
-            return f"{top.label} leads, but one seed is too few to tell"
-        return f"{top.label} leads, but {seeds} seeds are too few to tell"
+            return f"{leads}, but one seed is too few to tell"
+        return f"{leads}, but {seeds} seeds are too few to tell"
     if lost(top):
-        return f"{top.label} leads, but {lost(top)}"
+        runs_text = lost(top) if len(ties) == 1 else f"of {top.label}, {lost(top)}"
+        return f"{leads}, but {runs_text}"
     alike = [*kinds["doubtful"], *kinds["unseen"]]
     if alike and len(alike) == others:
         return _unseen(top, alike, by)
+    # Rows of equal means lead together, and are none of the others.
+    others -= len(ties) - 1
+    alike = [row for row in alike if row not in ties]
     if alike:
+        them = "it" if len(ties) == 1 else "them"
         return (
-            f"{top.label} leads, but {len(alike)} of {others} others cannot be "
-            "distinguished from it"
+            f"{leads}, but {len(alike)} of {others} others cannot be distinguished "
+            f"from {them}"
         )
     if kinds["edge"]:
         return (
-            f"{top.label} leads, but {len(kinds['edge'])} of {others} others may be "
-            "better outside the range tried"
+            f"{leads}, but {len(kinds['edge'])} of {others} others may be better "
+            "outside the range tried"
         )
     if kinds["better"]:
-        return f"{top.label} has the best {by.name} in the mean alone"
-    return f"{top.label} has the best {by.name}"
+        return f"{has_best} {by.name} in the mean alone"
+    return f"{has_best} {by.name}"
 
 
 def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
@@ -345,8 +355,13 @@ def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
     apart = [row for row in alike if row.final != top.final]
     second = results.leader(apart or alike, by) or top
     difference = statistics.paired(top.final, second.final)
+    if not apart and len(alike) > 1:
+        return f"No difference: {_labels([top, *alike])} are equal in all seeds"
     if not apart or difference is None:
         return f"No difference: {top.label} equals {second.label} in all seeds"
+    ties = results.leaders([top, *apart], by)
+    if second in ties:
+        return f"No difference seen: the means of {_labels(ties)} are equal"
     gap = " ".join(figures(difference, by, by.side))
     side = "above" if by.higher_is_better else "below"
     if kind_of(difference, by) == "better":
@@ -363,23 +378,30 @@ def _unseen(top: Row, alike: Sequence[Row], by: Measure) -> str:
 def _swept(points: Mapping[str, Ranking], by: Measure) -> str:
     """Returns the best variants, and at how many values of a sweep each is best."""
     sweep = next(iter(points)).partition("=")[0]
-    tops = [x.top for x in points.values() if x.top is not None]
+    ties_by_point = [results.leaders(x.rows, by) for x in points.values()]
+    tops = [row for ties in ties_by_point for row in ties]
     if not tops:
         return "No run has a result"
     counts = Counter(top.label for top in tops).most_common()
-    best_label, best_count = counts[0]
-    loss_note = ""
+    notes = ""
     if any(lost(top) for top in tops):
-        loss_note = "; some of these runs have no result"
-    if best_count == len(points):
+        notes = "; some of these runs have no result"
+    everywhere = [label for label, count in counts if count == len(points)]
+    if len(everywhere) == 1 and len(counts) == 1:
         return (
-            f"{best_label} has the best mean {by.name} at every value of "
-            f"{sweep}{loss_note}"
+            f"{everywhere[0]} has the best mean {by.name} at every value of "
+            f"{sweep}{notes}"
         )
+    if len(everywhere) == len(counts):
+        return (
+            f"{listed(everywhere)} have the best mean {by.name}, equal, at every value "
+            f"of {sweep}{notes}"
+        )
+    if len(tops) > len(points):
+        notes += "; equal best means count for each"
     counts_text = ", ".join(f"{label} at {count}" for label, count in counts)
     return (
-        f"Best mean {by.name}: {counts_text} of {len(points)} values of "
-        f"{sweep}{loss_note}"
+        f"Best mean {by.name}: {counts_text} of {len(points)} values of {sweep}{notes}"
     )
 
 
@@ -420,9 +442,16 @@ def headline(ranking: Ranking, by: Measure, is_ranked: bool = True) -> str:
         if kind_rows
     ]
     standing = "; ".join(findings) or "there is nothing to compare it to"
+    equal_rows = results.leaders(rows, by)[1:]
+    tie_note = ""
+    if len(equal_rows) == 1:
+        tie_note = f", as has {_several(equal_rows)}"
+    elif equal_rows:
+        tie_note = f", as have {_several(equal_rows)}"
     return (
         f"{_several([top])} has the best mean {by.name}, {spread(top.measure, by)} "
-        f"({counted(top.measure.count)}): {standing}.{_spent(rows, ranking.best)}"
+        f"({counted(top.measure.count)}){tie_note}: "
+        f"{standing}.{_spent(rows, ranking.best)}"
     )
 
 
@@ -434,41 +463,81 @@ def _several(rows: Sequence[Row]) -> str:
     return listed([x.label + text for x, text in zip(rows, some, strict=True)])
 
 
+def _labels(rows: Sequence[Row]) -> str:
+    """Returns labels joined as in a sentence; for many rows, their number."""
+    if len(rows) > MOST_NAMED:
+        return f"{len(rows)} algorithms"
+    return listed([row.label for row in rows])
+
+
 def _spent(rows: Sequence[Row], pool: Sequence[Row]) -> str:
     """Returns the cost of the pool as a sentence."""
     cost = cost_of(rows, pool)
     if cost is None:
         return ""
-    cheapest_rows, costliest_row, share_text = cost
+    cheapest_rows = [row for row in cost.cheapest_rows if row in pool]
     row = cheapest_rows[0]
     share_note = ""
-    if share_text:
-        share_note = f", {share_text} of what {costliest_row.label} sent"
+    if cost.share_text:
+        costliest_labels = _labels(cost.costliest_rows)
+        share_note = f", {cost.share_text} of what {costliest_labels} sent"
+        if len(cost.costliest_rows) > 1:
+            share_note = f", {cost.share_text} of what {costliest_labels} each sent"
         # The number of syncs explains a share that is not round.
-        if row.syncs and row.syncs < row.steps:
+        has_one_count = len({each.syncs for each in cheapest_rows}) == 1
+        if has_one_count and row.syncs and row.syncs < row.steps:
             share_note += f" ({row.syncs} syncs in {row.steps} steps)"
-    labels = listed([row.label for row in cheapest_rows])
+    labels = _labels(cheapest_rows)
     if len(pool) == 1:
         return f" It sent {sent(row)} per worker{share_note}."
     if len(cheapest_rows) == len(pool):
         return f" {labels} each sent {sent(row)} per worker{share_note}."
+    if len(pool) < len(rows):
+        # A row that is worse may have sent less.
+        return (
+            f" Of {_labels(pool)}, {labels} sent the least: {sent(row)} per "
+            f"worker{share_note}."
+        )
     return f" Of these, {labels} sent the least: {sent(row)} per worker{share_note}."
 
 
-def cost_of(
-    rows: Sequence[Row], pool: Sequence[Row]
-) -> tuple[list[Row], Row, str] | None:
-    """Returns the rows of the pool that sent the least, and the row that sent the most.
+class Cost(NamedTuple):
+    """The bytes that the cheapest row of a pool sent, beside those of all rows.
 
-    Also returns the least as a fraction of the most, in words; "" if nothing is saved.
+    Attributes:
+        cheapest_rows: all rows, in the pool or not, that sent as little as the one of
+            the pool that sent the least.
+        costliest_rows: all rows that sent the most.
+        share_text: the least as a fraction of the most, in words; "" if nothing is
+            saved.
     """
-    sends = [(x, row) for row in rows if (x := row.bytes_per_worker) is not None]
-    own = [(x, row) for x, row in sends if row in pool]
-    if not own:
+
+    cheapest_rows: Sequence[Row]
+    costliest_rows: Sequence[Row]
+    share_text: str
+
+
+def cost_of(rows: Sequence[Row], pool: Sequence[Row]) -> Cost | None:
+    """Returns the cost of a pool of rows; None if no bytes of it are counted."""
+    pool_bytes = []
+    all_bytes = []
+    for row in rows:
+        if row.bytes_per_worker is not None:
+            all_bytes.append(row.bytes_per_worker)
+            if row in pool:
+                pool_bytes.append(row.bytes_per_worker)
+    if not pool_bytes:
         return None
-    least, (high, most) = min(x for x, _ in own), max(sends, key=lambda x: x[0])
-    part = share(least / high) if 0 < least < high else ""
-    return [row for x, row in own if x == least], most, part
+    least_bytes = min(pool_bytes)
+    most_bytes = max(all_bytes)
+    share_text = ""
+    if 0 < least_bytes < most_bytes:
+        share_text = share(least_bytes / most_bytes)
+    return Cost(
+        [row for row in rows if row.bytes_per_worker == least_bytes],
+        [row for row in rows if row.bytes_per_worker == most_bytes],
+        share_text,
+    )
 
 
 def numbers(report: Report) -> list[tuple[str, str]]:
@@ -479,7 +548,8 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         return []
     fine = [row for row in rows if row.measure]
     pool = rows if is_swept else next(iter(points.values())).best
-    found = [(with_unit(shown(top.measure.mean, by), by), f"{by.name} of {named(top)}")]
+    best_mean = with_unit(shown(top.measure.mean, by), by)
+    found = [(best_mean, f"{by.name} of {_names_of(results.leaders(rows, by))}")]
     span = ends(fine, by), f"{by.name}, lowest and highest"
     if report.terms == ONE_NOMINAL:
         found = [span, (factor(report.times), "ratio of effective learning rates")]
@@ -501,14 +571,22 @@ def numbers(report: Report) -> list[tuple[str, str]]:
         )
     if (cost := cost_of(rows, pool)) is None:
         return found
-    (least, *_), most, part = cost
-    low, high = sent(least), sent(most)
+    low, high = sent(cost.cheapest_rows[0]), sent(cost.costliest_rows[0])
     if is_swept:
         both = " to ".join(dict.fromkeys((low, high)))
         return [*found, (both, "the most that a worker sent")]
-    if part:
-        return [*found, (part, f"of what {named(most)} sent: {named(least)}, {low}")]
-    return [*found, (low, f"the most that a worker of {named(least)} sent")]
+    cheapest, costliest = _names_of(cost.cheapest_rows), _names_of(cost.costliest_rows)
+    if cost.share_text:
+        meaning = f"of what {costliest} sent: {cheapest}, {low}"
+        return [*found, (cost.share_text, meaning)]
+    return [*found, (low, f"the most that a worker of {cheapest} sent")]
+
+
+def _names_of(rows: Sequence[Row]) -> str:
+    """Returns rows with their points of the sweep; for many rows, their number."""
+    if len(rows) > MOST_NAMED:
+        return f"{len(rows)} rows"
+    return listed([named(row) for row in rows])
 
 
 def laws(scores: Sequence[Tuning]) -> tuple[str, list[str]]:
@@ -679,7 +757,14 @@ def _on_tuning(
         yield say("edge", name=name, flag=flag, chosen=chosen)
     budgets = {len(r.trials) for r in runs}
     if len(budgets) > 1:
-        yield say("budgets")
+        yield _budgets(config, runs)
+    followed = []
+    for r in runs:
+        flags = ", ".join(flag_of(x) for x in r.followed_flags)
+        if flags:
+            followed.append(f"{r.name} ({flags})")
+    if followed:
+        yield say("followed", names=", ".join(followed))
     several = [x for x in config.tuned if len(x.values) > 1] or config.tuned
     tuned = ", --".join(" or --".join(x.flags) for x in several)
     if tuned:
@@ -690,6 +775,19 @@ def _on_tuning(
             tune_seeds=plural(config.tune_seeds, "seed"),
             share=100 * TUNE_SHARE,
         )
+
+
+def _budgets(config: StudyConfig, runs: Sequence[RunSet]) -> str:
+    """Returns how many trials each row had, and which rows lack a tuned flag."""
+    counts = []
+    for count, equal_runs in grouped(runs, lambda r: len(r.trials)).items():
+        counts.append(f"{_names(equal_runs)} {count:,}")
+    text = say("budgets", counts="; ".join(counts))
+    lacking = [r for r in runs if len(r.variant.tuned) < len(config.tuned)]
+    if lacking:
+        phrase = "lacks" if len(lacking) == 1 else "lack"
+        text += f" {say(phrase, names=_names(lacking))}"
+    return text
 
 
 def _on_examples(

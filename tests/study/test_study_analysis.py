@@ -624,6 +624,54 @@ def test_one_value_is_not_called_tuned_and_unequal_budgets_are_said(
     assert [row.tuned for row in report.rows] == [{}, {"period": 4.0}]
 
 
+EQUAL_SCORES = {x: [0.5] for x in ["0.05", "0.1", "0.2", "0.24", "0.4", "0.415", "0.8"]}
+FOLLOWED = "A best value at an end of its range was followed beyond it"
+TRIALS = "Rows had unequal numbers of trials"
+
+
+@pytest.mark.parametrize(
+    ("beyond", "counts", "names"),
+    [
+        # (the values that each tried beside 0.1, 0.2 and 0.4)
+        ({"sync_sgd": [], "bmuf": []}, "", ""),
+        ({"sync_sgd": [], "bmuf": ["0.8"]}, "sync_sgd 3; bmuf 4", "bmuf (--lr)"),
+        ({"sync_sgd": [], "bmuf": ["0.05"]}, "sync_sgd 3; bmuf 4", "bmuf (--lr)"),
+        # As many trials, and yet both were followed, each at another end.
+        ({"sync_sgd": ["0.05"], "bmuf": ["0.8"]}, "", "sync_sgd (--lr), bmuf (--lr)"),
+        # Near 0.2 within the range, and near 0.4 after a step that was impossible.
+        ({"sync_sgd": ["0.24"], "bmuf": []}, "sync_sgd 4; bmuf 3", ""),
+        ({"sync_sgd": [], "bmuf": ["0.415"]}, "sync_sgd 3; bmuf 4", ""),
+    ],
+)
+def test_what_was_followed_beyond_an_end_is_said_of_those_rows_alone(
+    make_study, beyond, counts, names
+):
+    study = make_study("--tune=lr=0.1:0.4:log:3+2", seeds=1)
+    found = []
+    for point, run_set in zip(points(study), final(study, None), strict=True):
+        values = ["0.1", "0.2", "0.4", *beyond[point.variant.label]]
+        trials = [trial(study, point, {"lr": value}) for value in values]
+        tried([point._replace(trials=trials)], dict.fromkeys(BYTES, EQUAL_SCORES))
+        found.append(run_set._replace(trials=[x.read() for x in trials]))
+    remarks = analysis.report(study, found, "").remarks
+    said = {x.partition(": ")[0]: x.partition(": ")[2] for x in remarks}
+    assert said.get(TRIALS, ".") == f"{counts}."
+    assert said.get(FOLLOWED, ".") == f"{names}."
+
+
+def test_rows_that_lack_a_tuned_flag_are_named_and_no_end_is_said_to_be_left(
+    make_study,
+):
+    study = make_study("--tune=period=2,4", seeds=1)
+    tried(points(study), {"bmuf": {"2": [0.1], "4": [0.9]}})
+    remarks = analysis.report(study, final(study, ({}, {"period": "4"})), "").remarks
+    assert not any(FOLLOWED in x for x in remarks)
+    assert (
+        f"{TRIALS}: sync_sgd 0; bmuf 2. sync_sgd lacks a tuned flag, and tried only "
+        "the values of the others."
+    ) in remarks
+
+
 # What a reader must know.
 
 
@@ -723,6 +771,24 @@ def test_where_effective_rates_differ_the_report_says_on_what_terms(
     assert terms in page.screen(found, study.out).splitlines()[1]
     if terms == ONE_NOMINAL:
         assert {x.comparison.verdict for x in found.rows} <= {"baseline", "above"}
+
+
+def test_all_of_the_largest_and_smallest_rates_are_named(make_study):
+    study = make_study("--algos=sync_sgd,A=sync_sgd,bmuf,B=bmuf")
+    found = rated(study, [(0.05, 0.05), (0.05, 0.05), (0.05, 0.4), (0.05, 0.4)])
+    assert (
+        "the largest effective rate (0.4 of bmuf and B) is 8 times the smallest (0.05 "
+        "of sync_sgd and A)"
+    ) in found.remarks[0]
+
+
+def test_the_largest_ratio_of_rates_is_said_to_be_of_its_value_of_the_sweep(make_study):
+    study = make_study(SWEPT_RATE)
+    found = rated(study, [(0.1, 0.1), (1.0, 1.0), (0.1, 0.8), (1.0, 4.0)])
+    assert (
+        "at lr=0.1 the largest effective rate (0.8 of bmuf at lr=0.1) is 8 times the "
+        "smallest (0.1 of sync_sgd at lr=0.1)"
+    ) in found.remarks[0]
 
 
 def test_who_has_no_effective_rate_is_left_out_of_the_comparison_of_rates(make_study):
