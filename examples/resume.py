@@ -12,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
@@ -38,7 +39,14 @@ def sha256(trainer, state):
     """Returns a hash of this process's replicas and strategy's states."""
     held = trainer.to_host(state)
     leaves = jax.tree.leaves((held.replica, held.sync))
-    return hashlib.sha256(b"".join(leaf.tobytes() for leaf in leaves)).hexdigest()
+    return hashlib.sha256(b"".join(raw_bytes(leaf) for leaf in leaves)).hexdigest()
+
+
+def raw_bytes(leaf):
+    """Returns the bytes of an array, which may hold typed keys, as in flax nnx."""
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = np.asarray(jax.random.key_data(leaf))
+    return leaf.tobytes()
 
 
 images, labels = load_digits(return_X_y=True)

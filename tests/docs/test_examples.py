@@ -5,11 +5,18 @@ import difflib
 import functools
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 import pytest
 from commands import ROOT, printed_by
+from flax import nnx
 from pages import diffs
 from tiers import tiers
+
+import syncalgos
 
 FOLDER = ROOT / "examples"
 PROGRAMS = sorted(path.name for path in FOLDER.glob("*.py"))
@@ -123,6 +130,69 @@ def test_resumed_training_ends_with_the_bits_of_the_uninterrupted_one():
     assert (first, second) == ("uninterrupted", "resumed")
     assert one == other
     assert re.fullmatch("[0-9a-f]{64}", one)
+
+
+class Dropped(nnx.Module):
+    """A layer with dropout, whose stream is a typed key and a count."""
+
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(8, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(self.dropout(x))
+
+
+def change_keys(tree):
+    """The same tree with other typed keys."""
+
+    def change(leaf):
+        if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return leaf
+        return jax.random.wrap_key_data(jax.random.key_data(leaf) + 1)
+
+    return jax.tree.map(change, tree)
+
+
+def page_bits():
+    """What orbax.md compares: (trainer, state) -> bits."""
+    page = (ROOT / "docs" / "orbax.md").read_text()
+    names = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    return names["bits"]
+
+
+def example_hash():
+    """What resume.py prints: (trainer, state) -> a hash."""
+    names = {}
+    exec((FOLDER / "resume.py").read_text(), names)
+    return names["sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fingerprint_of", [page_bits, example_hash])
+def test_restored_typed_keys_are_equal_and_others_are_not(fingerprint_of, tmp_path):
+    graph, params, buffers = nnx.split(Dropped(nnx.Rngs(0)), nnx.Param, ...)
+
+    def loss(params, buffers, batch, key):
+        model = nnx.merge(graph, params, buffers)
+        return jnp.mean(model(batch) ** 2), (nnx.state(model, nnx.Not(nnx.Param)), {})
+
+    strategy = syncalgos.diloco(period=2)
+    trainer = syncalgos.DataParallel(loss, optax.adam(0.01), strategy, workers=3)
+    batches = np.random.default_rng(0).normal(size=(3, 6, 8)).astype(np.float32)
+    state, _ = trainer.run(trainer.init(params, buffers), batches)
+    with ocp.StandardCheckpointer() as orbax:
+        orbax.save(tmp_path / "state", state)
+        orbax.wait_until_finished()
+        restored = orbax.restore(tmp_path / "state", trainer.init(params, buffers))
+
+    fingerprint = fingerprint_of()
+    saved_bits = fingerprint(trainer, state)
+    assert fingerprint(trainer, restored) == saved_bits
+    other_buffers = change_keys(state.replica.buffers)
+    other = state._replace(replica=state.replica._replace(buffers=other_buffers))
+    assert fingerprint(trainer, other) != saved_bits
 
 
 @pytest.mark.slow
