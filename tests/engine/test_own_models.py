@@ -169,6 +169,35 @@ def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(float64
             assert difference < ROUNDING
 
 
+@pytest.mark.slow
+def test_equinox_batch_statistics_of_the_page_are_those_of_the_global_batch(float64):
+    """By the page's program, as running means and variances in NumPy."""
+    page = (ROOT / "docs" / "from-flax-and-optax.md").read_text()
+    section = page.partition("- **Batch statistics.** `eqx.nn.BatchNorm`")[2]
+    program: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], program)
+
+    inputs = np.random.default_rng(1).normal(3, size=(STEPS, BATCH, 3))
+    means = np.zeros(3)
+    variances = np.ones(3)
+    for batch in inputs:
+        means = 0.99 * means + 0.01 * batch.mean(0)
+        variances = 0.99 * variances + 0.01 * batch.var(0)
+    centers = []
+    for workers in (1, 3, 4):
+        trainer = DataParallel(
+            program["loss"], optax.sgd(0.05), sync_sgd(), workers=workers
+        )
+        state = trainer.init(doubled(program["params"]), program["buffers"])
+        state, _ = trainer.run(state, inputs)
+        center = trainer.center(state)
+        running_statistics = center.buffers.get(program["model"].norm.batch_state_index)
+        assert largest(running_statistics, (means, variances)) < ROUNDING
+        centers.append(center.params)
+    assert largest(centers[1], centers[0]) < ROUNDING
+    assert largest(centers[2], centers[0]) < ROUNDING
+
+
 def test_bytes_leave_out_what_batch_statistics_send():
     sent = []
     for axis_name in (None, WORKERS):
