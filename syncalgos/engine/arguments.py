@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from syncalgos import checks, optax_states
 from syncalgos.collectives import PyTree
-from syncalgos.engine.losses import Loss, draws, stateless
+from syncalgos.engine.losses import Loss, find_key_argument, has_key_third, stateless
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.host_arrays import check_fits, check_ours
 
@@ -154,16 +154,25 @@ def check_plateau(opt_state: PyTree) -> None:
 def full_loss(loss: Any) -> Loss:
     """Returns a loss in the engine's form; raises a ValueError for anything else.
 
-    A plain loss does not take four arguments. It takes two, and a key if it asks for
-    one.
+    A plain loss takes two arguments, and a key if it asks for one. A loss that may be
+    called with four is in the engine's form, unless its third is named as a key.
     """
-    if not checks.misfit(loss, ["params", "buffers", "batch", "key"]):
+    takes_four = not checks.misfit(loss, ["params", "buffers", "batch", "key"])
+    if takes_four and not has_key_third(loss):
         return loss
-    if draws(loss) or not checks.misfit(loss, ["params", "batch"]):
+    asks_for_key = find_key_argument(loss) is not None
+    if asks_for_key or not checks.misfit(loss, ["params", "batch"]):
         return stateless(loss)
+    if not callable(loss):
+        raise ValueError(
+            "loss must be a function of (params, batch), of (params, batch, key) or of "
+            f"(params, buffers, batch, key), got {checks.shown(loss)}"
+        )
     raise ValueError(
         "loss must be a function of (params, batch), of (params, batch, key) or of "
-        f"(params, buffers, batch, key), got {checks.shown(loss)}"
+        "(params, buffers, batch, key), in this order; this one takes "
+        f"{inspect.signature(loss)}: a batch of several arrays is one argument, such "
+        "as a dict, and a keyword-only key is named key or rng"
     )
 
 

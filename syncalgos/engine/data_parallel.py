@@ -46,7 +46,7 @@ class DataParallel:
         loss: (params, buffers, batch, key) -> (scalar, (buffers, metrics)), a mean over
             its batch; metrics is a dict, to which "loss" is added. The key differs
             between workers and steps. Or a plain (params, batch) -> scalar, or (params,
-            batch, key) -> scalar.
+            batch, key) -> scalar; see `stateless` for the names of the arguments.
         optimizer: the inner optimizer: any optax GradientTransformation or MultiSteps;
             each call is a local step. An optimizer with extra arguments gets the loss
             as `value`: the worker's own, or the mean over the workers if the strategy

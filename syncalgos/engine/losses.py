@@ -22,13 +22,17 @@ OF_WORKERS = "worker_loss"
 WEIGHT = "microbatch_weight"
 
 
+KEY_NAMES = "key", "rng"
+# A third argument of these names is none of loss(params, batch, key).
+OTHER_NAMES = "params", "buffers", "batch"
+
+
 class _Stateless(NamedTuple):
     plain: Callable[..., Any]
-    draws: bool
+    key_argument: inspect.Parameter | None
 
     def __call__(self, params, buffers, batch, key):
-        given = {"key": key} if self.draws else {}
-        value = self.plain(params, batch, **given)
+        value = self._call_plain(params, batch, key)
         if isinstance(value, tuple | list):
             raise ValueError(
                 f"a loss(params, batch) must return a scalar, got {len(value)} values: "
@@ -37,12 +41,21 @@ class _Stateless(NamedTuple):
             )
         return value, (buffers, {})
 
+    def _call_plain(self, params, batch, key):
+        if self.key_argument is None:
+            return self.plain(params, batch)
+        if self.key_argument.kind is inspect.Parameter.POSITIONAL_ONLY:
+            return self.plain(params, batch, key)
+        return self.plain(params, batch, **{self.key_argument.name: key})
+
 
 def stateless(loss: PlainLoss) -> Loss:
     """Gives a plain loss the engine's form, as `DataParallel` itself does.
 
     A plain loss is `loss(params, batch) -> scalar`, or `loss(params, batch, key) ->
-    scalar` if it draws random numbers.
+    scalar` if it draws random numbers. The third argument may have any name but
+    "params", "buffers" and "batch". If it may be left out, or is keyword-only, it gets
+    the key only if it is named "key" or "rng".
 
     Example:
         >>> from syncalgos import stateless
@@ -50,21 +63,55 @@ def stateless(loss: PlainLoss) -> Loss:
         >>> loss(1.0, (), 3.0, None)
         (4.0, ((), {}))
     """
-    return _Stateless(loss, draws(loss))
+    return _Stateless(loss, find_key_argument(loss))
 
 
-def draws(loss: Any) -> bool:
-    """Whether a plain loss has an argument named "key" after its first two.
+def find_key_argument(loss: Any) -> inspect.Parameter | None:
+    """Returns the argument of a plain loss that gets the key; None if there is none.
 
-    A loss with a default key other than None does not ask for one.
+    It is the only argument behind params and batch that must be given. If there is
+    none, it is one named "key" or "rng" whose default is None.
     """
     try:
         signature = inspect.signature(loss)
-        signature.bind("params", "batch", key="key")
-    except (TypeError, ValueError):  # other arguments, or no signature
+    except (TypeError, ValueError):  # not a function, or one without a signature
+        return None
+    for parameter in list(signature.parameters.values())[2:]:
+        if _takes_key(parameter) and _can_be_called(signature, parameter):
+            return parameter
+    return None
+
+
+def has_key_third(loss: Any) -> bool:
+    """Whether a loss is (params, batch, key, …), by the name of its third argument."""
+    key_argument = find_key_argument(loss)
+    if key_argument is None or key_argument.name not in KEY_NAMES:
         return False
-    key = signature.parameters.get("key")
-    return key is not None and key.default in (key.empty, None)
+    names = list(inspect.signature(loss).parameters)
+    return names[2] == key_argument.name
+
+
+def _takes_key(parameter: inspect.Parameter) -> bool:
+    """Whether an argument behind params and batch asks for the key."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return False
+    if parameter.name in KEY_NAMES:
+        return parameter.default is parameter.empty or parameter.default is None
+    has_place = parameter.kind is not parameter.KEYWORD_ONLY
+    is_required = parameter.default is parameter.empty
+    return has_place and is_required and parameter.name not in OTHER_NAMES
+
+
+def _can_be_called(signature: inspect.Signature, key: inspect.Parameter) -> bool:
+    """Whether a loss needs no argument but params, batch and the key."""
+    try:
+        if key.kind is key.POSITIONAL_ONLY:
+            signature.bind("params", "batch", "key")
+        else:
+            signature.bind("params", "batch", **{key.name: "key"})
+    except TypeError:
+        return False
+    return True
 
 
 def warn_of_unseen(losses: tuple[Any, Any], buffers: PyTree) -> None:
@@ -216,8 +263,14 @@ def _noted(
             error.add_note(
                 f"called as loss(params, buffers, batch, key) with {shown_shapes}"
             )
-        elif loss.draws:
+        elif loss.key_argument is not None:
             error.add_note(f"called as loss(params, batch, key) with {shown_shapes}")
+            if loss.key_argument.name not in KEY_NAMES:
+                error.add_note(
+                    f"the loss's third argument, {loss.key_argument.name!r}, got a "
+                    "random key: a batch of several arrays is one argument, such as a "
+                    "dict"
+                )
         else:
             error.add_note(f"called as loss(params, batch) with {shown_shapes}")
         if not (jax.tree.leaves(buffers) or isinstance(loss, _Stateless)):

@@ -1,5 +1,6 @@
 """DataParallel: what it promises whatever the strategy."""
 
+import functools
 import gc
 import weakref
 
@@ -73,10 +74,22 @@ def test_a_loss_of_three_arguments_gets_the_key():
         full,
         lambda params, batch, key=None: keyed(params, batch, key),
         lambda params, batch, *, key: keyed(params, batch, key),
+        lambda params, batch, k: keyed(params, batch, k),
+        lambda params, batch, rng, /: keyed(params, batch, rng),
+        lambda params, batch, rng, train=1: keyed(params, batch, rng),
+        lambda params, batch, rng=None: keyed(params, batch, rng),
+        lambda params, batch, *, rng, train=1: keyed(params, batch, rng),
+        lambda params, batch, *, train=1, key=None: keyed(params, batch, key),
+        functools.partial(lambda scale, p, b, noise: scale * keyed(p, b, noise), 1),
+        lambda params, buffers, batch, key=None: full(params, buffers, batch, key),
+        lambda *arguments: full(*arguments),
     )
     others = (
         lambda params, batch: params + batch,
         lambda params, batch, key=0: keyed(params, batch, key),  # it has a value
+        lambda params, batch, noise=0: keyed(params, batch, noise),
+        lambda params, batch, train=None: params + batch,
+        lambda params, batch, *, train=None: params + batch,
     )
     for losses, expected in ((asking, 7), (others, 3)):
         for loss in losses:

@@ -425,6 +425,10 @@ ONE = {"n": np.zeros(1, np.float32)}
 OF_LOSSES = [
     (made(loss=3), r"function of \(params, batch\), of .* or of .*, got 3"),
     (made(loss=lambda p, key, batch: 0.0), r"of \(params, batch, key\)"),
+    (made(loss=lambda p, buffers, batch: 0.0), r"takes \(p, buffers, batch\):"),
+    (made(loss=lambda p, batch, *, noise: 0.0), "keyword-only key is named key or rng"),
+    (made(loss=lambda p, x, y, z, key: 0.0), "several arrays is one argument"),
+    (made(loss=lambda p: 0.0), r"this one takes \(p\):"),
     (losing(lambda p, b, x, key: (0.0, (b, {WEIGHT: x["y"]}))), f"{WEIGHT}' must be"),
     (losing(lambda p, b, batch, key: 0.0), "loss must return"),
     (losing(lambda p, b, batch, key: (0.0, (b, 3.0))), "return .* dict of metrics"),
@@ -722,6 +726,13 @@ def test_an_error_of_a_loss_without_buffers_tells_of_them():
     called, hint, *_ = error.value.__notes__
     assert called.endswith("a State, batch['x'] (6, 6), batch['y'] (6, 1)")
     assert hint.startswith("this loss got no buffers")
+
+
+def test_an_error_of_a_loss_of_two_arrays_says_that_the_second_is_the_key():
+    trainer = make_trainer(loss=lambda params, x, y: jnp.mean(x @ params["w"] - y))
+    with pytest.raises(TypeError) as error:
+        trainer.run(trainer.init(PARAMS), BATCHES["x"])
+    assert "third argument, 'y', got a random key" in "".join(error.value.__notes__)
 
 
 @pytest.mark.parametrize(
