@@ -11,11 +11,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.collectives.axes import COUNTED
+from syncalgos.combinators import rules
 from syncalgos.combinators.introspection import (
-    Weighted,
     axis_of,
     has_reduce,
-    kinds,
     mean_center,
 )
 from syncalgos.host_arrays import taken
@@ -90,7 +89,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
             f"stacked: strategy must have a single axis, such as "
             f'axis="diloco", got {axis}'
         )
-    if any(x.stale for x in kinds(strategy, Weighted)) and mean_center(strategy):
+    if rules.KINDS["stale"](strategy) and mean_center(strategy):
         raise ValueError(
             "stacked: the center of participating(…, stale=True) would count workers "
             "that skip: use stale=False, or a strategy with its own center"

@@ -10,7 +10,7 @@ from jax import lax
 
 from syncalgos import checks, collectives
 from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Combination, Landing
+from syncalgos.combinators.introspection import Combination
 from syncalgos.dtypes import narrow, rounded, select, widen
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking import shards
@@ -162,7 +162,7 @@ def asynchronous(
 
     served = Strategy(
         lambda params: (serve(params), widen(params)),
-        sync=Combination(act, kind=Landing(lands)),
+        sync=Combination(act, landing=lands),
         center=lambda params, state: narrow(state.server.params, params),
         axis=axis,
     )
@@ -197,7 +197,7 @@ def at_own_speeds(
 
     held = strategy._replace(
         init=lambda params: (strategy.init(params), ()),
-        sync=Combination(act, kind=Landing(introspection.landing_steps(strategy))),
+        sync=Combination(act, landing=introspection.landing_steps(strategy)),
         center=introspection.inner_center(strategy),
         acts=None,
     )
@@ -236,7 +236,7 @@ def _resting(where, strategy, clock_of, optimizer):
         return strategy.sync(replica._replace(params=params), state, step)
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
-    resting = Combination(sync, kind=strategy.sync.kind._replace(steady=True))
+    resting = introspection.combination(strategy)._replace(call=sync, is_steady=True)
     return strategy._replace(init=init, reduce=OwnGrads(note), sync=resting)
 
 

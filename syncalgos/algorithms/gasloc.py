@@ -7,8 +7,8 @@ import jax
 from syncalgos import checks
 from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos.collectives import topology as peers
-from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.schedule import every
+from syncalgos.combinators.turning import in_turns
 from syncalgos.dtypes import widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 

@@ -7,7 +7,7 @@ from syncalgos import checks
 from syncalgos.anchors import restart
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import in_turns
+from syncalgos.combinators.turning import in_turns
 from syncalgos.dtypes import zeros
 from syncalgos.optax_states import check_mean
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy, factory

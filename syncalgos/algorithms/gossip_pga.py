@@ -4,9 +4,9 @@ from syncalgos import checks
 from syncalgos.algorithms.gossip import mixed
 from syncalgos.collectives import topology as peers
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import in_turns
 from syncalgos.combinators.primitives import average
 from syncalgos.combinators.schedule import every, gate
+from syncalgos.combinators.turning import in_turns
 from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 

@@ -9,7 +9,7 @@ import optax
 from syncalgos import checks
 from syncalgos.algorithms._asynchrony import require_inner
 from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.introspection import Clocked, Combination, inner_center
+from syncalgos.combinators.introspection import Clock, Combination, inner_center
 from syncalgos.combinators.primitives import outer_step
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import narrow, select, widen
@@ -141,7 +141,7 @@ def palsgd(
         return synced._replace(
             init=init,
             reduce=OwnGrads(note),
-            sync=Combination(sync, (synced,), around, Clocked(pulls=True)),
+            sync=Combination(sync, (synced,), around, clock=Clock(pulls=True)),
             center=inner_center(synced),
             acts=None,
             learning_rate=learning_rate,

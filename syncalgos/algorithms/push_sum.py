@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks
 from syncalgos.anchors import restart, shipped
 from syncalgos.collectives import topology as peers
-from syncalgos.combinators.introspection import in_turns
+from syncalgos.combinators.turning import in_turns
 from syncalgos.dtypes import narrow, widen
 from syncalgos.keys import own_key
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory

@@ -9,6 +9,7 @@ from syncalgos import checks
 from syncalgos.collectives import topology as peers
 from syncalgos.collectives.graphs import changes
 from syncalgos.combinators import introspection
+from syncalgos.combinators.turning import CountedTurns
 from syncalgos.dtypes import narrow, widen, zeros
 from syncalgos.strategy import (
     WORKERS,
@@ -112,7 +113,6 @@ def qg_dsgdm(
 
     # Under a period the rate and the graph would need two clocks.
     if changes(graph):
-        kind = introspection.Turning(introspection.Counted())
-        sync = introspection.Combination(sync, kind=kind)
+        sync = introspection.Combination(sync, turns=CountedTurns())
     made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
     return made._replace(learning_rate=learning_rate)

@@ -35,13 +35,13 @@ def arrivals(strategy: Strategy, undeclared: Steps = ALWAYS) -> list[Part]:
     if not introspection.has_center(strategy):
         return [_of_replicas(strategy)]
     combination = introspection.combination(strategy)
-    kind = combination.kind
     if not combination.members:
         steps = introspection.landing_steps(strategy)
-        if strategy.acts is None and not isinstance(kind, introspection.Landing):
+        is_decided = combination.follow is not None
+        if strategy.acts is None and (combination.landing is None or is_decided):
             steps = undeclared
         return [_at(steps, combination.arrives)]
-    if isinstance(kind, introspection.Clocked) and kind.averages:
+    if combination.clock is not None and combination.clock.averages:
         return [_of_replicas(strategy)]
     parts: list[Part] = []
     for member in reversed(combination.members):
@@ -72,13 +72,13 @@ def _of_replicas(strategy: Strategy) -> Part:
 def _replaced(strategy: Strategy) -> Part:
     """The arrivals that replace local steps of the replicas, or their gradients."""
     combination = introspection.combination(strategy)
-    kind = combination.kind
-    if isinstance(kind, introspection.Delayed):
+    delay = combination.delay
+    if delay is not None:
         part = ()
         if introspection.reduces(strategy):
-            part += (Arrival(ALWAYS, kind.delay),)
-        if kind.lands and kind.replaces:
-            part += (Arrival(kind.lands, kind.delay),)
+            part += (Arrival(ALWAYS, delay.steps),)
+        if combination.landing is not None and delay.replaces:
+            part += (Arrival(combination.landing, delay.steps),)
         return part
     if not combination.members:
         arrive_at_once = combination.arrives == (Arrival(ALWAYS),)
@@ -90,26 +90,29 @@ def _replaced(strategy: Strategy) -> Part:
     part = ()
     for member in combination.members:
         part += _replaced(member)
-    return _at(kind.steps, part) if isinstance(kind, introspection.Gated) else part
+    return part if combination.gate is None else _at(combination.gate.steps, part)
 
 
 def _changed(strategy: Strategy, part: Part, of_member: bool = True) -> Part:
     """The arrivals at a combinator, given those of its member or of its replicas."""
-    kind = introspection.kind_of(strategy)
-    if isinstance(kind, introspection.Clocked) and kind.quota is not None:
+    combination = introspection.combination(strategy)
+    clock = combination.clock
+    if clock is not None and clock.quota is not None:
         ends = introspection.landing_steps(strategy)
-        return tuple(x._replace(ends=ends, quota=kind.quota) for x in part)
+        return tuple(x._replace(ends=ends, quota=clock.quota) for x in part)
     if not of_member:
         return part
-    if isinstance(kind, introspection.Gated):
-        part = _at(kind.steps, part)
-    if isinstance(kind, introspection.Phase):  # outside, the center is the replica
-        part += (Arrival(~kind.steps),)
-    if isinstance(kind, introspection.Delayed):
+    gate = combination.gate
+    if gate is not None:
+        part = _at(gate.steps, part)
+    if gate is not None and gate.is_phase:  # outside, the center is the replica
+        part += (Arrival(~gate.steps),)
+    delay = combination.delay
+    if delay is not None:
         part = tuple(
             arrival._replace(
-                steps=arrival.steps.shift(kind.delay),
-                delay=arrival.delay + kind.delay,
+                steps=arrival.steps.shift(delay.steps),
+                delay=arrival.delay + delay.steps,
             )
             for arrival in part
         )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from operator import or_
 
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators import introspection, rules
 from syncalgos.steps import NEVER
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
@@ -73,14 +73,13 @@ def chain(*strategies: Strategy) -> Strategy:
 
 def _check_paces(strategies: tuple[Strategy, ...]) -> None:
     """Refuses `paced` after another sync, which workers that rest would undo."""
-    synced = False
-    for each in strategies:
-        if introspection.kinds(each, introspection.Phase):
+    has_synced = False
+    for strategy in strategies:
+        if any(map(introspection.is_phase, introspection.parts(strategy))):
             continue  # at other steps
-        clocks = introspection.kinds(each, introspection.Clocked)
-        if synced and any(clock.paces for clock in clocks):
-            raise ValueError("chain: put paced first, or around the whole chain")
-        synced |= introspection.ever_syncs(each)
+        if has_synced and rules.KINDS["paced"](strategy):
+            raise rules.make_error("chain", "paced after a sync")
+        has_synced |= introspection.ever_syncs(strategy)
 
 
 def _chained_center(

@@ -11,9 +11,8 @@ from jax.extend.core import Primitive
 from syncalgos import checks, collectives
 from syncalgos.collectives import PyTree
 from syncalgos.collectives.axes import COUNTED
-from syncalgos.combinators import introspection
+from syncalgos.combinators import introspection, rules
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.schedule import AT_EACH_STEP
 from syncalgos.strategy import Replica, Strategy, apply_sync, check_strategy, factory
 
 Vote = Callable[[Replica, PyTree, Any], Any]
@@ -79,36 +78,8 @@ def decided(strategy: Strategy, vote: Vote) -> Strategy:
     check_strategy("decided", strategy)
     if not callable(vote):
         raise ValueError(f"decided: vote must be a function, got {checks.shown(vote)}")
-    introspection.check_not_steady("decided", strategy)
-    introspection.check_no_turns("decided", strategy)
-    # No vote would hold the reduce of a whole back.
-    reduces = any(map(introspection.has_reduce, introspection.wholes(strategy)))
-    if reduces or not introspection.ever_syncs(strategy):
-        raise ValueError(
-            "decided: strategy must sync replicas and not reduce gradients: combine it "
-            "with other strategies by chain"
-        )
-    if introspection.kinds(strategy, *AT_EACH_STEP) or _follows(strategy):
-        raise ValueError(
-            "decided: strategy must not act at every step, but delayed, paced, ema and "
-            "phases of a strategy with its own center do: put decided inside them"
-        )
-    if introspection.rounds(strategy):
-        raise ValueError(
-            "decided: the weights of `participating` (which fedavg uses, too) are for "
-            "rounds whose end depends only on the step: use either weights or a "
-            "decision"
-        )
+    rules.check("decided", strategy)
     return _decided(strategy, vote, Strategy())
-
-
-def _follows(strategy: Strategy) -> bool:
-    """Whether a phase inside makes its state anew at each step outside of it."""
-    return any(
-        isinstance(introspection.kind_of(x), introspection.Phase)
-        and introspection.has_center(x)
-        for x in introspection.parts(strategy)
-    )
 
 
 def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
@@ -140,14 +111,15 @@ def _decided(strategy: Strategy, vote: Vote, then: Strategy) -> Strategy:
         return replica, state._replace(decision=decision)
 
     # A whole without members, as the vote reads the state of the strategy inside.
-    kind = introspection.Decided(
-        introspection.landing_steps(strategy),
-        lambda extra: _decided(strategy, vote, chain(then, extra)),
+    described = introspection.Combination(
+        sync,
+        landing=introspection.landing_steps(strategy),
+        follow=lambda extra: _decided(strategy, vote, chain(then, extra)),
     )
     return strategy._replace(
         init=init,
         reduce=introspection.inner_reduce(strategy),
-        sync=introspection.Combination(sync, kind=kind),
+        sync=described,
         center=introspection.inner_center(strategy),
         acts=None,
         sees_loss=strategy.sees_loss or then.sees_loss,

@@ -10,7 +10,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection, participation
+from syncalgos.combinators import introspection, participation, rules
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import narrow, select, widen
 from syncalgos.steps import NEVER, Steps
@@ -105,8 +105,7 @@ def delayed(
     algorithm 2.
     """
     check_strategy("delayed", strategy)
-    introspection.check_undecided("delayed", strategy)
-    introspection.check_not_steady("delayed", strategy)
+    rules.check("delayed", strategy)
     delay = checks.whole("delayed: delay", delay, least=0)
     alpha = checks.real("delayed: alpha", alpha, least=0)
     if not checks.is_traced(alpha) and alpha > 1:
@@ -117,8 +116,8 @@ def delayed(
         mixes = checks.is_traced(alpha) or alpha
         return introspection.innermost(mixed, strategy) if mixes else strategy
     gates, member = introspection.under_gates(strategy)
-    if isinstance(introspection.kind_of(member), introspection.Delayed):
-        raise ValueError("delayed: strategy is delayed already: add up the delays")
+    if introspection.combination(member).delay is not None:
+        raise rules.make_error("delayed", "delayed")
     if not introspection.combination(member).members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
@@ -175,10 +174,7 @@ def _check_apart(is_sent: Steps, delay: int) -> None:
         return
     apart = np.diff(np.flatnonzero(np.asarray(sends)))
     if apart.size and delay >= apart.min():
-        raise ValueError(
-            f"delayed: a result with a delay of {delay} would not arrive before the "
-            "next sync, so no local step would be kept: use arrival='add'"
-        )
+        raise rules.make_error("delayed", "frequent", delay=delay)
 
 
 def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
@@ -271,11 +267,8 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
             sync if syncs else keep_replica,
             (strategy,),
             lambda member: delayed(member, delay, alpha=alpha, arrival=arrival),
-            introspection.Delayed(
-                delay,
-                arrives if syncs else None,
-                replaces=replaces,
-            ),
+            delay=introspection.Delay(delay, replaces=replaces),
+            landing=arrives if syncs else None,
         ),
         center=(lambda params, state: state.center) if centered else strategy.center,
         acts=acts if syncs else NEVER,

@@ -101,7 +101,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
             sync,
             (strategy,),
             lambda member: ema(member, decay),
-            introspection.Clocked(averages=True),
+            clock=introspection.Clock(averages=True),
         ),
         center=center,
         acts=None,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.collectives.graphs import changes
 from syncalgos.steps import ALWAYS, NEVER, Steps, as_steps
 from syncalgos.strategy import (
     MeanCenter,
@@ -53,49 +52,52 @@ class Rounds(NamedTuple):
         lands: the steps that end a round; None: each step is a round.
         during: the steps at which the weights count.
         of_params: whether params are combined, and not opt_state or buffers alone.
+        stale: whether a worker that skips keeps its model.
     """
 
     schedule: Callable[[Any, int], Any]
     lands: Steps | None
     during: Steps = ALWAYS
     of_params: bool = True
+    stale: bool = False
 
 
-class Gated(NamedTuple):
-    """`when`: the member is called at these steps alone."""
-
-    steps: Steps
-
-
-class Phase(Gated):
-    """`until` and `after`: at other steps the member does not exist."""
-
-
-class Delayed(NamedTuple):
-    """`delayed`: it works at every local step, so `when` must be applied inside it.
+class Gate(NamedTuple):
+    """The steps at which the members are called, as with `when`.
 
     Attributes:
-        delay: local steps from sending to landing.
-        lands: the steps at which params land; None: no params are sent.
+        steps: these steps.
+        is_phase: whether the members do not exist at other steps, as with `until` and
+            `after`.
+    """
+
+    steps: Steps
+    is_phase: bool = False
+
+
+class Delay(NamedTuple):
+    """Results on the way, as with `delayed`.
+
+    It works at every local step, so `when` must be applied inside it.
+
+    Attributes:
+        steps: local steps from sending to landing.
         replaces: whether nothing of the local steps since is kept.
     """
 
-    delay: int
-    lands: Steps | None
+    steps: int
     replaces: bool = False
 
 
-class Clocked(NamedTuple):
-    """A combinator that works at every local step, as a delay does.
+class Clock(NamedTuple):
+    """What a combinator does at every local step, whatever its members do.
 
     Attributes:
-        rounds: the workers' weights, if some of them never make a local step.
         averages: whether it changes the center alone, as `ema` does.
         pulls: whether it moves workers between syncs, as `palsgd` does.
         quota: the most local steps that any worker makes in a round; None: no bound.
     """
 
-    rounds: tuple[Rounds, ...] = ()
     averages: bool = False
     pulls: bool = False
     quota: int | None = None
@@ -106,61 +108,29 @@ class Clocked(NamedTuple):
         return not (self.averages or self.pulls)
 
 
-class Landing(NamedTuple):
-    """A whole whose syncs are at other steps than those at which it acts.
-
-    If it is steady, it must act at every local step, and `when` is refused.
-    """
-
-    lands: Steps
-    steady: bool = False
-
-
-class Decided(NamedTuple):
-    """A whole that acts when the workers' data ask for it.
-
-    Attributes:
-        lands: the steps at which it may act.
-        behind: extra -> the same strategy, with `extra` applied after it whenever it
-            acts.
-    """
-
-    lands: Steps
-    behind: Callable[[Strategy], Strategy]
-
-
-class Weighted(NamedTuple):
-    """A whole whose workers are weighted; see `participating`."""
-
-    rounds: tuple[Rounds, ...]
-    stale: bool = False
-
-
-class Silent(NamedTuple):
-    """A whole that sends nothing, such as `reset`."""
-
-
-class Turning(NamedTuple):
-    """A whole that takes turns, such as the links of a graph that changes.
-
-    Attributes:
-        turns: number -> the same strategy that takes its turns by number(step), and not
-            by the local step.
-    """
-
-    turns: Callable[[Callable[[Any], Any]], Strategy]
-
-
 class Combination(NamedTuple):
-    """A sync that tells what it was made of.
+    """A sync that tells what it was made of, and what is true of it.
+
+    The facts are independent of each other: a strategy may have any of them.
 
     Attributes:
         call: (replica, state, step) -> (replica, state), the sync itself.
         members: the strategies inside; () for a whole, which combinators must not take
             apart.
         rebuild: members -> the same combinator around these.
-        kind: what tells when it acts, one of the classes above; None: its members or,
-            for a whole, `Strategy.acts`.
+        gate: the steps at which the members are called; None: all.
+        delay: what is on the way; None: the members' results land at once.
+        clock: what it does at every local step, beside its members; None: nothing.
+        landing: the steps at which results land, where these are not those of the
+            members or, for a whole, of `Strategy.acts`; None: they are.
+        is_steady: whether it must act at every local step, so that `when` is refused.
+        weights: the weights of workers that it adds to those of its members.
+        follow: for a whole that acts when the workers' data ask for it: extra -> the
+            same strategy, with `extra` applied after it whenever it acts.
+        turns: for a whole that takes turns, such as the links of a graph that changes:
+            number -> the same strategy that takes its turns by number(step), and not by
+            the local step.
+        is_silent: whether it sends nothing, such as `reset`.
         arrives: for a whole, when its results arrive, of the steps at which it acts.
         partial: whether other leaves of the model are not the members'.
     """
@@ -170,7 +140,15 @@ class Combination(NamedTuple):
     call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[..., Strategy] | None = None
-    kind: Any = None
+    gate: Gate | None = None
+    delay: Delay | None = None
+    clock: Clock | None = None
+    landing: Steps | None = None
+    is_steady: bool = False
+    weights: tuple[Rounds, ...] = ()
+    follow: Callable[[Strategy], Strategy] | None = None
+    turns: Callable[[Callable[[Any], Any]], Strategy] | None = None
+    is_silent: bool = False
     arrives: tuple[Arrival, ...] = (Arrival(ALWAYS),)
     partial: bool = False
 
@@ -186,11 +164,6 @@ def combination(strategy: Strategy) -> Combination:
     return sync if isinstance(sync, Combination) else Combination(sync)
 
 
-def kind_of(strategy: Strategy) -> Any:
-    """The kind of a strategy; see `Combination`."""
-    return combination(strategy).kind
-
-
 def parts(strategy: Strategy) -> Iterator[Strategy]:
     """Yields a strategy, and all strategies inside it."""
     yield strategy
@@ -203,9 +176,9 @@ def wholes(strategy: Strategy) -> list[Strategy]:
     return [x for x in parts(strategy) if not combination(x).members]
 
 
-def kinds(strategy: Strategy, *of: type) -> list[Any]:
-    """The kinds of these classes in a strategy and in all strategies inside it."""
-    return [x for x in map(kind_of, parts(strategy)) if isinstance(x, of)]
+def combinations(strategy: Strategy) -> list[Combination]:
+    """The structures of a strategy and of all strategies inside it."""
+    return [combination(part) for part in parts(strategy)]
 
 
 def rebuilt(strategy: Strategy, change: Change) -> Strategy:
@@ -225,11 +198,19 @@ def innermost(change: Change, strategy: Strategy) -> Strategy:
 
 def under_gates(strategy: Strategy) -> tuple[list[Steps], Strategy]:
     """The conditions of `when` around a strategy, outermost first, and the strategy."""
-    gates = []
-    while type(kind := kind_of(strategy)) is Gated:
-        gates.append(kind.steps)
+    gates: list[Steps] = []
+    gate = combination(strategy).gate
+    while gate is not None and not gate.is_phase:
+        gates.append(gate.steps)
         [strategy] = combination(strategy).members
+        gate = combination(strategy).gate
     return gates, strategy
+
+
+def is_phase(strategy: Strategy) -> bool:
+    """Whether a strategy is `until` or `after` around another one."""
+    gate = combination(strategy).gate
+    return gate is not None and gate.is_phase
 
 
 def acting_steps(strategy: Strategy) -> Steps:
@@ -276,17 +257,17 @@ def landing_steps(strategy: Strategy, voted: bool = True) -> Steps:
     strategies the steps at which they act. If the workers' data decide, these are the
     steps at which they may decide to, or without `voted` none.
     """
-    made = combination(strategy)
-    if isinstance(made.kind, Decided) and not voted:
+    described = combination(strategy)
+    if described.follow is not None and not voted:
         return NEVER
-    if isinstance(made.kind, Delayed | Landing | Decided) and made.kind.lands:
-        return made.kind.lands
-    if not made.members:
+    if described.landing is not None:
+        return described.landing
+    if not described.members:
         return acting_steps(strategy)
     landing = NEVER
-    for member in made.members:
+    for member in described.members:
         landing |= landing_steps(member, voted)
-    return made.kind.steps & landing if isinstance(made.kind, Gated) else landing
+    return landing if described.gate is None else described.gate.steps & landing
 
 
 def lands(strategy: Strategy, step: Any, voted: bool = True) -> Any:
@@ -302,23 +283,23 @@ def ever_syncs(strategy: Strategy) -> bool:
 def sends(strategy: Strategy) -> bool:
     """Whether the strategy may send anything."""
     return has_reduce(strategy) or any(
-        combination(x).call is not keep_replica and not isinstance(kind_of(x), Silent)
+        combination(x).call is not keep_replica and not combination(x).is_silent
         for x in wholes(strategy)
     )
 
 
 def rounds_of_members(strategy: Strategy) -> list[Rounds]:
     """The weights of workers in each weighted member of a strategy."""
-    combined = combination(strategy)
+    described = combination(strategy)
     inner: list[Rounds] = []
-    for member in combined.members:
+    for member in described.members:
         inner += rounds_of_members(member)
-    gate = combined.kind
-    if isinstance(gate, Gated):  # the members do not know it
+    gate = described.gate
+    if gate is not None:  # the members do not know it
         inner = [x._replace(lands=x.lands and gate.steps & x.lands) for x in inner]
-    if isinstance(gate, Phase):
+    if gate is not None and gate.is_phase:
         inner = [x._replace(during=gate.steps & x.during) for x in inner]
-    return [*getattr(combined.kind, "rounds", ()), *inner]
+    return [*described.weights, *inner]
 
 
 def rounds(strategy: Strategy, of_syncs: bool = False) -> tuple[Rounds, ...]:
@@ -345,92 +326,6 @@ def _joined_rounds(earlier: Rounds, later: Rounds) -> Rounds:
     if earlier.lands and later.lands:  # a round ends when any member's does
         return later._replace(lands=earlier.lands | later.lands)
     return later._replace(lands=None)
-
-
-def check_undecided(where: str, strategy: Strategy) -> None:
-    """Refuses a strategy if the workers' data decide when it acts.
-
-    Raises:
-        ValueError: it is such a strategy.
-    """
-    # Delays and partial participation look up the steps that send before any data is
-    # known.
-    if kinds(strategy, Decided):
-        raise ValueError(
-            f"{where}: the steps at which this strategy syncs must be fixed, but here "
-            "they depend on the workers' data (see `decided`)"
-        )
-
-
-def check_no_turns(where: str, strategy: Strategy) -> None:
-    """Refuses a strategy whose graph changes, inside what does not count its turns.
-
-    Raises:
-        ValueError: it is such a strategy.
-    """
-    if kinds(strategy, Turning):
-        raise _make_turns_error(where)
-
-
-def _make_turns_error(where: str) -> ValueError:
-    """Makes the refusal of a strategy whose graph changes."""
-    return ValueError(
-        f"{where}: this strategy's graph changes with each exchange, so it must act at "
-        "every local step, or at those of one every(…, period); "
-        "topology='static_exponential' does not change"
-    )
-
-
-def in_turns(graph: Any, strategy: Strategy) -> Strategy:
-    """Declares that a strategy takes turns, if its graph changes.
-
-    Args:
-        graph: the graph, as `topology.check` returned it.
-        strategy: a strategy that needs the step for its graph alone.
-    """
-    if not changes(graph):
-        return strategy
-
-    def turns(number):
-        def reduce(grads, replica, state, step):
-            return strategy.reduce(grads, replica, state, number(step))
-
-        def sync(replica, state, step):
-            return strategy.sync(replica, state, number(step))
-
-        return strategy._replace(reduce=reduce_like(reduce, strategy), sync=sync)
-
-    return strategy._replace(sync=Combination(strategy.sync, kind=Turning(turns)))
-
-
-class Counted(NamedTuple):
-    """A function that refuses to count turns once more; see Turning.
-
-    Attributes:
-        period: the period whose syncs are counted; None: the strategy counts itself.
-    """
-
-    period: int | None = None
-
-    def __call__(self, number: Callable[[Any], Any]) -> Strategy:
-        raise _make_turns_error("every")
-
-
-def check_not_steady(where: str, strategy: Strategy) -> None:
-    """Refuses a strategy that must act at every local step, or has one inside.
-
-    Args:
-        where: the combinator's name, for the message.
-        strategy: any strategy.
-
-    Raises:
-        ValueError: it is such a strategy.
-    """
-    if any(x.steady for x in kinds(strategy, Landing)):
-        raise ValueError(
-            f"{where}: this strategy acts at every local step, as async_diloco does to "
-            "hold slower workers back: set the strategy's own period instead"
-        )
 
 
 def has_reduce(strategy: Strategy) -> bool:

@@ -12,7 +12,7 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.collectives.means import weighted_mean
-from syncalgos.combinators import decided, introspection, participation
+from syncalgos.combinators import decided, introspection, participation, rules
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
 from syncalgos.reducers.stacking import Layered
@@ -141,13 +141,10 @@ def measured(
     check_strategy("measured", strategy)
     layered = stacking.check("measured: layered", layered)
     again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
-    clocked = introspection.kinds(strategy, introspection.Clocked)
-    if not all(x.averages for x in clocked):  # moves are what such a sync makes of them
-        if introspection.kind_of(strategy) in clocked:
-            return introspection.rebuilt(strategy, again)
-        raise ValueError("measured: a member is paced or palsgd: measure it alone")
-    if any(x.steady for x in introspection.kinds(strategy, introspection.Landing)):
-        raise ValueError("measured: workers that rest have unknown moves: use diloco")
+    is_moved = rules.KINDS["paced"](strategy) or rules.KINDS["pulled"](strategy)
+    if is_moved and introspection.combination(strategy).clock:
+        return introspection.rebuilt(strategy, again)  # moves are what it makes of them
+    rules.check("measured", strategy)
     axis, acting = introspection.axis_of(strategy), introspection.acting_steps(strategy)
     weights = introspection.rounds(strategy, of_syncs=True)
     # None stands for every step.

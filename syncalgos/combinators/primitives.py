@@ -12,7 +12,7 @@ import optax
 
 from syncalgos import anchors, checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators import introspection, rules
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.participation import as_weighted
 from syncalgos.combinators.schedule import when
@@ -185,7 +185,7 @@ def reset(optimizer: optax.GradientTransformation) -> Strategy:
         opt_state = restart(optimizer.init(replica.params), replica.opt_state)
         return replica._replace(opt_state=opt_state), state
 
-    silent = introspection.Combination(sync, kind=introspection.Silent())
+    silent = introspection.Combination(sync, is_silent=True)
     return Strategy(sync=silent)
 
 
@@ -218,22 +218,19 @@ def at_syncs(strategy: Strategy, extra: Strategy) -> Strategy:
     """
     for each in (strategy, extra):
         check_strategy("at_syncs", each)
-    if not introspection.ever_syncs(strategy):
-        raise ValueError(
-            "at_syncs: this strategy reduces gradients and never syncs replicas, so "
-            "there is no sync at which to apply `extra`, such as a reset of opt_state"
-        )
+    rules.check("at_syncs", strategy)
     return _behind(strategy, extra)
 
 
 def _behind(strategy: Strategy, extra: Strategy) -> Strategy:
     """`at_syncs`, without its checks."""
     # If the data decide, only the code inside the branch knows of a sync.
-    if not introspection.kinds(strategy, introspection.Decided):
+    if not rules.KINDS["decided by data"](strategy):
         extra = as_weighted(extra, strategy)
         return chain(strategy, when(extra, introspection.landing_steps(strategy)))
-    if isinstance(kind := introspection.kind_of(strategy), introspection.Decided):
-        return kind.behind(extra)
+    follow = introspection.combination(strategy).follow
+    if follow is not None:
+        return follow(extra)
 
     def change(member):
         return _behind(member, extra) if introspection.ever_syncs(member) else member

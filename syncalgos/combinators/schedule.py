@@ -9,7 +9,7 @@ from jax import lax
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.combinators import introspection
+from syncalgos.combinators import introspection, rules, turning
 from syncalgos.steps import Every, Lengths, Span, Steps, as_steps, while_tracing
 from syncalgos.strategy import (
     OwnGrads,
@@ -24,7 +24,6 @@ from syncalgos.strategy import (
     require_same,
 )
 
-AT_EACH_STEP = introspection.Delayed, introspection.Clocked
 """Kinds of combinators that work at every local step."""
 
 
@@ -56,7 +55,7 @@ def when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
     check_strategy("when", strategy)
     if not callable(active):
         raise ValueError(f"when: active must be a function, got {checks.shown(active)}")
-    introspection.check_not_steady("when", strategy)
+    rules.check("when", strategy)
     return gate(strategy, as_steps(active))
 
 
@@ -73,7 +72,7 @@ def gate(strategy: Strategy, active: Steps, takes_turns: bool = True) -> Strateg
     def again(member):
         return gate(member, active, takes_turns)
 
-    if introspection.kinds(strategy, introspection.Phase, *AT_EACH_STEP):
+    if _holds_clock_or_phase(strategy):
         # With the condition around it, a delayed result would wait for the next period,
         # and a phase that begins between its steps would not make its state.
         return introspection.rebuilt(strategy, again)
@@ -81,11 +80,21 @@ def gate(strategy: Strategy, active: Steps, takes_turns: bool = True) -> Strateg
     if takes_turns:
         in_turn = functools.partial(_in_turn, active)
         strategy = introspection.innermost(in_turn, strategy)
-    return _gated(strategy, introspection.Gated(active), again)
+    return _gated(strategy, introspection.Gate(active), again)
+
+
+def _holds_clock_or_phase(strategy: Strategy) -> bool:
+    """Whether anything inside works at steps at which its members do not act."""
+    return any(
+        described.delay is not None
+        or described.clock is not None
+        or (described.gate is not None and described.gate.is_phase)
+        for described in introspection.combinations(strategy)
+    )
 
 
 def _gated(
-    strategy: Strategy, gate: introspection.Gated, again: introspection.Change
+    strategy: Strategy, gate: introspection.Gate, again: introspection.Change
 ) -> Strategy:
     """Calls a strategy only at the steps of a gate."""
     active = gate.steps
@@ -109,7 +118,7 @@ def _gated(
     gated = sync if introspection.ever_acts(strategy) else keep_replica
     return strategy._replace(
         reduce=introspection.reduce_like(reduce, strategy),
-        sync=introspection.Combination(gated, (strategy,), again, gate),
+        sync=introspection.Combination(gated, (strategy,), again, gate=gate),
         acts=acting,
         late=introspection.rounds_late(strategy) * acting.min_gap or strategy.late,
     )
@@ -119,29 +128,27 @@ def _in_turn(active: Steps, strategy: Strategy) -> Strategy:
     """Lets a whole take its turns each time that it acts under a condition."""
     # By the local step, a period of 2 would use every other link of a graph, and the
     # workers would never agree.
-    kind = introspection.kind_of(strategy)
-    if not isinstance(kind, introspection.Turning):
+    turns = introspection.combination(strategy).turns
+    if turns is None:
         return strategy
-    if active.period:
-        counted = introspection.Counted(active.period)
-        if kind.turns == counted:
-            return strategy  # a combinator puts its period around each member
-        turned = kind.turns(lambda step: step // active.period)
-        kind = introspection.Turning(counted)
-        return turned._replace(sync=introspection.Combination(turned.sync, kind=kind))
-    introspection.check_no_turns("when", strategy)
-    return strategy
+    if not active.period:
+        raise rules.make_error("when", "irregular turns")
+    counted_turns = turning.CountedTurns(active.period)
+    if turns == counted_turns:
+        return strategy  # a combinator puts its period around each member
+    turned = turns(lambda step: step // active.period)
+    sync = introspection.Combination(turned.sync, turns=counted_turns)
+    return turned._replace(sync=sync)
 
 
 def _check_meeting(strategy: Strategy, active: Steps) -> None:
     """Refuses a period around one inside, if no local step belongs to both."""
-    for inner in introspection.kinds(strategy, introspection.Gated):
-        if active.period and not active.meets(inner.steps):
-            regular = max(x.period or 1 for x in inner.steps.members)
-            raise ValueError(
-                f"every: a part of this strategy acts every {regular} steps, but "
-                f"never at the end of a period of {active.period}: set the "
-                "strategy's own period instead"
+    for described in introspection.combinations(strategy):
+        gate = described.gate
+        if gate and active.period and not active.meets(gate.steps):
+            own_period = max(x.period or 1 for x in gate.steps.members)
+            raise rules.make_error(
+                "every", "unmet period", own_period=own_period, period=active.period
             )
 
 
@@ -201,8 +208,8 @@ def sync_when(strategy: Strategy, active: Callable[[Any], Any]) -> Strategy:
 
 def _sync_gated(strategy: Strategy, gated: Strategy) -> Strategy:
     """Makes a whole: its members would lack reduce, which shares their state."""
-    landing = introspection.Landing(introspection.landing_steps(gated))
-    sync = introspection.Combination(gated.sync, kind=landing)
+    landing = introspection.landing_steps(gated)
+    sync = introspection.Combination(gated.sync, landing=landing)
     return strategy._replace(sync=sync, acts=gated.acts)
 
 
@@ -296,7 +303,7 @@ def _phase(active: Steps, strategy: Strategy, again: introspection.Change) -> St
     """Applies a strategy in a phase; outside, its center is the current params."""
     # Also around combinators that work at every step: outside of its phase a worker
     # that is paced must not be held, and nothing that is delayed may arrive.
-    gated = _gated(strategy, introspection.Phase(active), again)
+    gated = _gated(strategy, introspection.Gate(active, is_phase=True), again)
     if not introspection.has_center(strategy):
         return gated
 
@@ -317,18 +324,14 @@ def _phase(active: Steps, strategy: Strategy, again: introspection.Change) -> St
 
 def _check_arrived(strategy: Strategy, end: int) -> None:
     """Refuses a phase that ends while params are under way."""
-    for kind in introspection.kinds(strategy, introspection.Delayed):
-        if kind.lands is None:
+    for described in introspection.combinations(strategy):
+        if described.delay is None or described.landing is None:
             continue
-        delay = kind.delay
+        delay = described.delay.steps
         with while_tracing():
-            is_late = kind.lands.next(end) < end + delay
+            is_late = described.landing.next(end) < end + delay
         if not checks.is_traced(is_late) and is_late:
-            raise ValueError(
-                f"until: with a delay of {delay}, params sent just before local step "
-                f"{end} would arrive only after that step: end the phase {delay} steps "
-                "after a sync"
-            )
+            raise rules.make_error("until", "on the way", delay=delay, end=end)
 
 
 @factory
@@ -363,36 +366,31 @@ def at_end(strategy: Strategy, steps: int) -> Strategy:
     """
     check_strategy("at_end", strategy)
     last = checks.whole("at_end: steps", steps, least=1) - 1
-    introspection.check_not_steady("at_end", strategy)
-    introspection.check_undecided("at_end", strategy)
+    rules.check("at_end", strategy)
     if not introspection.ever_syncs(strategy):
         return strategy
     ending = _with_last(strategy, last)
     with jax.ensure_compile_time_eval():
         lands = introspection.lands(ending, last)
     if checks.is_traced(lands) or not lands:
-        raise ValueError(
-            f"at_end: this strategy cannot sync after step {steps}: its rounds are not "
-            "made by `every`, or have a fixed length: end at one of its own syncs"
-        )
+        raise rules.make_error("at_end", "fixed rounds", steps=steps)
     return ending
 
 
 def _with_last(strategy: Strategy, last: int) -> Strategy:
     """The same strategy, with the last step added to each period's steps."""
-    made = introspection.combination(strategy)
-    if isinstance(made.kind, introspection.Delayed):
-        raise ValueError(
-            "at_end: strategy is delayed: its last sync would not arrive: leave out "
-            f"at_end, and train on after a sync for its delay of {made.kind.delay}"
-        )
+    described = introspection.combination(strategy)
+    if described.delay is not None:
+        raise rules.make_error("at_end", "delayed", delay=described.delay.steps)
+    if not described.members:
+        return strategy
 
     def change(member):
         return _with_last(member, last)
 
-    match made.kind:
-        case introspection.Gated(Every() | Lengths() as steps):
-            # The graph of a member, if it changes, has taken its turns already.
-            member = change(*made.members)
-            return gate(member, steps.with_last(last), takes_turns=False)
-    return introspection.rebuilt(strategy, change) if made.members else strategy
+    if described.gate and isinstance(described.gate.steps, Every | Lengths):
+        # The graph of a member, if it changes, has taken its turns already.
+        [member] = described.members
+        steps = described.gate.steps.with_last(last)
+        return gate(change(member), steps, takes_turns=False)
+    return introspection.rebuilt(strategy, change)

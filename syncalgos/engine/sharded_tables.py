@@ -16,8 +16,7 @@ import optax
 from jax import lax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Clocked, Weighted
+from syncalgos.combinators import introspection, rules
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
@@ -235,12 +234,7 @@ def beside(
     Raises:
         ValueError: some workers skip rounds or rest.
     """
-    kinds = introspection.kinds(strategy, Weighted, Clocked)
-    if any(isinstance(x, Weighted) or x.paces for x in kinds):
-        raise ValueError(
-            "tables: rows would learn from the data of workers that skip or rest: use "
-            "no participating, fedavg or paced, or replicate the tables"
-        )
+    rules.check("tables", strategy)
 
     # An average over the workers would mix moments of different rows. And `reset`
     # expects the optimizer state of the params that it sees.

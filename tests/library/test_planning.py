@@ -150,7 +150,7 @@ def test_the_smallest_period_between_groups_is_that_of_a_search(name):
 
 
 def test_a_first_phase_does_not_count_in_long_periods():
-    """A window of 16 periods of 1,024 steps is as long as all steps that are counted."""
+    """A window of 16 periods of 1,024 steps is as long as all counted steps."""
     dense = plan(sa.post_local_sgd(dense_steps=100, period=1024))
     assert dense.enough == plan(sa.model_averaging(1024)).enough
 
