@@ -14,13 +14,14 @@ import optax
 from sklearn.datasets import load_digits
 
 import syncalgos
-from syncalgos import collectives
-from syncalgos.reducers import Reducer, error_feedback
+from syncalgos.reducers import error_feedback
+from syncalgos.writing import WORKERS, Axis, Reducer, collectives, factory
 
 PERIOD, STEPS, BATCH = 20, 400, 128
 
 
-def ternary() -> Reducer:
+@factory  # a strategy around it repeats the call with its own axis
+def ternary(*, axis: Axis = WORKERS) -> Reducer:
     """The mean of the workers' entries, each rounded to -s, 0 or s, for s of a leaf."""
 
     def leaf(x):
@@ -30,10 +31,10 @@ def ternary() -> Reducer:
         scale = jnp.sum(jnp.abs(flat) * large) / jnp.maximum(1, large.sum())
         bits = jnp.packbits(jnp.stack([large & (flat > 0), large & (flat < 0)]), axis=1)
         # Sums of codes are no codes: all codes go to all workers.
-        bits, scales = collectives.gather((bits, scale))  # (workers, 2, bytes)
+        bits, scales = collectives.gather((bits, scale), axis)  # (workers, 2, bytes)
         bits = jnp.unpackbits(bits, axis=2, count=x.size).astype(x.dtype)
         entries = scales[:, None] * (bits[:, 0] - bits[:, 1])  # (workers, size)
-        own = entries[collectives.index()]
+        own = entries[collectives.index(axis)]
         return entries.mean(0).reshape(x.shape), own.reshape(x.shape)
 
     def combine(updates, state, step):

@@ -27,15 +27,23 @@ class Call:
     kwargs: dict[str, Any]
 
     @property
+    def given_arguments(self) -> dict[str, Any]:
+        """The arguments by name, without those that were left out."""
+        return self._bind().arguments
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """All arguments by name, with the defaults of those not given."""
-        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound = self._bind()
         bound.apply_defaults()
         return bound.arguments
 
+    def _bind(self) -> inspect.BoundArguments:
+        return inspect.signature(self.function).bind(*self.args, **self.kwargs)
+
     def repeat(self, **changes: Any) -> Any:
         """Calls the function again, with other values of some arguments."""
-        bound = inspect.signature(self.function).bind(*self.args, **self.kwargs)
+        bound = self._bind()
         bound.arguments |= changes
         return self.function(*bound.args, **bound.kwargs)
 

@@ -257,9 +257,15 @@ if not TYPE_CHECKING:
 
 
 def factory(function: Function) -> Function:
-    """Decorates a function that makes a strategy: the strategy keeps the call.
+    """Decorates a function that makes a strategy or a reducer, which keeps the call.
 
-    For a wrong argument, the function names the nearest one.
+    The call is its repr, and a pickle repeats it. A strategy binds a reducer to its own
+    axis by the same call with `axis`, unless the reducer was made with an axis. For a
+    wrong argument, the function names the nearest one.
+
+    Raises:
+        ValueError: at a call, if the function returns neither a Strategy nor a Reducer,
+            or returns a Reducer and has no argument `axis`.
 
     Example:
         >>> from syncalgos.writing import Strategy, average, every, factory
@@ -270,8 +276,15 @@ def factory(function: Function) -> Function:
         rarely(period=100)
     """
 
-    def add_call(strategy: Strategy, call: Call) -> Strategy:
-        return strategy._replace(call=call)
+    def add_call(result: Any, call: Call) -> Any:
+        if isinstance(result, Strategy):
+            return result._replace(call=call)
+        if hasattr(result, "with_call"):  # a Reducer, which this module does not know
+            return result.with_call(call)
+        raise ValueError(
+            f"{function.__name__}: a function that is decorated by factory must return "
+            f"a Strategy or a Reducer, got {checks.shown(result)}"
+        )
 
     return keep_call(function, add_call)
 

@@ -5,7 +5,7 @@
 - types: Strategy, Replica, MeanCenter, Reducer, Code, PyTree, Axis; WORKERS is the axis
 - communication: collectives
 - strategies to begin with: average, outer_step, chain, every, when, sync_every
-- what an algorithm's function is decorated with: factory
+- what a function that makes a strategy or a reducer is decorated with: factory
 - anchors: start, pseudo_gradient, restart, shipped, nesterov_sgd
 - reducers: leafwise, over_leaves, drawn
 - numbers: widen, narrow, zeros, norm, root, own_key, common_key

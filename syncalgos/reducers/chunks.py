@@ -10,8 +10,9 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.reducers import dense, hops, stacking
-from syncalgos.reducers.reducer import Reducer, factory, leafwise, share_of
+from syncalgos.reducers.reducer import Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import factory
 
 # The number of standard deviations that the bins cover, as in the authors' code.
 SIGMAS = 6

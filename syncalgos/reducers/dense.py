@@ -14,11 +14,11 @@ from syncalgos.reducers import hops, stacking
 from syncalgos.reducers.reducer import (
     Reducer,
     check_step,
-    factory,
     is_sent,
     leafwise,
     over_leaves,
 )
+from syncalgos.strategy import factory
 
 # Entries that share one scale: the bucket of QSGD's experiments.
 BLOCK = 512

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers.reducer import Reducer, combined_by, factory
+from syncalgos.reducers.reducer import Reducer, combined_by
 from syncalgos.reducers.resolve import AnyReducer, resolve
+from syncalgos.strategy import factory
 
 
 class FeedbackState(NamedTuple):

@@ -10,8 +10,9 @@ from syncalgos import checks
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import if_finite, root, widen
 from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer, factory, is_sent, share_of
+from syncalgos.reducers.reducer import Reducer, is_sent, share_of
 from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import factory
 
 
 @factory

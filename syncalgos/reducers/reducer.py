@@ -1,6 +1,7 @@
 """The type of reducers, optax GradientTransformations, and how they map over leaves."""
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.calls import Call, Function, keep_call, written
+from syncalgos.calls import Call, written
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.keys import uniform
 from syncalgos.reducers import stacking
@@ -60,13 +61,28 @@ class Reducer(optax.GradientTransformationExtraArgs):
 
     _replace = dataclasses.replace  # type: ignore[assignment]  # of all fields
 
+    def with_call(self, call: Call) -> "Reducer":
+        """Returns the reducer with the call of its factory, as `factory` does.
+
+        Raises:
+            ValueError: the factory has no argument `axis`, by which a strategy binds
+                the reducer to its own axis.
+        """
+        if "axis" not in inspect.signature(call.function).parameters:
+            raise ValueError(
+                f"{call.function.__name__}: a factory of reducers must have the "
+                "argument axis, the axis of the strategy around the reducer: add "
+                "axis=WORKERS, and pass it to the collectives"
+            )
+        return dataclasses.replace(self, origin=Origin(call, self))
+
     def over(self, axis: Axis) -> "Reducer":
         """Binds the reducer to the axis of a strategy, unless it was made with one.
 
         Args:
             axis: the mapped axis or axes over which the workers lie.
         """
-        if self.origin is None or "axis" in self.origin.call.kwargs:
+        if self.origin is None or "axis" in self.origin.call.given_arguments:
             return self
         bound = self.origin.call.repeat(axis=axis)
         return dataclasses.replace(bound, **self._changes)
@@ -141,19 +157,6 @@ def _kinds_of(result: Any) -> str:
     if not isinstance(result, tuple | list):
         return type(result).__name__
     return f"({', '.join(type(x).__name__ for x in result)})"
-
-
-def factory(function: Function) -> Function:
-    """Decorates a factory of reducers, which then keep its call.
-
-    A strategy may bind a reducer to its own axis by the same call with `axis`. For a
-    wrong argument, the function names the nearest one.
-    """
-
-    def add_call(reducer: Reducer, call: Call) -> Reducer:
-        return dataclasses.replace(reducer, origin=Origin(call, reducer))
-
-    return keep_call(function, add_call)
 
 
 class Draws(NamedTuple):

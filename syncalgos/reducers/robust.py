@@ -14,7 +14,8 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import root, widen
 from syncalgos.reducers import hops
-from syncalgos.reducers.reducer import Reducer, factory, is_sent, leafwise, share_of
+from syncalgos.reducers.reducer import Reducer, is_sent, leafwise, share_of
+from syncalgos.strategy import factory
 
 
 @factory

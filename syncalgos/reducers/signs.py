@@ -8,8 +8,9 @@ from syncalgos import checks, collectives
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.dtypes import wide_dtype
 from syncalgos.reducers import hops, stacking
-from syncalgos.reducers.reducer import Reducer, factory, leafwise
+from syncalgos.reducers.reducer import Reducer, leafwise
 from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import factory
 
 
 @factory

@@ -13,8 +13,9 @@ from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.dtypes import wide_dtype, widen
 from syncalgos.keys import common_key, own_key
 from syncalgos.reducers import dense, hops, stacking
-from syncalgos.reducers.reducer import Draws, Reducer, factory, leafwise, share_of
+from syncalgos.reducers.reducer import Draws, Reducer, leafwise, share_of
 from syncalgos.reducers.stacking import Layered
+from syncalgos.strategy import factory
 
 
 @factory
