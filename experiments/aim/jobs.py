@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, TimeElapsedColumn
-
 from experiments import files
 from experiments.aim import tables, targets
 from experiments.aim.config import PROGRAM, AimConfig, Job
@@ -25,6 +23,7 @@ from experiments.aim.times import Answer
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, Unwritten, in_one_line
 from experiments.command.stopping import before_the_end, printable
+from experiments.command.text_tables import terminal_width
 from experiments.training import config as training
 
 Known = Mapping[tuple[Any, ...], Answer]  # programs compiled earlier, by `_key`
@@ -56,7 +55,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
             targets.check_compiler(job.target)
     answers: list[Answer] = []
     found: tuple[Result, ...] = ()
-    with terminal.bar("{task.description}", BarColumn(), TimeElapsedColumn()) as bar:
+    with terminal.bar(terminal.elapsed_time()) as bar:
         task = bar.add_task("", total=len(jobs))
         for number, job in enumerate(jobs, 1):
             name = f"{job.variant.label} for {job.target.shown}"
@@ -76,7 +75,7 @@ def run(config: AimConfig, argv: list[str]) -> int:
                 found = tables.results(config, answers)
                 if config.json is not None and not are_refused:
                     _write(config.json, _as_json(config, argv, found, earlier))
-    terminal.show(tables.text(config, found))
+    terminal.show(tables.text(config, found, terminal_width()))
     if config.page is not None:
         _write(config.page, tables.markdown(config, argv, found))
     return stopping.FAILED if any(not x.is_done for x in found) else 0

@@ -7,20 +7,24 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from rich.console import Console
-from rich.padding import Padding
-from rich.table import Table as Grid
-
 from experiments.aim import times
 from experiments.aim.config import MFU, PROGRAM, AimConfig, Job, is_baseline
 from experiments.aim.targets import Target
 from experiments.aim.times import ACROSS, DISPATCH, STEP, SYNC, Answer, Times
 from experiments.command.terminal import MISSING, duration, mesh_text, size
+from experiments.command.text_tables import Columns, table, wrapped
 
 ROUNDING = 1e-6  # relative error of sums of fractions
 WIDENED = 16  # largest factor: sums double bytes, float32 takes 4 times, padding 2
 DETAILED = 3  # most programs of a target for which a terminal shows all details
-WIDE = 10_000  # characters per line in a file or a pipe: nothing is wrapped
+# Columns whose cells may wrap in a narrow terminal, and those that it leaves out, the
+# first ones first.
+TEXT = "algorithm", "collectives across workers"
+OPTIONAL = (
+    *("collectives across workers", "compiled in", "ledger"),
+    *("below 5%", "sync", "step"),
+    *("type", "group", "overlapped", "network"),
+)
 Row = dict[str, str]  # text by column; the first column names the row
 Table = list[Row]
 
@@ -266,48 +270,52 @@ def _sped_up(result: Result, baseline: Sequence[Times]) -> Result:
     return result._replace(times=faster or result.times)
 
 
-def text(config: AimConfig, results: Sequence[Result]) -> str:
-    """Returns the text for a terminal, wrapped to its width.
+def text(config: AimConfig, results: Sequence[Result], width: int | None = None) -> str:
+    """Returns the text for a terminal.
 
     Args:
         config: the config of the command.
         results: results of all programs, target by target.
+        width: of the terminal; None wraps nothing, and keeps all columns.
     """
-    console = Console(markup=False, emoji=False, highlight=False, color_system=None)
-    if not console.is_terminal:
-        console.width = WIDE
+    lines = []
 
-    def show(indent: int, *blocks: str | Grid) -> None:
-        for block in blocks:
-            console.print(Padding(block or " ", (0, 0, 0, indent), expand=False))
+    def show(indent: int, *texts: str) -> None:
+        start = " " * indent
+        for each in texts:
+            lines.extend(wrapped(f"{start}{each}", width, start))
 
-    with console.capture() as captured:
-        for number, (target, found) in enumerate(_by_target(results)):
-            if number:
-                show(0, "")
-            show(0, _head(target, found))
-            for title, table in _tables(found).items():
-                show(2, "", title, _grid(table))
-            asked = [x for x in found if x.is_asked]
-            detailed = asked if len(asked) <= DETAILED else []
-            for x in detailed:
-                show(2, "", x.label)
-                show(4, *_of_memory(x), *_of_ledger(x))
-                if rows := x.answer.get("traffic"):
-                    show(4, _grid(_traffic(rows)))
-            if reasons := _reasons(x for x in found if x not in detailed):
-                show(2, "", *reasons)
-            show(2, "", *_notes(target, config))
-    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+    def show_table(indent: int, rows: Table) -> None:
+        columns = Columns(TEXT, OPTIONAL, _elsewhere(config))
+        table_width = None if width is None else width - indent
+        for line in table(rows, columns, table_width):
+            lines.append(f"{' ' * indent}{line}")
+
+    for number, (target, found) in enumerate(_by_target(results)):
+        if number:
+            show(0, "")
+        show(0, _head(target, found))
+        for title, rows in _tables(found).items():
+            show(2, "", title)
+            show_table(2, rows)
+        asked = [x for x in found if x.is_asked]
+        detailed = asked if len(asked) <= DETAILED else []
+        for x in detailed:
+            show(2, "", x.label)
+            show(4, *_of_memory(x), *_of_ledger(x))
+            if rows := x.answer.get("traffic"):
+                show_table(4, _traffic(rows))
+        if reasons := _reasons(x for x in found if x not in detailed):
+            show(2, "", *reasons)
+        show(2, "", *_notes(target, config))
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def _grid(table: Table) -> Grid:
-    """Returns a table as a terminal shows it."""
-    shown = Grid(*table[0], box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.columns[0].no_wrap = True
-    for row in table:
-        shown.add_row(*row.values())
-    return shown
+def _elsewhere(config: AimConfig) -> str:
+    """Returns where all columns are: a file that the command writes, or could write."""
+    if config.json is not None:
+        return f"all columns are in {config.json}"
+    return "--json FILE writes all columns"
 
 
 def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) -> str:
@@ -322,8 +330,8 @@ def markdown(config: AimConfig, argv: Sequence[str], results: Sequence[Result]) 
     parts = [f"```sh\n{command}\n```", *_versions(results)]
     for target, found in _by_target(results):
         parts.append(f"## {_head(target, found)}")
-        for title, table in _tables(found).items():
-            lines = [[*table[0]], ["---"] * len(table[0]), *(x.values() for x in table)]
+        for title, rows in _tables(found).items():
+            lines = [[*rows[0]], ["---"] * len(rows[0]), *(x.values() for x in rows)]
             grid = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
             parts += [f"**{title}**", grid]
         for lines in (_reasons(found), _notes(target, config)):
@@ -492,12 +500,12 @@ def _traffic(rows: Iterable[times.Row]) -> Table:
         names = row["scope"], row["when"], row["network"], row["kind"]
         key = *names, " ".join(row["dtypes"]), str(row["group"])
         merged[key].update({x: row[x] for x in ("calls", "bytes", "overlapped")})
-    table = []
+    rows_of_table = []
     for (*names, group), x in sorted(merged.items()):
         beside = f"{x['overlapped']} of {x['calls']}" if x["overlapped"] else "no"
         cells = *names, str(x["calls"]), group, size(x["bytes"]), beside
-        table.append(dict(zip(heads, cells, strict=True)))
-    return table
+        rows_of_table.append(dict(zip(heads, cells, strict=True)))
+    return rows_of_table
 
 
 def _reasons(results: Iterable[Result]) -> list[str]:

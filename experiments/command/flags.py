@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import shutil
+import textwrap
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -10,7 +12,7 @@ from typing import Any
 import syncalgos
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM, TASK, Factory, Kind, describe
-from experiments.command.settings import Setting, settings_of
+from experiments.command.settings import MOST_CHOICES, Setting, settings_of
 from experiments.command.words import as_words, cleaned, nearest_flag
 
 PROGRAM = "python -m experiments.run"
@@ -23,6 +25,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> typing.NoReturn:
         raise BadRequest(message)
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps texts at spaces alone, so that names such as tune-seeds stay whole."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 class _Show(argparse.Action):
@@ -106,7 +115,9 @@ def shortened(
 ) -> dict[str, Setting]:
     """Returns the basic settings, in one group and without long lists of choices."""
     return {
-        name: each._replace(group=None, choices=each.choices * (len(each.choices) < 10))
+        name: each._replace(
+            group=None, choices=each.choices * (len(each.choices) <= MOST_CHOICES)
+        )
         for name, each in settings.items()
         if name in basic
     }
@@ -208,7 +219,11 @@ def command_parser(
     """
     # No abbreviations: a new flag could change the meaning of an old command.
     usage = f"{prog} {flags}" if flags else None
-    parser = Parser(prog, usage, about, more, allow_abbrev=False)
+    if usage and len(f"usage: {usage}") > shutil.get_terminal_size().columns:
+        usage = f"{prog}\n       {flags}"
+    parser = Parser(
+        prog, usage, about, more, allow_abbrev=False, formatter_class=_HelpFormatter
+    )
     if has_help_all:
         parser.add_argument("--help-all", action="help", help="show all flags and exit")
     parser.add_argument(
@@ -237,13 +252,19 @@ def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -
 
 def catalogue() -> str:
     """Returns the output of --list: one line for each algorithm and each task."""
-    width = max(len(name) for kind in (ALGORITHM, TASK) for name in kind.files)
+    # Imports rich, which a bad request does not need.
+    from experiments.command.text_tables import terminal_width, wrapped
+
+    name_width = max(len(name) for kind in (ALGORITHM, TASK) for name in kind.files)
+    width = terminal_width()
     lines = []
     for kind in (ALGORITHM, TASK):
         lines.append(f"{kind.noun}s (--{kind.flag} NAME):")
         for name in kind.files:
-            lines.append(f"  {name:<{width}}  {describe(kind, name).summary}")
-    return "\n".join([*lines, f"To see the flags of one: {PROGRAM} --algo NAME --help"])
+            line = f"  {name:<{name_width}}  {describe(kind, name).summary}"
+            lines += wrapped(line, width, " " * (name_width + 4))
+    lines += wrapped(f"To see the flags of one: {PROGRAM} --algo NAME --help", width)
+    return "\n".join(lines)
 
 
 def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:

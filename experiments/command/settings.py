@@ -27,6 +27,7 @@ READERS: dict[Any, Callable[[str], Any] | None] = {
     **{tuple[str, ...]: str, tuple[Path, ...]: Path},
 }
 REPEATED = tuple[str, ...], tuple[Path, ...]
+MOST_CHOICES = 9  # in the placeholder of a flag
 METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
 
 
@@ -87,7 +88,8 @@ class Setting(NamedTuple):
     @property
     def shown(self) -> str:
         """The placeholder that --help shows for the word."""
-        if self.choices:
+        # A help page cannot wrap a placeholder: of many choices, the text has the list.
+        if 0 < len(self.choices) <= MOST_CHOICES:
             return f"{{{','.join(self.choices)}}}"
         return self.metavar or METAVARS.get(self.read, "NAME")
 
@@ -95,9 +97,12 @@ class Setting(NamedTuple):
     def help(self) -> str:
         """The meaning and the default, as --help shows them."""
         default = self.otherwise if self.default in (None, ()) else self.default
+        text = self.text
+        if len(self.choices) > MOST_CHOICES:
+            text = f"{text}; one of {', '.join(self.choices)}"
         if self.read is None or default == "":
-            return self.text
-        return f"{self.text} (default: {default})"
+            return text
+        return f"{text} (default: {default})"
 
     def check(self, value: Any) -> None:
         """Raises a ValueError unless the setting can have this value, or it is None."""

@@ -8,10 +8,16 @@ from typing import Any
 
 from rich import progress
 from rich.console import Console
+from rich.table import Column
+from rich.text import Text
 
 from experiments.command.stopping import printable, say
+from experiments.command.text_tables import definitions, terminal_width, wrapped
 
 MISSING = "–"
+# (columns of a terminal, from which on the bar has this width)
+BAR_WIDTHS = ((100, 40), (80, 20))
+LEAST_BAR = 6
 # (bound, unit, length of the unit): a time below the bound is shown in this unit.
 DURATIONS = (
     (1e-3, "µs", 1e-6),
@@ -38,7 +44,9 @@ class _Bar(Report):
 
     def __init__(self, bar: progress.Progress, steps: int):
         self.bar = bar
-        self.task = bar.add_task("training", total=steps, loss="compiling")
+        # A narrow terminal has room for the numbers alone.
+        description = "training" if bar.console.width >= BAR_WIDTHS[-1][0] else ""
+        self.task = bar.add_task(description, total=steps, loss="compiling")
 
     def step(self, done: int, loss: float) -> None:
         self.bar.update(self.task, completed=done, loss=f"loss {figure(loss)}")
@@ -50,27 +58,61 @@ class _Bar(Report):
 @contextmanager
 def report(steps: int) -> Iterator[Report]:
     """Yields a progress bar if stderr is a terminal, plain lines otherwise."""
-    done = progress.BarColumn(), progress.MofNCompleteColumn(), "steps"
-    times = progress.TimeElapsedColumn(), "+", progress.TimeRemainingColumn(), "left"
-    with bar("{task.description}", *done, "{task.fields[loss]}", *times) as shown:
+    count = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
+    time_left = progress.TimeRemainingColumn(table_column=Column(no_wrap=True))
+    loss = "{task.fields[loss]}"
+    with bar(count, "steps", loss, elapsed_time(), "+", time_left, "left") as shown:
         yield _Bar(shown, steps)
 
 
+class _Description(progress.ProgressColumn):
+    """What a line of the bar is about; a narrow terminal shows its beginning."""
+
+    def render(self, task: progress.Task) -> Text:
+        # Text in place of a format: brackets in a label are not markup.
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
 def bar(*columns: str | progress.ProgressColumn) -> progress.Progress:
-    """Makes a bar on stderr, hidden if stderr is no terminal."""
+    """Makes a bar on stderr, hidden if stderr is no terminal.
+
+    Where the terminal is narrow, the bar gets shorter, then the description.
+
+    Args:
+        columns: what stands behind the description and the bar. Columns of one's own
+            must not wrap, or they are the ones that get shorter.
+    """
     # stdout holds only the summary, so that it can be piped.
     console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
     return progress.Progress(
-        *columns, console=console, transient=True, disable=is_hidden
+        _Description(),
+        bar_column(console),
+        *columns,
+        console=console,
+        transient=True,
+        disable=is_hidden,
     )
+
+
+def bar_column(console: Console) -> progress.BarColumn:
+    """Makes the bar itself, whose width leaves room for the texts beside it."""
+    widths = [width for least, width in BAR_WIDTHS if console.width >= least]
+    column = Column(max_width=max(widths, default=LEAST_BAR))
+    return progress.BarColumn(bar_width=None, table_column=column)
+
+
+def elapsed_time() -> progress.TimeElapsedColumn:
+    """Makes the column of the time so far, which is never cut."""
+    return progress.TimeElapsedColumn(table_column=Column(no_wrap=True))
 
 
 def above(bar: progress.Progress, text: str) -> None:
     """Prints a line above a bar, if there is one."""
     if bar.disable:
         return say(text)
-    # Brackets in an error message are not markup.
-    bar.console.print(printable(text), highlight=False, markup=False)
+    for line in wrapped(printable(text), bar.console.width):
+        # Brackets in an error message are not markup.
+        bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def show(text: str) -> None:
@@ -184,13 +226,12 @@ def show_summary(summary: dict[str, Any], out: Any) -> None:
     }
     if s["export"] is not None:
         rows["model"] = s["export"]
-    width = max(map(len, rows)) + 1
+    width = terminal_width()
     head = (
         f"{s['algo']} on {s['task']}: {s['steps']} steps of batch {s['batch_size']}, "
         f"seed {s['seed']}"
     )
-    lines = [f"  {name:<{width}} {text}" for name, text in rows.items()]
-    show("\n".join([head, *lines]))
+    show("\n".join([*wrapped(head, width), *definitions(rows, width)]))
 
 
 def _sent_text(s: dict[str, Any]) -> str:

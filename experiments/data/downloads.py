@@ -15,9 +15,11 @@ from filelock import FileLock
 from platformdirs import user_cache_path
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+from rich.progress import DownloadColumn, Progress, TransferSpeedColumn
+from rich.table import Column
 
 from experiments.command.stopping import Terminated, handling, say
+from experiments.command.terminal import bar_column
 from experiments.files import Damaged, made, open_regular, replacing
 
 TIMEOUT = (10, 60)  # seconds: to connect, and between bytes
@@ -236,7 +238,11 @@ def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
 def bar(total: int | None) -> Iterator[Callable[[int], None]]:
     """Yields a function that advances a bar of bytes, which only a terminal shows."""
     console = Console(stderr=True)
-    columns = BarColumn(), DownloadColumn(), TransferSpeedColumn()
+    columns = (
+        bar_column(console),
+        DownloadColumn(table_column=Column(no_wrap=True)),
+        TransferSpeedColumn(table_column=Column(no_wrap=True)),
+    )
     is_hidden = not console.is_terminal
     with Progress(*columns, console=console, transient=True, disable=is_hidden) as bars:
         yield partial(bars.advance, bars.add_task("", total=total))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from rich.progress import BarColumn, Progress, TaskID, TimeElapsedColumn
+from rich.progress import Progress, TaskID
 
 from experiments import files
 from experiments.checkpoint import lock
@@ -445,9 +445,7 @@ class StudyProgress:
 @contextmanager
 def progress(plan: Plan) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
-    left = "{task.fields[left]}"
-    columns = "{task.description}", BarColumn(), TimeElapsedColumn(), left
-    with terminal.bar(*columns) as bar:
+    with terminal.bar(terminal.elapsed_time(), "{task.fields[left]}") as bar:
         yield StudyProgress(plan, bar)
 
 

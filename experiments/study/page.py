@@ -16,15 +16,16 @@ from markupsafe import Markup, escape
 from experiments import files
 from experiments.command.stopping import printable
 from experiments.command.terminal import duration, rate
+from experiments.command.text_tables import Columns, table, tied, wrapped
 from experiments.study import figures, sentences
 from experiments.study.figures import CSS, TEMPLATES, VARIABLES, Plot, styles
 from experiments.study.results import Report, Row
 
 DPI = 240  # 1200 pixels wide
-# Spaces between a figure and its unit, around ± and within an interval.
-TIED = re.compile(
-    r"(?<=\d) (?=%|points|seeds|runs|times|[kMGT]?B\b)|(?<=±) | (?=±)"
-    r"|(?<=\d,) (?=-?[\d.e+-]+\])"
+# Columns that a narrow terminal leaves out, the first ones first.
+OPTIONAL = (
+    *("seeds", "effective lr", "lr", "diverged"),
+    *("corrected p-value", "most a worker sent"),
 )
 FLAG = re.compile(r"(?<![\w-])--[\w-]+")
 # What is special to TeX.
@@ -117,8 +118,8 @@ def tex(text: str) -> str:
 
 def prose(text: str) -> Markup:
     """Returns text without line breaks within flags, or between numbers and units."""
-    tied = str(escape(TIED.sub("\u00a0", text)))
-    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', tied))
+    escaped = str(escape(tied(text)))
+    return Markup(FLAG.sub(r'<span class="flag">\g<0></span>', escaped))
 
 
 def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
@@ -147,16 +148,31 @@ def cells(report: Report, row: Row, times: bool = True) -> dict[str, str]:
     return found
 
 
-def screen(report: Report, out: Path) -> str:
-    """Returns the summary that is printed on the screen."""
+def screen(
+    report: Report, out: Path, width: int | None = None, is_written: bool = True
+) -> str:
+    """Returns the summary that is printed on the screen.
+
+    Args:
+        report: the study.
+        out: its folder.
+        width: of the terminal; None wraps nothing, and keeps all columns.
+        is_written: whether the folder has the report's files. If not, no column is
+            left out for want of room.
+    """
     rows = [cells(report, row, times=False) for row in report.rows]
-    widths = {x: max(len(x), *(len(row[x]) for row in rows)) for x in rows[0]}
-    lines = [{x: x for x in rows[0]}, *rows]
-    table = ["  ".join(x[k].ljust(n) for k, n in widths.items()) for x in lines]
+    columns = Columns(
+        text=("algorithm", sentences.against(report)),
+        optional=OPTIONAL,
+        elsewhere=f"all columns are in {out / 'table.md'}" if is_written else "",
+    )
+    lines = wrapped(report.title, width)
+    lines += [*table(rows, columns, width), ""]
     notes = [f"note: {remark}" for remark in report.remarks]
-    texts = [report.title, *table, "", report.headline, *report.sentences, *notes]
-    texts.append(f"report: {out / 'report.html'}")
-    return "\n".join(text.rstrip() for text in texts)
+    for text in (*report.headline.split("\n"), *report.sentences, *notes):
+        lines += wrapped(text, width)
+    lines.append(f"report: {out / 'report.html'}")
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def markdown(report: Report) -> str:
@@ -166,9 +182,9 @@ def markdown(report: Report) -> str:
     aligned = ["---" if head in left else "--:" for head in rows[0]]
     lines = [list(rows[0]), aligned, *(list(row.values()) for row in rows)]
     escaped = [[one_line(text).replace("|", "\\|") for text in line] for line in lines]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
+    grid = "\n".join(f"| {' | '.join(line)} |" for line in escaped)
     remarks = "\n".join(f"- {one_line(remark)}" for remark in report.remarks)
-    parts = [f"# {one_line(report.title)}", one_line(report.headline), table, remarks]
+    parts = [f"# {one_line(report.title)}", one_line(report.headline), grid, remarks]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

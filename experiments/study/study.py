@@ -22,6 +22,7 @@ from experiments.command.errors import (
     refusing,
 )
 from experiments.command.factories import TASK
+from experiments.command.text_tables import terminal_width
 from experiments.command.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig
@@ -239,7 +240,7 @@ def _report(
     # Decided before the last line is printed: later signals change nothing.
     is_done = not (plan.failures or write_error)
     code = stopping.decide(stopping.DONE if is_done else stopping.FAILED)
-    text = page.screen(report, config.folder)
+    text = page.screen(report, config.folder, terminal_width(), not write_error)
     if write_error:
         # The last line names the report.
         terminal.show(text.rpartition("\n")[0])
