@@ -22,8 +22,9 @@ mutants:
 	python tests/mutants.py
 
 format:
-	ruff check --fix .
+	ruff check --fix --exit-zero --quiet .
 	ruff format .
+	ruff check .
 
 bench:
 	python -m benchmarks.yardstick
