@@ -4,7 +4,6 @@ A Dask worker executes one run at a time, in its own process. It must see the st
 folder: the run's files appear there, and the task returns only how the run ended.
 """
 
-import asyncio
 import importlib.util
 import logging
 import math
@@ -13,30 +12,28 @@ import os
 import pkgutil
 import queue
 import secrets
-import signal
-import subprocess
-import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
 from experiments import files
 from experiments.checkpoint import lock
 from experiments.command import stopping
-from experiments.command.errors import BadRequest, in_one_line
+from experiments.command.errors import BadRequest, MayPass, in_one_line
 from experiments.command.stopping import UNCONNECTED
 from experiments.processes import certificates
 from experiments.study import making, worker
 from experiments.study.config import StudyConfig
 from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
+from experiments.study.own_workers import HERE, OwnWorkers
 from experiments.study.runs import is_done
 from experiments.training.config import RunConfig
 from experiments.training.machine import cores, environment
@@ -47,10 +44,12 @@ if TYPE_CHECKING:
 
 # Seconds.
 TICK = 0.05  # between two looks at the workers
-SCHEDULER_LOST_AFTER = 60.0  # without an answer
+SCHEDULER_LOST_AFTER = 60.0  # without an answer to any of `QUESTIONS`
 SILENCE = 60.0  # without a step or a worker, until the user is told
+YEAR = 365 * 86400.0
 SEEING = 60.0  # until files from another machine must be visible
 
+QUESTIONS = 3  # to a scheduler before it is lost
 MOST_LOSSES = 3  # how often a run's worker may be lost before the run is given up
 SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
 
@@ -83,15 +82,16 @@ def make(
     Raises:
         BadRequest: the workers of this command's own cluster are unfit.
         Stopped: the user asked to stop. Runs in progress are discarded.
-        OSError: a file cannot be written, or the scheduler is gone. Completed runs are
-            kept.
+        MayPass: the scheduler or all workers of this command's own cluster are gone.
+            Completed runs are kept.
+        OSError: a file cannot be written. Completed runs are kept.
         Unreachable: no scheduler answers.
     """
     plan = bar.plan
-    with cluster(config.scheduler, min(config.jobs, plan.missing)) as client:
+    with cluster(config.scheduler, min(config.jobs, plan.missing)) as dask:
         if importlib.util.find_spec("bokeh"):  # it draws the pages
-            bar.say(f"dashboard: {client.dashboard_link}")
-        jobs = Jobs(client, _order(config, plan), bar)
+            bar.say(f"dashboard: {dask.client.dashboard_link}")
+        jobs = Jobs(dask, _order(config, plan), bar)
         while not plan.is_over:
             if asked_to_stop():
                 raise making.Stopped
@@ -135,17 +135,31 @@ def _plain(config: RunConfig) -> dict[str, Any]:
     return {name: dict(x) if isinstance(x, Mapping) else x for name, x in fields}
 
 
+class Cluster(NamedTuple):
+    """A scheduler with its workers.
+
+    Attributes:
+        client: the client of the scheduler.
+        own_workers: those that this command has started; None for a running scheduler.
+    """
+
+    client: "Client"
+    own_workers: OwnWorkers | None = None
+
+
 class Jobs:
     """The runs that the workers of a cluster make.
 
     Args:
-        client: the client of the scheduler.
+        dask: the cluster.
         order: what all tasks have in common.
         bar: the display of the runs, with their plan.
     """
 
-    def __init__(self, client: "Client", order: worker.Order, bar: StudyProgress):
+    def __init__(self, dask: Cluster, order: worker.Order, bar: StudyProgress):
+        client = dask.client
         self._client: Any = client  # its types know only its asynchronous calls
+        self._own_workers = dask.own_workers
         self._order, self._plan, self._bar = order, bar.plan, bar
         self._checks = dict[str, Any]()  # futures, by the address of their worker
         self._last = dict[str, int]()  # the number of each worker's last run
@@ -159,6 +173,8 @@ class Jobs:
     def step(self) -> None:
         """Handles what has happened, and gives runs to free workers."""
         fit = self._fit(self._present())
+        if self._own_workers is not None:
+            self._own_workers.look(fit, self._bar.say)
         self._listen()
         for address, job in [*self._jobs.items()]:
             if job.future.done() or address not in fit:
@@ -169,15 +185,23 @@ class Jobs:
         self._tell_silence()
 
     def _present(self) -> set[str]:
-        """Returns the addresses of all workers; a ConnectionError without an answer."""
+        """Returns the addresses of all workers; a MayPass without an answer."""
+        # Several times: an answer is missed while this command itself is stopped.
+        for _ in range(QUESTIONS):
+            with suppress(OSError):
+                return self._ask()
+        raise MayPass(
+            "the Dask scheduler is lost: completed runs are kept; the same command "
+            "continues from them"
+        )
+
+    def _ask(self) -> set[str]:
+        """Returns the addresses of all workers; an OSError without an answer."""
         client = self._client
-        try:
-            if client.status != "running":
-                raise ConnectionError
-            ask = client.scheduler.ncores
-            return {*client.sync(ask, callback_timeout=SCHEDULER_LOST_AFTER)}
-        except OSError:
-            raise ConnectionError("the Dask scheduler is lost") from None
+        if client.status != "running":
+            raise ConnectionError
+        seconds = SCHEDULER_LOST_AFTER / QUESTIONS
+        return {*client.sync(client.scheduler.ncores, callback_timeout=seconds)}
 
     def _fit(self, present: set[str]) -> set[str]:
         """Has new workers check themselves; returns those that can make runs."""
@@ -286,9 +310,6 @@ def _is_seen(folder: Path) -> bool:
 TLS = "DASK_DISTRIBUTED__COMM__TLS__"
 CERTIFICATES = f"{TLS}CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY"
 ANSWER = 30.0  # seconds for a scheduler to answer
-HERE = "127.0.0.1"
-WORKER = f"--nthreads 1 --memory-limit 0 --death-timeout 60 --host {HERE}"
-WORKER += f" --dashboard-address {HERE}:0 --local-directory"
 
 
 class Unreachable(BadRequest):
@@ -314,6 +335,7 @@ def reach(scheduler: str, seconds: float) -> None:
     silence()
     from distributed import Security
     from distributed.comm.core import connect
+    from distributed.utils import LoopRunner
 
     async def knock(address: str) -> None:
         arguments = Security().get_connection_args("client")
@@ -322,8 +344,9 @@ def reach(scheduler: str, seconds: float) -> None:
     with _reaching(scheduler) as address:
         if address.startswith("tls://"):
             _check_certificates()
-        # A client that fails to connect delays the interpreter's exit for seconds.
-        asyncio.run(knock(address))
+        # A client that fails to connect delays the interpreter's exit for seconds. The
+        # event loop is in a thread of its own: in a notebook, this thread runs one.
+        LoopRunner().run_sync(knock, address)
 
 
 @contextmanager
@@ -384,8 +407,8 @@ def _address(scheduler: str) -> str:
 
 
 @contextmanager
-def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
-    """Yields a client of a running scheduler or of a cluster of this command.
+def cluster(scheduler: str | None, jobs: int) -> Iterator[Cluster]:
+    """Yields a running cluster, or one of this command.
 
     Args:
         scheduler: the address or file of a scheduler; None starts one here.
@@ -402,37 +425,26 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator["Client"]:
         with _reaching(scheduler) as address:
             client = Client(address, timeout=ANSWER, set_as_default=False)
         with client:
-            yield client
+            yield Cluster(client)
         return
-    own: Any = LocalCluster(n_workers=0, host=HERE, dashboard_address=f"{HERE}:0")
+    own: Any = LocalCluster(
+        n_workers=0,
+        host=HERE,
+        dashboard_address=f"{HERE}:0",
+        # `OwnWorkers` notices workers that are silent. Dask would take them all for
+        # silent once this command, which holds the scheduler, was stopped for a while.
+        scheduler_kwargs={"worker_ttl": YEAR},
+    )
     # The workers end before their scratch folder goes, and the scheduler.
     with (
         own,
         TemporaryDirectory() as scratch,
-        ExitStack() as workers,
+        closing(OwnWorkers(own.scheduler, scratch)) as workers,
         Client(own, set_as_default=False) as client,
     ):
         for _ in range(jobs):
-            workers.enter_context(_worker(own.scheduler_address, scratch))
-        yield client
-
-
-@contextmanager
-def _worker(address: str, scratch: str) -> Iterator[None]:
-    """Starts a Dask worker as a user does, and kills it in the end."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dask", "worker", address, *WORKER.split(), scratch],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # Ctrl-C is for this command
-    )
-    try:
-        yield
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # its nanny and itself
-        process.wait()
+            workers.start()
+        yield Cluster(client, workers)
 
 
 def silence() -> None:

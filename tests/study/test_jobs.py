@@ -1,15 +1,19 @@
 """Studies by jobs: a plan of their runs, a real scheduler, real workers, and faults."""
 
+import asyncio
 import importlib.util
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 import uuid
 
+import psutil
 import pytest
 from commands import COMPARE, ROOT, TIMEOUT, beneath, execute, printed_by
 from dask_cluster import certificates, cluster
@@ -21,7 +25,9 @@ from studies import but_for_times, runs_done, table
 from test_study_analysis import write
 from tiers import tiers
 
+from experiments.api import compare
 from experiments.run import main as run_main
+from experiments.study.jobs import Unreachable, reach
 from experiments.study.jobs import cluster as of_command
 from experiments.study.making import Made, Plan, Refused
 from experiments.study.runs import RunSet
@@ -237,6 +243,16 @@ def test_a_scheduler_that_is_not_there_is_said_and_leaves_nothing(
     assert not (tmp_path / "study").exists()
 
 
+def test_a_scheduler_is_looked_for_in_a_running_event_loop():
+    """A notebook runs one."""
+
+    async def cell():
+        reach("tcp://127.0.0.1:1", 0.2)
+
+    with pytest.raises(Unreachable, match=": no answer: "):
+        asyncio.run(cell())
+
+
 # Jobs here.
 
 
@@ -290,9 +306,128 @@ def test_a_run_that_kills_its_worker_is_given_up(tmp_path):
     assert "2 of 6 runs failed" in ended.stderr
 
 
+LONG_RUNS = "--algos sync_sgd --task tiny_tasks:drawing --seeds 2 --steps 1000000"
+LONG_RUNS += " --eval-every 100000 --jobs 2"
+
+
+def executing(command: Command, folders: int = 2) -> list[psutil.Process]:
+    """Waits until runs have begun; returns the processes of a command's own workers.
+
+    Args:
+        command: the command.
+        folders: how many runs have begun, those that were lost included.
+    """
+    begun = lambda: len(beneath(command.run_out, ".seed-*")) == folders  # noqa: E731
+    until(begun, f"{folders} runs have begun")
+    workers = psutil.Process(command.process.pid).children()
+    assert len(workers) == 2
+    return workers
+
+
+@pytest.fixture
+def long_study(tmp_path):
+    """Starts a study by jobs whose runs do not end; ends all its processes."""
+    tag = uuid.uuid4().hex
+    commands = []
+
+    def start(program=COMPARE, **environ):
+        out = tmp_path / "study"
+        commands.append(Command(LONG_RUNS, out, tag, 0, 1, environ, program))
+        return commands[-1]
+
+    yield start
+    for pid in tagged(tag):  # it may be stopped
+        os.kill(pid, signal.SIGKILL)
+    for command in commands:
+        command.process.wait(TIMEOUT)
+
+
+GONE = r"the Dask worker tcp://\S+ is gone; the run starts again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_of_a_command_that_are_all_ended_are_replaced(serial, number, tmp_path):
+    out, tag = tmp_path / "study", uuid.uuid4().hex
+    command = Command(f"{STUDY} --jobs 2", out, tag, 0, 1, {}, COMPARE)
+    command.wait_for(r"run 1/10 ")
+    for worker in psutil.Process(command.process.pid).children():
+        worker.send_signal(number)
+    ended = command.ended(5 * TIMEOUT).with_code(0)
+    assert len(re.findall(OTHER, ended.stderr)) == 2
+    check_same(out, serial)
+
+
+OTHER = r"a Dask worker of --jobs (was|ended) .*: another one starts"
+
+
+@pytest.mark.slow
+def test_a_command_whose_workers_are_all_killed_before_a_run_ends(long_study):
+    command = long_study()
+    children = psutil.Process(command.process.pid).children
+    until(lambda: len(children()) == 2, "both start")
+    for worker in children():
+        worker.kill()
+    ended = command.ended()
+    assert ended.code == 75
+    assert ended.stderr.splitlines()[-2:] == [
+        "a Dask worker of --jobs was killed by SIGKILL before its first run: the "
+        "study goes on with 1",
+        "error: no Dask worker of --jobs is left: the last was killed by SIGKILL "
+        "before its first run: completed runs are kept; the same command continues "
+        "from them, and fewer --jobs take less memory",
+    ]
+
+
+@pytest.mark.slow
+def test_workers_that_cannot_start_are_no_passing_error(long_study, tmp_path):
+    """The command itself has the Dask that is installed."""
+    folder = tmp_path / "broken"
+    (folder / "distributed").mkdir(parents=True)
+    (folder / "distributed" / "__init__.py").write_text("raise ImportError\n")
+    program = [sys.executable, "-c"]
+    program += [
+        "import sys; import distributed; from experiments.compare import main\n"
+        f"sys.path.insert(0, {str(folder)!r})\n"
+        "sys.exit(main(sys.argv[1:]))"
+    ]
+    ended = long_study(program).ended()
+    assert ended.code == 2
+    assert re.search(
+        "no Dask worker of --jobs is left: the last ended with code [12] before its "
+        "first run: run python -m dask worker .* to see why, or leave out --jobs",
+        ended.stderr.splitlines()[-1],
+    )
+
+
+@pytest.mark.slow
+def test_a_stopped_worker_of_a_command_is_replaced_soon(long_study):
+    command = long_study()
+    workers = executing(command)
+    workers[0].suspend()
+    stopped_at = time.monotonic()
+    command.wait_for(f"was stopped for 10 s: another one starts(.|\n)*{GONE}")
+    assert time.monotonic() - stopped_at < 20
+    assert not workers[0].is_running()
+    assert workers[1] in executing(command, folders=3)
+    command.kill(signal.SIGTERM)
+    assert command.ended().code == 75
+
+
+@pytest.mark.slow
+def test_a_command_that_was_stopped_itself_keeps_its_workers(long_study):
+    command = long_study()
+    workers = executing(command)
+    command.kill(signal.SIGSTOP)
+    time.sleep(12)
+    command.kill(signal.SIGCONT)
+    time.sleep(2)
+    assert psutil.Process(command.process.pid).children() == workers
+    assert "is gone" not in command.said
+
+
 @pytest.mark.slow
 def test_the_cluster_of_a_command_listens_here_alone():
-    psutil = pytest.importorskip("psutil")
     this = psutil.Process()
 
     def listening():
@@ -301,14 +436,28 @@ def test_the_cluster_of_a_command_listens_here_alone():
         return {x.laddr for x in places if x.status == psutil.CONN_LISTEN}
 
     before = listening()
-    with of_command(None, 1) as client:
-        client.wait_for_workers(1, TIMEOUT)
+    with of_command(None, 1) as dask:
+        dask.client.wait_for_workers(1, TIMEOUT)
         places = listening() - before
         assert len(places) > 2  # the scheduler, its pages, and the worker
         assert {place.ip for place in places} == {"127.0.0.1"}
 
 
 # Jobs on a cluster.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["scheduler", "jobs"])
+def test_a_study_by_workers_is_made_in_a_running_event_loop(place, tmp_path):
+    flags = {"task": "digits", "workers": 2, "steps": 8, "out": tmp_path / "study"}
+    with cluster(tmp_path, workers=1) as other:
+        value = other.address if place == "scheduler" else 2
+
+        async def cell():
+            return compare("sync_sgd", seeds=1, flags=flags | {place: value})
+
+        study = asyncio.run(cell())
+    assert len(study.runs) == 1 and runs_done(tmp_path / "study")
 
 
 @pytest.mark.slow
