@@ -22,7 +22,8 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0 done, even if runs diverged (the report shows them); 1 runs
         failed, or the report could not be written; 2 bad request; 4 no scheduler
         answers; 75 stopped by SIGTERM, SIGHUP, a full disk, a lost scheduler or lost
-        workers; 130 stopped by Ctrl-C. After 1, 75 and 130, the same command continues the study.
+        workers; 130 stopped by Ctrl-C. After 1, 75 and 130, the same command continues
+        the study.
     """
     argv = sys.argv[1:] if argv is None else argv
 
