@@ -27,6 +27,8 @@ from syncalgos.combinators.schedule import at_end as at_end
 from syncalgos.combinators.schedule import every as every
 from syncalgos.combinators.schedule import until as until
 from syncalgos.combinators.schedule import when as when
+from syncalgos.description import Description as Description
+from syncalgos.description import describe as describe
 from syncalgos.engine.data_parallel import DataParallel as DataParallel
 from syncalgos.engine.data_parallel import TrainState as TrainState
 from syncalgos.engine.losses import per_example as per_example

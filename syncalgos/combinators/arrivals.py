@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from syncalgos.collectives import WORKERS
+from syncalgos.collectives import WORKERS, Axis
 from syncalgos.combinators import introspection
 from syncalgos.combinators.introspection import Arrival
 from syncalgos.steps import ALWAYS, Steps
@@ -119,13 +119,15 @@ def _changed(strategy: Strategy, part: Part, of_member: bool = True) -> Part:
     return part
 
 
-def included(parts: Iterable[Part], steps: int, workers: int) -> np.ndarray:
+def included(
+    parts: Iterable[Part], steps: int, workers: int | None, axis: Axis = WORKERS
+) -> np.ndarray:
     """The last local step that the center includes after 0, 1, …, `steps` local steps.
 
     Args:
         parts: as `arrivals` returns them.
         steps: the number of local steps.
-        workers: the number of workers.
+        workers, axis: as for `table`.
 
     Returns:
         (steps + 1,) whole numbers; 0 stands for the initial model.
@@ -136,22 +138,46 @@ def included(parts: Iterable[Part], steps: int, workers: int) -> np.ndarray:
         for arrival in part:
             for steps_of_arrival in (arrival.steps, arrival.ends):
                 if steps_of_arrival not in tables:
-                    tables[steps_of_arrival] = table(steps_of_arrival, steps, workers)
+                    belongs = table(steps_of_arrival, steps, workers, axis)
+                    tables[steps_of_arrival] = belongs
     return np.max([_of_part(part, steps, tables) for part in parts], axis=0)
 
 
-def table(steps: Steps, count: int, workers: int) -> np.ndarray:
-    """Whether each of the first local steps belongs to a set, (count,) booleans."""
+def table(
+    steps: Steps, count: int, workers: int | None, axis: Axis = WORKERS
+) -> np.ndarray:
+    """Whether each of the first local steps belongs to a set.
 
-    # Some sets depend on the number of workers, which the axes tell.
-    def ask(_, numbers):
+    Args:
+        steps: the set.
+        count: the number of local steps.
+        workers: the number of workers; None: the set does not depend on it.
+        axis: the mapped axis or axes over which the workers lie.
+
+    Returns:
+        (count,) booleans.
+
+    Raises:
+        NameError: the set depends on the number of workers, which was not given.
+    """
+
+    def ask(numbers):
         return jax.vmap(lambda step: jnp.asarray(steps(step), bool))(numbers)
 
-    devices, lanes = WORKERS
-    ask = jax.vmap(ask, (0, None), axis_name=lanes)
-    ask = jax.vmap(ask, (0, None), axis_name=devices)
     numbers = np.arange(count, dtype=np.int32)
-    return np.asarray(jax.jit(ask)(np.zeros((workers, 1)), numbers))[0, 0]
+    if workers is None:
+        return np.asarray(jax.jit(ask)(numbers))
+
+    # Some sets depend on the number of workers, which the axes tell.
+    def ask_worker(_, numbers):
+        return ask(numbers)
+
+    axes = (axis,) if isinstance(axis, str) else axis
+    for name in reversed(axes):
+        ask_worker = jax.vmap(ask_worker, (0, None), axis_name=name)
+    shape = workers, *[1] * (len(axes) - 1)
+    belongs = np.asarray(jax.jit(ask_worker)(np.zeros(shape), numbers))
+    return belongs[(0,) * len(axes)]  # all workers have the same
 
 
 def _of_part(part: Part, steps: int, tables: dict[Steps, np.ndarray]) -> np.ndarray:

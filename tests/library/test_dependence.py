@@ -15,7 +15,6 @@ from owed import SHAPES, make, owed
 from tiers import tiers
 
 import syncalgos as sa
-from syncalgos.combinators.arrivals import arrivals, included
 
 STEPS = 23
 WORKERS = 4
@@ -152,6 +151,6 @@ def last_steps_that_change_the_center(strategy, optimizer):
 def test_the_center_includes_the_steps_that_change_it(name):
     strategy = (ALGORITHMS | COMPOSITIONS)[name]()
     optimizer = owed(name).optimizer if name in ALGORITHMS else SGD
-    declared = included(arrivals(strategy), STEPS, WORKERS)
+    declared = sa.describe(strategy, workers=WORKERS).included_steps(STEPS)
     tried = last_steps_that_change_the_center(strategy, optimizer)
     assert declared.tolist() == tried.tolist()

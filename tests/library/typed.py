@@ -200,6 +200,13 @@ def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
     return dict(zip(sa.parts_of(PARAMS), figures.cosine.T, strict=True))
 
 
+def described() -> list[int]:
+    """Asks when a strategy acts, and what its center includes."""
+    description: sa.Description = sa.describe(sa.chain(*STRATEGIES[:2]), workers=8)
+    assert description.combines_grads and description.members["sync_sgd"].period == 1
+    return [*description.acting_steps(8), *description.included_steps(8)]
+
+
 def in_a_stack() -> Any:
     """Takes a step of a strategy of stacked replicas."""
     strategy = sa.stacked(sa.easgd(1, axis="replica"))
