@@ -22,6 +22,7 @@ from experiments.command import errors, terminal
 from experiments.command.errors import BadRequest, Unwritten
 from experiments.command.factories import OWN
 from experiments.command.flags import own_of
+from experiments.command.overlapping import Overlapping
 from experiments.command.words import as_words
 from experiments.one_run import opened, trained
 from experiments.study import config as study_config
@@ -41,6 +42,7 @@ from syncalgos.strategy import check_strategy
 DEFAULT = RunConfig()
 
 
+@Overlapping
 @contextmanager
 def _as_before() -> Iterator[None]:
     """Leaves warnings' filters, jax's settings and log handlers as they were."""
@@ -66,7 +68,7 @@ class Trained(NamedTuple):
     center: Replica
 
 
-@_as_before()
+@_as_before
 def train(
     config: RunConfig = DEFAULT,
     *,
@@ -162,7 +164,7 @@ Algorithm = str | Strategy | Callable[..., Strategy]
 """A name with flags, such as "bmuf --period 8", a strategy, or its factory."""
 
 
-@_as_before()
+@_as_before
 def compare(
     algos: str | Sequence[Algorithm] | Mapping[str, Algorithm],
     *,

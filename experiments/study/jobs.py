@@ -11,6 +11,7 @@ import operator
 import os
 import pkgutil
 import queue
+import random
 import secrets
 import time
 import warnings
@@ -28,6 +29,7 @@ from experiments import files
 from experiments.checkpoint import lock
 from experiments.command import stopping
 from experiments.command.errors import BadRequest, MayPass, in_one_line
+from experiments.command.overlapping import Overlapping
 from experiments.command.stopping import UNCONNECTED
 from experiments.processes import certificates
 from experiments.study import making, worker
@@ -36,7 +38,7 @@ from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
 from experiments.study.own_workers import HERE, OwnWorkers
 from experiments.study.runs import is_done
 from experiments.training.config import RunConfig
-from experiments.training.machine import cores, environment
+from experiments.training.machine import environment, threads
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -50,6 +52,7 @@ YEAR = 365 * 86400.0
 SEEING = 60.0  # until files from another machine must be visible
 
 QUESTIONS = 3  # to a scheduler before it is lost
+LOGGERS = "distributed", "tornado", "bokeh"  # those whose names begin so
 MOST_LOSSES = 3  # how often a run's worker may be lost before the run is given up
 SETTINGS = "jax_enable_x64", "jax_default_matmul_precision", "jax_default_prng_impl"
 
@@ -108,7 +111,7 @@ def job_environment(devices: int | None) -> dict[str, str]:
         return environment(devices, devices)
     if jax.default_backend() != "cpu":
         return {}
-    return environment(jax.local_device_count(), int(os.environ.get("NPROC", cores())))
+    return environment(jax.local_device_count(), threads())
 
 
 def _order(config: StudyConfig, plan: Plan) -> worker.Order:
@@ -332,21 +335,20 @@ def reach(scheduler: str, seconds: float) -> None:
         BadRequest: the text is invalid, or a certificate cannot be used.
         Unreachable: no scheduler answers there.
     """
-    silence()
-    from distributed import Security
-    from distributed.comm.core import connect
-    from distributed.utils import LoopRunner
+    with dask_silenced, _reaching(scheduler) as address:
+        from distributed import Security
+        from distributed.comm.core import connect
+        from distributed.utils import LoopRunner
 
-    async def knock(address: str) -> None:
-        arguments = Security().get_connection_args("client")
-        await (await connect(address, timeout=seconds, **arguments)).close()
+        async def knock() -> None:
+            arguments = Security().get_connection_args("client")
+            await (await connect(address, timeout=seconds, **arguments)).close()
 
-    with _reaching(scheduler) as address:
         if address.startswith("tls://"):
             _check_certificates()
         # A client that fails to connect delays the interpreter's exit for seconds. The
         # event loop is in a thread of its own: in a notebook, this thread runs one.
-        LoopRunner().run_sync(knock, address)
+        LoopRunner().run_sync(knock)
 
 
 @contextmanager
@@ -418,15 +420,27 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator[Cluster]:
         BadRequest: the address is invalid.
         Unreachable: no scheduler answers.
     """
-    silence()
+    with dask_silenced:
+        if scheduler is not None:
+            yield from _running_cluster(scheduler)
+        else:
+            yield from _own_cluster(jobs)
+
+
+def _running_cluster(scheduler: str) -> Iterator[Cluster]:
+    """Yields the cluster of a running scheduler."""
+    from distributed import Client
+
+    with _reaching(scheduler) as address:
+        client = Client(address, timeout=ANSWER, set_as_default=False)
+    with client:
+        yield Cluster(client)
+
+
+def _own_cluster(jobs: int) -> Iterator[Cluster]:
+    """Yields a cluster of this command."""
     from distributed import Client, LocalCluster
 
-    if scheduler is not None:
-        with _reaching(scheduler) as address:
-            client = Client(address, timeout=ANSWER, set_as_default=False)
-        with client:
-            yield Cluster(client)
-        return
     own: Any = LocalCluster(
         n_workers=0,
         host=HERE,
@@ -434,6 +448,7 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator[Cluster]:
         # `OwnWorkers` notices workers that are silent. Dask would take them all for
         # silent once this command, which holds the scheduler, was stopped for a while.
         scheduler_kwargs={"worker_ttl": YEAR},
+        silence_logs=False,  # `dask_silenced` does it, for overlapping calls too
     )
     # The workers end before their scratch folder goes, and the scheduler.
     with (
@@ -447,14 +462,48 @@ def cluster(scheduler: str | None, jobs: int) -> Iterator[Cluster]:
         yield Cluster(client, workers)
 
 
-def silence() -> None:
-    """Silences Dask's log; the important events are reported in one line instead."""
+class _LogState(NamedTuple):
+    """What Dask's import and its schedulers change of a logger."""
+
+    level: int
+    propagates: bool
+    handlers: list[logging.Handler]
+
+
+def _log_states() -> dict[logging.Logger, _LogState]:
+    """Returns the states of all loggers of Dask and of what it uses."""
+    states = {}
+    for name, logger in [*logging.root.manager.loggerDict.items()]:
+        is_logger = isinstance(logger, logging.Logger)  # or else a place for one
+        if is_logger and name.partition(".")[0] in LOGGERS:
+            handlers = [*logger.handlers]
+            states[logger] = _LogState(logger.level, logger.propagate, handlers)
+    return states
+
+
+@Overlapping
+@contextmanager
+def dask_silenced() -> Iterator[None]:
+    """Silences Dask's log; the important events are reported in one line instead.
+
+    Loggers are as before in the end, or, if they are new, as Dask's import makes them.
+    """
+    random_state = random.getstate()  # Dask draws, but the generator is the user's
+    log_states = _log_states()
     # Imported first, because the import sets the levels of its loggers.
     from distributed.versions import VersionMismatchWarning
 
-    # The warning is a table; we refuse workers that differ by name instead.
-    warnings.simplefilter("ignore", VersionMismatchWarning)
-    names = ("distributed", "tornado", "bokeh")
-    for name in (*names, *logging.root.manager.loggerDict):
-        if name.partition(".")[0] in names:
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    log_states = _log_states() | log_states
+    with warnings.catch_warnings():
+        # The warning is a table; we refuse workers that differ by name instead.
+        warnings.simplefilter("ignore", VersionMismatchWarning)
+        for logger in log_states:
+            logger.setLevel(logging.CRITICAL + 1)
+        try:
+            yield
+        finally:
+            for logger, state in log_states.items():
+                logger.setLevel(state.level)
+                logger.propagate = state.propagates
+                logger.handlers[:] = state.handlers
+            random.setstate(random_state)

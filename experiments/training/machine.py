@@ -34,6 +34,8 @@ SHORTEST = "jax_persistent_cache_min_compile_time_secs"
 # reads the times of all: 0.04 s in a full cache of 64 MiB, 0.2 s in one of 256 MiB.
 MOST = 2**26
 
+_threads = list[int]()  # that `use_devices` has set
+
 # Earlier versions log each loaded program as an error on CPUs with AVX-512.
 QUIET = (0, 10, 2)
 
@@ -54,8 +56,6 @@ def use_devices(count: int) -> None:
     Raises:
         ValueError: the backend already runs with another number.
     """
-    # Threads, too: XLA splits sums over threads, so their number changes results.
-    os.environ |= environment(count, count)
     try:
         jax.config.update("jax_num_cpu_devices", count)
     except RuntimeError:
@@ -63,6 +63,25 @@ def use_devices(count: int) -> None:
             raise ValueError(
                 f"jax already runs with {jax.device_count()} devices, not {count}"
             ) from None
+        return
+    # Threads, too: XLA splits sums over threads, so their number changes results. XLA
+    # reads it once; a program that embeds Python may start others, with all threads.
+    environ_before = {name: os.environ.get(name) for name in environment(count, count)}
+    os.environ |= environment(count, count)
+    try:
+        jax.devices()
+    finally:
+        for name, value in environ_before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+    _threads.append(count)
+
+
+def threads() -> int:
+    """Returns the number of threads with which jax runs on CPUs here."""
+    return _threads[-1] if _threads else int(os.environ.get("NPROC", cores()))
 
 
 def environment(devices: int, threads: int) -> dict[str, str]:

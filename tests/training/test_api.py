@@ -157,6 +157,22 @@ def test_a_comparison_has_the_commands_table_and_page(tmp_path):
     assert compare(algos, seeds=2, flags=flags).runs == study.runs
 
 
+# Of Dask and of what it uses; a user's program may have them before Dask is imported.
+LOGGERS = "distributed", "distributed.scheduler", "tornado", "tornado.access", "bokeh"
+
+
+def logger_state(name: str | None):
+    """Returns what can be set of a logger; None names the root."""
+    logger = logging.getLogger(name)
+    handlers = [(handler, handler.level) for handler in logger.handlers]
+    return logger.level, logger.propagate, logger.disabled, handlers
+
+
+def dask_threads():
+    """Returns the threads that Dask keeps for the whole process, once it has any."""
+    return {x for x in threading.enumerate() if x.name.startswith("Dask-Offload")}
+
+
 def process():
     """Returns the state of the whole process."""
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -168,27 +184,120 @@ def process():
         "jax": {name: getattr(jax.config, name, None) for name in jax.config.values},
         "signals": handlers,
         "hooks": (sys.excepthook, threading.excepthook, warnings.showwarning),
-        "logging": (logging.root.level, [*logging.root.handlers]),
-        "threads": {*threading.enumerate()},
+        "logging": {name: logger_state(name) for name in (None, *LOGGERS)},
+        "threads": {*threading.enumerate()} - dask_threads(),
         "numpy": (np.geterr(), np.get_printoptions()),
     }
 
 
-@pytest.mark.slow
-def test_a_call_leaves_the_process_as_it_was(tmp_path, monkeypatch, request):
+@pytest.fixture
+def fresh_cache(tmp_path, monkeypatch, request):
+    """Has calls choose the folder of jax's cache, as in a user's process."""
     folder = jax.config.values["jax_compilation_cache_dir"]
     undo = partial(jax.config.update, "jax_compilation_cache_dir", folder)
     request.addfinalizer(undo)
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     jax.config.update("jax_compilation_cache_dir", None)
-    before = process()
-    files = {"checkpoint_every": 8, "export": tmp_path / "model.safetensors"}
-    config = replace(TINY, steps=8, eval_every=8, out=tmp_path / "run", **files)
+
+
+def call_train(folder: Path) -> None:
+    """Trains objects, with all outputs."""
+    files = {"checkpoint_every": 8, "export": folder / "model.safetensors"}
+    config = replace(TINY, steps=8, eval_every=8, out=folder / "run", **files)
     trained = train(config, task=fed_by_a_source(), strategy=syncalgos.diloco(4))
     assert trained.summary["task"] == trained.summary["algo"] == "your own"
-    for name, value in process().items():
-        assert value == before[name], name
+
+
+def call_overlapping(ends_first: str) -> None:
+    """Trains in two threads: "outer" begins first, and both train at one time."""
+    begun = {name: threading.Event() for name in ("outer", "inner")}
+    ended = {name: threading.Event() for name in ("outer", "inner")}
+    ends_last = "inner" if ends_first == "outer" else "outer"
+
+    def call(name: str) -> None:
+        def wait(_: object) -> None:
+            begun[name].set()
+            assert begun["inner"].wait(120)
+            if name == ends_last:
+                assert ended[ends_first].wait(120)
+
+        train(replace(TINY, steps=8), on_evaluation=wait)
+        ended[name].set()
+
+    threads = {name: threading.Thread(target=call, args=[name]) for name in begun}
+    threads["outer"].start()
+    assert begun["outer"].wait(120)
+    threads["inner"].start()
+    for thread in threads.values():
+        thread.join(120)
+    assert ended["outer"].is_set() and ended["inner"].is_set()
+
+
+def call_compare(folder: Path, **flags: object) -> None:
+    """Compares, with further flags."""
+    given = SHORT | {"task": "digits", "out": folder / "study"} | flags
+    assert len(compare("sync_sgd", seeds=1, flags=given).runs) == 1
+
+
+def call_in_vain(folder: Path) -> None:
+    """Looks for a scheduler that is not there."""
+    with pytest.raises(BadRequest, match="no answer"):
+        call_compare(folder, scheduler="tcp://127.0.0.1:1")
+
+
+def call_comparisons_at_once(folder: Path) -> None:
+    """Compares by jobs in two threads."""
+    threads = []
+    for number in range(2):
+        call = partial(call_compare, folder / str(number), jobs=2)
+        threads.append(threading.Thread(target=call))
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+
+
+CALLS = {
+    "train": call_train,
+    "overlapping, outer first": lambda _: call_overlapping("outer"),
+    "overlapping, inner first": lambda _: call_overlapping("inner"),
+    "compare": call_compare,
+    "devices": partial(call_compare, devices_per_job=jax.device_count()),
+    "jobs": partial(call_compare, jobs=2),
+    "jobs at once": call_comparisons_at_once,
+    "no scheduler": call_in_vain,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_leaves_the_process_as_it_was(name, fresh_cache, tmp_path, monkeypatch):
+    monkeypatch.setattr("experiments.study.study.ANSWER", 1.0)
+    pytest.importorskip("distributed")  # its import sets the levels of its loggers
+    before = process()
+    CALLS[name](tmp_path)
+    for part, value in process().items():
+        assert value == before[part], part
+
+
+@pytest.mark.slow
+def test_a_call_leaves_the_loggers_of_a_program_that_has_no_dask(tmp_path):
+    """Only those that are there before: Dask's import makes its own."""
+    program = f"""
+import logging, random
+from experiments import compare
+
+logger = logging.getLogger("tornado")
+logger.setLevel(logging.INFO)
+state = random.getstate()
+flags = {{"task": "digits", "workers": 2, "steps": 8, "jobs": 2}}
+compare("sync_sgd", seeds=1, flags=flags | {{"out": {str(tmp_path / "study")!r}}})
+assert (logger.level, logger.handlers, logger.propagate) == (logging.INFO, [], True)
+assert logging.getLogger("distributed").level == logging.INFO  # as Dask sets it
+assert random.getstate() == state
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
 def fed_by_a_source():
