@@ -10,8 +10,7 @@ import numpy as np
 import optax
 
 from models import gpt, lenet, lstm, mlp
-from syncalgos import DataParallel, Placement, Strategy
-from syncalgos.combinators import introspection
+from syncalgos import DataParallel, Placement, Strategy, describe
 
 PyTree = Any
 LR = 0.01
@@ -44,7 +43,7 @@ def trainer_of(
     loss: Callable[[PyTree, PyTree], jax.Array], strategy: Strategy, **options: Any
 ) -> DataParallel:
     """Makes a trainer by plain SGD, which knows that the losses here are means."""
-    form = "merged" if introspection.takes_mean(strategy) else None
+    form = "merged" if describe(strategy).averages_grads else None
     options = {"placement": Placement(lane_form=form)} | options
     return DataParallel(loss, optax.sgd(LR), strategy, **options)
 

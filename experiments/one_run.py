@@ -35,7 +35,6 @@ from experiments.training.process_group import ALONE, ProcessGroup, on_host
 from experiments.training.progress import Line, Progress
 from experiments.training.trackers import Tracked, Tracker, Tracking
 from syncalgos import Replica, Strategy, TrainState, network
-from syncalgos.combinators import rules
 
 
 def make(
@@ -369,7 +368,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
         delay = delay_of_sends(run.config, run.task, method.algorithm)
         moved = {**sends.to_json(network.sends(sent)), "delay": delay}
-    if not progress.sent_since and rules.KINDS["decided by data"](method.strategy):
+    if not progress.sent_since and syncalgos.describe(method.strategy).decides:
         decided = len({step for step, _ in progress.decided})
     devices = run.config.worker_devices
     return {

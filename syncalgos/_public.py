@@ -14,6 +14,7 @@ from syncalgos.combinators.masked import masked as masked
 from syncalgos.combinators.measured import Figures as Figures
 from syncalgos.combinators.measured import measured as measured
 from syncalgos.combinators.measured import parts_of as parts_of
+from syncalgos.combinators.measured import sync_metrics as sync_metrics
 from syncalgos.combinators.participation import paced as paced
 from syncalgos.combinators.participation import participating as participating
 from syncalgos.combinators.participation import sampled as sampled

@@ -17,7 +17,6 @@ import optax
 
 import syncalgos as sa
 from pages import table, traffic
-from syncalgos.strategy import apply_reduce, apply_sync, strong
 
 PAGE = Path(__file__).parents[1] / "strategies.md"
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
@@ -101,10 +100,10 @@ def trace(strategy: sa.Strategy) -> None:
     """Traces a step of four workers."""
 
     def step(params, grads, number):
-        opt_state, state = strong((OPTIMIZER.init(params), strategy.init(params)))
+        opt_state, state = OPTIMIZER.init(params), strategy.init(params)
         replica = sa.Replica(params, opt_state, (), jnp.zeros(()))
-        grads, state = apply_reduce(strategy, grads, replica, state, number)
-        replica, state = apply_sync(strategy, replica, state, number)
+        grads, state = strategy.reduce(grads, replica, state, number)
+        replica, state = strategy.sync(replica, state, number)
         return grads, strategy.center(replica.params, state)
 
     sizes = [*zip(sa.WORKERS, (2, 2), strict=True)]

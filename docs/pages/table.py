@@ -12,7 +12,6 @@ from pathlib import Path
 import syncalgos
 from pages.docstrings import Docstring, formulas, joined, parsed
 from pages.traffic import LEARNING_RATE, needs_rate
-from syncalgos.combinators.introspection import ever_syncs, has_center
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -63,8 +62,8 @@ def find_without_own_center() -> list[str]:
     names = []
     for name, factory in syncalgos.ALGORITHMS.items():
         parameters = {"learning_rate": LEARNING_RATE} if needs_rate(factory) else {}
-        strategy = factory(**parameters)
-        if ever_syncs(strategy) and not has_center(strategy):
+        description = syncalgos.describe(factory(**parameters))
+        if description.syncs and not description.has_center:
             names.append(name)
     return names
 

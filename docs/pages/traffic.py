@@ -10,7 +10,6 @@ import numpy as np
 import optax
 
 import syncalgos
-from syncalgos.combinators.decided import found
 
 WORKERS = 8
 # So many that a start without compression or local steps weighs little in the mean.
@@ -52,10 +51,13 @@ def counted(make: Callable[..., syncalgos.Strategy]) -> Traffic:
         )
         return counts.bytes_per_worker / STEPS
 
-    axes = [(name, 1) for name in syncalgos.WORKERS]
-    init = jax.make_jaxpr(strategy.init, axis_env=axes, return_shape=True)
-    if decisions := len(found(init(MODEL)[1])):
-        taken = np.zeros((STEPS, decisions), bool)
+    def decisions(params):
+        return syncalgos.sync_metrics(strategy.init(params), 0)["decided"]
+
+    if syncalgos.describe(strategy).decides:
+        axes = [(name, 1) for name in syncalgos.WORKERS]
+        trace = jax.make_jaxpr(decisions, axis_env=axes, return_shape=True)
+        taken = np.zeros((STEPS, *trace(MODEL)[1].shape), bool)
         return Traffic(a_step(taken), a_step(~taken))
     mean = a_step()
     return Traffic(mean, mean)

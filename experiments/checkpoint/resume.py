@@ -23,8 +23,8 @@ from experiments.training.config import SETTINGS, RunConfig
 from experiments.training.machine import versions
 from experiments.training.prepare import Run
 from experiments.training.progress import Progress
+from experiments.training.rounds import count_decisions
 from syncalgos import DataParallel, TrainState
-from syncalgos.combinators import decided
 from syncalgos.held_parts import HeldPart, bounds_of
 
 FOLDER = "checkpoints"  # in --out
@@ -423,7 +423,7 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
             f"--resume: the checkpoint of step {shard.step} used other data: the files "
             "have changed: restore them, or start anew with --overwrite"
         )
-    num_decisions = len(decided.found(run.state.sync))
+    num_decisions = count_decisions(run.state)
     if any(number >= num_decisions for _, number in progress.decided):
         raise BadRequest(
             f"--resume: the checkpoint of step {shard.step} has data-dependent syncs "

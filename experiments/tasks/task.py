@@ -16,8 +16,6 @@ from experiments.data.feeding import WEIGHT, Arrays, Data, gather, must
 from experiments.tasks import Schedule
 from syncalgos import checks, per_example
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.decided import METRIC
-from syncalgos.engine.losses import OF_WORKERS
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
 from syncalgos.reducers import stacking
@@ -35,6 +33,11 @@ _OUT_OF_BOUNDS = re.compile(
 
 Kept = Literal["replicated", "shared", "sharded"]
 Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
+
+
+# Names of the engine's own metrics: see `DataParallel.run` and its `each_worker`.
+DECISIONS = "decided"
+WORKER_LOSSES = "worker_loss"
 
 
 class Tables(NamedTuple):
@@ -310,8 +313,7 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
                 "apply must give values per example, {'loss': (batch,), …}; for a "
                 f"batch of 2 it gave {shapes}"
             )
-    # Training uses these names for decisions and for workers' losses.
-    if ours := training.keys() & {METRIC, OF_WORKERS}:
+    if ours := training.keys() & {DECISIONS, WORKER_LOSSES}:
         raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
     if twice := evaluation.keys() & {*task.figures, *task.mean_figures}:
         raise ValueError(

@@ -11,7 +11,6 @@ import optax
 from experiments.tasks.task import over_workers
 from syncalgos import Replica, Strategy
 from syncalgos.collectives import PyTree
-from syncalgos.strategy import seeing
 
 CHUNK, DRAWN_STEPS, MOST_STEPS = 512, 2**13, 2**17
 
@@ -62,6 +61,17 @@ def effective_lr(
     return rate
 
 
+def first_replica(
+    strategy: Strategy, optimizer: optax.GradientTransformation, params: PyTree
+) -> Replica:
+    """Returns a worker's replica before its first step, with a loss of 0 to be seen."""
+    replica = Replica(params, optimizer.init(params))
+    if not strategy.sees_loss:
+        return replica
+    dtypes = [x.dtype for x in jax.tree.leaves(params)]
+    return replica._replace(loss=jnp.zeros((), jnp.result_type(jnp.float32, *dtypes)))
+
+
 def _probe(
     track: Callable[[float], Track], lr: float, sizes: list[int], tolerance: float
 ) -> float | None:
@@ -106,7 +116,7 @@ def _tracker(make: Make, params: PyTree, workers: int) -> Callable[..., Track]:
     def start(hyperparams, _):
         strategy, optimizer = make(hyperparams)
         own = jax.tree.map(jnp.asarray, params)
-        return seeing(strategy, Replica(own, optimizer.init(own))), strategy.init(own)
+        return first_replica(strategy, optimizer, own), strategy.init(own)
 
     def local_step(strategy, lr, gradient, carry, step):
         replica, state = carry

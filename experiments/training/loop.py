@@ -15,22 +15,27 @@ from experiments.command.errors import BadRequest, explained
 from experiments.command.factories import TASK
 from experiments.data import feeding, sampling
 from experiments.data.feeding import WEIGHT
-from experiments.tasks.task import Task, held_out, number, values_of
+from experiments.tasks.task import (
+    DECISIONS,
+    WORKER_LOSSES,
+    Task,
+    held_out,
+    number,
+    values_of,
+)
 from experiments.training import rounds
 from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
 from experiments.training.progress import Line, Progress
 from syncalgos import TrainState
-from syncalgos.combinators.decided import METRIC
 from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.lanes.selection import Unfit
-from syncalgos.engine.losses import OF_WORKERS
 
 DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
 LEAST = 0.1  # as a first loss of 0 would give a limit of 0
 UNREAD = 2**10  # used like a signal's number if examples cannot be read
-WANTED = ("loss", OF_WORKERS, METRIC)
+WANTED = ("loss", WORKER_LOSSES, DECISIONS)
 
 
 class Watch(NamedTuple):
@@ -119,13 +124,13 @@ def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
         given = Batches(batches, feed.placed)
         to_compile = test if first == schedule[0][0] else None
         state, metrics, seconds = _dispatch(run, state, given, to_compile)
-        losses, decided = metrics["loss"], np.argwhere(metrics.get(METRIC, ()))
+        losses, decided = metrics["loss"], np.argwhere(metrics.get(DECISIONS, ()))
         spent = seconds + waited, decided.tolist()
-        progress.stepped(losses.tolist(), metrics[OF_WORKERS], *spent)
+        progress.stepped(losses.tolist(), metrics[WORKER_LOSSES], *spent)
         progress.lane_form = run.trainer.lane_form
         watch.stepped()
         if (bad := first_diverged(losses, progress.first_loss)) is not None:
-            workers = ~np.isfinite(metrics[OF_WORKERS][bad])
+            workers = ~np.isfinite(metrics[WORKER_LOSSES][bad])
             outcome = outcome._replace(
                 diverged_at=first + bad,
                 too_large=float(losses[bad]),

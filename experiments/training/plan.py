@@ -29,13 +29,10 @@ from experiments.tasks.task import (
 from experiments.training import optimizers
 from experiments.training.config import SETTINGS, RunConfig, Settings
 from experiments.training.defaults import batch_unit, nearest_multiple, resolved, takes
+from experiments.training.effective_rate import first_replica
 from experiments.training.optimizers import Schedule
-from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy, checks
-from syncalgos.combinators import introspection
-from syncalgos.engine.placement.layout import Device
-from syncalgos.reducers import row_sparse
-from syncalgos.reducers.reducer import Reducer
-from syncalgos.strategy import seeing
+from syncalgos import WORKERS, DataParallel, Placement, Strategy, checks
+from syncalgos.reducers import Reducer, row_sparse
 
 Numbers = Mapping[str, Any]
 """Values of settings by field; "arguments" has the algorithm's values, by flag."""
@@ -142,7 +139,7 @@ class Plan(NamedTuple):
 def make_plan(
     config: RunConfig,
     hosts: int = 1,
-    devices: Sequence[Device] | None = None,
+    devices: Sequence[Any] | None = None,
     *,
     task: Task | None = None,
     strategy: Strategy | None = None,
@@ -296,7 +293,7 @@ def _rows_of_a_step(config: Settings, plain: Strategy, task: Task) -> Reducer:
         ValueError: the task has no tables, or the algorithm does not average the
             gradients of one step.
     """
-    if not introspection.takes_mean(plain):
+    if not syncalgos.describe(plain).averages_grads:
         raise ValueError(
             f"--reduce {ROW_SPARSE} sends only the rows of one step's gradient: "
             f"use it with --algo sync_sgd, not {config.algo}"
@@ -351,7 +348,7 @@ def _use(
         return
 
     def local_step(params, step):
-        replica = seeing(strategy, Replica(params, optimizer.init(params)))
+        replica = first_replica(strategy, optimizer, params)
         state = strategy.init(params)
         grads, state = strategy.reduce(params, replica, state, step)
         replica, state = strategy.sync(replica._replace(params=grads), state, step)
@@ -395,7 +392,8 @@ def _structure(config: Settings, varied: Varied) -> dict[str, Any]:
 
 def _check_plateau(config: Settings, strategy: Strategy) -> None:
     """Raises a ValueError if each worker would lower its own learning rate."""
-    is_shared = config.workers == 1 or introspection.reduces(strategy)
+    combines_grads = syncalgos.describe(strategy).combines_grads
+    is_shared = config.workers == 1 or combines_grads
     if config.schedule == "plateau" and not is_shared:
         raise ValueError(
             f"--schedule plateau: workers of {config.algo} share no loss, so each "
@@ -453,7 +451,7 @@ def make_trainer(
     make: Callable[[Settings], Method],
     numbers: Numbers,
     method: Method,
-    devices: Sequence[Device] | None = None,
+    devices: Sequence[Any] | None = None,
 ) -> DataParallel:
     """Makes the engine for a method, on the given devices or the config's.
 

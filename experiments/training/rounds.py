@@ -9,23 +9,16 @@ workers measures their agreement: 1 if all see the same data, 0 if noise dominat
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 import syncalgos
 from experiments.training.plan import Plan
 from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
-from syncalgos.combinators import arrivals, introspection
-from syncalgos.combinators.decided import found
-from syncalgos.combinators.measured import NONE, Noted
-from syncalgos.engine import inner_step
-from syncalgos.engine.state import of_one
-from syncalgos.steps import ALWAYS, Where
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
@@ -94,13 +87,11 @@ def ends_of(
         (steps,) booleans; None if only the run decides.
     """
     strategy, is_shared = plan.method.strategy, plan.task.kept == "shared"
-    # An inner optimizer may use the loss, which workers that reduce gradients share.
-    shares_loss = introspection.reduces(strategy) and inner_step.asks(
-        plan.method.optimizer, replica, np.float32(0)
-    )
+    # An inner optimizer may use the loss, which workers that combine gradients share.
+    may_share_loss = syncalgos.describe(strategy).combines_grads
     # One worker sends nothing, but its rounds end. Shared tables, and the loss that an
     # optimizer uses, are sent at every step and must not count.
-    if is_shared or plan.config.workers == 1 or shares_loss:
+    if is_shared or plan.config.workers == 1 or may_share_loss:
         sent, strategy = None, plan.method.algorithm if is_shared else strategy
     if sent is None:
         try:
@@ -114,7 +105,7 @@ def ends_of(
 
 def planned(plan: Plan, state: TrainState) -> Rounds:
     """Returns the rounds of a run; displacements must not be measured in its state."""
-    c, replica = plan.config, of_one(state.replica)
+    c, replica = plan.config, _shapes_of_one(state.replica)
     try:
         sent = plan.trainer.communication(state, c.steps)
     except ValueError:  # only the run decides
@@ -129,11 +120,11 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
     is_trained = rounds.center_steps is None or rounds.center_steps.any()
     if ends is None or (ends.any() and is_trained):
         return rounds
-    acting_steps = introspection.acting_steps(_evaluated(plan))
+    description = syncalgos.describe(_evaluated(plan), workers=c.workers)
     first_change = _first_change(plan, replica)
     # Each worker's center may change on its own.
     sends_nothing = first_change is None and not ends.any()
-    if sends_nothing and arrivals.table(acting_steps, c.steps, c.workers).any():
+    if sends_nothing and description.acting_steps(c.steps).size:
         return rounds._replace(
             unsynced=(
                 f"{c.algo} sends nothing, as its sync and reduce call no collective"
@@ -181,7 +172,7 @@ def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> st
 
 def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
     """Returns a function that counts the sends, with the data's decisions so far."""
-    decisions = len(found(state.sync))
+    decisions = count_decisions(state)
     if sent is not None or not decisions:
         return lambda progress: sent
     of_taken = plan.trainer.counter(state, plan.config.steps)
@@ -197,6 +188,19 @@ def _count(plan: Plan, state: TrainState, sent: Communication | None) -> Count:
             return None
 
     return count_taken
+
+
+def count_decisions(state: TrainState) -> int:
+    """Returns how many decisions by data a strategy takes at a step."""
+    metrics = jax.eval_shape(syncalgos.sync_metrics, state.sync, 0)
+    if "decided" not in metrics:
+        return 0
+    return metrics["decided"].size
+
+
+def _shapes_of_one(replicas: Replica) -> Any:
+    """Returns the shapes of one worker's replica, without the axes of the workers."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[2:], x.dtype), replicas)
 
 
 def _evaluated(plan: Plan) -> Strategy:
@@ -216,12 +220,10 @@ def _center_steps(plan: Plan, ends: np.ndarray | None, steps: int) -> np.ndarray
     Returns:
         (steps + 1,) whole numbers; None if only the run decides.
     """
-    strategy = _evaluated(plan)
-    if introspection.has_center(strategy) and ends is None:
+    description = syncalgos.describe(_evaluated(plan), workers=plan.config.workers)
+    if description.has_center and ends is None:
         return None
-    undeclared = ALWAYS if ends is None else Where(partial(_holds, ends))
-    parts = arrivals.arrivals(strategy, undeclared)
-    return arrivals.included(parts, steps, plan.config.workers)
+    return description.included_steps(steps, undeclared=ends)
 
 
 def _first_change(plan: Plan, replica: Replica) -> int | None:
@@ -233,7 +235,7 @@ def _first_change(plan: Plan, replica: Replica) -> int | None:
         center_steps = _center_steps(plan, ends, steps)
         if ends is None or center_steps is None:
             return None
-        if introspection.has_center(_evaluated(plan)):
+        if syncalgos.describe(_evaluated(plan)).has_center:
             if center_steps.any():
                 return int(np.flatnonzero(center_steps)[0])
         elif ends.any():
@@ -267,12 +269,12 @@ def measured(
     )
 
 
-def figures(state: TrainState, ends: np.ndarray | None = None) -> dict[str, float]:
+def figures(state: TrainState, ends: np.ndarray | None) -> dict[str, float]:
     """Returns the displacements in the last round.
 
     Args:
         state: a state of the engine.
-        ends: whether a round ends at each step; None: take the last measured round.
+        ends: whether a round ends at each step, (steps,) booleans; None: not known.
 
     Returns:
         pseudo_gradient, the 2-norm over all params that the strategy sees;
@@ -281,19 +283,26 @@ def figures(state: TrainState, ends: np.ndarray | None = None) -> dict[str, floa
         no round has ended yet, or it was not measured. The cosine is NaN if there is
         one worker, or one did not move.
     """
-    noted = optax.tree.get(
-        state.sync, "noted", filtering=lambda _, x: isinstance(x, Noted)
-    )
-    if noted is None:
-        return dict.fromkeys(DISPLACEMENTS, np.nan)
+    unknown: dict[str, float] = dict.fromkeys(DISPLACEMENTS, np.nan)
+    if ends is None:
+        return unknown
+    ended_steps = np.flatnonzero(ends[: state.step])
+    if not ended_steps.size:
+        return unknown
     # One worker of this process; all have the same.
-    at, values = (np.asarray(x.addressable_shards[0].data) for x in noted)
+    own_state = jax.tree.map(lambda x: x.addressable_shards[0].data, state.sync)
+    metrics = syncalgos.sync_metrics(own_state, ended_steps[-1])
+    if "measured" not in metrics:
+        return unknown
+    move, spread, cosine, _ = (float(x[0]) for x in metrics["measured"])
     # A run that was resumed with other evaluations has not measured the same rounds.
-    if ends is not None and at.flat[0] not in np.flatnonzero(ends[: state.step])[-1:]:
-        return dict.fromkeys(DISPLACEMENTS, np.nan)
-    move, spread, cosine, _ = values.reshape(-1, 4)[0]
-    found = zip(DISPLACEMENTS, (move, cosine, spread), strict=True)
-    return {name: float(x) if x > NONE else np.nan for name, x in found}
+    if move == spread == cosine == 0:  # in a round without a move, the cosine is -2
+        return unknown
+    return {
+        "pseudo_gradient": move,
+        "displacement_cosine": cosine if cosine >= -1 else np.nan,
+        "drift": spread,
+    }
 
 
 def _holds(table: np.ndarray, step: jax.Array) -> jax.Array:

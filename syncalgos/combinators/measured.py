@@ -206,15 +206,36 @@ def parts_of(params: PyTree, layered: Layered = 0) -> list[str]:
     return names
 
 
-def noted(state: PyTree, step: Any) -> dict[str, Any]:
-    """Returns what a strategy noted in a step, as metrics: decisions, and figures.
+def sync_metrics(state: PyTree, step: Any) -> dict[str, Any]:
+    """Returns what a strategy has noted of a step, as `DataParallel.run` reports it.
+
+    Use it in your own loop, right after the sync of a step.
 
     Args:
-        state: a strategy's state; leaves may have a first axis of identical lanes.
-        step: the local step.
+        state: the strategy's state; leaves may have leading axes of workers, of which
+            the first is taken: all note the same.
+        step: the local step, which counts from 0.
+
+    Returns:
+        {"decided": whether each `decided` inside decided to sync at this step,
+        (decisions,) booleans; "measured": the `Figures` of the round that ended with
+        this step, zeros if none did}; {} if nothing inside is decided or measured.
 
     Raises:
         ValueError: several strategies inside are `measured`.
+
+    Example:
+        >>> import jax
+        >>> import jax.numpy as jnp
+        >>> from syncalgos import Replica, average, decided, sync_metrics
+        >>> far = lambda replica, state, step: abs(replica.params) > 1
+        >>> strategy = decided(average(axis="workers"), far)
+        >>> def sync(params):
+        ...     state = strategy.init(params)
+        ...     _, state = strategy.sync(Replica(params), state, 0)
+        ...     return sync_metrics(state, 0)["decided"]
+        >>> jax.vmap(sync, axis_name="workers")(jnp.array([0.0, 3.0])).tolist()
+        [[True], [True]]
     """
     metrics: dict[str, Any] = decided.noted(state, step)
     nodes = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, Noted))

@@ -14,7 +14,7 @@ from jax import lax
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.combinators import introspection, participation
-from syncalgos.combinators.measured import noted
+from syncalgos.combinators.measured import sync_metrics
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
 from syncalgos.engine import arguments, inner_step, lone_branches, sharded_tables
 from syncalgos.engine.inner_fit import check_clock, check_form
@@ -232,7 +232,7 @@ def run(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
         own, metrics = worker.local_step(own, batch, shared, step, me)
         own = shards.kept(Own(*apply_sync(worker.strategy, *own, step)))
         own = own._replace(replica=own.replica._replace(loss=()))
-        metrics = {**metrics, **noted(own.sync, step)}
+        metrics = {**metrics, **sync_metrics(own.sync, step)}
         # Averaged over the lanes in each step: over all steps at once, the order of
         # summation, and so the rounding, would depend on the number of steps.
         return (own, step + 1), collectives.mean(metrics, LANES)

@@ -197,6 +197,7 @@ def sent() -> list[float]:
 def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
     """Names the cosines that `measured` found."""
     figures: sa.Figures = metrics["measured"]
+    assert sa.sync_metrics((), 0) == {}
     return dict(zip(sa.parts_of(PARAMS), figures.cosine.T, strict=True))
 
 

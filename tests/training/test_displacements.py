@@ -17,6 +17,7 @@ from experiments.training.prepare import prepare
 from experiments.training.rounds import figures, measured
 from syncalgos import bmuf, communication, delayed, model_averaging, reduce_with
 from syncalgos.combinators import introspection
+from syncalgos.combinators.measured import Noted
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -44,8 +45,20 @@ def train(strategy, at=AT, loss=drift, params=PARAMS, rows=ROWS, **given):
     state, seen = trainer.init(params), []
     for start, stop in itertools.pairwise((0, *at)):
         state, _ = trainer.run(state, rows[start:stop])
-        seen.append([*figures(state).values()])
+        seen.append([*figures(state, last_measured(state)).values()])
     return state, np.array(seen)
+
+
+def last_measured(state):
+    """Whether each step is that of the last measured round."""
+    [step] = {int(x[0].ravel()[0]) for x in measured_nodes(state)} or {-1}
+    return np.arange(STEPS) == step
+
+
+def measured_nodes(state):
+    """The notes of `measured` in a strategy's state."""
+    nodes = jax.tree.leaves(state.sync, is_leaf=lambda x: isinstance(x, Noted))
+    return [node for node in nodes if isinstance(node, Noted)]
 
 
 def sync_steps(strategy):
@@ -162,7 +175,7 @@ def test_figures_of_palsgd_are_found_inside_it():
 def test_a_run_goes_on_where_displacements_cannot_be_measured(capsys):
     words = "--algo async_diloco --period 2 --workers 2 --steps 4 --displacements"
     run = prepare(parse(words.split()))
-    assert np.isnan([*figures(run.state).values()]).all()
+    assert np.isnan([*figures(run.state, run.rounds.ends).values()]).all()
     assert "displacements are left out: measured: workers" in capsys.readouterr().err
 
 

@@ -24,7 +24,6 @@ from pages.motion.drawing import svg as svg
 from pages.motion.film import Recorded
 from syncalgos import Replica, Strategy, checks
 from syncalgos.algorithms import ALGORITHMS
-from syncalgos.combinators.decided import found
 
 STEPS = 96
 PERIOD = 8
@@ -179,7 +178,7 @@ def _train(
             point(params),
             point(synced.params),
             point(strategy.center(synced.params, state)),
-            [decision.at == step for decision in found(state).values()],
+            [*syncalgos.sync_metrics(state, step).get("decided", ())],
         )
         return (synced, state, step + 1), seen
 

@@ -17,7 +17,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.combinators import introspection
-from syncalgos.combinators.measured import noted
+from syncalgos.combinators.measured import sync_metrics
 from syncalgos.dtypes import narrow, widen
 from syncalgos.engine.placement.backends import Replicated, held_once
 from syncalgos.engine.placement.layout import DEVICES, LANES
@@ -57,13 +57,13 @@ def sequential(
         replicas, totals = lax.optimization_barrier((replicas, totals))
         step = first + end - 1
         own = _synced(worker, lanes, axes, Own(replicas, own.sync), step)
-        now = noted(own.sync, step)
+        now = sync_metrics(own.sync, step)
         rows = jax.tree.map(lambda x, y: x.at[end - 1].set(y), rows, now)
         return end, own, totals, rows
 
     steps, none = len(ends), _no_metrics(worker, own, inputs)
     empty = jax.tree.map(
-        lambda x: jnp.zeros((steps, *x.shape), x.dtype), noted(held.sync, first)
+        lambda x: jnp.zeros((steps, *x.shape), x.dtype), sync_metrics(held.sync, first)
     )
     carry = jnp.int32(0), held, widen(none), empty
     carry = lax.while_loop(lambda carry: carry[0] < steps, one_round, carry)
@@ -112,7 +112,7 @@ def merged(
         own = own._replace(replica=worker.updated(own.replica, found, loss))
         if introspection.ever_acts(worker.strategy):
             own = _synced(worker, lanes, axes, own, step)
-        return (own, step + 1), {**found.metrics, **noted(own.sync, step)}
+        return (own, step + 1), {**found.metrics, **sync_metrics(own.sync, step)}
 
     (held, step), metrics = over_steps(local_step, (held, shared.step), inputs.batches)
     metrics = collectives.mean(metrics, DEVICES)
