@@ -45,6 +45,7 @@ _GONE = re.compile(
 
 # jax (from 0.12) needs all three of these files for mutual TLS.
 _TLS = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
+_URI_PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
 
 
 Train = Callable[[RunConfig, ProcessGroup], int]
@@ -251,7 +252,7 @@ def join(
         Unconnected: the processes cannot find each other. In other cases jax aborts.
         BadRequest: jax cannot use the given certificates.
     """
-    check_tls()
+    check_tls(group)
     where, seconds = group.coordinator, config.init_timeout
     if group.is_first:
         _check_port(where, log)
@@ -427,9 +428,13 @@ def tells_of_loss(error: Exception) -> bool:
     return is_of_jax and _GONE.match(named(error)) is not None
 
 
-def check_tls() -> None:
-    """Raises a BadRequest for certificates that jax would not use."""
-    names = (*_TLS, "JAX_MTLS_PEER_URI_PREFIX")
+def check_tls(group: ProcessGroup) -> None:
+    """Raises a BadRequest for certificates that jax would not use.
+
+    Args:
+        group: the number of this process, and the address of process 0.
+    """
+    names = (*_TLS, _URI_PREFIX)
     settings = {name: os.environ[name] for name in names if os.environ.get(name)}
     if not settings:
         return
@@ -445,4 +450,17 @@ def check_tls() -> None:
             f"{first_name} is set, but jax {jax.__version__} does not support TLS: "
             "install jax 0.12, or unset the variable"
         )
-    certificates.check({name: settings[name] for name in _TLS})
+    uri_prefix = settings.get(_URI_PREFIX, "")
+    if uri_prefix and not uri_prefix.endswith("/"):
+        raise BadRequest(
+            f"{_URI_PREFIX} must end with a slash, got {uri_prefix}: without one, "
+            "names of others begin so, too"
+        )
+    # With a prefix, jax looks at URIs in place of the host.
+    host = None if uri_prefix else network.address(group.coordinator)[0]
+    certificates.check(
+        {name: settings[name] for name in _TLS},
+        is_server=group.is_first,
+        host=host,
+        uri_prefix=uri_prefix,
+    )

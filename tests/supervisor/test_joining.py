@@ -4,11 +4,15 @@ import inspect
 import os
 import shutil
 import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import pytest
 from commands import PROGRAM, Run, execute, together
 from jax._src.clusters import cloud_tpu_cluster  # jax has no public way to ask
+from made_certificates import Authority
 from tiers import tiers
 
 from experiments.command.errors import BadRequest
@@ -84,6 +88,7 @@ def test_process_that_finds_no_other_says_why(number, at, words):
 
 FILES = ("JAX_MTLS_CERT_FILE", "JAX_MTLS_KEY_FILE", "JAX_MTLS_CA_FILE")
 PREFIX = "JAX_MTLS_PEER_URI_PREFIX"
+FIRST = ProcessGroup(0, 2, coordinator="127.0.0.1:1")
 HAS_TLS = "mtls_cert_file" in inspect.signature(jax.distributed.initialize).parameters
 UNUSED = (
     "/nowhere.pem: No such file"
@@ -107,9 +112,152 @@ def test_certificates_that_would_not_be_used_are_refused(given, words, monkeypat
     for name in given:
         monkeypatch.setenv(name, "/nowhere.pem")
     if words is None:
-        return check_tls()
+        return check_tls(FIRST)
     with pytest.raises(BadRequest, match=words):
-        check_tls()
+        check_tls(FIRST)
+
+
+class CertificateCase(NamedTuple):
+    """A certificate for the process 0 of --coordinator, which is at 127.0.0.1.
+
+    Attributes:
+        signed: arguments of `Authority.sign`.
+        words: what the refusal says of its file; None if it is taken.
+        coordinator: the host of process 0.
+        uri_prefix: the variable of jax.
+        process: the process that has the certificate.
+    """
+
+    signed: dict[str, Any]
+    words: str | None
+    coordinator: str = "127.0.0.1"
+    uri_prefix: str = ""
+    process: int = 0
+
+
+OTHER_HOST = "not for {0}, to which other processes connect .--coordinator.: make a"
+CERTIFICATES = {
+    "good": CertificateCase({}, None),
+    "wildcard": CertificateCase({"hosts": "DNS:*.x.org"}, None, "a.x.org"),
+    "common name": CertificateCase({"hosts": "", "name": "a"}, None, "a"),
+    "expired": CertificateCase(
+        {"days": (-3, -1)}, r"expired on 20\d\d-\d\d-\d\d \d\d:\d\d UTC: make"
+    ),
+    "expired and of another host": CertificateCase(
+        {"days": (-3, -1), "hosts": "DNS:a"}, "expired on 20"
+    ),
+    "not yet valid": CertificateCase(
+        {"days": (1, 3)}, r"is not valid yet: it starts on 20\d\d-.* UTC: wait, or set"
+    ),
+    "another host": CertificateCase(
+        {"hosts": "DNS:a,IP:10.0.0.1"}, f"is for a, 10.0.0.1, {OTHER_HOST}"
+    ),
+    "another common name": CertificateCase(
+        {"hosts": "", "name": "a"}, f"is for a, {OTHER_HOST}", "b"
+    ),
+    "another host, of a client": CertificateCase({"hosts": "DNS:a"}, None, process=1),
+    "a client's": CertificateCase(
+        {"usage": "clientAuth"}, "lacks the extendedKeyUsage serverAuth: make a"
+    ),
+    "a client's, of a client": CertificateCase(
+        {"usage": "clientAuth"}, None, process=1
+    ),
+    "a server's": CertificateCase(
+        {"usage": "serverAuth"}, "lacks the extendedKeyUsage clientAuth: make a"
+    ),
+    "prefix": CertificateCase({"hosts": "URI:id://a/b"}, None, uri_prefix="id://a/"),
+    "another prefix": CertificateCase(
+        {"hosts": "URI:id://c/b"},
+        r"has no URI that begins with id://a/ .its URIs: id://c/b.: make a",
+        uri_prefix="id://a/",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def authorities(tmp_path_factory) -> dict[str, Authority]:
+    """One whose certificate is valid, a stranger, and one whose has expired."""
+    folder = tmp_path_factory.mktemp("authorities")
+    return {
+        "valid": Authority(folder / "valid"),
+        "other": Authority(folder / "other"),
+        "expired": Authority(folder / "expired", days=(-3, -1)),
+    }
+
+
+@pytest.fixture
+def jax_with_tls(monkeypatch):
+    """Has the jax of the tests take certificates, as jax 0.12 does."""
+
+    def initialize(mtls_cert_file=None) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("jax.distributed.initialize", initialize)
+
+
+def use(monkeypatch, pair: Sequence[Path], authority: Path, uri_prefix="") -> None:
+    """Sets jax's variables."""
+    for name, path in zip(FILES, (*pair, authority), strict=True):
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.setenv(PREFIX, uri_prefix)
+
+
+@pytest.mark.parametrize("name", CERTIFICATES)
+def test_a_certificate_that_cannot_be_used_is_named(
+    name, authorities, jax_with_tls, monkeypatch
+):
+    case = CERTIFICATES[name]
+    pair = authorities["valid"].sign(**case.signed)
+    use(monkeypatch, pair, authorities["valid"].path, case.uri_prefix)
+    at = f"{case.coordinator}:1"
+    group = ProcessGroup(case.process, 2, coordinator=at)
+    if case.words is None:
+        return check_tls(group)
+    words = f"^{FILES[0]} {pair[0]} {case.words.format(case.coordinator)}"
+    with pytest.raises(BadRequest, match=words) as refused:
+        check_tls(group)
+    assert refused.value.code == 2
+
+
+def test_an_authority_that_cannot_be_used_is_named(
+    authorities, jax_with_tls, monkeypatch
+):
+    own, other, expired = authorities.values()
+    pair = own.sign()
+    for process in (0, 1):
+        group = ProcessGroup(process, 2, coordinator="127.0.0.1:1")
+        use(monkeypatch, pair, other.path)
+        words = (
+            f"{FILES[0]} {pair[0]} is refused by the authority in {other.path}: .*: "
+        )
+        with pytest.raises(BadRequest, match=f"^{words}set {FILES[2]} to the"):
+            check_tls(group)
+        use(monkeypatch, expired.sign(), expired.path)
+        words = f"^{FILES[2]} {expired.path} expired on 20.*: make"
+        with pytest.raises(BadRequest, match=words):
+            check_tls(group)
+        use(monkeypatch, (pair[0], own.sign()[1]), own.path)
+        words = f"{FILES[1]} .* is not the key of the certificate in {pair[0]}: "
+        with pytest.raises(BadRequest, match=words):
+            check_tls(group)
+
+
+def test_an_authoritys_file_may_hold_others_that_have_expired(
+    authorities, jax_with_tls, monkeypatch, tmp_path
+):
+    own, other, expired = authorities.values()
+    bundle = tmp_path / "bundle.pem"
+    texts = [x.path.read_text() for x in (expired, other, own)]
+    bundle.write_text("".join(texts))
+    use(monkeypatch, own.sign(), bundle)
+    check_tls(FIRST)
+
+
+def test_a_prefix_without_a_slash_is_refused(authorities, jax_with_tls, monkeypatch):
+    authority = authorities["valid"]
+    use(monkeypatch, authority.sign("URI:id://a/b"), authority.path, "id://a")
+    with pytest.raises(BadRequest, match=f"{PREFIX} must end with a slash, got id://a"):
+        check_tls(FIRST)
 
 
 def test_no_process_joins_where_certificates_would_not_be_used(monkeypatch):
