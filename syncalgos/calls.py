@@ -3,7 +3,7 @@
 import functools
 import inspect
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -58,8 +58,8 @@ class Call:
                 args += value
             elif p.kind is p.VAR_KEYWORD:
                 kwargs |= value
-            elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty:
-                args.append(value)
+            elif p.kind is not p.KEYWORD_ONLY and p.default is p.empty and not kwargs:
+                args.append(value)  # one behind defaults is shown by its name
             elif name != "axis" or value != p.default:
                 kwargs[name] = value
         return written(self.function.__name__, args, kwargs)
@@ -97,23 +97,29 @@ def keep_call(function: Function, add_call: Callable[[Any, Call], Any]) -> Funct
 
 
 def suggest_arguments(function: Function) -> Function:
-    """Decorates a function: for a wrong argument, it names the nearest one.
+    """Decorates a function: a wrong call is answered with what is possible.
 
-    The function's signature and its type stay the same.
+    For an argument that the function does not have, with the nearest one; for too many
+    by position, with those that may be; and for a missing one, `checks.REQUIRED` too,
+    with its name. The function's signature and its type stay the same.
     """
     function_name = function.__qualname__.removesuffix(".__init__")
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    parameters = [
+        p for p in inspect.signature(function).parameters.values() if p.name != "self"
+    ]
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return function  # it takes any name
+    is_method = "self" in inspect.signature(function).parameters
     argument_names = [
-        name
-        for name, p in parameters.items()
-        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and name != "self"
+        p.name
+        for p in parameters
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
     ]
 
     @functools.wraps(function)
     def checked(*args: Any, **kwargs: Any) -> Any:
         check_argument_names(function_name, kwargs, argument_names)
+        check_positions(function_name, len(args) - is_method, kwargs, parameters)
         return function(*args, **kwargs)
 
     return checked  # type: ignore[return-value]  # the same type for its callers
@@ -132,6 +138,51 @@ def check_argument_names(
             raise TypeError(
                 f"{function_name} has no argument {name!r}{hint} ({possible})"
             )
+
+
+def check_positions(
+    function_name: str,
+    num_positions: int,
+    names: Collection[str],
+    parameters: Sequence[inspect.Parameter],
+) -> None:
+    """Checks how many arguments a call gives by position, and that none is missing.
+
+    Args:
+        function_name: the function that was called, for the message.
+        num_positions: the number of arguments by position.
+        names: the arguments by name.
+        parameters: the function's.
+
+    Raises:
+        TypeError: there are more by position than the function takes, or an argument
+            without a default is missing.
+    """
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return
+    by_name = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+    by_position = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+    if num_positions > len(by_position):
+        possible = ", ".join(by_position) or "nothing"
+        remedy = "leave out the others"
+        if by_name:
+            remedy = f"give the others by name ({', '.join(by_name)})"
+        raise TypeError(
+            f"{function_name} takes {possible} by position, but the call has "
+            f"{num_positions} by position: {remedy}"
+        )
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.name not in names
+        and p.name not in by_position[:num_positions]
+    ]
+    if missing:
+        raise TypeError(
+            f"{function_name} needs an argument {missing[0]!r}, which has no default "
+            f"(its arguments: {', '.join([*by_position, *by_name])})"
+        )
 
 
 class _Short(reprlib.Repr):

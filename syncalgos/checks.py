@@ -18,6 +18,12 @@ from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
 LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
 
+REQUIRED: Any = inspect.Parameter.empty
+"""The default of an argument that has none, although those before it have.
+
+Python's own syntax has that only for an argument by name. `inspect` shows this one
+without a default, and `calls.suggest_arguments` refuses a call without it."""
+
 Topology = Literal[*ONE_WAY, *SYMMETRIC] | Any
 """A graph of workers: its name, or another form that `syncalgos.graph` takes."""
 

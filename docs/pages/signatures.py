@@ -61,6 +61,8 @@ def made(argument: ast.arg, default: ast.expr | None, stars: str = "") -> Parame
     """Returns a parameter from its syntax tree."""
     kind = ast.unparse(argument.annotation) if argument.annotation else ""
     value = ast.unparse(default) if default is not None else ""
+    if value == "checks.REQUIRED":
+        value = ""
     return Parameter(stars + argument.arg, kind, value)
 
 

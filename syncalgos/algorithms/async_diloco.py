@@ -17,11 +17,11 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 @factory
 def async_diloco(
     period: int = 16,
-    *,
     outer_lr: float = 0.7,
     # A value that is stable with stale updates at this rate (docs/studies/atlas.md).
     # The paper's 0.9 makes small models oscillate.
     outer_momentum: float = 0.4,
+    *,
     slowest: float = 0.5,
     dynamic_steps: bool = False,
     buffer: int | None = None,

@@ -22,10 +22,10 @@ class BMUFState(NamedTuple):
 @factory
 def bmuf(
     period: int = 16,
-    *,
     block_momentum: float | None = None,
     block_lr: float = 1.0,
     nesterov: bool = False,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Blockwise model-update filtering: momentum on the average of the models.

@@ -20,10 +20,10 @@ class ChocoState(NamedTuple):
 
 @factory
 def choco_sgd(
-    *,
     density: float = 0.1,
     consensus: float | None = None,
     topology: checks.Symmetric = "ring",
+    *,
     layered: stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -24,9 +24,9 @@ class MomentumState(NamedTuple):
 @factory
 def co2(
     period: int = 16,
-    *,
     outer_lr: float = 1.0,
     outer_momentum: float = 0.0,
+    *,
     entry_clip: float | None = None,
     penalty: bool = True,
     axis: Axis = WORKERS,

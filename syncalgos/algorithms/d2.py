@@ -20,7 +20,7 @@ class D2State(NamedTuple):
 
 @factory
 def d2(
-    *, mixing: float = 0.5, topology: checks.Symmetric = "ring", axis: Axis = WORKERS
+    mixing: float = 0.5, topology: checks.Symmetric = "ring", *, axis: Axis = WORKERS
 ) -> Strategy:
     """D², or exact diffusion: gossip that is corrected for its past mixing.
 

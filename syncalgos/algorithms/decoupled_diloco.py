@@ -25,8 +25,8 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 @factory
 def decoupled_diloco(
     period: int = 16,
-    *,
     fragments: int = 4,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     quorum: int = 1,

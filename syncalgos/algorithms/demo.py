@@ -11,10 +11,10 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 @factory
 def demo(
-    *,
     decay: float = 0.999,
     chunk: int = 64,
     top_k: int = 32,
+    *,
     sign: bool = False,
     learning_rate: checks.LearningRate | None = None,
     layered: stacking.Layered = 0,

@@ -12,9 +12,9 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 @factory
 def des_loc(
     period: int = 16,
-    *,
     first_period: int | None = None,
     second_period: int | None = None,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DES-LOC: local SGD that averages the optimizer's moments too, less often.

@@ -23,9 +23,9 @@ class DgcState(NamedTuple):
 
 @factory
 def dgc(
-    *,
     density: float = 0.001,
     local_momentum: float = 0.9,
+    *,
     local_clip: float | None = None,
     dense_steps: int = 100,
     layered: stacking.Layered = 0,

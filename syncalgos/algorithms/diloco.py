@@ -10,9 +10,9 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def diloco(
     period: int = 16,
-    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    *,
     reduce: AnyReducer = "mean",
     seed: int = 0,
     axis: Axis = WORKERS,

@@ -11,11 +11,11 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def diloco_x(
     period: int = 16,
-    *,
     # A round of delay lowers the limit of stability: these values reach 97.2 % on
     # digits; DiLoCo's 0.7 and 0.9 reach 48 %.
     outer_lr: float = 0.4,
     outer_momentum: float = 0.5,
+    *,
     rank: int = 4,
     seed: int = 0,
     min_rate: float = 2.0,

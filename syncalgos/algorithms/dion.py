@@ -21,9 +21,9 @@ class DionState(NamedTuple):
 
 @factory
 def dion(
-    *,
     rank_fraction: float = 0.25,
     local_momentum: float = 0.95,
+    *,
     seed: int = 0,
     layered: stacking.Layered = 0,
     axis: Axis = WORKERS,

@@ -12,9 +12,9 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 @factory
 def distributed_lion(
-    *,
     b1: float = 0.9,
     b2: float = 0.99,
+    *,
     majority: bool = False,
     seed: int = 0,
     axis: Axis = WORKERS,

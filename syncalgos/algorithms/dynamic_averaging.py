@@ -21,7 +21,7 @@ class DynamicState(NamedTuple):
 
 @factory
 def dynamic_averaging(
-    period: int = 16, *, bound: float = 0.1, axis: Axis = WORKERS
+    period: int = 16, bound: float = 0.1, *, axis: Axis = WORKERS
 ) -> Strategy:
     """Dynamic averaging: models are averaged once one has moved too far.
 

@@ -23,11 +23,11 @@ class EagerState(NamedTuple):
 @factory
 def eager_diloco(
     period: int = 16,
-    *,
     outer_lr: float = 0.4,
     # The largest value that is stable with a round of delay at this rate
     # (docs/studies/atlas.md). The paper's 0.9 makes small models oscillate.
     outer_momentum: float = 0.4,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DiLoCo with eager updates: own outer gradients at once, the others' a round late.

@@ -23,7 +23,7 @@ class EASGDState(NamedTuple):
 
 
 @factory
-def easgd(period: int = 16, *, beta: float = 0.9, axis: Axis = WORKERS) -> Strategy:
+def easgd(period: int = 16, beta: float = 0.9, *, axis: Axis = WORKERS) -> Strategy:
     """Elastic averaging SGD: a spring between every replica and a moving center.
 
     In every `period`-th local step, for N workers' params θ, their inner updates u

@@ -24,9 +24,9 @@ class EditState(NamedTuple):
 @factory
 def edit(
     period: int = 16,
-    *,
     outer_lr: float = 0.8,
     outer_momentum: float = 0.85,
+    *,
     threshold: float = 3.0,
     leaf_clip: float = 10.0,
     forgetting: float = 0.02,

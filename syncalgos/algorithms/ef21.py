@@ -8,9 +8,9 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def ef21(
-    *,
     density: float = 0.05,
     local_momentum: float = 0.9,
+    *,
     layered: Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:

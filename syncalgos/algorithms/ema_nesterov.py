@@ -24,9 +24,9 @@ class EmaNesterovState(NamedTuple):
 
 @factory
 def ema_nesterov(
-    *,
     decay: float = 0.99,
     lookahead: float = 0.3,
+    *,
     learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:

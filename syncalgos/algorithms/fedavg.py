@@ -8,7 +8,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def fedavg(
-    period: int = 16, *, fraction: float = 1.0, seed: int = 0, axis: Axis = WORKERS
+    period: int = 16, fraction: float = 1.0, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Federated averaging: each round averages the models of a few workers, drawn anew.
 

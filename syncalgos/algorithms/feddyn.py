@@ -21,7 +21,7 @@ class FedDynState(NamedTuple):
 
 @factory
 def feddyn(
-    period: int = 16, *, proximal: float = 0.1, axis: Axis = WORKERS
+    period: int = 16, proximal: float = 0.1, *, axis: Axis = WORKERS
 ) -> Strategy:
     """FedDyn: a pull to the last model, and a linear term that undoes its bias.
 

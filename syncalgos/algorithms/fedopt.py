@@ -30,9 +30,9 @@ class MomentsState(NamedTuple):
 @factory
 def fedopt(
     period: int = 16,
-    *,
     method: Literal["adam", "yogi", "adagrad"] = "adam",
     outer_lr: float = 0.03,
+    *,
     b1: float = 0.9,
     b2: float = 0.99,
     tau: float = 1e-3,

@@ -26,7 +26,7 @@ class FedProxState(NamedTuple):
 
 @factory
 def fedprox(
-    period: int = 16, *, proximal: float = 0.01, axis: Axis = WORKERS
+    period: int = 16, proximal: float = 0.01, *, axis: Axis = WORKERS
 ) -> Strategy:
     """FedProx: model averaging of local losses with a proximal term, (μ / 2) |θ - x|².
 

@@ -23,9 +23,9 @@ class GaslocState(NamedTuple):
 @factory
 def gasloc(
     period: int = 16,
-    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
+    *,
     consensus: float = 1.0,
     topology: checks.Symmetric = "ring",
     axis: Axis = WORKERS,

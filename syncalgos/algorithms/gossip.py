@@ -15,8 +15,8 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy, fa
 
 @factory
 def gossip(
-    *,
     topology: checks.Topology = "exponential",
+    *,
     mix_opt_state: bool = False,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -13,7 +13,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def gossip_pga(
-    period: int = 16, *, topology: checks.Topology = "exponential", axis: Axis = WORKERS
+    period: int = 16, topology: checks.Topology = "exponential", *, axis: Axis = WORKERS
 ) -> Strategy:
     """Gossip with periodic global averaging.
 

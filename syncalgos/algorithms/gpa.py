@@ -19,7 +19,7 @@ class GpaState(NamedTuple):
 
 
 @factory
-def gpa(*, decay: float = 0.98, mixing: float = 0.7, axis: Axis = WORKERS) -> Strategy:
+def gpa(decay: float = 0.98, mixing: float = 0.7, *, axis: Axis = WORKERS) -> Strategy:
     """GPA (generalized primal averaging): smoothed DiLoCo for one worker.
 
     At every local step, for workers' gradients g at their params y, which the inner

@@ -23,7 +23,7 @@ class TrackingState(NamedTuple):
 # Old params are sent too, and gradients are used a step later.
 @factory
 def gradient_tracking(
-    *, topology: checks.Topology = "ring", axis: Axis = WORKERS
+    topology: checks.Topology = "ring", *, axis: Axis = WORKERS
 ) -> Strategy:
     """Gradient tracking: each worker steps along an estimate of the mean gradient.
 

@@ -51,8 +51,8 @@ class Levels(NamedTuple):
 @factory
 def halos(
     period: int = 16,
-    *,
     regions: int = 2,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.4,
     global_lr: float = 0.5,

@@ -29,10 +29,10 @@ class Server(NamedTuple):
 @factory
 def heloco(
     period: int = 16,
-    *,
     # At the paper's 0.7 the center of a small model oscillates (docs/asynchronous.md).
     outer_lr: float = 0.3,
     outer_momentum: float = 0.9,
+    *,
     arrival_weight: float | None = None,
     aligned: float = 0.2,
     shrink: float = 0.5,

@@ -15,8 +15,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def hierarchical(
     period: int = 16,
-    *,
     inner_period: int = 4,
+    *,
     groups: int | None = None,
     hosts: int = 1,
     axis: Axis = WORKERS,

@@ -9,9 +9,9 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def loco(
-    *,
     bits: Literal[8, 4, 2] = 4,
     beta: float = 0.8,
+    *,
     reset_period: int = 1024,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -10,7 +10,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def lookahead(
-    period: int = 16, *, slow_lr: float = 0.5, axis: Axis = WORKERS
+    period: int = 16, slow_lr: float = 0.5, *, axis: Axis = WORKERS
 ) -> Strategy:
     """Lookahead: a slow model goes part of the way to the average of the fast ones.
 

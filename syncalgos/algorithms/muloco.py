@@ -10,9 +10,9 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def muloco(
     period: int = 16,
-    *,
     outer_lr: float = 0.9,
     outer_momentum: float = 0.8,
+    *,
     reduce: reducers.AnyReducer = "mean",
     decay: float | None = None,
     seed: int = 0,

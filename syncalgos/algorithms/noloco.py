@@ -24,9 +24,9 @@ class NoLoCoState(NamedTuple):
 @factory
 def noloco(
     period: int = 16,
-    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.5,
+    *,
     consensus: float = 0.7,
     seed: int = 0,
     axis: Axis = WORKERS,

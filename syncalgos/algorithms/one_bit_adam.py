@@ -10,8 +10,8 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 @factory
 def one_bit_adam(
-    *,
     dense_steps: int = 100,
+    *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,

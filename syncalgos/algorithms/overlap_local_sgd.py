@@ -22,9 +22,9 @@ class OverlapState(NamedTuple):
 @factory
 def overlap_local_sgd(
     period: int = 16,
-    *,
     pull: float = 0.6,
     anchor_momentum: float = 0.7,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Overlap local SGD: models are pulled to an anchor sent a round ago.

@@ -10,7 +10,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def post_local_sgd(
-    *, dense_steps: int = 100, period: int = 16, axis: Axis = WORKERS
+    dense_steps: int = 100, period: int = 16, *, axis: Axis = WORKERS
 ) -> Strategy:
     """Post-local SGD: synchronous SGD at first, then model averaging.
 

@@ -10,8 +10,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def powersgd(
-    *,
     rank: int = 2,
+    *,
     seed: int = 0,
     min_rate: float = 2.0,
     dense_steps: int = 0,

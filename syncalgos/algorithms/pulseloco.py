@@ -24,8 +24,8 @@ class PulseState(NamedTuple):
 @factory
 def pulseloco(
     period: int = 16,
-    *,
     density: float = 0.03,
+    *,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     axis: Axis = WORKERS,

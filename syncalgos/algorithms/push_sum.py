@@ -23,9 +23,9 @@ class PushSumState(NamedTuple):
 
 @factory
 def push_sum(
-    *,
     drop: float = 0.0,
     topology: checks.Topology = "exponential",
+    *,
     seed: int = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -31,9 +31,9 @@ class QuasiGlobalState(NamedTuple):
 
 @factory
 def qg_dsgdm(
-    *,
     local_momentum: float = 0.9,
     decay: float = 0.9,
+    *,
     nesterov: bool = True,
     topology: checks.Topology = "ring",
     learning_rate: checks.LearningRate,

@@ -15,8 +15,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def qsr(
     period: int = 16,
-    *,
     growth: float = 0.2,
+    *,
     learning_rate: checks.LearningRate,
     axis: Axis = WORKERS,
 ) -> Strategy:

@@ -9,7 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def quantized_sgd(
-    *, bits: Literal[8, 4, 2] = 8, seed: int = 0, axis: Axis = WORKERS
+    bits: Literal[8, 4, 2] = 8, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Quantized SGD (QSGD): gradients rounded at random to 8, 4 or 2 bits.
 

@@ -31,7 +31,10 @@ class ScaffoldState(NamedTuple):
 
 @factory
 def scaffold(
-    period: int = 16, *, learning_rate: checks.LearningRate, axis: Axis = WORKERS
+    period: int = 16,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
+    *,
+    axis: Axis = WORKERS,
 ) -> Strategy:
     """SCAFFOLD: control variates remove the drift from local steps.
 

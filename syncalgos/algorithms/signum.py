@@ -7,7 +7,7 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def signum(
-    *, local_momentum: float = 0.9, seed: int = 0, axis: Axis = WORKERS
+    local_momentum: float = 0.9, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """Signum: signSGD, with each worker's momentum taken before the vote.
 

@@ -22,10 +22,10 @@ class SlowMoState(NamedTuple):
 @factory
 def slowmo(
     period: int = 16,
-    *,
     slow_momentum: float = 0.5,
     slow_lr: float = 1.0,
-    learning_rate: checks.LearningRate,
+    learning_rate: checks.LearningRate = checks.REQUIRED,
+    *,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """SlowMo: momentum on the average of the models, in units of the learning rate.

@@ -14,8 +14,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def sparseloco(
     period: int = 16,
-    *,
     density: float = 1 / 64,
+    *,
     decay: float = 0.95,
     outer_lr: float = 1.0,
     bits: Literal[8, 4, 2] | None = 2,

@@ -9,7 +9,7 @@ from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 @factory
 def sparta(
-    *, density: float = 0.005, period: int = 1, seed: int = 0, axis: Axis = WORKERS
+    density: float = 0.005, period: int = 1, *, seed: int = 0, axis: Axis = WORKERS
 ) -> Strategy:
     """SPARTA: sparse averaging of a few entries of the models, drawn anew each time.
 

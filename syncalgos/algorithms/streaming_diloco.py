@@ -19,12 +19,12 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 @factory
 def streaming_diloco(
     period: int = 16,
-    *,
     fragments: int = 4,
     outer_lr: float = 0.7,
     outer_momentum: float = 0.9,
     delay: int = 0,
     alpha: float = 0.0,
+    *,
     reduce: AnyReducer = "mean",
     seed: int = 0,
     cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,

@@ -8,8 +8,8 @@ from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 @factory
 def topk_sgd(
-    *,
     density: float = 0.01,
+    *,
     feedback: bool = True,
     layered: Layered = 0,
     axis: Axis = WORKERS,

@@ -24,10 +24,10 @@ class ZeroOneAdamState(NamedTuple):
 
 @factory
 def zero_one_adam(
-    *,
     variance_steps: int = 100,
     refreshes: int = 16,
     period: int = 16,
+    *,
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,

@@ -147,23 +147,70 @@ def test_a_wrong_argument_is_answered_with_the_nearest(kind):
     assert answer(call, TypeError).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: sa.bmuf(4, 0.5), "from 0 to 1 positional"),
-        (lambda: sa.slowmo(4), "learning_rate"),
-        (lambda: sa.scaffold(4), "learning_rate"),
-        (lambda: sa.scaffnew(4), "learning_rate"),
-        (lambda: sa.qsr(), "learning_rate"),
-        (lambda: sa.DataParallel(1, 2, 3, 4), "positional"),
-        (lambda: sa.Placement([0], 2), "from 1 to 2 positional"),
-        (lambda: reducers.mean(None, "w"), "from 0 to 1 positional"),
-        (lambda: reducers.top_k(0.5, 4, bits=4), "from 0 to 1 positional"),
-    ],
-)
-def test_missing_arguments_and_too_many_are_pythons_own_errors(call, message):
-    with pytest.raises(TypeError, match=message):
-        call()
+WRONG_NUMBERS: dict[str, tuple[Callable[[], Any], str]] = {
+    "an algorithm's": (
+        lambda: sa.powersgd(2, 3),
+        "powersgd takes rank by position, but the call has 2 by position: give the "
+        "others by name (seed, min_rate, dense_steps, layered, axis)",
+    ),
+    "none by position": (
+        lambda: sa.sync_sgd("mean"),
+        "sync_sgd takes nothing by position, but the call has 1 by position: give the "
+        "others by name (reduce, seed, axis)",
+    ),
+    "the axis by position": (
+        lambda: sa.scaffold(4, 0.1, "w"),
+        "scaffold takes period, learning_rate by position, but the call has 3",
+    ),
+    "a required one behind defaults": (
+        lambda: sa.slowmo(4),
+        "slowmo needs an argument 'learning_rate', which has no default (its "
+        "arguments: period, slow_momentum, slow_lr, learning_rate, axis)",
+    ),
+    "the second": (
+        lambda: sa.scaffold(4),
+        "scaffold needs an argument 'learning_rate'",
+    ),
+    "a required one by name": (
+        lambda: sa.scaffnew(4),
+        "scaffnew needs an argument 'learning_rate'",
+    ),
+    "the only required one": (
+        lambda: sa.qsr(),
+        "qsr needs an argument 'learning_rate'",
+    ),
+    "a combinator's": (
+        lambda: sa.every(sa.average()),
+        "every needs an argument 'period', which has no default (its arguments: "
+        "strategy, period, offset)",
+    ),
+    "the trainer's": (
+        lambda: sa.DataParallel(1, 2, 3, 4),
+        "DataParallel takes loss, optimizer, strategy by position, but the call has 4",
+    ),
+    "the trainer's without a strategy": (
+        lambda: sa.DataParallel(1, 2, workers=2),
+        "DataParallel needs an argument 'strategy'",
+    ),
+    "a placement's": (
+        lambda: sa.Placement([0], 2),
+        "Placement takes devices by position, but the call has 2",
+    ),
+    "a reducer's": (
+        lambda: reducers.top_k(0.5, 4, bits=4),
+        "top_k takes density by position, but the call has 2",
+    ),
+    "a reducer's required one": (
+        lambda: reducers.error_feedback(),
+        "error_feedback needs an argument 'reducer'",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_NUMBERS)
+def test_too_many_arguments_by_position_and_missing_ones_are_named(kind):
+    call, message = WRONG_NUMBERS[kind]
+    assert answer(call, TypeError).startswith(message)
 
 
 def test_a_factory_of_a_users_own_may_take_any_argument():
