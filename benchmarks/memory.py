@@ -31,7 +31,6 @@ import syncalgos
 from benchmarks.measure import in_fresh_processes, table_of
 from benchmarks.scaling import ALL, Training, make
 from benchmarks.work import WORK
-from syncalgos.engine.worker import RUN
 
 STEPS = 4  # a round, so that there is a sync in a dispatch
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -100,9 +99,8 @@ def measure(workers: int, name: str, model: str) -> dict[str, Any]:
 
 def analysis(trainer: syncalgos.DataParallel) -> Any:
     """Returns XLA's own analysis of the only program of `run`."""
-    # The engine itself reports only temp_bytes.
-    programs = trainer._compiled.programs.items()
-    return next(x.memory_analysis() for key, x in programs if key.program is RUN)
+    assert trainer.run_program is not None
+    return trainer.run_program.memory_analysis()
 
 
 def witnessed(training: Training, go: Callable[[], None]) -> int | None:

@@ -37,7 +37,7 @@ from experiments.training.progress import Line
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy
 from syncalgos.checks import shown
-from syncalgos.strategy import check_strategy
+from syncalgos.writing import check_strategy
 
 DEFAULT = RunConfig()
 

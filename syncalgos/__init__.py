@@ -22,6 +22,8 @@ else:
         if is_name and find_spec(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")
         names = import_module("syncalgos._names")
+        if name == "ALIASES":
+            return names.ALIASES
         # Other names are refused without jax.
         if name == "__all__" or name in names.read_public_names():
             public = {

@@ -11,16 +11,18 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _SOURCES = "_public.py", "algorithms/__init__.py"
 
-# What to use for algorithms that have another name elsewhere.
-INSTEAD = {
-    "allreduce": "use 'sync_sgd'",
-    "d_psgd": "use 'gossip'",
-    "ddp": "use 'sync_sgd'",
-    "fedadam": "use 'fedopt'",
-    "local_sgd": "use 'model_averaging'",
-    "qsgd": "use 'quantized_sgd'",
-    "sgp": "use 'push_sum'",
+ALIASES = {
+    "allreduce": "sync_sgd",
+    "d_psgd": "gossip",
+    "ddp": "sync_sgd",
+    "fedadam": "fedopt",
+    "local_sgd": "model_averaging",
+    "qsgd": "quantized_sgd",
+    "sgp": "push_sum",
 }
+"""Names that algorithms have elsewhere, and their names here."""
+
+_INSTEAD = {alias: f"use {name!r}" for alias, name in ALIASES.items()}
 
 
 class Registry(dict[str, Function]):
@@ -31,7 +33,7 @@ class Registry(dict[str, Function]):
 
     def __missing__(self, name: str) -> Function:
         try:
-            checks.one_of("algorithm", name, self, INSTEAD)
+            checks.one_of("algorithm", name, self, _INSTEAD)
         except ValueError as error:
             raise KeyError(str(error)) from None
         raise AssertionError  # a name that is registered is not missing
@@ -50,7 +52,7 @@ def read_public_names() -> set[str]:
 
 def suggest(name: str) -> str:
     """Says what to use for a name that the package does not have."""
-    if name in INSTEAD:
-        return f": {INSTEAD[name]}"
+    if name in _INSTEAD:
+        return f": {_INSTEAD[name]}"
     nearest = checks.nearest(name, sorted(read_public_names()))
     return nearest or ": dir(syncalgos) lists its names"

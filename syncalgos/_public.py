@@ -2,6 +2,7 @@
 
 from syncalgos import collectives as collectives
 from syncalgos import reducers as reducers
+from syncalgos._names import ALIASES as ALIASES
 from syncalgos.algorithms import *  # noqa: F403  every algorithm
 from syncalgos.algorithms import ALGORITHMS as ALGORITHMS
 from syncalgos.collectives import WORKERS as WORKERS
@@ -32,10 +33,14 @@ from syncalgos.description import Description as Description
 from syncalgos.description import describe as describe
 from syncalgos.engine.data_parallel import DataParallel as DataParallel
 from syncalgos.engine.data_parallel import TrainState as TrainState
+from syncalgos.engine.lanes.selection import LaneFormError as LaneFormError
 from syncalgos.engine.losses import per_example as per_example
 from syncalgos.engine.losses import stateless as stateless
+from syncalgos.engine.lowered import Lowered as Lowered
+from syncalgos.engine.lowered import ProgramSends as ProgramSends
 from syncalgos.engine.placement.make_layout import Placement as Placement
 from syncalgos.engine.sharded_tables import lookup as lookup
+from syncalgos.held_parts import HeldPart as HeldPart
 from syncalgos.ledger.counting import Communication as Communication
 from syncalgos.ledger.counting import communication as communication
 from syncalgos.ledger.planning import Plan as Plan

@@ -15,15 +15,32 @@ Bounds = tuple[tuple[int, int], ...]  # for each axis, the first index and the e
 class HeldPart:
     """The pieces of an array in this process; jax.tree.map treats it as a leaf.
 
+    `DataParallel.to_host` returns it for an array of a worker that spans processes.
+
     Attributes:
         shape: the shape of the whole array.
         dtype: the dtype of the array.
-        pieces: the pieces by their bounds.
+        pieces: the pieces by their bounds: for each axis, the first index and the end.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import HeldPart
+        >>> half = np.ones((2, 3), np.float32)
+        >>> part = HeldPart((4, 3), half.dtype, {((2, 4), (0, 3)): half})
+        >>> part.read(((3, 4), (0, 2)))
+        array([[1., 1.]], dtype=float32)
     """
 
     shape: tuple[int, ...]
     dtype: Any
     pieces: Mapping[Bounds, np.ndarray]
+
+    @classmethod
+    def of(cls, x: jax.Array) -> "np.ndarray | HeldPart":
+        """Returns the whole array if this process holds it, otherwise its part."""
+        if x.is_fully_addressable:
+            return np.asarray(x)
+        return cls(x.shape, x.dtype, pieces_of(x)).joined
 
     def read(self, bounds: Bounds) -> np.ndarray:
         """Returns a copy of the array within bounds.
@@ -73,10 +90,3 @@ def pieces_of(x: jax.Array) -> dict[Bounds, np.ndarray]:
         if bounds not in pieces:  # several devices may hold the same piece
             pieces[bounds] = np.asarray(shard.data)
     return pieces
-
-
-def part_of(x: jax.Array) -> np.ndarray | HeldPart:
-    """Returns the whole array if this process holds it, otherwise its part."""
-    if x.is_fully_addressable:
-        return np.asarray(x)
-    return HeldPart(x.shape, x.dtype, pieces_of(x)).joined

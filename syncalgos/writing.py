@@ -9,7 +9,7 @@
 - anchors: start, pseudo_gradient, restart, shipped, nesterov_sgd
 - reducers: leafwise, over_leaves, drawn
 - numbers: widen, narrow, zeros, norm, root, own_key, common_key
-- arguments: checks
+- arguments: checks; check_strategy, for combinators
 
 An algorithm's file in the library may import it, too: no algorithm is imported here.
 """
@@ -45,6 +45,7 @@ from syncalgos.reducers.reducer import over_leaves as over_leaves
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import Replica as Replica
 from syncalgos.strategy import Strategy as Strategy
+from syncalgos.strategy import check_strategy as check_strategy
 from syncalgos.strategy import factory as factory
 
 # An import would hide from pyright what the module holds.

@@ -17,15 +17,14 @@ from experiments.aim.targets import Target
 from experiments.command.errors import refusing
 from experiments.data import feeding
 from experiments.one_run import delay_of_sends
-from experiments.tasks.task import Data, check_shardings
+from experiments.tasks.task import Data
 from experiments.training import sends
 from experiments.training.config import RunConfig, Settings
 from experiments.training.loop import dispatches
 from experiments.training.machine import versions
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
-from syncalgos import TrainState, checks, network
-from syncalgos.engine import ahead
+from syncalgos import Lowered, TrainState, checks, network
 
 LEAVES = 8  # number of the largest leaves to list
 # Memory of a chip, by jax's names.
@@ -83,16 +82,16 @@ def steps_of(config: Settings) -> int:
     return max(2, longest(config))
 
 
-def _lower(parts: Plan, data: Data) -> ahead.Lowered:
+def _lower(parts: Plan, data: Data) -> Lowered:
     """Lowers the run program from shapes only."""
     c = parts.config
     with refused("task", c.task):
         params, buffers = jax.eval_shape(parts.task.init, jax.random.key(c.seed))
         if c.mesh is not None:
-            check_shardings(parts.task, params, parts.trainer.layout)
+            parts.trainer.shardings(params)
     batches, placed = _fed(c, data)
     with refused("algo", c.algo):
-        return ahead.lower(parts.trainer, params, batches, buffers, placed)
+        return parts.trainer.lower(params, batches, buffers, placed)
 
 
 def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
@@ -111,7 +110,7 @@ def _fed(config: Settings, data: Data) -> tuple[Any, Any]:
     return jax.ShapeDtypeStruct(lead, np.int32), led_by(data.examples)
 
 
-def _facts(parts: Plan, lowered: ahead.Lowered, target: Target) -> dict[str, Any]:
+def _facts(parts: Plan, lowered: Lowered, target: Target) -> dict[str, Any]:
     """Returns the facts that are known before the target's compiler runs."""
     c, layout, state = parts.config, parts.trainer.layout, lowered.state
     found, steps = flops(lowered.jaxpr), steps_of(c)
@@ -152,15 +151,12 @@ def _largest(state: TrainState) -> list[dict[str, Any]]:
 def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     """Returns the ledger's counts per device; None where only a run can tell them."""
     try:
-        branches = ahead.sends(parts.trainer, state)
+        of_program = parts.trainer.program_sends(state)
     except ValueError as error:
         return {"ledger": None, "sends": None, "uncounted": str(error)}
     ledger = {
-        name: {
-            kind: [float(counts[kind, "bytes"]), int(counts[kind, "calls"])]
-            for kind in sorted({kind for kind, _ in counts})
-        }
-        for name, counts in branches._asdict().items()
+        name: {collective: [*counts] for collective, counts in kind.items()}
+        for name, kind in of_program._asdict().items()
     }
     try:
         of_run = parts.trainer.communication(state, parts.config.steps)
@@ -175,7 +171,7 @@ def _sent(parts: Plan, state: TrainState) -> dict[str, Any]:
     return {"ledger": ledger, "sends": sends.to_json(network.Sends(each, of_steps))}
 
 
-def _compile(parts: Plan, lowered: ahead.Lowered) -> dict[str, Any]:
+def _compile(parts: Plan, lowered: Lowered) -> dict[str, Any]:
     """Calls the target's compiler, and returns the findings in its program."""
     start, layout = time.perf_counter(), parts.trainer.layout
     try:

@@ -24,8 +24,7 @@ from experiments.training.machine import versions
 from experiments.training.prepare import Run
 from experiments.training.progress import Progress
 from experiments.training.rounds import count_decisions
-from syncalgos import DataParallel, TrainState
-from syncalgos.held_parts import HeldPart, bounds_of
+from syncalgos import DataParallel, HeldPart, TrainState
 
 FOLDER = "checkpoints"  # in --out
 KEPT = 3  # the newest checkpoints that a run keeps
@@ -395,7 +394,8 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
             )
         try:
             for each in place.addressable_shards:
-                part.read(((0, layout.lanes), *bounds_of(each.index, place.shape)[2:]))
+                bounds = shards.find_bounds(each.index, place.shape)
+                part.read(((0, layout.lanes), *bounds[2:]))
         except ValueError as error:
             raise Incomplete(f"array {name}: {error}") from None
 

@@ -29,7 +29,9 @@ from numpy.lib.format import read_array_header_1_0, read_magic
 
 from experiments import files
 from experiments.files import UNFINISHED, replacing
-from syncalgos.held_parts import Bounds, HeldPart
+from syncalgos import HeldPart
+
+Bounds = tuple[tuple[int, int], ...]  # for each axis, the first index and the end
 
 VERSION = 1  # of the format
 DIGEST = 64  # hexadecimal digits of a SHA-256
@@ -340,6 +342,12 @@ def named_pieces(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
         return ",".join(f"{start}:{stop}" for start, stop in bounds)
 
     return {f"{name}@{shape}@{text(own)}": piece for own, piece in x.pieces.items()}
+
+
+def find_bounds(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
+    """Returns the bounds of the piece of an array that a shard's index describes."""
+    pairs = zip(index, shape, strict=True)
+    return tuple(part.indices(size)[:2] for part, size in pairs)
 
 
 def joined_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:

@@ -5,12 +5,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from experiments.checkpoint.shards import named_pieces
-from syncalgos import DataParallel, Replica, TrainState
+from syncalgos import DataParallel, HeldPart, Replica, TrainState, reset
 from syncalgos.collectives import PyTree
-from syncalgos.combinators.primitives import restart
-from syncalgos.held_parts import part_of
 
 Named = dict[str, np.ndarray]
 
@@ -82,8 +81,13 @@ def restarted(
     workers = len(trainer.layout.own_workers)
     before = jax.tree.map(lambda x: jnp.repeat(x, workers, axis=0), before)
     # Moments start anew, but a schedule's count must continue with the step.
-    after = restart(fresh.replica.opt_state, before)
-    replica = fresh.replica._replace(opt_state=jax.tree.map(np.asarray, after))
+    first_state = fresh.replica.opt_state
+    optimizer = optax.GradientTransformation(
+        init=lambda params: first_state, update=optax.identity().update
+    )
+    after, _ = reset(optimizer).sync(Replica((), before), (), 0)
+    opt_state = jax.tree.map(np.asarray, after.opt_state)
+    replica = fresh.replica._replace(opt_state=opt_state)
     return trainer.from_host(fresh._replace(replica=replica, step=found["step"]))
 
 
@@ -96,7 +100,7 @@ def _named(tree: PyTree) -> Named:
     found: Named = {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         raw = jax.random.key_data(x) if _is_key(x) else x
-        here = part_of(raw) if isinstance(raw, jax.Array) else raw
+        here = HeldPart.of(raw) if isinstance(raw, jax.Array) else raw
         found |= named_pieces(jax.tree_util.keystr(path), here)
     return found
 

@@ -17,7 +17,7 @@ import syncalgos
 from experiments import tasks
 from experiments.command.errors import STOPS, BadRequest, explained, in_one_line, place
 from experiments.command.words import literal, number, one_of, or_none, whole
-from syncalgos import _names, checks
+from syncalgos import ALIASES, checks
 
 OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
@@ -88,7 +88,7 @@ ALGORITHM = Kind(
     "syncalgos.algorithms",
     frozenset({"axis", "seed", "learning_rate", "optimizer", "hosts", "layered"}),
     {path.stem: path for path in _ALGORITHMS},
-    _names.INSTEAD,
+    {alias: f"use {name!r}" for alias, name in ALIASES.items()},
 )
 TASK = Kind(
     "task",

@@ -4,6 +4,7 @@ This module imports nothing else of the project, so that downloads can import it
 """
 
 import atexit
+import inspect
 import os
 import re
 import signal
@@ -26,7 +27,12 @@ INTERRUPTED = 130
 # The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal (which
 # Windows does not tell).
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGINT", "SIGTERM", "SIGHUP")]
-COMPILER = os.path.join("jax", "_src", "compiler.py")
+# The files of jax whose functions run while it traces, lowers or compiles a program.
+COMPILING = (
+    os.path.join("jax", "_src", "interpreters", "partial_eval.py"),
+    os.path.join("jax", "_src", "interpreters", "mlir.py"),
+    os.path.join("jax", "_src", "compiler.py"),
+)
 _decided: list[int] = []  # the exit code, once it is decided
 _owed: list[Callable[[], None]] = []
 _trained: set[object] = set()  # runs under way that have something to save
@@ -178,12 +184,13 @@ def keeping_results() -> Iterator[Callable[[], None]]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Whether jax traces a program of the engine, or compiles any program."""
+    """Whether jax traces or compiles a program, or the engine waits for that."""
     # Already imported, if any program compiles.
-    from syncalgos.engine.compiled import Compiled
+    from syncalgos import DataParallel
 
+    waiting = inspect.unwrap(DataParallel.compile).__code__
     return any(
-        x.f_code is Compiled.compile.__code__ or x.f_code.co_filename.endswith(COMPILER)
+        x.f_code is waiting or x.f_code.co_filename.endswith(COMPILING)
         for x, _ in traceback.walk_stack(frame)
     )
 

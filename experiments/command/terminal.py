@@ -194,14 +194,29 @@ def effective(x: float | None) -> str:
     return "no effective rate is defined" if x is None else f"{rate(x)} effective"
 
 
+def _describe_layout(summary: Mapping[str, Any]) -> str:
+    """Says where the workers were, as "8 workers on 2 cpu devices × 4 lanes"."""
+    workers = _count(summary["workers"], "worker")
+    mesh = summary["mesh"]
+    if mesh:
+        devices = _count(math.prod(mesh.values()), "device")
+        axes = ", ".join(f"{name} {size}" for name, size in mesh.items())
+        workers = f"{workers} of {devices} ({axes})"
+    devices = _count(summary["devices"], f"{summary['platform']} device")
+    return f"{workers} on {devices} × {_count(summary['lanes'], 'lane')}"
+
+
+def _count(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as "1 lane" or "2 lanes"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
+
+
 def show_summary(summary: dict[str, Any], out: Any) -> None:
     """Prints summary.json for a person, on stdout."""
-    # Here: the command line also refuses flags, which needs no jax.
-    from syncalgos.engine.placement.layout import in_words
-
     s = summary
-    names = "workers", "devices", "platform", "lanes", "mesh"
-    layout = in_words(*(s[name] for name in names))
+    layout = _describe_layout(s)
     if s["lanes"] > 1 and s.get("lane_form"):  # known after a dispatch
         layout += f" {s['lane_form']}"
     speed = s["steps_per_second"]

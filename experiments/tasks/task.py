@@ -14,12 +14,9 @@ from jax.sharding import PartitionSpec
 
 from experiments.data.feeding import WEIGHT, Arrays, Data, gather, must
 from experiments.tasks import Schedule
-from syncalgos import checks, per_example
+from syncalgos import WORKERS, checks, parts_of, per_example
 from syncalgos.collectives import PyTree
-from syncalgos.engine.placement import shardings
-from syncalgos.engine.placement.layout import DEVICES, LANES, Layout
-from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Layered
+from syncalgos.reducers import Layered
 
 OPTIONAL = ("muon", "shardings", "blank")
 BOUNDS = {
@@ -87,7 +84,7 @@ class Task(NamedTuple):
             means all leaves with two axes.
         sends: a description of the data that the loss itself sends at every step.
         layered: the number of leading axes that count layers, for each leaf (see
-            `syncalgos.reducers.stacking`); passed to algorithms that take it.
+            `syncalgos.reducers.Layered`); passed to algorithms that take it.
         shardings: maps the path of a leaf, such as "blocks/up/w", its shape and the
             sizes of the axes within a worker (--mesh) to its PartitionSpec. An
             attribute `axes` may name all axes that it supports (`models.sharding`).
@@ -183,7 +180,9 @@ def check_task(task: Any) -> None:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
     must(isinstance(task.tables, Tables | None), "tables must be Tables", task.tables)
     checks.one_of("way of keeping tables", task.kept, get_args(Kept))
-    stacking.check("layered", task.layered)
+    if not checks.is_function(task.layered):
+        for layer_axes in jax.tree.leaves(task.layered):
+            checks.whole("layered", layer_axes, least=0)
     rule = "lr must map optimizers to learning rates, such as {'sgd': 0.1, '': 0.01}"
     must(isinstance(task.lr, Mapping), rule, task.lr)
     for optimizer, rate in task.lr.items():
@@ -214,7 +213,7 @@ def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
             f"init must return (params, buffers), got {checks.shown(made)}"
         )
     params, buffers = made
-    stacking.counts(task.layered, params)
+    parts_of(params, task.layered)  # refuses leaves with fewer axes
     return params, buffers
 
 
@@ -241,24 +240,9 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
             )
 
 
-def check_shardings(task: Task, params: PyTree, layout: Layout) -> None:
-    """Raises a ValueError unless the task's shardings fit each leaf.
-
-    Args:
-        task: a task with shardings.
-        params: one plain model.
-        layout: a layout with a mesh within each worker.
-    """
-    rule = task.shardings
-    assert rule is not None  # check_axes has checked this
-    shardings.resolved(
-        lambda path, shape: rule(path, shape, layout.inner), params, layout
-    )
-
-
 def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
     """Maps a worker's program over the engine's axes, (devices, lanes)."""
-    for axis in (LANES, DEVICES):
+    for axis in reversed(WORKERS):
         program = jax.vmap(program, in_axes=in_axes, axis_name=axis)
     return program
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from experiments.command.flags import own_of as factories_of
 from experiments.tasks.task import Task
 from experiments.training.config import RunConfig, Settings, never_reached
 from syncalgos import Strategy
-from syncalgos.engine.placement.make_layout import default_batch_axes
+
+# Axes with these names cut the model's arithmetic, not the batch.
+TENSOR_AXES = ("tensor", "model", "tp")
 
 
 def resolved(config: RunConfig, task: Task, algorithm: Strategy) -> Settings:
@@ -110,10 +112,15 @@ def _check_dense_steps(config: Settings) -> None:
             raise ValueError(late)
 
 
+def batch_axes(mesh: Mapping[str, int]) -> tuple[str, ...]:
+    """Returns the axes of a mesh over which a worker's part of a batch is cut."""
+    return tuple(name for name in mesh if name not in TENSOR_AXES)
+
+
 def batch_unit(config: RunConfig) -> int:
     """Returns the number that must divide the global batch."""
     mesh = config.mesh or {}
-    parts = math.prod(mesh[name] for name in default_batch_axes(mesh))
+    parts = math.prod(mesh[name] for name in batch_axes(mesh))
     return config.workers * config.accumulate * parts
 
 

@@ -28,14 +28,19 @@ from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
 from experiments.training.progress import Line, Progress
-from syncalgos import TrainState
-from syncalgos.engine.ahead import Batches, compile_all
-from syncalgos.engine.lanes.selection import Unfit
+from syncalgos import LaneFormError, TrainState
 
 DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
 LEAST = 0.1  # as a first loss of 0 would give a limit of 0
 UNREAD = 2**10  # used like a signal's number if examples cannot be read
 WANTED = ("loss", WORKER_LOSSES, DECISIONS)
+
+
+class Batches(NamedTuple):
+    """Batches as `DataParallel.run` and `evaluate` take them."""
+
+    batches: Any
+    data: Any = None
 
 
 class Watch(NamedTuple):
@@ -261,9 +266,9 @@ def _dispatch(
     try:
         # Otherwise the first evaluation would have to wait for its compilation.
         if to_compile is not None:
-            compile_all(trainer, state, given, to_compile)
+            trainer.compile(state, given, to_compile)
         state, metrics = trainer.run(state, *given)
-    except Unfit as error:
+    except LaneFormError as error:
         raise BadRequest(f"--task {run.config.task}: {error}") from error
     # Unlike np.asarray, this can be interrupted by Ctrl-C.
     jax.block_until_ready(metrics)

@@ -28,7 +28,13 @@ from experiments.tasks.task import (
 )
 from experiments.training import optimizers
 from experiments.training.config import SETTINGS, RunConfig, Settings
-from experiments.training.defaults import batch_unit, nearest_multiple, resolved, takes
+from experiments.training.defaults import (
+    batch_axes,
+    batch_unit,
+    nearest_multiple,
+    resolved,
+    takes,
+)
 from experiments.training.effective_rate import first_replica
 from experiments.training.optimizers import Schedule
 from syncalgos import WORKERS, DataParallel, Placement, Strategy, checks
@@ -473,6 +479,7 @@ def make_trainer(
     placement = Placement(
         devices=None if given is None else [*given],
         mesh=None if mesh is None else dict(mesh),
+        batch_axes=None if mesh is None else batch_axes(mesh),
         shardings=None
         if mesh is None or rule is None
         else lambda path, shape: rule(path, shape, mesh),

@@ -18,7 +18,6 @@ from experiments.tasks.task import (
     check_apply,
     check_indices,
     check_model,
-    check_shardings,
     convolves,
 )
 from experiments.training import export, machine, run_folder
@@ -252,7 +251,7 @@ def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:
-            check_shardings(plan.task, params, plan.trainer.layout)
+            plan.trainer.shardings(params)
         if c.export is not None:
             export.named(Replica(params, (), buffers))
     if c.init_from is not None:

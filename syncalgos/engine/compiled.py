@@ -69,6 +69,7 @@ class Compiled:
         seconds: seconds spent so far on tracing and compiling.
         temp_bytes: see `DataParallel`.
         form: the form of the lanes in the local steps compiled last; None before them.
+        run_program: the local steps compiled last; None before them.
     """
 
     def __init__(self, worker: worker.Worker, layout: Layout, lane_form: str | None):
@@ -79,6 +80,7 @@ class Compiled:
         self.seconds = 0.0
         self.temp_bytes: int | None = None
         self.form: str | None = None
+        self.run_program: jax.stages.Compiled | None = None
         self._group: int | None = None
         self._is_mean = False
 
@@ -335,6 +337,7 @@ class Compiled:
         self.programs[call.key] = made
         if not call.key.program.takes_steps or not backends.is_compiled():
             return
+        self.run_program = made
         if held := made.memory_analysis():
             self.temp_bytes = max(self.temp_bytes or 0, held.temp_size_in_bytes)
 

@@ -18,6 +18,7 @@ from syncalgos.engine.compiled import Compiled
 from syncalgos.engine.inner_fit import check_rate
 from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
+from syncalgos.engine.lowered import Lowered, ProgramSends, by_collective
 from syncalgos.engine.placement import shardings
 from syncalgos.engine.placement.layout import outside_meshes
 from syncalgos.engine.placement.make_layout import Placement, make_layout
@@ -30,7 +31,7 @@ from syncalgos.engine.state import (
     waits_untrained,
 )
 from syncalgos.host_arrays import taken
-from syncalgos.ledger.counting import Communication, counter
+from syncalgos.ledger.counting import Communication, counter, of_branches
 from syncalgos.reducers.reducer import check_optimizer
 from syncalgos.reducers.stacking.shards import Sharding, known
 from syncalgos.strategy import PyTree, Replica, Strategy, check_params, check_strategy
@@ -194,6 +195,15 @@ class DataParallel:
         """Bytes of the largest `run`'s intermediate results on a device, if known."""
         return self._compiled.temp_bytes
 
+    @property
+    def run_program(self) -> jax.stages.Compiled | None:
+        """The program of the last compiled `run`; None before the first.
+
+        `run_program.memory_analysis()` is XLA's own account of its memory, and
+        `run_program.as_text()` shows its instructions.
+        """
+        return self._compiled.run_program
+
     @outside_meshes
     def init(
         self,
@@ -284,6 +294,87 @@ class DataParallel:
         step = self.layout.copy(step)
         self._steps.note(step, done)
         return state._replace(replica=own.replica, sync=own.sync, step=step), metrics
+
+    @outside_meshes
+    def compile(
+        self,
+        state: TrainState,
+        training: tuple[PyTree] | tuple[PyTree, PyTree | None],
+        held_out: tuple[PyTree] | tuple[PyTree, PyTree | None],
+    ) -> None:
+        """Compiles all programs that a training needs after `init`, and runs nothing.
+
+        On several cores, compiling `run`, `evaluate`, `center` and `divergence` in
+        parallel takes less time than compiling each at its first call. With several
+        processes, this does nothing, and each is compiled at its first call.
+
+        Args:
+            state: as in `run`; it stays usable.
+            training: the arguments of `run` after the state: (batches,), or (rows,
+                data).
+            held_out: those of `evaluate`, whose batches have to divide evenly.
+
+        Raises:
+            ValueError: as in `run` and `evaluate`.
+        """
+        if self.layout.processes > 1:
+            return
+        self._check(state)
+        steps, data = self._cut_pair(training, self._worker.accumulate)
+        rows, held_out_data = self._cut_pair(held_out, 1)
+        compiled = self._compiled
+        calls = [
+            compiled.of_state(worker.RUN, state, steps, data),
+            compiled.of_state(worker.EVALUATE, state, rows, held_out_data),
+            compiled.of_params(worker.DIVERGENCE, state),
+            compiled.of_state(worker.CENTER, state),
+        ]
+        compiled.compile(calls)
+
+    @outside_meshes
+    def lower(
+        self,
+        params: PyTree,
+        batches: PyTree,
+        buffers: PyTree = (),
+        data: PyTree | None = None,
+    ) -> Lowered:
+        """Lowers `run` as `jax.jit(f).lower` does; no array is allocated.
+
+        The trainer's devices may be absent ones of `jax.experimental.topologies`, for
+        whose compiler this predicts memory and messages.
+
+        Args:
+            params: the params of one plain model, arrays or their shapes.
+            batches: leaves (steps, global_batch, ...) or, with data, rows (steps,
+                global_batch); arrays or their shapes.
+            buffers: the model's buffers, arrays or their shapes.
+            data: leaves (examples, ...), arrays or their shapes.
+
+        Raises:
+            ValueError: the backend is not "shard_map", or as in `init` and `run`.
+        """
+        layout = self.layout
+        if layout.backend != "shard_map":
+            raise ValueError(f"lower needs backend 'shard_map', got {layout.backend!r}")
+        check_params(params)
+        params, buffers, batches, data = map(_shapes, (params, buffers, batches, data))
+        axes = "steps", "global_batch"
+        steps, batch = arguments.leading_shape("batches", batches, axes)
+        arguments.check_parts(batch, layout, self._worker.accumulate)
+        sharding = self._shardings.of_model(params)
+
+        def cut(x):
+            shape = steps, *layout.shape, batch // layout.workers, *x.shape[2:]
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        cuts = jax.tree.map(cut, batches)
+        numbers = self._worker.hyperparams
+        model = Model(params, buffers, key, jax.tree.map(jax.typeof, numbers))
+        (own, common), traced = self._compiled.trace_run(model, cuts, data, sharding)
+        state = TrainState(own.replica, own.sync, common.step, common.key, numbers)
+        return Lowered(state, traced.jaxpr, traced.lower())
 
     @outside_meshes
     def step(
@@ -463,6 +554,48 @@ class DataParallel:
         return lambda taken: count(taken, state.hyperparams).times(devices)
 
     @outside_meshes
+    def program_sends(self, state: TrainState) -> ProgramSends:
+        """Counts what a device sends in a step in which it takes each branch once.
+
+        A compiled program contains all branches of a step, so compare its collectives
+        with this count. `communication` counts only the branches that a step takes.
+
+        Args:
+            state: a state of this trainer, or of its `lower`: arrays or their shapes.
+
+        Raises:
+            ValueError: as in `syncalgos.communication`.
+        """
+        strategy = inner_step.with_optimizer(
+            self._worker.optimizer, self._worker.strategy
+        )
+        with inner_step.sending(state.replica, self.layout) as shard:
+            sends = of_branches(strategy, shard, self.layout.places)
+        return ProgramSends(by_collective(sends.always), by_collective(sends.branched))
+
+    def shardings(self, params: PyTree) -> PyTree | None:
+        """Returns how params are cut over the axes of a worker's mesh.
+
+        Args:
+            params: one plain model, arrays or their shapes.
+
+        Returns:
+            A tree of PartitionSpecs like params; None if a worker is on one device.
+
+        Raises:
+            ValueError: a leaf cannot be cut as the Placement says; the message names
+                it.
+        """
+        sharding = self._shardings.of_model(params)
+        if sharding is None:
+            return None
+
+        def spec(path: Any, x: Any) -> jax.sharding.PartitionSpec:
+            return sharding.spec(path, np.shape(x))
+
+        return jax.tree_util.tree_map_with_path(spec, params)
+
+    @outside_meshes
     def place(self, arrays: PyTree) -> PyTree:
         """Copies arrays to every device once, for `run(state, rows, data)`.
 
@@ -588,6 +721,16 @@ class DataParallel:
             )
         self._may_be_untrained = False
 
+    def _cut_pair(
+        self,
+        batches_and_data: tuple[PyTree] | tuple[PyTree, PyTree | None],
+        accumulate: int,
+    ) -> tuple[PyTree, PyTree | None]:
+        """Cuts batches as `_cut` does, which may come without data."""
+        if len(batches_and_data) == 1:
+            return self._cut(batches_and_data[0], None, accumulate)
+        return self._cut(*batches_and_data, accumulate)
+
     def _cut(
         self,
         batches: PyTree,
@@ -599,6 +742,10 @@ class DataParallel:
         arguments.check_batches(batches, data, self.layout, accumulate, advice)
         batches = taken("batches", batches)
         return jax.tree.map(self.layout.cut, batches), taken("data", data)
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 @jax.jit

@@ -27,3 +27,4 @@ from syncalgos.reducers.signs import tally as tally
 from syncalgos.reducers.sparse import random_k as random_k
 from syncalgos.reducers.sparse import row_sparse as row_sparse
 from syncalgos.reducers.sparse import top_k as top_k
+from syncalgos.reducers.stacking import Layered as Layered

@@ -26,7 +26,6 @@ from placed import placed  # noqa: E402
 import syncalgos  # noqa: E402
 from experiments.aim import hlo, times  # noqa: E402
 from experiments.training.sends import device_bytes  # noqa: E402
-from syncalgos.engine.ahead import lower  # noqa: E402
 
 SHAPES = {"bias": (256,), "in": (128, 256), "out": (256, 128), "stack": (2, 128, 128)}
 
@@ -64,7 +63,7 @@ def compared(name, workers, devices):
         bytes on a device, and of these those that a step changes in place.
     """
     trainer = trainer_of(name, workers, devices)
-    lowered = lower(trainer, *shapes())
+    lowered = trainer.lower(*shapes())
     compiled = lowered.program.compile()
     collectives, each = hlo.read(compiled.as_text()), trainer.layout.devices_each
     sent, calls = Counter(), Counter()

@@ -76,6 +76,103 @@ def find_circle(graph: Graph) -> list[str]:
     return []
 
 
+# What the library promises to keep. All else in it may change at any time.
+PUBLIC_MODULES = {
+    "syncalgos",
+    "syncalgos.algorithms",
+    "syncalgos.checks",
+    "syncalgos.collectives",
+    "syncalgos.network",
+    "syncalgos.reducers",
+    "syncalgos.writing",
+}
+USERS = ("experiments", "models", "examples", "benchmarks", "docs")
+
+
+def find_attributes(tree: ast.Module) -> Iterator[str]:
+    """The dotted names that begin with the library, under whatever name it has."""
+    aliases = {"syncalgos": "syncalgos"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "syncalgos" and alias.asname:
+                    aliases[alias.asname] = "syncalgos"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            root, *attributes = ast.unparse(node).split(".")
+            if root in aliases:
+                yield ".".join([aliases[root], *attributes])
+
+
+def find_private_uses(source: str) -> set[str]:
+    """What a program uses of the library that is not public."""
+    tree = ast.parse(source)
+    named = {*imported_modules(tree), *find_attributes(tree)}
+    named |= {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    private = set()
+    for name in named:
+        is_ours = name.startswith("syncalgos.") and name not in PUBLIC_MODULES
+        if is_ours and find_module_file(name):
+            private.add(name)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module in PUBLIC_MODULES:
+            private |= {
+                f"{node.module}.{alias.name}"
+                for alias in node.names
+                if alias.name.startswith("_")
+            }
+    return private
+
+
+@pytest.mark.parametrize("folder", USERS)
+def test_what_uses_the_library_uses_public_names_alone(folder):
+    files = sorted((ROOT / folder).rglob("*.py"))
+    assert files
+    private_uses = {
+        str(path.relative_to(ROOT)): find_private_uses(path.read_text("utf-8"))
+        for path in files
+    }
+    assert {path: uses for path, uses in private_uses.items() if uses} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from syncalgos import steps",
+        "from syncalgos import _names",
+        "from syncalgos.engine import data_parallel",
+        "from syncalgos.reducers import stacking",
+        "from syncalgos.reducers.stacking import Layered",
+        "from syncalgos.network import _quantity",
+        "import syncalgos.engine.worker",
+        "import syncalgos.engine.worker as worker",
+        "import syncalgos\nsyncalgos.combinators.introspection.acts",
+        "import syncalgos as sa\nsa.steps.ALWAYS",
+        "def f():\n    from syncalgos.strategy import strong",
+        "import_module('syncalgos.ledger.counting')",
+    ],
+)
+def test_a_private_use_is_seen(source):
+    assert find_private_uses(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import syncalgos\nsyncalgos.collectives.mean",
+        "from syncalgos import network, describe",
+        "from syncalgos.writing import checks",
+        "from syncalgos.reducers import Reducer",
+    ],
+)
+def test_a_public_use_is_none(source):
+    assert find_private_uses(source) == set()
+
+
 def test_no_files_import_each_other():
     graph: Graph = {}
     for package in PACKAGES:

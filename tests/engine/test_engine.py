@@ -26,7 +26,6 @@ from trees import assert_close, assert_equal
 
 import syncalgos
 from syncalgos import Strategy, stateless
-from syncalgos.engine.ahead import Batches, compile_all
 from syncalgos.engine.arguments import full_loss
 
 
@@ -335,8 +334,8 @@ def test_programs_compiled_side_by_side_are_those_that_run():
         return trainer, trainer.init(make_params()), trainer.place(DATA)
 
     trainer, state, data = made()
-    held_out = Batches(ROWS[:2], data)
-    compile_all(trainer, state, Batches(ROWS, data), held_out)
+    held_out = ROWS[:2], data
+    trainer.compile(state, (ROWS, data), held_out)
     seconds = trainer.compile_seconds
     state, metrics = trainer.run(state, ROWS, data)
     found = metrics, trainer.evaluate(state, *held_out), trainer.divergence(state)

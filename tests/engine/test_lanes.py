@@ -21,7 +21,6 @@ from trees import assert_close
 
 import syncalgos
 from syncalgos import per_example, stateless
-from syncalgos.engine.ahead import lower
 from syncalgos.engine.lanes import groups, selection
 from syncalgos.engine.losses import is_per_example
 
@@ -80,7 +79,7 @@ def assert_same(mine, others, rtol=RTOL):
 def form_of(strategy, loss=None, buffers=(), params=PARAMS, batches=WIDE, **options):
     """The form that is chosen: local steps are traced and not compiled."""
     trainer = make_trainer(strategy, loss=loss, backend="shard_map", **options)
-    lower(trainer, params, batches, buffers)
+    trainer.lower(params, batches, buffers)
     return trainer.lane_form
 
 

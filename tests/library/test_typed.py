@@ -27,5 +27,6 @@ def test_what_is_typed_runs():
     assert len(typed.trainers()) == 6
     assert all(count > 0 for count in typed.sent())
     assert len(typed.described()) > 8
+    assert "all_reduce" in typed.before_it_runs().branched
     assert typed.alone()["w"].shape == (4,)
     assert typed.in_a_stack()["w"].shape == (4,)

@@ -205,6 +205,22 @@ def moved(metrics: dict[str, Any]) -> dict[str, jax.Array]:
     return dict(zip(sa.parts_of(PARAMS), figures.cosine.T, strict=True))
 
 
+def before_it_runs() -> sa.ProgramSends:
+    """Lowers a program, and compiles all that a training needs."""
+    trainer = sa.DataParallel(plain, INNER, sa.bmuf(16), workers=2, backend="shard_map")
+    batches = np.ones((2, 4, 4), np.float32)
+    lowered: sa.Lowered = trainer.lower(PARAMS, batches)
+    state = trainer.init(PARAMS)
+    try:
+        trainer.compile(state, (batches,), (batches,))
+    except sa.LaneFormError:
+        raise AssertionError from None
+    assert trainer.run_program is not None and trainer.shardings(PARAMS) is None
+    assert not isinstance(sa.HeldPart.of(state.step), sa.HeldPart)
+    assert sa.ALGORITHMS[sa.ALIASES["ddp"]] is sa.sync_sgd
+    return trainer.program_sends(lowered.state)
+
+
 def described() -> list[int]:
     """Asks when a strategy acts, and what its center includes."""
     description: sa.Description = sa.describe(sa.chain(*STRATEGIES[:2]), workers=8)

@@ -36,8 +36,29 @@ CACHED = 4e6  # bytes
 SMALL = 1e5
 
 
-class Unfit(ValueError):
-    """The error for a form that this loss or this strategy cannot take."""
+class LaneFormError(ValueError):
+    """The lanes of a device cannot run in the form that was asked for.
+
+    The message says why. It comes from the first `run`, for `lane_form` in a Placement,
+    or for a loss of `per_example` that is no mean over its examples.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> import optax
+        >>> import syncalgos
+        >>> trainer = syncalgos.DataParallel(
+        ...     lambda params, batch: (params * batch).sum(),  # no mean
+        ...     optax.sgd(0.1),
+        ...     syncalgos.sync_sgd(),
+        ...     workers=2,
+        ...     placement=syncalgos.Placement(devices=[0], lane_form="merged"),
+        ... )
+        >>> try:
+        ...     trainer.run(trainer.init(jnp.float32(1)), jnp.ones((1, 4)))
+        ... except syncalgos.LaneFormError as error:
+        ...     print(str(error)[:70])
+        lane_form cannot be 'merged': the loss is no mean over independent exa
+    """
 
 
 @dataclass
@@ -189,14 +210,15 @@ def choose(asked: str | None, facts: Facts) -> tuple[str, int | None]:
         None is all.
 
     Raises:
-        Unfit: this loss or this strategy cannot take the form; the message says why.
+        LaneFormError: this loss or this strategy cannot take the form; the message
+            says why.
     """
     for name, (pays, against) in _TABLE.items():
         if asked != name and (asked or not pays(facts)):
             continue
         reason = next((text for holds, text in against(facts) if holds), None)
         if asked and reason:
-            raise Unfit(
+            raise LaneFormError(
                 f"lane_form cannot be {asked!r}: {reason}: use lane_form={VECTORIZED!r}"
             )
         if not reason:
@@ -218,7 +240,7 @@ def check_mean(
         rounding: the relative rounding of the coarsest numbers in the loss.
 
     Raises:
-        Unfit: the loss is no mean; the message says what differs.
+        LaneFormError: the loss is no mean; the message says what differs.
     """
     # Wide enough for sums in another order, and far below what a batch's size, masks
     # or statistics change.
@@ -226,14 +248,14 @@ def check_mean(
     claim = f"lane_form cannot be {MERGED!r}" if asked else "per_example"
     # Written so that numbers that are not finite tell nothing.
     if abs(comparison.loss - comparison.mean) > tolerance * comparison.loss_size:
-        raise Unfit(
+        raise LaneFormError(
             f"{claim}: the loss is no mean over independent examples: for the batches "
             f"of {workers} workers as one, it is {comparison.loss:.4g}, and their mean "
             f"{comparison.mean:.4g}; use lane_form={VECTORIZED!r}"
         )
     if comparison.apart > tolerance * comparison.size:
         percent = 100 * comparison.apart / comparison.size
-        raise Unfit(
+        raise LaneFormError(
             f"{claim}: the loss is no mean over independent examples: for the batches "
             f"of {workers} workers as one, its gradient differs from the mean of "
             f"theirs by {percent:.2g} %; use lane_form={VECTORIZED!r}"

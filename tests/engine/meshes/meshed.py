@@ -22,7 +22,6 @@ from trees import largest
 
 import syncalgos
 from experiments.aim import hlo
-from syncalgos.engine.ahead import sends
 from syncalgos.engine.worker import RUN
 
 STEPS, DEVICES = 2 * PERIOD, 8
@@ -164,9 +163,13 @@ def trained(name, layout, on_mesh):
 
 def counted(trainer, state, quantity="bytes"):
     """Counts what the ledger finds that one device sends, by kind: bytes, or calls."""
-    found = sends(trainer, state)
-    each = (found.always + found.branched).items()
-    return {kind: float(n) for (kind, what), n in each if what == quantity}
+    found = trainer.program_sends(state)
+    index = ("bytes", "calls").index(quantity)
+    totals = Counter()
+    for sent in (found.always, found.branched):
+        for kind, counts in sent.items():
+            totals[kind] += counts[index]
+    return {kind: float(total) for kind, total in totals.items()}
 
 
 def compiled(trainer):

@@ -13,7 +13,6 @@ from placed import placed
 from test_meshes import refuses
 
 import syncalgos
-from syncalgos.engine.ahead import lower
 
 
 def loss(params, batch):
@@ -56,7 +55,7 @@ def shapes(tree):
 def test_a_program_from_shapes_is_the_one_that_runs(given):
     trainer = trainer_of(syncalgos.bmuf(PERIOD), **given)
     params, batches = model()
-    lowered = lower(trainer, shapes(params), shapes(batches))
+    lowered = trainer.lower(shapes(params), shapes(batches))
     state = trainer.init(params)
     expected = jax.tree.map(lambda x: (x.shape, x.dtype), state)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), lowered.state) == expected
@@ -83,8 +82,8 @@ def test_a_program_from_shapes_takes_rows_of_data():
     def argument_bytes(lowered):
         return lowered.program.compile().memory_analysis().argument_size_in_bytes
 
-    by_rows = argument_bytes(lower(trainer, params, rows, data=data))
-    more = by_rows - argument_bytes(lower(trainer, params, batches))
+    by_rows = argument_bytes(trainer.lower(params, rows, data=data))
+    more = by_rows - argument_bytes(trainer.lower(params, batches))
     # A device's rows and all data, instead of its batches.
     assert more == 4 * (2 * PERIOD * 2 + 50 * 4 - 2 * PERIOD * 2 * 4)
 
@@ -92,7 +91,7 @@ def test_a_program_from_shapes_takes_rows_of_data():
 def test_shapes_that_cannot_be_are_refused_as_arrays_are():
     params, batches = model()
     trainer = trainer_of(syncalgos.bmuf(2))
-    refuses("global batch", lambda: lower(trainer, params, batches[:, :5]))
-    refuses("params hold no arrays", lambda: lower(trainer, {}, batches))
+    refuses("global batch", lambda: trainer.lower(params, batches[:, :5]))
+    refuses("params hold no arrays", lambda: trainer.lower({}, batches))
     other = trainer_of(syncalgos.bmuf(2), backend="vmap", devices=[0])
-    refuses("lower needs backend 'shard_map'", lambda: lower(other, params, batches))
+    refuses("lower needs backend 'shard_map'", lambda: other.lower(params, batches))
