@@ -13,7 +13,8 @@ MOST_BYTES = 1 << 24  # of certificates; those of an operating system take 250 k
 # X509_V_FLAG_NO_CHECK_TIME of OpenSSL, which the module ssl does not name.
 AT_ANY_TIME = 0x200000
 # Of OpenSSL: X509_V_ERR_HOSTNAME_MISMATCH, …_IP_ADDRESS_MISMATCH, …_INVALID_PURPOSE.
-OF_OTHER_HOST = 62, 64
+OF_OTHER_NAME = 62
+OF_OTHER_ADDRESS = 64
 OF_OTHER_PURPOSE = 26
 TURNS = 10  # of a handshake, which takes three
 
@@ -125,10 +126,11 @@ def _verify(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _trust(context, files)
     _check_dates(files.authority_name, files.authority_path, context.get_ca_certs())
-    is_of_other_host = getattr(failure, "verify_code", None) in OF_OTHER_HOST
-    if is_of_other_host and _common_name(certificate) == host:
+    code = getattr(failure, "verify_code", None)
+    # gRPC, by which jax connects, takes the subject's name for that of a host.
+    if code == OF_OTHER_NAME and _common_name(certificate) == host:
         return certificate
-    if is_of_other_host:
+    if code in (OF_OTHER_NAME, OF_OTHER_ADDRESS):
         raise BadRequest(
             f"{files.cert_name} {files.cert_path} is for {_hosts(certificate)}, not "
             f"for {host}, to which other processes connect (--coordinator): make a "
@@ -228,11 +230,8 @@ def _alternative_names(certificate: Mapping[str, Any], kind: str) -> list[str]:
 
 
 def _common_name(certificate: Mapping[str, Any]) -> str | None:
-    """Returns the subject's name; None if the certificate names hosts.
-
-    gRPC, by which jax connects, takes it for a host if there is no other.
-    """
-    if _alternative_names(certificate, "DNS"):
+    """Returns the subject's name; None if a certificate has others."""
+    if certificate.get("subjectAltName"):
         return None
     pairs = [pair for group in certificate.get("subject", ()) for pair in group]
     return dict(pairs).get("commonName")
@@ -242,4 +241,7 @@ def _hosts(certificate: Mapping[str, Any]) -> str:
     """Lists the hosts that a certificate is for."""
     names = _alternative_names(certificate, "DNS")
     addresses = _alternative_names(certificate, "IP Address")
-    return ", ".join([*names, *addresses]) or _common_name(certificate) or "no host"
+    common_name = _common_name(certificate)
+    if common_name is not None:
+        return f"its subject's name alone ({common_name})"
+    return ", ".join([*names, *addresses]) or "no host"

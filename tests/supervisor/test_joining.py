@@ -153,7 +153,17 @@ CERTIFICATES = {
         {"hosts": "DNS:a,IP:10.0.0.1"}, f"is for a, 10.0.0.1, {OTHER_HOST}"
     ),
     "another common name": CertificateCase(
-        {"hosts": "", "name": "a"}, f"is for a, {OTHER_HOST}", "b"
+        {"hosts": "", "name": "a"},
+        rf"is for its subject's name alone .a., {OTHER_HOST}",
+        "b",
+    ),
+    # As gRPC of jax 0.12 refuses them, too.
+    "address as common name": CertificateCase(
+        {"hosts": "", "name": "127.0.0.1"},
+        rf"is for its subject's name alone .127.0.0.1., {OTHER_HOST}",
+    ),
+    "common name beside an address": CertificateCase(
+        {"hosts": "IP:10.0.0.1", "name": "a"}, f"is for 10.0.0.1, {OTHER_HOST}", "a"
     ),
     "another host, of a client": CertificateCase({"hosts": "DNS:a"}, None, process=1),
     "a client's": CertificateCase(
