@@ -175,6 +175,7 @@ def _connect(
         verifier.verify_flags |= AT_ANY_TIME
     if host is not None:
         client_context.check_hostname = True
+        client_context.hostname_checks_common_name = False
 
     to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_hostname=host)
