@@ -103,7 +103,7 @@ def measured(
         strategy: the strategy.
         by_leaf: whether to measure each leaf, too.
         layered: which leaves hold several layers, each measured by itself (see
-            `syncalgos.reducers.stacking`).
+            `syncalgos.reducers.Layered`).
         ends: local step -> whether a round ends; by default where the strategy may act.
         only: local step -> whether a round that ends there is measured; None: each is.
 

@@ -36,11 +36,13 @@ class Placement:
             devices that fits.
         lanes: the number of workers on each device. With devices=None, as many devices
             are taken as needed.
-        lane_form: how a device runs its lanes: "vectorized", "sequential" or "merged"
-            (see `syncalgos.engine.lanes.execution`). All give the same numbers up to
-            rounding. None takes the fastest known form; it takes "merged" only for a
-            loss made by `per_example`. "merged" says that the loss is a mean over
-            independent examples, which the first `run` checks on its first batches.
+        lane_form: how a device runs its lanes: "vectorized", all in each step;
+            "sequential", one lane after the other from one sync to the next; or
+            "merged", one gradient of all, for averaged gradients. All give the same
+            numbers up to rounding. None takes the fastest known form; it takes "merged"
+            only for a loss made by `per_example`. "merged" says that the loss is a mean
+            over independent examples, which the first `run` checks on its first
+            batches.
         mesh: the axes within a worker that has several devices, such as {"fsdp": 2}, or
             a jax.sharding.Mesh with an axis "devices" for the workers. It needs the
             backend shard_map.
