@@ -30,27 +30,31 @@ class Runs(NamedTuple):
         passes: the number of passes; None if no jaxpr shows it.
     """
 
-    arms: list[tuple[Any, list]]
+    arms: list[tuple[Any, list[Any]]]
     carry: slice = slice(0)
     passes: int | None = 1
 
 
-def _whole(equation: Any, values: list) -> Runs:
+_Runner = Callable[[Any, list[Any]], Runs]
+"""(equation, a value for each of its operands) -> what the equation runs."""
+
+
+def _whole(equation: Any, values: list[Any]) -> Runs:
     return Runs([(inner(equation)[0], values)])
 
 
-def _solver(equation: Any, values: list) -> Runs:
+def _solver(equation: Any, values: list[Any]) -> Runs:
     jaxprs, consts = equation.params["jaxprs"], equation.params["const_lengths"]
     first = consts.matvec + consts.vecmat
     own = values[first : first + consts.solve]
     return Runs([(jaxprs.solve, own + values[sum(consts) :])])
 
 
-def _one_of(equation: Any, values: list) -> Runs:
+def _one_of(equation: Any, values: list[Any]) -> Runs:
     return Runs([(x, values[1:]) for x in equation.params["branches"]])
 
 
-def _scan(equation: Any, values: list) -> Runs:
+def _scan(equation: Any, values: list[Any]) -> Runs:
     params = equation.params
     numbers = [params.get("num_consts"), params.get("num_carry")]
     if "ft_in" in params:  # since jax 0.11: constants, carry and rows
@@ -59,7 +63,7 @@ def _scan(equation: Any, values: list) -> Runs:
     return Runs([(params["jaxpr"], values)], carry, params["length"])
 
 
-def _while(equation: Any, values: list) -> Runs:
+def _while(equation: Any, values: list[Any]) -> Runs:
     params, tested = equation.params, equation.params["cond_nconsts"]
     carry = slice(tested + params["body_nconsts"], None)
     test = params["cond_jaxpr"], values[:tested] + values[carry]
@@ -68,12 +72,12 @@ def _while(equation: Any, values: list) -> Runs:
 
 # Primitives that run one jaxpr once. Its results are theirs.
 _WHOLE = "jit call closed_call remat2 composite custom_jvp_call custom_vjp_call"
-CALLS = {
+CALLS: dict[str, _Runner] = {
     **dict.fromkeys(f"{_WHOLE} call_hi_primitive".split(), _whole),
     "custom_linear_solve": _solver,
 }
 # All primitives whose jaxprs are run in a known way.
-RUNS = {
+RUNS: dict[str, _Runner] = {
     **CALLS,
     **dict.fromkeys(("custom_vmap_call", "shard_map"), _whole),
     "cond": _one_of,
@@ -90,7 +94,7 @@ _ARITHMETIC = "reduce", "scatter", "select_and_scatter", "random_", "debug_"
 _OPAQUE = {"ffi_call", "custom_vmap_call", "shard_map"}
 
 
-def runs(equation: Any, values: list) -> Runs:
+def runs(equation: Any, values: list[Any]) -> Runs:
     """Returns what an equation runs, given a value for each of its operands.
 
     An equation has no arms if its primitive is not in RUNS.
@@ -166,8 +170,11 @@ def reads(jaxpr: Any, place: int) -> bool:
 
 
 def follow(
-    jaxpr: Any, inputs: list, visit: Callable[[Any, list], list], literals: bool = True
-) -> list:
+    jaxpr: Any,
+    inputs: list[Any],
+    visit: Callable[[Any, list[Any]], list[Any]],
+    literals: bool = True,
+) -> list[Any]:
     """Follows values of any kind through a jaxpr; returns those of its outputs.
 
     Args:
@@ -178,7 +185,7 @@ def follow(
     """
     consts = getattr(jaxpr, "consts", ()) if literals else ()
     jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    values: dict = dict(zip(jaxpr.constvars, consts, strict=False))
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=False))
     values.update(zip(jaxpr.invars, inputs, strict=True))
 
     def read(atom: Any) -> Any:

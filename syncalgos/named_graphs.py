@@ -4,6 +4,7 @@ Importing this file does not import jax, so the command line knows the names at 
 """
 
 import math
+from collections.abc import Callable
 
 
 def powers(workers: int) -> list[int]:
@@ -28,7 +29,7 @@ def _torus(workers: int) -> list[tuple[int, int]]:
     return along + across
 
 
-EDGES = {  # N -> pairs of neighbours
+EDGES: dict[str, Callable[[int], list[tuple[int, int]]]] = {  # N -> pairs of neighbours
     "ring": _ring,
     "torus": _torus,
     "hypercube": lambda n: [(i, i ^ by) for i in range(n) for by in powers(n)],

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -157,7 +157,7 @@ def _refused(text: str, reason: str, part: str = "", unit: str = "") -> ValueErr
 
 
 # The number of messages in sequence of ring algorithms, for N workers.
-HOPS = {
+HOPS: dict[str, Callable[[int], int]] = {
     "all_reduce": lambda n: 2 * (n - 1),
     "all_gather": lambda n: n - 1,
     "reduce_scatter": lambda n: n - 1,

@@ -1,6 +1,7 @@
 """FedOpt: an adaptive outer optimizer on the mean displacement."""
 
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from syncalgos.reducers.reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 # The second moment v, after the square s of an outer gradient.
-SECOND_MOMENTS = {
+SECOND_MOMENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "adam": lambda v, s, b2: b2 * v + (1 - b2) * s,
     "yogi": lambda v, s, b2: v - (1 - b2) * s * jnp.sign(v - s),
     "adagrad": lambda v, s, b2: v + s,

@@ -77,7 +77,7 @@ class Compiled:
         self._replication = replication.Replication(worker, layout)
         self._seen: Any = None  # the form of the model that was started last
         self.programs: dict[Key, Any] = {}
-        self.seconds = 0.0
+        self.seconds: float = 0.0
         self.temp_bytes: int | None = None
         self.form: str | None = None
         self.run_program: jax.stages.Compiled | None = None

@@ -20,7 +20,7 @@ from syncalgos.engine.lanes import selection
 from syncalgos.engine.losses import WEIGHT, Loss, PlainLoss, warn_of_unseen
 from syncalgos.engine.lowered import Lowered, ProgramSends, by_collective
 from syncalgos.engine.placement import shardings
-from syncalgos.engine.placement.layout import outside_meshes
+from syncalgos.engine.placement.layout import Layout, outside_meshes
 from syncalgos.engine.placement.make_layout import Placement, make_layout
 from syncalgos.engine.program import Model, Own
 from syncalgos.engine.state import (
@@ -149,9 +149,10 @@ class DataParallel:
         inner, outer = made(hyperparams)
         arguments.check_kind("placement", placement, Placement)
         losses = arguments.full_loss(loss), arguments.full_loss(eval_loss or loss)
-        self.layout = make_layout(workers, backend, placement)
+        self.layout: Layout = make_layout(workers, backend, placement)
         self._shardings = shardings.Asked(placement.shardings, self.layout)
-        self.workers = workers = self.layout.workers
+        workers = self.layout.workers
+        self.workers: int = workers
         accumulate = checks.whole("accumulate", accumulate, least=1)
         if (form := placement.lane_form) is not None:
             checks.one_of("lane_form", form, selection.FORMS)

@@ -125,7 +125,9 @@ class Worker(NamedTuple):
         parts = jax.tree.map(lambda x: _microbatches(x, self.accumulate, merged), batch)
         return accumulated(microbatch, replica, parts)
 
-    def metrics(self, replica, batch, key, data, me):
+    def metrics(
+        self, replica: Replica, batch: PyTree, key: jax.Array, data: PyTree, me: Any
+    ) -> dict[str, jax.Array]:
         """Metrics of a local step, from a forward pass of its first microbatch."""
         first = jax.tree.map(lambda x: x[: len(x) // self.accumulate], batch)
         return normalized_loss(self.loss, self.each)(
@@ -145,7 +147,7 @@ class Worker(NamedTuple):
         return require_same("a local step", "replica", replica, stepped)
 
     def local_step(
-        self, own: Own, batch, shared: Shared, step, me
+        self, own: Own, batch: PyTree, shared: Shared, step: Any, me: Any
     ) -> tuple[Own, PyTree]:
         """Takes a local step without its sync; also returns the metrics."""
         key = _draw(shared.key, step, me)
@@ -322,7 +324,11 @@ def accumulated(
     return Found(grads, buffers, {**jax.tree.map(mean, metrics), WEIGHT: weights.sum()})
 
 
-def over_steps(step_program, carry, batches):
+def over_steps(
+    step_program: Callable[[Any, PyTree], tuple[Any, PyTree]],
+    carry: Any,
+    batches: PyTree,
+) -> tuple[Any, PyTree]:
     """Calls lax.scan over the steps, but takes a single step without a loop."""
     if jax.tree.leaves(batches)[0].shape[0] > 1:
         return lax.scan(step_program, carry, batches)

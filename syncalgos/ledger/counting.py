@@ -104,8 +104,8 @@ class Sends(NamedTuple):
         branched: traffic in branches, each branch counted once.
     """
 
-    always: Counter
-    branched: Counter
+    always: Counter[Any]
+    branched: Counter[Any]
 
 
 @suggest_arguments
@@ -283,7 +283,7 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
     return Sends(_traffic(add_up(always, None)), _traffic(add_up(branched, None)))
 
 
-def _traffic(sent: Counter) -> Counter:
+def _traffic(sent: Counter[Any]) -> Counter[Any]:
     """The bytes and calls of a step, without what it asks for."""
     return Counter({key: count for key, count in sent.items() if key[1] != ASKED})
 

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from syncalgos.jaxprs import (
 
 # Bytes that a worker of n sends at most per byte of the operand, by ring algorithms.
 _ALL_REDUCE = "all_reduce", lambda n: Fraction(2 * (n - 1), n)
-COLLECTIVES = {
+COLLECTIVES: dict[str, tuple[str, Callable[[int], Any]]] = {
     **dict.fromkeys(("psum", "pmax", "pmin"), _ALL_REDUCE),
     "all_gather": ("all_gather", lambda n: Fraction(n - 1)),
     "reduce_scatter": ("reduce_scatter", lambda n: Fraction(n - 1, n)),
@@ -42,7 +43,7 @@ class Branches(NamedTuple):
     """A branch in the program: it sends notes[i] if the value choices[choice] is i."""
 
     choice: int
-    notes: list[list]
+    notes: list[list[Any]]
 
 
 class Walk:
@@ -69,29 +70,36 @@ class Walk:
         sizes: dict[str, int],
         counts: bool = True,
     ):
-        self.jaxpr, self.places, self.sizes = jaxpr, places, sizes
-        self.counts = counts
+        self.jaxpr: Any = jaxpr
+        self.places: list[int] = places
+        self.sizes: dict[str, int] = sizes
+        self.counts: bool = counts
         self._is_in_mark = False
         self.choices: list[jax.Array] = []
-        self.notes: list = []
+        self.notes: list[Any] = []
 
-    def take(self, step: jax.Array, hyperparams: list, decisions: list) -> None:
+    def take(
+        self, step: jax.Array, hyperparams: list[Any], decisions: list[Any]
+    ) -> None:
         """Walks through the step of this number, with these decisions."""
         known = [step, *hyperparams]
-        inputs: list = [*known, *[None] * (len(self.jaxpr.jaxpr.invars) - len(known))]
+        inputs: list[Any] = [
+            *known,
+            *[None] * (len(self.jaxpr.jaxpr.invars) - len(known)),
+        ]
         for place, decision in zip(self.places, decisions, strict=True):
             inputs[place] = decision
         self.choices.clear()
         self.notes = self.sent_by(self.jaxpr, inputs)
 
-    def sent_by(self, jaxpr, inputs: list) -> list:
+    def sent_by(self, jaxpr: Any, inputs: list[Any]) -> list[Any]:
         """Returns the notes of a jaxpr, given its inputs, None for unknown values."""
         before, self.notes = self.notes, []
         follow(jaxpr, inputs, self.equation)
         sent, self.notes = self.notes, before
         return sent
 
-    def equation(self, equation, inputs: list) -> list:
+    def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Notes what an equation sends; returns its results, None for unknown ones."""
         name, unknown = equation.primitive.name, [None] * len(equation.outvars)
         # A vote is not known; its second argument is the recorded decision.
@@ -120,7 +128,7 @@ class Walk:
         found = equation.primitive.bind(*inputs, **equation.params)
         return found if equation.primitive.multiple_results else [found]
 
-    def collective(self, equation) -> list[Counter]:
+    def collective(self, equation: Any) -> list[Counter[Any]]:
         """Returns the note of a collective; a single worker sends nothing.
 
         Raises:
@@ -168,7 +176,7 @@ class Walk:
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]
 
-    def loop(self, ran: Runs) -> list:
+    def loop(self, ran: Runs) -> list[Any]:
         """Returns the notes of a scan, once per pass; other loops must not send."""
         notes = [note for arm in ran.arms for note in self.sent_by(*arm)]
         if notes and ran.passes is None:
@@ -179,12 +187,12 @@ class Walk:
         return notes * (ran.passes or 0)
 
 
-def _needs_an_axis(equation) -> bool:
+def _needs_an_axis(equation: Any) -> bool:
     """Whether an equation, or one inside it, needs a mapped axis."""
     return any(x.primitive.name in SILENT or axes(x) for x, _ in within(equation))
 
 
-def add_up(notes: list, choices: np.ndarray | None) -> Counter:
+def add_up(notes: list[Any], choices: np.ndarray | None) -> Counter[Any]:
     """Adds up the traffic of a step.
 
     Args:
@@ -194,7 +202,7 @@ def add_up(notes: list, choices: np.ndarray | None) -> Counter:
     Returns:
         A Counter of (kind, "bytes" or "calls") and (request, ASKED).
     """
-    total = Counter()
+    total: Counter[Any] = Counter()
     for note in notes:
         if not isinstance(note, Branches):
             total.update(note)

@@ -21,10 +21,15 @@ from syncalgos.strategy import require_same
 
 Transformation = optax.GradientTransformation
 
-
 # Optax tells the step only to transformations of its own type, a tuple of functions.
+_OfOptax = optax.GradientTransformationExtraArgs
+# optax does not say that it is typed (PEP 561). A checker that does not read its source
+# then knows at least this of the class, and so all of a Reducer's own attributes.
+assert issubclass(_OfOptax, tuple)
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class Reducer(optax.GradientTransformationExtraArgs):
+class Reducer(_OfOptax):
     """An optax transformation that combines the workers' trees into one.
 
     Its update takes a keyword `step`, the local step, which random reducers need.
@@ -52,7 +57,13 @@ class Reducer(optax.GradientTransformationExtraArgs):
     calls_late: int = 0
     origin: "Origin | None" = None
 
-    def __new__(cls, combine, init=optax.init_empty_state, *args, **kwargs):
+    def __new__(
+        cls,
+        combine: Callable[[PyTree, PyTree, Any], tuple[PyTree, PyTree, PyTree]],
+        init: optax.TransformInitFn = optax.init_empty_state,
+        *args: Any,
+        **kwargs: Any,
+    ) -> "Reducer":
         def update(updates, state, params=None, *, step=None, **_):
             combined, _, state = combined_by(combine, updates, state, step)
             return combined, state

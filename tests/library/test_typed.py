@@ -1,6 +1,10 @@
-"""The calls for a strict type checker use every public name, and run."""
+"""Public names are typed: a strict checker reads calls of all, and the calls run."""
 
 import ast
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +21,25 @@ def test_every_public_name_is_used():
     assert used <= public
     # Factories are of one form: a new one need not be here as well.
     assert public - used <= {*syncalgos.ALGORITHMS}
+
+
+@pytest.mark.slow
+def test_the_types_of_public_names_are_known():
+    root = Path(syncalgos.__file__).parents[1]
+    command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
+    command += ["--verifytypes", "syncalgos", "--ignoreexternal", "--outputjson"]
+    checked = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    report = json.loads(checked.stdout)["typeCompleteness"]
+    assert Path(report["packageRootDirectory"]) == root / "syncalgos"
+    unknown = [x["name"] for x in report["symbols"] if not x["isTypeKnown"]]
+    assert len(report["symbols"]) > 200
+    assert report["completenessScore"] >= 0.99, unknown
 
 
 @pytest.mark.slow

@@ -48,7 +48,8 @@ class Replication:
     """
 
     def __init__(self, worker: Worker, layout: Layout):
-        self.worker, self._layout = worker, layout
+        self.worker: Worker = worker
+        self._layout = layout
         self._leaves: dict[Any, tuple[bool, ...]] = {}
         self._made: list[weakref.ref] = []
 

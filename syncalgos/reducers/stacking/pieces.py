@@ -84,7 +84,9 @@ class Pieces(NamedTuple):
             function = jax.vmap(function)
         return function if self.cut is None else self.cut.each(function)
 
-    def leading(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple]:
+    def leading(
+        self, shape: tuple[int, ...]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Returns the axes that lead a list of pieces, and the shape of a piece."""
         if self.cut is None:
             return shape[: self.layers], shape[self.layers :]
