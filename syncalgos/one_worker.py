@@ -143,6 +143,7 @@ def as_optimizer(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
+@suggest_arguments
 def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
     """Returns the center, the model to evaluate, of a loop with `as_optimizer`.
 

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from syncalgos import checks, collectives
+from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import PyTree
 from syncalgos.collectives.axes import COUNTED
 from syncalgos.combinators import rules
@@ -35,6 +36,7 @@ class Reduced(NamedTuple):
     state: PyTree
 
 
+@suggest_arguments
 def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
     """Makes a strategy for a loop that stacks its replicas: (workers, …) in each leaf.
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from syncalgos import checks
+from syncalgos.calls import suggest_arguments
 from syncalgos.named_graphs import EDGES, ONE_WAY, SYMMETRIC, powers
 
 OFF = 1e-5
@@ -36,6 +37,7 @@ class Graph(NamedTuple):
     degree: int
 
 
+@suggest_arguments
 def graph(topology: Any, workers: int, *, seed: int = 0) -> Graph:
     """Returns the weights, the spectral gap and the degree of a graph of workers.
 

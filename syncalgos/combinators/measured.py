@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from syncalgos import checks, collectives
+from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import Axis, PyTree
 from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import decided, introspection, participation, rules
@@ -184,6 +185,7 @@ def measured(
     )
 
 
+@suggest_arguments
 def parts_of(params: PyTree, layered: Layered = 0) -> list[str]:
     """Names the parts of `Figures`: "all", then leaves by path, and layers by number.
 
@@ -206,6 +208,7 @@ def parts_of(params: PyTree, layered: Layered = 0) -> list[str]:
     return names
 
 
+@suggest_arguments
 def sync_metrics(state: PyTree, step: Any) -> dict[str, Any]:
     """Returns what a strategy has noted of a step, as `DataParallel.run` reports it.
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from syncalgos import checks
+from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import PyTree
 from syncalgos.dtypes import widen
 
@@ -49,6 +50,7 @@ class _Stateless(NamedTuple):
         return self.plain(params, batch, **{self.key_argument.name: key})
 
 
+@suggest_arguments
 def stateless(loss: PlainLoss) -> Loss:
     """Gives a plain loss the engine's form, as `DataParallel` itself does.
 
@@ -149,6 +151,7 @@ class _PerExample(NamedTuple):
         return dict(made[0]), made[1]
 
 
+@suggest_arguments
 def per_example(
     values: Callable[
         [PyTree, PyTree, PyTree, jax.Array], tuple[dict[str, Any], PyTree]

@@ -16,6 +16,7 @@ import optax
 from jax import lax
 
 from syncalgos import checks, collectives
+from syncalgos.calls import suggest_arguments
 from syncalgos.combinators import introspection, rules
 from syncalgos.combinators.masked import masked
 from syncalgos.dtypes import wide_dtype, widen
@@ -24,6 +25,7 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, apply_sync
 Mask = PyTree | checks.ByLeaf
 
 
+@suggest_arguments
 def lookup(part: jax.Array, ids: Any, *, axis: Axis = WORKERS) -> jax.Array:
     """Returns the rows `ids` of a sharded table, bit for bit equal to `table[ids]`.
 

@@ -213,6 +213,32 @@ def test_too_many_arguments_by_position_and_missing_ones_are_named(kind):
     assert answer(call, TypeError).startswith(message)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "center_of",
+        "graph",
+        "lookup",
+        "parts_of",
+        "per_example",
+        "stacked",
+        "stateless",
+        "sync_metrics",
+    ],
+)
+def test_a_function_that_makes_no_strategy_answers_wrong_calls_as_well(name):
+    function = getattr(sa, name)
+    names = [*inspect.signature(function).parameters]
+    line = answer(lambda: function(**{f"{names[0]}s": 1}), TypeError)
+    assert line.startswith(
+        f"{name} has no argument '{names[0]}s'; did you mean {names[0]!r}? (one of: "
+    )
+    line = answer(function, TypeError)
+    assert line.startswith(f"{name} needs an argument {names[0]!r}")
+    line = answer(lambda: function(*range(9)), TypeError)
+    assert line.startswith(f"{name} takes {names[0]}") and "has 9 by position" in line
+
+
 def test_a_factory_of_a_users_own_may_take_any_argument():
     @factory
     def bmuf_of_mine(**arguments: Any) -> sa.Strategy:
