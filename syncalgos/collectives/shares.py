@@ -14,6 +14,8 @@ from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 _OWN: Setting[jax.Array | None] = Setting("share", None)
 
+_OF_MODELS: Setting[bool] = Setting("of models", False)
+
 
 def counting(share: jax.Array | None) -> AbstractContextManager[None]:
     """Notes this worker's share while the block is traced.
@@ -60,4 +62,30 @@ def no_mean(what: str) -> None:
         raise ValueError(
             f"participating: {what} is not a mean over the workers, so workers that "
             "skip cannot be left out of it"
+        )
+
+
+def combining_models() -> AbstractContextManager[None]:
+    """Notes that whole models are combined, and not moves, while a block is traced."""
+    return _OF_MODELS.set_to(True)
+
+
+def only_of_moves(what: str) -> None:
+    """Declares that the calling code sends approximations that fit moves alone.
+
+    `participating` multiplies a worker's move since the last sync by its share. The
+    largest entries and the signs of a move stay what they are, but not those of a
+    model to which such a move was added.
+
+    Args:
+        what: the name of what it computes, for the message.
+
+    Raises:
+        ValueError: the workers are weighted, and whole models are combined.
+    """
+    if _OWN.get() is not None and _OF_MODELS.get():
+        raise ValueError(
+            f"participating: {what} of whole models is not a mean over the workers "
+            "that take part: use outer_step(optax.sgd(1.0), reduce=…), which sends "
+            "moves"
         )

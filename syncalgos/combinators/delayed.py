@@ -112,9 +112,10 @@ def delayed(
         raise ValueError(f"delayed: alpha must be at most 1, got {alpha}")
     checks.one_of("arrival of delayed", arrival, get_args(Arrival))
     if delay == 0:
-        mixed = functools.partial(_mixed, alpha)
-        mixes = checks.is_traced(alpha) or alpha
-        return introspection.innermost(mixed, strategy) if mixes else strategy
+        keeps_local_steps = checks.is_traced(alpha) or alpha != 0
+        if not keeps_local_steps:
+            return strategy
+        return introspection.innermost(functools.partial(_mixed, alpha), strategy)
     gates, member = introspection.under_gates(strategy)
     if introspection.combination(member).delay is not None:
         raise rules.make_error("delayed", "delayed")
@@ -131,6 +132,8 @@ def delayed(
 
 def _mixed(alpha: float, strategy: Strategy) -> Strategy:
     """A strategy without a delay that keeps a share α of the local params."""
+    if not introspection.ever_syncs(strategy):
+        return strategy
 
     def sync(replica, state, step):
         new, own = apply_sync(strategy, replica, state, step)
@@ -138,9 +141,12 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    syncs = introspection.ever_syncs(strategy)
-    made = introspection.combination(strategy)._replace(call=sync)
-    return strategy._replace(sync=made) if syncs else strategy
+    # A combinator around the whole: `participating` weighs what the whole combines, and
+    # not the local params, of which each worker keeps its share as they are.
+    described = introspection.Combination(
+        sync, (strategy,), functools.partial(_mixed, alpha)
+    )
+    return strategy._replace(sync=described)
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:

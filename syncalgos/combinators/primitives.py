@@ -4,6 +4,7 @@ Algorithms have no flags for optimizer state and batch statistics at a sync. Use
 compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ import optax
 
 from syncalgos import anchors, checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives.shares import combining_models
 from syncalgos.combinators import introspection, rules
 from syncalgos.combinators.chain import chain
 from syncalgos.combinators.participation import as_weighted
@@ -140,8 +142,10 @@ def average(
         if field == "opt_state":
             check_mean(value)
         # `participating` has weighted the params already, and only these.
-        value = value if field == "params" else collectives.weighted(value)
-        value, state = reducer.update(value, state, replica.params, step=step)
+        if field != "params":
+            value = collectives.weighted(value)
+        with combining_models() if field == "params" else nullcontext():
+            value, state = reducer.update(value, state, replica.params, step=step)
         return replica._replace(**{field: value}), state
 
     if field != "params":  # the center never changes

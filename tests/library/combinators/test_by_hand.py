@@ -172,6 +172,30 @@ ALONE = {
         participating(AVERAGED, by_round, stale=True),
         {"weights": of_round, "stale": True},
     ),
+    "weighted, stale, with the optimizer's state": (
+        participating(chain(AVERAGED, every(OF_STATE, 4)), by_round, stale=True),
+        {"weights": of_round, "stale": True, "moments": averaged, "momentum": 0.9},
+    ),
+    "weighted, stale, and what follows its syncs": (
+        sa.at_syncs(participating(AVERAGED, by_round, stale=True), OF_STATE),
+        {"weights": of_round, "stale": True, "moments": averaged, "momentum": 0.9},
+    ),
+    "weighted, stale, and a reset": (
+        sa.at_syncs(participating(AVERAGED, by_round, stale=True), RESET),
+        {"weights": of_round, "stale": True, "moments": zeroed, "momentum": 0.9},
+    ),
+    "weighted around mixed at once": (
+        participating(delayed(AVERAGED, 0, alpha=0.25), by_round),
+        {"weights": of_round, "alpha": 0.25},
+    ),
+    "weighted around mixed at once, with momentum": (
+        participating(every(delayed(sa.bmuf(1, **BMUF), 0, alpha=0.5), 4), by_round),
+        {"weights": of_round, "alpha": 0.5, "block": Filtered},
+    ),
+    "weighted inside mixed at once": (
+        delayed(participating(AVERAGED, by_round), 0, alpha=0.25),
+        {"weights": of_round, "alpha": 0.25},
+    ),
     "weighted gradients first and models later": (
         participating(sa.post_local_sgd(dense_steps=4, period=4), by_round),
         {"ends": late, "weights": of_round, "combine": at_first(reduced(of_round))},

@@ -169,7 +169,7 @@ class Synced:
             here = weights > 0 if self.stale else np.ones(4, bool)
             result[here] = self.start[here] = self.common
             if not self.behind:
-                momenta[:] = self.moments(momenta, shares)
+                momenta[here] = self.moments(momenta, shares)[here]
         self.on_the_way[step] = result, theta.copy(), self.block.center
 
     def _receive(self, step, theta, momenta):
