@@ -19,7 +19,8 @@ from syncalgos.calls import Call, Function, keep_call, written
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
-from syncalgos.collectives.means import weighted_mean
+from syncalgos.collectives.means import mean
+from syncalgos.collectives.shares import noted_share
 from syncalgos.dtypes import wide_dtype
 from syncalgos.host_arrays import check_ours
 from syncalgos.jaxprs import CALLS, follow, runs
@@ -80,8 +81,11 @@ class MeanCenter(NamedTuple):
     over: Callable[[PyTree, PyTree, PyTree], PyTree] | None = None
 
     def __call__(self, params: PyTree, state: PyTree) -> PyTree:
-        mean = weighted_mean(params, self.axis)
-        return mean if self.over is None else self.over(mean, params, state)
+        # A center takes no share: workers that rest are left out by what is noted.
+        mean_params = mean(params, self.axis, noted_share())
+        if self.over is None:
+            return mean_params
+        return self.over(mean_params, params, state)
 
 
 class _Reduce(NamedTuple):

@@ -181,11 +181,7 @@ def merged(syncer: Syncer, radial: bool) -> Reducer:
     def mean(tree: PyTree, step: Any) -> PyTree:
         axis = syncer.axis
         share = syncer.weights(step)[collectives.index(axis)] * collectives.size(axis)
-
-        def counted(x):
-            return jnp.where(share > 0, share.astype(x.dtype) * x, 0)
-
-        return collectives.mean(jax.tree.map(counted, tree), axis)
+        return collectives.mean(tree, axis, share)
 
     def combine(updates, state, step):
         if not radial:

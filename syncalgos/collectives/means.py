@@ -18,7 +18,7 @@ from syncalgos.collectives.axes import (
 from syncalgos.collectives.marks import marked
 from syncalgos.collectives.messages import crosses, summed
 from syncalgos.collectives.moves import gather
-from syncalgos.collectives.shares import no_mean, takes_part, weighted
+from syncalgos.collectives.shares import no_mean, noted_share, times_share
 from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 SUMMED = 2**18
@@ -26,38 +26,33 @@ SUMMED = 2**18
 
 
 @marked
-def mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+def mean(tree: PyTree, axis: Axis = WORKERS, share: jax.Array | None = None) -> PyTree:
     """Returns the mean over the workers of every leaf, with one all-reduce per leaf.
 
     Args:
         tree: arrays. Leaves that are not floats, such as counts and random keys, have
             no mean: each worker keeps its own.
         axis: the mapped axis or axes over which the workers lie.
+        share: this worker's N w / Σw for weights w, a scalar: the mean is the weighted
+            one, and leaves out what a worker of share 0 holds, such as NaN. None: all
+            count alike.
 
     Returns:
         A tree of the same shapes and dtypes. Floats of less than 32 bits are added in
         float32 over the lanes of a device, divided, and then rounded; between devices
-        these quotients are sent and added.
+        these quotients are sent and added. With a share they are sent in float32.
     """
-    names, workers = names_of(axis), size(axis)
-    return on_floats(lambda xs: _total(xs, names, workers), tree)
+    names = names_of(axis)
+    workers = size(axis)
 
+    def mean_of_floats(leaves: list[jax.Array]) -> list[jax.Array]:
+        if share is None:
+            return _total(leaves, names, workers)
+        # In float32: the product of a float16 and a worker's share may overflow.
+        weighted = times_share(widen(leaves), share)
+        return narrow(_total(weighted, names, workers), leaves)
 
-def weighted_mean(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
-    """Returns the mean over the workers, each of which counts by its weight.
-
-    Args:
-        tree: arrays; leaves that are not floats are kept.
-        axis: the mapped axis or axes over which the workers lie.
-
-    Returns:
-        A tree of the same shapes and dtypes. Without weights it is that of `mean`.
-    """
-
-    if takes_part() is True:
-        return mean(tree, axis)
-    # In float32: the product of a float16 and a worker's share may overflow.
-    return on_floats(lambda xs: narrow(mean(weighted(widen(xs)), axis), xs), tree)
+    return on_floats(mean_of_floats, tree)
 
 
 def _total(
@@ -170,21 +165,25 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
 
 
 @marked
-def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+def agreed(
+    tree: PyTree, axis: Axis = WORKERS, share: jax.Array | None = None
+) -> PyTree:
     """Returns the mean over the workers; if they agree, exactly the common value.
-
-    If the workers are weighted, it is the weighted mean.
 
     Args:
         tree: arrays; leaves that are not floats are kept.
         axis: the mapped axis or axes over which the workers lie.
+        share: this worker's share in the mean; see `mean`. None: the share by which
+            `participating` weighs the worker, if it does.
 
     Returns:
         A tree of the same shapes. Each leaf takes two all-reduces.
     """
+    if share is None:
+        share = noted_share()
     # A plain mean of 3, 5 or 7 equal float32 numbers is an ulp off in 15-50 % of
     # entries. This adds the mean difference from one worker to its value.
-    is_other = index(axis) != _first_that_takes_part(axis)
+    is_other = index(axis) != _first_that_takes_part(share, axis)
 
     def mean_of_equals(leaves: list[jax.Array]) -> list[jax.Array]:
         masked = [jnp.where(is_other, 0, x) for x in leaves]
@@ -193,14 +192,15 @@ def agreed(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
         first = [jnp.where(jnp.isfinite(x), x, 0) for x in first]
         # In float32: the difference of two short floats, or their sum, may overflow.
         differences = jax.tree.map(jnp.subtract, widen(leaves), first)
-        moved = jax.tree.map(jnp.add, first, weighted_mean(differences, axis))
+        moved = jax.tree.map(jnp.add, first, mean(differences, axis, share))
         return narrow(moved, leaves)
 
     return on_floats(mean_of_equals, tree)
 
 
-def _first_that_takes_part(axis: Axis) -> jax.Array | int:
+def _first_that_takes_part(share: jax.Array | None, axis: Axis) -> jax.Array | int:
     """The number of the first worker that is not left out of means."""
-    takes = takes_part()
+    if share is None:
+        return 0
     # Another's values, such as NaN, must not reach the mean.
-    return 0 if takes is True else jnp.argmax(gather(jnp.asarray(takes), axis))
+    return jnp.argmax(gather(share > 0, axis))

@@ -26,6 +26,11 @@ def counting(share: jax.Array | None) -> AbstractContextManager[None]:
     return _OWN.set_to(share)
 
 
+def noted_share() -> jax.Array | None:
+    """The share that was noted for the code that is traced; None: no weights."""
+    return _OWN.get()
+
+
 def takes_part() -> jax.Array | bool:
     """Whether this worker takes part; True if workers are not weighted."""
     share = _OWN.get()
@@ -38,7 +43,11 @@ def weighted(tree: PyTree) -> PyTree:
     Args:
         tree: arrays; returned unchanged if workers are not weighted.
     """
-    share = _OWN.get()
+    return times_share(tree, _OWN.get())
+
+
+def times_share(tree: PyTree, share: jax.Array | None) -> PyTree:
+    """Multiplies floats by a share, in at least float32; None returns the tree."""
     if share is None:
         return tree
 

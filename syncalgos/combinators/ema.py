@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
+from syncalgos.collectives.shares import times_share
 from syncalgos.combinators import introspection, participation
 from syncalgos.dtypes import narrow, widen
 from syncalgos.strategy import PyTree, Strategy, check_strategy, factory
@@ -84,8 +85,7 @@ def ema(strategy: Strategy, decay: float) -> Strategy:
         if rounds:
             size, me = collectives.size(axis), collectives.index(axis)
             share = participation.share_in(rounds, step, size, me)
-        with collectives.counting(share):
-            params = collectives.weighted(widen(replica.params))
+        params = times_share(widen(replica.params), share)
         average = jax.tree.map(
             lambda c, x: c + (1 - decay) * (x - c), state.average, params
         )

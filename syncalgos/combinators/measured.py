@@ -12,7 +12,6 @@ from jax import lax
 from syncalgos import checks, collectives
 from syncalgos.calls import suggest_arguments
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives.means import weighted_mean
 from syncalgos.combinators import decided, introspection, participation, rules
 from syncalgos.dtypes import widen
 from syncalgos.reducers import stacking
@@ -167,8 +166,7 @@ def measured(
             moves = before.params, state.start, replica.params
             workers, me = collectives.size(axis), collectives.index(axis)
             share = participation.share_in(weights, step, workers, me)
-            with collectives.counting(share):
-                figures = compare(*moves, layered, by_leaf, axis)
+            figures = compare(*moves, layered, by_leaf, axis, share)
             return Noted(jnp.int32(step), figures)
 
         note = lax.cond(now, noted, lambda: state.noted)
@@ -260,6 +258,7 @@ def compare(
     layered: Layered,
     by_leaf: bool,
     axis: Axis,
+    share: jax.Array | None = None,
 ) -> jax.Array:
     """Returns the figures of a round, (4, parts) float32, of the workers that count.
 
@@ -269,12 +268,13 @@ def compare(
         after: its params right after the sync.
         layered, by_leaf: as for `measured`.
         axis: the mapped axis or axes over which the workers lie.
+        share: this worker's share in the means; None: all count alike.
     """
     workers, counts = collectives.size(axis), stacking.counts(layered, params)
     params, start, after = widen(params), widen(start), widen(after)
 
     def mean(tree):
-        return weighted_mean(tree, axis)
+        return collectives.mean(tree, axis, share)
 
     def minus(x, y):
         return jax.tree.map(jnp.subtract, x, y)
@@ -288,7 +288,7 @@ def compare(
     def norm(tree):
         return jnp.sqrt(sums(tree, tree))
 
-    takes = collectives.takes_part()
+    takes = True if share is None else share > 0
     counted = workers if takes is True else _count(takes, axis)
 
     def cosine(lengths):

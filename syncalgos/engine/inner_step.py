@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos.collectives.means import weighted_mean
+from syncalgos import collectives
 from syncalgos.combinators import introspection
 from syncalgos.engine.placement.layout import Layout
 from syncalgos.engine.placement.shardings import of_state
@@ -52,6 +52,7 @@ def optimizer_loss(
     replica: Replica,
     loss: jax.Array,
     axis: Axis = WORKERS,
+    share: jax.Array | None = None,
 ) -> jax.Array:
     """The loss that the optimizer gets.
 
@@ -63,7 +64,7 @@ def optimizer_loss(
     # learning rates at different steps, and replicas would drift apart. The mean would
     # be sent at each local step, which local-update algorithms are meant to avoid.
     if introspection.reduces(strategy) and asks(optimizer, replica, loss):
-        return weighted_mean(loss, axis)
+        return collectives.mean(loss, axis, share)
     return loss
 
 

@@ -13,6 +13,7 @@ from jax import lax
 
 from syncalgos import collectives
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives.shares import times_share
 from syncalgos.combinators import introspection, participation
 from syncalgos.combinators.measured import sync_metrics
 from syncalgos.dtypes import narrow, weak_floats, widen, zeros
@@ -134,10 +135,16 @@ class Worker(NamedTuple):
             replica.params, replica.buffers, _take(first, data), key, me
         )[1][1]
 
-    def optimizer_loss(self, replica: Replica, loss: Any, axis: Axis = WORKERS) -> Any:
+    def optimizer_loss(
+        self,
+        replica: Replica,
+        loss: Any,
+        axis: Axis = WORKERS,
+        share: jax.Array | None = None,
+    ) -> Any:
         """The loss for the inner optimizer: see `inner_step.optimizer_loss`."""
         return inner_step.optimizer_loss(
-            self.strategy, self.optimizer, replica, loss, axis
+            self.strategy, self.optimizer, replica, loss, axis, share
         )
 
     def updated(self, replica: Replica, found: Found, loss: Any) -> Replica:
@@ -155,15 +162,13 @@ class Worker(NamedTuple):
         seen = seeing(self.strategy, own.replica, found.metrics["loss"])
         own = own._replace(replica=seen)
         share = self.share(step, me)
-        with collectives.counting(share):
-            loss = self.optimizer_loss(own.replica, found.metrics["loss"])
+        loss = self.optimizer_loss(own.replica, found.metrics["loss"], share=share)
         grads, sync = apply_reduce(self.strategy, found.grads, *own, step)
         found = found._replace(grads=grads)
         own = Own(self.updated(own.replica, found, loss), sync)
-        with collectives.counting(share):
-            # A float16 times a share may overflow, before the mean.
-            metrics = found.metrics if share is None else widen(found.metrics)
-            metrics = collectives.weighted(metrics)
+        # A float16 times a share may overflow, before the mean.
+        metrics = found.metrics if share is None else widen(found.metrics)
+        metrics = times_share(metrics, share)
         # Each worker's own loss is not averaged.
         each = {k: x for k, x in found.metrics.items() if k == OF_WORKERS}
         return own, metrics | each
@@ -181,8 +186,7 @@ class Worker(NamedTuple):
         # At a sync, the params of a worker that makes no local steps count like any.
         with collectives.counting(self.share(last, me, of_syncs=True)):
             params = self.strategy.center(mine, own.sync)
-        with collectives.counting(self.share(last, me)):
-            buffers = collectives.agreed(own.replica.buffers)
+        buffers = collectives.agreed(own.replica.buffers, share=self.share(last, me))
         params = require_same("center", "params", mine, params)
         # Workers' centers may differ, as in a phase that is not active. Without this
         # mean, one worker's model would be evaluated, without an error.

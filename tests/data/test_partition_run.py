@@ -125,6 +125,7 @@ def test_a_partition_follows_the_runs_seed_and_validation_data_does_not():
     np.testing.assert_array_equal(*held)
 
 
+@pytest.mark.slow
 def test_without_a_partition_workers_share_one_stream_of_all_examples():
     plan, counts, _ = counted()
     assert plan.shards is None

@@ -80,6 +80,7 @@ def test_microbatches_are_consecutive_and_hand_buffers_on():
     assert_close(metrics["mean"], np.reshape(seen, (12, 3)).mean(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "k"),
     [pytest.param("pmap", 1, marks=pytest.mark.slow), ("shard_map", 2)],

@@ -137,7 +137,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", tiers(CASES, ["adacomm", "saps_psgd"]))
+@pytest.mark.parametrize("name", tiers(CASES, ["saps_psgd"]))
 def test_composition_is_its_papers_update(name):
     recurrence, arguments = CASES[name]
     path = [(center, list(theta)) for center, theta in recurrence()]

@@ -177,6 +177,7 @@ def test_what_repeats_at_the_same_step_ends_the_run(
     assert capfd.readouterr().err.splitlines() == said + ends
 
 
+@pytest.mark.slow
 def test_process_ends_with_its_starter_and_so_does_what_it_started(tmp_path):
     program = "import subprocess, threading; "
     program += "from experiments.processes import starter; "

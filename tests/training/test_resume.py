@@ -292,6 +292,7 @@ def test_one_link_to_itself_hides_no_other_checkpoint(out, whole):
     assert_same_end(ended, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["pipe", "device"])
 def test_a_checkpoint_that_is_no_file_hides_no_other(end, out, whole):
     path = out / FOLDER / ShardName(9, 0, 1).file_name

@@ -140,6 +140,7 @@ def test_params_are_those_of_workers_without_a_mesh(workers, given):
     ends_alike(trainer, small_model()[0], workers)
 
 
+@pytest.mark.slow
 def test_all_that_is_shaped_like_params_is_cut_as_they_are():
     trainer = trainer_of(workers=2, loss=constrained)
     state = ends_alike(trainer, small_model()[0], 2)
@@ -169,6 +170,7 @@ def test_a_mesh_of_jax_and_arrays_that_lie_on_one_say_all():
     assert again.replica.params["in"].sharding == state.replica.params["in"].sharding
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_bit_for_bit_from_the_host_and_on_other_layouts():
     params, batches = small_model()
     trainer, workers = trainer_of(workers=2), 2
@@ -196,6 +198,7 @@ def test_each_device_sends_its_shards():
     assert sent.by_collective["all_reduce"].per_step[-1] == sent.bytes_per_worker
 
 
+@pytest.mark.slow
 def test_each_model_of_a_trainer_is_counted_as_it_is_cut():
     trainer, (params, _) = trainer_of(workers=2, lanes=2, shardings=None), small_model()
     of_specs = trainer_of(workers=2, lanes=2)
@@ -224,6 +227,7 @@ def test_leaves_that_are_cut_and_whole_ones_draw_numbers_of_their_own(name):
         np.testing.assert_allclose(x, start[name] - 2, atol=0.02)
 
 
+@pytest.mark.slow
 def test_numbers_of_leaves_that_are_cut_otherwise_differ():
     key = jax.tree_util.DictKey
     cut = Cut((("fsdp",),), (2,))

@@ -163,6 +163,7 @@ def test_what_reduces_gradients_is_measured_at_every_step():
     near(figures.mean_move[:, -1], RATE * means)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [

@@ -11,6 +11,7 @@ from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import model_averaging, paced, participating, reducers, sampled
+from syncalgos.reducers.dense import LowBitState
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -89,7 +90,55 @@ def test_a_round_ends_when_any_member_of_a_chain_syncs(order):
     assert relative_error(trainer.center(state).params, mean) <= ROUNDING
 
 
-@pytest.mark.slow
+def one_worker_a_round(step, workers):
+    """Rounds are two steps long; worker 0 alone counts in the first."""
+    return jnp.arange(workers) == step // 2
+
+
+def test_buffers_are_weighed_by_the_round_that_has_ended():
+    trainer = trainer_of(participating(model_averaging(2), one_worker_a_round))
+    buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
+    state = trainer.init(jnp.zeros(()), buffers)
+    state, _ = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
+    mean = trainer.center(state).buffers["mean"]
+    assert relative_error(mean, OF_WORKERS[0] * (1 - 0.9**2)) <= ROUNDING
+
+
+def test_what_follows_a_late_sync_has_the_weights_of_when_it_was_sent():
+    """Sent after two steps by worker 0, it arrives after three."""
+    late = sa.delayed(participating(model_averaging(2), one_worker_a_round), 1)
+    trainer = trainer_of(
+        sa.at_syncs(late, sa.average("opt_state")),
+        lambda params, batch: -params * batch.mean(),
+        optax.sgd(0.1, momentum=0.5),
+    )
+    state, _ = trainer.run(trainer.init(jnp.zeros(())), np.tile(OF_WORKERS, (3, 1)))
+    [momenta] = jax.tree.leaves(state.replica.opt_state)
+    of_worker_0 = -OF_WORKERS[0] * (1 + 0.5 + 0.25)
+    assert relative_error(np.ravel(momenta), np.full(4, of_worker_0)) <= ROUNDING
+
+
+def test_a_reset_leaves_no_residual_to_a_worker_that_skips_it():
+    def first_skips_the_reset(step, workers):
+        return (jnp.arange(workers) > 0) | (step % 2 == 0)
+
+    reducer = reducers.low_bit(4, reset_period=2)
+    trainer = trainer_of(
+        participating(sa.reduce_with(reducer), first_skips_the_reset),
+        lambda params, batch: -(params @ jnp.array([1.0, 0.37, 0.19])) * batch.mean(),
+    )
+    state = trainer.init(jnp.zeros(3))
+    residuals = []
+    for _ in range(2):
+        state, _ = trainer.run(state, OF_WORKERS[None])
+        [reducer_state] = jax.tree.leaves(
+            state.sync, is_leaf=lambda x: isinstance(x, LowBitState)
+        )
+        residuals.append(np.reshape(reducer_state.residual, (4, 3)))
+    assert np.any(residuals[0][0] != 0)
+    np.testing.assert_array_equal(residuals[1], 0)
+
+
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     trainer = trainer_of(paced(model_averaging(2), [2, 1, 0, 0]))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}

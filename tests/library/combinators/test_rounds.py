@@ -71,6 +71,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.slow
 def test_scheduled_rounds_end_after_as_many_steps_as_asked_at_their_start():
     """Within the table and beyond it."""
     for lengths, firsts in (SCHEDULES, [0]), (BEYOND, [TABLED - 200, TABLED + 4000]):
