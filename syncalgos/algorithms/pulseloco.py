@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import anchors, checks, reducers
-from syncalgos.collectives import takes_part
+from syncalgos.collectives import takes_part, unweighted
 from syncalgos.combinators.schedule import every
 from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
@@ -91,8 +91,13 @@ def pulseloco(
         moves = anchors.pseudo_gradient(state.anchor, replica.params)
         takes = takes_part()  # one that skips a round sends zeros
         owed = jax.tree.map(jnp.add, state.residual, moves)
+        # Whether a change is seen depends on the worker's own moves, not on its weight.
+        own = unweighted(owed)
         seen = jax.tree.map(
-            lambda x, s: jnp.where(is_seen(x, s) & takes, s, 0), state.anchor, owed
+            lambda x, s, move: jnp.where(is_seen(x, move) & takes, s, 0),
+            state.anchor,
+            owed,
+            own,
         )
         mean, sent, _ = largest.combine(seen, (), step)
         updates, velocity = outer.update(mean, state.outer, state.anchor)

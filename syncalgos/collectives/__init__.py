@@ -20,7 +20,7 @@ from syncalgos.collectives.moves import gather as gather
 from syncalgos.collectives.moves import shift as shift
 from syncalgos.collectives.shares import counting as counting
 from syncalgos.collectives.shares import no_mean as no_mean
-from syncalgos.collectives.shares import only_of_moves as only_of_moves
 from syncalgos.collectives.shares import takes_part as takes_part
+from syncalgos.collectives.shares import unweighted as unweighted
 from syncalgos.collectives.shares import weighted as weighted
 from syncalgos.dtypes import PyTree as PyTree

@@ -14,8 +14,6 @@ from syncalgos.dtypes import PyTree, narrow, on_floats, widen
 
 _OWN: Setting[jax.Array | None] = Setting("share", None)
 
-_OF_MODELS: Setting[bool] = Setting("of models", False)
-
 
 def counting(share: jax.Array | None) -> AbstractContextManager[None]:
     """Notes this worker's share while the block is traced.
@@ -35,6 +33,25 @@ def takes_part() -> jax.Array | bool:
     """Whether this worker takes part; True if workers are not weighted."""
     share = _OWN.get()
     return True if share is None else share > 0
+
+
+def unweighted(tree: PyTree) -> PyTree:
+    """Divides floats by the worker's share, for questions about its own values alone.
+
+    Args:
+        tree: arrays, returned unchanged if workers are not weighted; zeros on a worker
+            that skips.
+    """
+    share = noted_share()
+    if share is None:
+        return tree
+    takes = share > 0
+    divisor = jnp.where(takes, share, 1)
+
+    def leaves(xs):
+        return narrow([jnp.where(takes, x / divisor, 0) for x in widen(xs)], xs)
+
+    return on_floats(leaves, tree)
 
 
 def weighted(tree: PyTree) -> PyTree:
@@ -71,30 +88,4 @@ def no_mean(what: str) -> None:
         raise ValueError(
             f"participating: {what} is not a mean over the workers, so workers that "
             "skip cannot be left out of it"
-        )
-
-
-def combining_models() -> AbstractContextManager[None]:
-    """Notes that whole models are combined, and not moves, while a block is traced."""
-    return _OF_MODELS.set_to(True)
-
-
-def only_of_moves(what: str) -> None:
-    """Declares that the calling code sends approximations that fit moves alone.
-
-    `participating` multiplies a worker's move since the last sync by its share. The
-    largest entries and the signs of a move stay what they are, but not those of a
-    model to which such a move was added.
-
-    Args:
-        what: the name of what it computes, for the message.
-
-    Raises:
-        ValueError: the workers are weighted, and whole models are combined.
-    """
-    if _OWN.get() is not None and _OF_MODELS.get():
-        raise ValueError(
-            f"participating: {what} of whole models is not a mean over the workers "
-            "that take part: use outer_step(optax.sgd(1.0), reduce=…), which sends "
-            "moves"
         )

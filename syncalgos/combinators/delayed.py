@@ -117,9 +117,10 @@ def delayed(
             return strategy
         return introspection.innermost(functools.partial(_mixed, alpha), strategy)
     gates, member = introspection.under_gates(strategy)
-    if introspection.combination(member).delay is not None:
+    described = introspection.combination(member)
+    if described.delay is not None:
         raise rules.make_error("delayed", "delayed")
-    if not introspection.combination(member).members:
+    if described.mixes or not described.members:
         return _delayed(strategy, gates, member, delay, alpha, arrival)
 
     def delay_member(member):
@@ -141,12 +142,15 @@ def _mixed(alpha: float, strategy: Strategy) -> Strategy:
         params = _mix(alpha, changed, new.params, replica.params)
         return new._replace(params=params), own
 
-    # A combinator around the whole: `participating` weighs what the whole combines, and
-    # not the local params, of which each worker keeps its share as they are.
-    described = introspection.Combination(
-        sync, (strategy,), functools.partial(_mixed, alpha)
+    # A combinator around the whole, inside which its workers are weighted: the share
+    # of local params that a worker keeps must not be multiplied by its weight.
+    mixed = introspection.Combination(
+        sync,
+        (strategy,),
+        lambda member: delayed(member, 0, alpha=alpha),
+        mixes=True,
     )
-    return strategy._replace(sync=described)
+    return strategy._replace(sync=mixed)
 
 
 def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
@@ -244,7 +248,9 @@ def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
         # Nothing was sent if the phase around this strategy began later, or if nobody
         # took part.
         was_sent = state.sent_at[slot] == step - delay
-        params, center = select(was_sent, (params, center), (local, state.center))
+        is_reached = was_sent & participation.receives(sender, step - delay)
+        params = select(is_reached, params, local)
+        center = select(was_sent, center, state.center)
         return replica._replace(params=params), state._replace(center=center)
 
     def send(replica, state, step):

@@ -24,6 +24,7 @@ from syncalgos.strategy import keep_grads as keep_grads
 from syncalgos.strategy import keep_replica as keep_replica
 
 Change = Callable[[Strategy], Strategy]
+Sync = Callable[[Replica, PyTree, Any], tuple[Any, PyTree]]
 
 
 class Arrival(NamedTuple):
@@ -133,11 +134,15 @@ class Combination(NamedTuple):
         is_silent: whether it sends nothing, such as `reset`.
         arrives: for a whole, when its results arrive, of the steps at which it acts.
         partial: whether other leaves of the model are not the members'.
+        mixes: whether it keeps a share of what its member replaces, as `delayed` does
+            without a delay.
+        weigh: for a whole that weighs params itself: the sync for params that are not
+            weighted yet, in which it multiplies what it sends by the worker's share.
     """
 
     # This object is the sync itself, not a field beside it: `_replace(sync=…)` then
     # replaces the description together with the function that it describes.
-    call: Callable[[Any, PyTree, Any], tuple[Any, PyTree]]
+    call: Sync
     members: tuple[Strategy, ...] = ()
     rebuild: Callable[..., Strategy] | None = None
     gate: Gate | None = None
@@ -151,6 +156,8 @@ class Combination(NamedTuple):
     is_silent: bool = False
     arrives: tuple[Arrival, ...] = (Arrival(ALWAYS),)
     partial: bool = False
+    mixes: bool = False
+    weigh: Sync | None = None
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any

@@ -4,7 +4,6 @@ Algorithms have no flags for optimizer state and batch statistics at a sync. Use
 compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
-from contextlib import nullcontext
 from typing import NamedTuple
 
 import jax
@@ -13,10 +12,9 @@ import optax
 
 from syncalgos import anchors, checks, collectives, reducers
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.collectives.shares import combining_models
-from syncalgos.combinators import introspection, rules
+from syncalgos.combinators import introspection, own_values, rules
 from syncalgos.combinators.chain import chain
-from syncalgos.combinators.participation import as_weighted
+from syncalgos.combinators.participation import as_weighted, call_weighted
 from syncalgos.combinators.schedule import when
 from syncalgos.dtypes import widen
 from syncalgos.keys import is_key, is_untyped
@@ -137,20 +135,41 @@ def average(
             raise ValueError("average: late and ef21 begin with 0: use outer_step")
         return state
 
-    def sync(replica, state, step):
+    # The plain mean may take params whose moves `participating` has weighted. Others,
+    # such as the largest entries, are no weighted mean of these.
+    is_mean = getattr(reducer, "mean_over", None) is not None
+
+    def update_field(replica, state, step, weigh):
         value = getattr(replica, field)
         if field == "opt_state":
             check_mean(value)
-        # `participating` has weighted the params already, and only these.
-        if field != "params":
-            value = collectives.weighted(value)
-        with combining_models() if field == "params" else nullcontext():
-            value, state = reducer.update(value, state, replica.params, step=step)
+
+        def update(value):
+            return reducer.update(value, state, replica.params, step=step)
+
+        if weigh and collectives.takes_part() is not True:
+            traced = own_values.trace(lambda x: update(x)[0], value, axis)
+            if traced.mixes:
+                raise rules.make_error("participating", "own state")
+            value, state = call_weighted(update, value, traced)
+        else:
+            value, state = update(value)
         return replica._replace(**{field: value}), state
 
+    def sync(replica, state, step):
+        if field == "params" and not is_mean and collectives.takes_part() is not True:
+            raise rules.make_error("participating", "hidden average")
+        return update_field(replica, state, step, weigh=field != "params")
+
+    def weigh_sync(replica, state, step):
+        return update_field(replica, state, step, weigh=True)
+
+    described = introspection.Combination(sync)
     if field != "params":  # the center never changes
-        sync = introspection.Combination(sync, arrives=())
-    return Strategy(init=init, sync=sync, center=MeanCenter(axis))
+        described = described._replace(arrives=())
+    elif not is_mean:
+        described = described._replace(weigh=weigh_sync)
+    return Strategy(init=init, sync=described, center=MeanCenter(axis))
 
 
 @factory

@@ -143,6 +143,24 @@ RULES: dict[tuple[str, str], str] = {
         "members of this strategy average params at different steps, so that a worker "
         "has no single weight in the center: give them one period"
     ),
+    ("participating", "own params"): (
+        "strategy mixes the worker's own params with what the workers send, and its "
+        "weight would multiply both: let sync return what was sent, and mix by "
+        "delayed(…, 0, alpha=…) or in another member of a chain"
+    ),
+    ("participating", "own grads"): (
+        "strategy mixes the worker's own gradients with what the workers send, and its "
+        "weight would multiply both: let reduce return what was sent"
+    ),
+    ("participating", "own state"): (
+        "this reducer mixes the worker's own values with what the workers send, and "
+        "its weight would multiply both: let it return what was sent"
+    ),
+    ("participating", "hidden average"): (
+        "average(…) of params by a reducer that is not the plain mean is called inside "
+        "another sync, where its values are not weighted: make it a member of a chain, "
+        "or use outer_step(optax.sgd(1.0), reduce)"
+    ),
     ("paced", "never syncs"): (
         "strategy never syncs replicas: pace one that does, such as model_averaging"
     ),

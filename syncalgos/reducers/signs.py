@@ -48,7 +48,6 @@ def sign(
 
     # Gathered instead of sent in two hops: a mean of scaled signs is not a sign.
     def scaled(x):
-        collectives.only_of_moves("sign")
         flat = x.astype(wide_dtype(x.dtype)).reshape(-1)
         scale = jnp.mean(jnp.abs(flat))
         bits = jnp.packbits(flat >= 0)

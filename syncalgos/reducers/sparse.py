@@ -60,7 +60,6 @@ def top_k(
         code = hops.Code(partial(dense.encode, bits), partial(dense.decode, bits))
 
     def combine(x, draws: Any = None):
-        collectives.only_of_moves("top_k")
         values, chosen = largest(x, density)
         sent = code.encode(values if bits is None else widen(values), draws)
         codes, indices = collectives.gather((sent, chosen), axis)

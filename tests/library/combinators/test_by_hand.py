@@ -196,6 +196,17 @@ ALONE = {
         delayed(participating(AVERAGED, by_round), 0, alpha=0.25),
         {"weights": of_round, "alpha": 0.25},
     ),
+    "weighted, stale, delayed": (
+        sa.at_syncs(delayed(participating(AVERAGED, by_round, stale=True), 2), RESET),
+        {
+            "weights": of_round,
+            "stale": True,
+            "delay": 2,
+            "moments": zeroed,
+            "behind": True,
+            "momentum": 0.9,
+        },
+    ),
     "weighted gradients first and models later": (
         participating(sa.post_local_sgd(dense_steps=4, period=4), by_round),
         {"ends": late, "weights": of_round, "combine": at_first(reduced(of_round))},

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from problems import relative_error
-from problems.quadratics import LR, START, flatten, train, unflatten
+from problems.quadratics import LR, START, assert_same, flatten, train, unflatten
 
 import syncalgos as sa
 from syncalgos import delayed, model_averaging
@@ -70,3 +70,29 @@ def test_delayed_bfloat16_keeps_its_dtype_and_mixes_in_float32():
     # A mean summed in another order may round the other way, half of the last bit.
     np.testing.assert_allclose(np.float32(actual), mixed, rtol=2**-7, atol=2**-9)
     assert relative_error(np.float32(after[4]), mixed) > 0.1  # it has moved
+
+
+def mix(replica, state, step):
+    """Keeps half of the worker's own params."""
+    mean = sa.collectives.mean(replica.params)
+    params = jax.tree.map(lambda x, m: (x + m) / 2, replica.params, mean)
+    return replica._replace(params=params), state
+
+
+SAME = {
+    "mixed when it is sent": (
+        delayed(delayed(model_averaging(4), 0, alpha=0.5), 2),
+        delayed(sa.every(sa.Strategy(sync=mix), 4), 2),
+    ),
+    "a graph that takes turns": (
+        sa.every(delayed(sa.gossip(), 0, alpha=0.5), 2),
+        delayed(sa.every(sa.gossip(), 2), 0, alpha=0.5),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SAME)
+def test_a_share_is_kept_at_once_inside_other_combinators(name):
+    strategy, other = SAME[name]
+    assert_same(train(strategy), train(other))

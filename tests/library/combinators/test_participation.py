@@ -37,14 +37,16 @@ def trainer_of(strategy, loss=running, optimizer=None):
     )
 
 
-ONE_GATE = sa.chain(sa.average(), sa.average("opt_state"), sa.average("buffers"))
+BESIDE = sa.chain(sa.average("opt_state"), sa.average("buffers"))
+ONE_GATE = sa.every(sa.chain(sa.average(), BESIDE), 2)
 WEIGHED = {
-    "one gate": participating(sa.every(ONE_GATE, 2), three_to_one),
+    "one gate": participating(ONE_GATE, three_to_one),
+    "stale, one gate": participating(ONE_GATE, three_to_one, stale=True),
     "gradients": participating(sa.sync_sgd(), three_to_one),
     "stale": participating(model_averaging(2), three_to_one, stale=True),
-    "at syncs": sa.at_syncs(
-        participating(model_averaging(2), three_to_one),
-        sa.chain(sa.average("opt_state"), sa.average("buffers")),
+    "at syncs": sa.at_syncs(participating(model_averaging(2), three_to_one), BESIDE),
+    "stale, at syncs": sa.at_syncs(
+        participating(model_averaging(2), three_to_one, stale=True), BESIDE
     ),
 }
 
@@ -66,10 +68,11 @@ def test_weights_reach_all_that_is_made_of_the_workers(name):
         momentum = 0.5 * momentum + grads
         theta, mean = theta - 0.1 * momentum, mean + 0.1 * (OF_WORKERS - mean)
         if step % 2 and name != "gradients":
-            stays = (WEIGHTS == 0) & (name == "stale")
+            stays = (WEIGHTS == 0) & name.startswith("stale")
             theta = np.where(stays, theta, WEIGHTS @ theta / 4)
-        if step % 2 and name in ("one gate", "at syncs"):
-            momentum[:], mean[:] = WEIGHTS @ momentum / 4, WEIGHTS @ mean / 4
+            if name != "stale":  # BESIDE
+                momentum = np.where(stays, momentum, WEIGHTS @ momentum / 4)
+                mean = np.where(stays, mean, WEIGHTS @ mean / 4)
         center = trainer.center(state)
         expected = WEIGHTS @ mean / 4
         assert relative_error(center.buffers["mean"], expected) <= ROUNDING

@@ -296,15 +296,6 @@ NO_MEANS = {
     "votes": sa.sign_sgd(majority=True),
     "mean signs": sa.distributed_lion(majority=False),
     "choco_sgd": sa.chain(sa.choco_sgd()),
-    "largest entries of models": sa.average(reduce=sa.reducers.top_k(0.5)),
-    "largest entries with feedback": sa.average(
-        reduce=sa.reducers.error_feedback(sa.reducers.top_k(0.5))
-    ),
-    "largest entries in a chain": sa.average(
-        reduce=optax.chain(sa.reducers.top_k(0.5), optax.scale(1.0))
-    ),
-    "largest entries of chunks": sa.average(reduce=sa.reducers.chunked_top_k(0.5)),
-    "signs of models": sa.average(reduce=sa.reducers.sign()),
     "eager_diloco": sa.delayed(sa.eager_diloco(2), 1),
 }
 

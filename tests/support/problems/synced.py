@@ -79,7 +79,7 @@ class Synced:
         begins: the step from whose start the block begins.
         mask: the entries that take part, (SIZE,).
         weights: step -> the workers' weights; 0 skips.
-        stale: whether those who skip keep their model, and hand in all later.
+        stale: whether those who skip keep all that they have, and hand in all later.
         delay: steps from sending to arrival.
         alpha: the share of the local value at an arrival.
         add: whether a result's difference is added, and does not replace.
@@ -166,7 +166,7 @@ class Synced:
             shares = weights / weights.sum()
             moved = shares @ (theta - self.start)
             self.common = self.block(self.common + moved)
-            here = weights > 0 if self.stale else np.ones(4, bool)
+            here = self._reached(weights)
             result[here] = self.start[here] = self.common
             if not self.behind:
                 momenta[here] = self.moments(momenta, shares)[here]
@@ -174,14 +174,19 @@ class Synced:
 
     def _receive(self, step, theta, momenta):
         result, before, self.center = self.on_the_way.pop(step - self.delay)
+        here = self._reached(self.weights(step - self.delay))
         kept = self.alpha
         if self.add:
             arrived = theta + (1 - kept) * (result - before)
         else:
             arrived = (1 - kept) * result + kept * theta
-        theta[:, self.mask] = arrived[:, self.mask]
+        theta[np.ix_(here, self.mask)] = arrived[np.ix_(here, self.mask)]
         if self.behind:
-            momenta[:] = self.moments(momenta, np.ones(4) / 4)
+            momenta[here] = self.moments(momenta, np.ones(4) / 4)[here]
+
+    def _reached(self, weights):
+        """The workers that a sync's result reaches."""
+        return weights > 0 if self.stale else np.ones(4, bool)
 
 
 def reduced(weights=alike, mask=ALL, delay=0, ends=lambda step: True):
