@@ -68,7 +68,7 @@ def decoupled_diloco(
             and speeds fall evenly in between.
         optimizer: the inner optimizer; if given, its state does not change while its
             worker rests. With None it keeps changing.
-        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

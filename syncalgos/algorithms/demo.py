@@ -39,7 +39,7 @@ def demo(
         top_k: the number of components of a chunk that are sent, at least 1.
         sign: step along signs, and accumulate η g instead of g.
         learning_rate: η, used with sign: a number above 0 or a schedule; None means 1.
-        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

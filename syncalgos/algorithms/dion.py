@@ -46,7 +46,7 @@ def dion(
             1.
         seed: seeds the first Q, identical on all workers.
         layered: which leaves hold several layers, each a separate matrix (see
-            `syncalgos.reducers.stacking`).
+            `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

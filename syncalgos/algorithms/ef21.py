@@ -26,7 +26,7 @@ def ef21(
             most 1.
         local_momentum: β, the decay of M, at least 0 and below 1; 0 is EF21.
         layered: which leaves hold several layers, each with this share of entries sent
-            (see `syncalgos.reducers.stacking`).
+            (see `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -33,7 +33,7 @@ def powersgd(
         dense_steps: local steps with the plain mean before compression starts, at least
             0; 100 in the authors' code.
         layered: which leaves hold several layers, each a separate matrix (see
-            `syncalgos.reducers.stacking`).
+            `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

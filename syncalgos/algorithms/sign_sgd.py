@@ -24,7 +24,7 @@ def sign_sgd(
         majority: whether workers vote by signs alone, without scale or feedback.
         seed: seeds the random votes on zeros and ties.
         layered: which leaves hold several layers, each with its own scale (see
-            `syncalgos.reducers.stacking`).
+            `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -44,7 +44,7 @@ def sparseloco(
             whole.
         chunk: the largest chunk, at least 1 entry; leaves are cut into equal chunks.
         layered: which leaves hold several layers, each cut by itself (see
-            `syncalgos.reducers.stacking`).
+            `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

@@ -54,7 +54,7 @@ def streaming_diloco(
             each, cut between rows; layers, every F-th stacked layer, as in the paper,
             other leaves in the smallest part; in Python also a function of a leaf's
             path and shape, or of params, to numbers of parts. None means leaves.
-        layered: which leaves hold several layers (see `syncalgos.reducers.stacking`).
+        layered: which leaves hold several layers (see `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

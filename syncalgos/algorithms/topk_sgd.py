@@ -27,7 +27,7 @@ def topk_sgd(
         feedback: whether unsent parts are added to the next gradients. Without it,
             entries never move if they are never among the largest.
         layered: which leaves hold several layers, each with this share of entries sent
-            (see `syncalgos.reducers.stacking`).
+            (see `syncalgos.reducers.Layered`).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:

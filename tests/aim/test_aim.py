@@ -211,6 +211,7 @@ def test_ctrl_c_ends_the_process_that_compiles_and_keeps_what_was_found(tmp_path
     assert first["label"] == "bmuf" and first["modelled"] == []
 
 
+@pytest.mark.slow
 def test_a_program_that_takes_too_long_is_given_up(tmp_path):
     ended = aim(f"--target cpu:2 --timeout 0.2 --json {tmp_path}/found.json")
     assert ended.returncode == 1

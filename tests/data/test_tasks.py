@@ -285,6 +285,7 @@ def test_remat_of_a_resnet_keeps_the_gradients_and_holds_less(monkeypatch):
     assert 0 < less < 0.9 * more
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_frames_of_padding_do_not_count():
     task = small_tasks.make("spoken_digits")

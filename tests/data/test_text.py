@@ -99,6 +99,7 @@ def rows(suffix, folder):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "by_folder"),
     [

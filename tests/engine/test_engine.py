@@ -415,7 +415,7 @@ def first_is_away(step, workers):
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("workers", [3, 7])
+@pytest.mark.parametrize("workers", tiers([3, 7], [3]))
 def test_a_center_has_the_very_buffers_on_which_workers_agree(workers, is_weighted):
     """The mean of 3 or 7 equal numbers may be off in the last place."""
     equal = np.random.default_rng(0).normal(size=100).astype(np.float32)

@@ -74,6 +74,7 @@ def test_noise_of_workers_averages_out_unless_their_steps_are_equal(
         assert trainer.divergence(state) == 0
 
 
+@pytest.mark.slow
 def test_keys_are_the_same_in_all_layouts_and_after_a_restart():
     one, other = (
         made(sa.model_averaging(3), NOISY, **layout)

@@ -36,6 +36,7 @@ def test_untrained_figures_are_told_first_before_and_after_the_run(tmp_path):
     assert after == [start + WITHOUT_SYNC]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tiers(["co2", "diloco_x"], ["diloco_x"]))
 def test_a_result_that_arrives_a_round_late_is_not_in_the_center(name):
     told = f"{name} first uses a sync after step 16, beyond these 9 steps: use --steps "

@@ -86,6 +86,7 @@ def test_what_is_composed_is_pickled_and_copied_as_its_call(kind):
     assert repr(copy.deepcopy(strategy)) == repr(strategy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

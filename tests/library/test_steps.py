@@ -134,6 +134,7 @@ def test_python_numbers_give_python_results():
     assert isinstance(steps.next(6), int)
 
 
+@pytest.mark.slow
 def test_a_far_round_beyond_the_table():
     steps = Lengths(lambda start: 7)
     far = 2**16 + np.arange(50)

@@ -221,6 +221,7 @@ def test_too_many_arguments_by_position_and_missing_ones_are_named(kind):
         "lookup",
         "parts_of",
         "per_example",
+        "sampled",
         "stacked",
         "stateless",
         "sync_metrics",

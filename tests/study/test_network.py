@@ -309,6 +309,7 @@ def test_a_strategy_declares_when_its_messages_are_used(strategy, late):
 # What others have published.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     ["DiLoCo", pytest.param("streaming, a step late, 4 bits", marks=pytest.mark.long)],

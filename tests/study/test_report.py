@@ -271,6 +271,7 @@ def test_bars_of_too_few_seeds_for_an_interval_are_deviations_and_said_to_be():
     assert bars_of(axes, 0, "diloco") == [pytest.approx((-100, 300))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", ["", pytest.param("workers", marks=pytest.mark.slow)])
 def test_every_line_is_named_in_a_legend_that_fits(sweep):
     long = {"diloco": "diloco --outer-momentum 0.9 --outer-lr 0.7 --period 64"}

@@ -69,6 +69,7 @@ def test_processes_that_differ_end_with_one_line_each(start, tmp_path):
     assert (code, errors.strip()) == (4, line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number, code, thread",
     [

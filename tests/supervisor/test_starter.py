@@ -68,6 +68,7 @@ def test_process_that_is_done_waits_for_one_that_writes(capfd, monkeypatch):
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_refusal_of_one_process_gives_the_others_time_to_say_why(capfd, tmp_path):
     said = tmp_path / "said"
     assert watch(programs(f"sleep 1; touch {said}; exit 2", "exit 2"), []) == 2

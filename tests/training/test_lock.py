@@ -67,6 +67,7 @@ def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, ca
         assert files(out) == before
 
 
+@pytest.mark.slow
 def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     tmp_path, monkeypatch
 ):

@@ -147,6 +147,7 @@ def test_max_pooling_is_that_of_reduce_window(ours, theirs, rng, float64):
     assert_close(actual, expected, 1e-14, 0)
 
 
+@pytest.mark.slow
 def test_lenet_is_the_one_of_lax_and_flax(rng, float64):
     params = shaken(lenet.init(jax.random.key(0)), rng)
     y = x = rng.normal(size=(2, 28, 28, 1))

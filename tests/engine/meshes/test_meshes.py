@@ -355,7 +355,8 @@ def test_a_part_of_an_array_is_read_across_its_pieces():
     np.testing.assert_array_equal(whole.joined, x)
 
 
-@pytest.mark.parametrize("name", tiers(["powersgd", "loco"], ["loco"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["powersgd", "loco"])
 def test_a_state_of_shards_goes_on_with_its_mesh_alone(name):
     params, _ = small_model()
     settings = {"min_rate": 0} if name == "powersgd" else {}

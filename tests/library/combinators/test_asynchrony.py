@@ -57,6 +57,7 @@ RESTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrence", tiers(RESTING, [palsgd]))
 def test_the_optimizers_state_rests_as_its_worker_does(recurrence):
     """At a pull, and while others train."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from tiers import tiers
 
 import syncalgos as sa
 
@@ -273,7 +274,7 @@ MOVES = np.array([[3.0, 0], [0, 4], [1, 1]])
 AWAY = {"far": [1000.0, 1000], "still": [0.0, 0], "lost": [np.nan, 1]}
 
 
-@pytest.mark.parametrize("away", AWAY)
+@pytest.mark.parametrize("away", tiers([*AWAY], ["lost"]))
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_worker_of_weight_0_is_in_no_figure(name, away):
     weights = WEIGHTS[name]
