@@ -219,6 +219,10 @@ ALONE = {
         in_vain(sa.sync_sgd()),
         {"ends": never, "combine": reduced(nobody_in_the_second_round)},
     ),
+    "in vain, each worker's own gradients": (
+        in_vain(chain(sa.reduce_with(optax.scale(1.0)), AVERAGED)),
+        {"weights": nobody_in_the_second_round},
+    ),
     "in vain, in one gate": (
         in_vain(every(chain(RESET, sa.average()), 4)),
         {"weights": nobody_in_the_second_round, "moments": zeroed, "momentum": 0.9},

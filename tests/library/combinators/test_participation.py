@@ -155,6 +155,19 @@ def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
     assert relative_error(trainer.center(state).params, mean) <= ROUNDING
 
 
+def test_metrics_are_not_weighed_where_every_worker_makes_steps():
+    """Those in bfloat16 are averaged as without a pace, and stay so."""
+
+    def loss(params, buffers, batch, key):
+        seen = jnp.bfloat16(jnp.mean(batch))
+        return params * jnp.mean(batch), (buffers, {"seen": seen})
+
+    trainer = trainer_of(paced(model_averaging(2), [2, 1, 1, 1]), loss)
+    _, metrics = trainer.run(trainer.init(jnp.zeros(()), ()), OF_WORKERS[None])
+    assert metrics["seen"].dtype == jnp.bfloat16
+    assert metrics["seen"][0] == jnp.bfloat16(OF_WORKERS.mean())
+
+
 def test_evaluate_takes_the_weighted_buffers():
     def loss(params, buffers, batch, key):
         return buffers + 0 * params * batch.mean(), (batch.mean(), {})

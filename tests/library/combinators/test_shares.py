@@ -95,7 +95,7 @@ SENT = {
 OPTIMIZERS = {"pulseloco": optax.sgd(1e-3)}
 OF_EITHER = KEPT | SENT
 DEFAULT = ["mixed at once", "params of an own sync", "local grads before a sync"]
-DEFAULT += ["params of an own loop", "top_k", "pulseloco"]
+DEFAULT += ["local params after a mean", "top_k", "pulseloco"]
 
 
 def own_of(workers):
