@@ -143,7 +143,7 @@ def test_a_reset_leaves_no_residual_to_a_worker_that_skips_it():
 
 
 def test_a_paced_worker_without_steps_is_in_no_buffers_and_no_metrics():
-    trainer = trainer_of(paced(model_averaging(2), [2, 1, 0, 0]))
+    trainer = trainer_of(paced(model_averaging(2), [2, 2, 0, 0]))
     buffers = {"mean": jnp.zeros(()), "key": jax.random.key(0)}
     state = trainer.init(jnp.zeros(()), buffers)
     state, metrics = trainer.run(state, np.tile(OF_WORKERS, (2, 1)))
