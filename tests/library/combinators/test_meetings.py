@@ -145,6 +145,13 @@ def test_values_where_two_meet(name):
     np.testing.assert_allclose(mean, center, rtol=1e-6)
 
 
+def test_losses_count_all_workers_behind_a_phase_of_weights():
+    """After four steps all are at 4; worker 0 has a loss of -4000, the others of -4."""
+    strategy, *_ = VALUES["a weight ends with its phase"]
+    [(_, _, losses)] = trained(strategy, UNEVEN[:5])
+    np.testing.assert_allclose(losses, [0, -1, -2, -3, -1003], rtol=1e-6)
+
+
 def test_who_rests_keeps_what_came_behind_its_sync():
     """Momentum after an arrival, at which all have the mean: see `at_syncs`."""
     slow = sa.async_diloco(2, slowest=0.5, optimizer=MOMENTUM)
