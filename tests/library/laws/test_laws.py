@@ -4,9 +4,11 @@
 number: `make laws ARGS="--first N --count 1"`.
 """
 
+import jax
 import numpy as np
 import pytest
-from laws import Drawn, draw, judge, neutral, some
+from compositions import NEUTRAL
+from laws import DISPATCH, Asked, Drawn, Trained, data, draw, judge, neutral, some
 from tiers import tiers
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -65,6 +67,26 @@ def assert_lawful(drawn, rng, asked):
 def test_what_must_change_nothing_changes_nothing(kind):
     _, rng = draw(0, KINDS.index(kind))
     assert_lawful(Drawn(kind, 3, "momentum", "plain"), rng, [neutral])
+
+
+@pytest.fixture(scope="module")
+def bmuf_trained() -> Asked:
+    """BMUF of three workers, trained in two dispatches."""
+    drawn = Drawn("bmuf(period=3)", 3, "momentum", "plain")
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        made = Trained(drawn)
+        batches = data(rng, drawn.workers, 2 * DISPATCH, size=made.size)
+        return Asked(drawn, rng, made, batches, made.train(batches), {"bmuf"})
+
+
+WEIGHED = "participating(X, ALIKE, stale=True)"  # most mutants fail here
+
+
+@pytest.mark.parametrize("wrapper", tiers(NEUTRAL, [WEIGHED]))
+def test_each_wrapper_leaves_bmuf_as_it_is(wrapper: str, bmuf_trained: Asked):
+    broken = [what for _, what in neutral(bmuf_trained, wrapper) if what]
+    assert not broken
 
 
 @pytest.mark.parametrize("drawn", SHORT, ids=lambda drawn: drawn.expression)
