@@ -31,7 +31,7 @@ def noted_share() -> jax.Array | None:
 
 def takes_part() -> jax.Array | bool:
     """Whether this worker takes part; True if workers are not weighted."""
-    share = _OWN.get()
+    share = noted_share()
     return True if share is None else share > 0
 
 
@@ -60,7 +60,7 @@ def weighted(tree: PyTree) -> PyTree:
     Args:
         tree: arrays; returned unchanged if workers are not weighted.
     """
-    return times_share(tree, _OWN.get())
+    return times_share(tree, noted_share())
 
 
 def times_share(tree: PyTree, share: jax.Array | None) -> PyTree:
@@ -84,7 +84,7 @@ def no_mean(what: str) -> None:
     Raises:
         ValueError: the workers are weighted.
     """
-    if _OWN.get() is not None:
+    if noted_share() is not None:
         raise ValueError(
             f"participating: {what} is not a mean over the workers, so workers that "
             "skip cannot be left out of it"

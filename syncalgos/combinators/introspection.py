@@ -159,6 +159,11 @@ class Combination(NamedTuple):
     mixes: bool = False
     weigh: Sync | None = None
 
+    @property
+    def works_at_each_step(self) -> bool:
+        """Whether it acts at steps at which its members do not."""
+        return self.delay is not None or self.clock is not None
+
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
     ) -> tuple[Any, PyTree]:

@@ -41,11 +41,9 @@ def _weighs_workers(strategy: Strategy) -> bool:
 
 def _acts_at_each_step(strategy: Strategy) -> bool:
     return any(
-        described.delay is not None or described.clock is not None
-        for described in introspection.combinations(strategy)
-    ) or any(
-        # A phase makes the state anew at each step outside of it.
-        introspection.is_phase(part) and introspection.has_center(part)
+        introspection.combination(part).works_at_each_step
+        # Such a phase makes the state anew at each step outside of it.
+        or (introspection.is_phase(part) and introspection.has_center(part))
         for part in introspection.parts(strategy)
     )
 

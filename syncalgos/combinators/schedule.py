@@ -86,10 +86,9 @@ def gate(strategy: Strategy, active: Steps, takes_turns: bool = True) -> Strateg
 def _holds_clock_or_phase(strategy: Strategy) -> bool:
     """Whether anything inside works at steps at which its members do not act."""
     return any(
-        described.delay is not None
-        or described.clock is not None
-        or (described.gate is not None and described.gate.is_phase)
-        for described in introspection.combinations(strategy)
+        introspection.combination(part).works_at_each_step
+        or introspection.is_phase(part)
+        for part in introspection.parts(strategy)
     )
 
 
