@@ -71,13 +71,20 @@ def peers(sent: float) -> Owed:
     return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * (n > 1))
 
 
+def neighbors(n: int) -> int:
+    """Workers to which each of n sends on a ring; of two, the other one alone."""
+    return min(2, n - 1)
+
+
+def on_a_ring(sent: float) -> Owed:
+    """Owed by what sends so many bytes to each neighbor on a ring at every step."""
+    return Owed(NONE, ALL, lambda n: 2 * PERIOD * sent * neighbors(n))
+
+
 def in_groups(n: int) -> int:
     """Workers of a group, by default: N over its largest divisor up to its root."""
     return n // max(d for d in range(1, math.isqrt(n) + 1) if n % d == 0)
 
-
-# Of two workers each is both neighbours of the other, and XLA sends to it once.
-ON_A_RING = ("choco_sgd", "d2", "gasloc", "gradient_tracking", "qg_dsgdm")
 
 # For algorithms that move entries by the learning rate, whatever the gradient.
 SMALL_STEPS = optax.sgd(0.003)
@@ -121,18 +128,18 @@ OWED = {
     # Four fragments, one a step; of equal speeds all answer at once.
     "decoupled_diloco": Owed(NONE, ALL),
     "noloco": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
-    "gasloc": Owed(NONE, sent=lambda n: 2 * 2 * PARAMS * (n > 1)),
+    "gasloc": Owed(NONE, sent=lambda n: 2 * PARAMS * neighbors(n)),
     "easgd": Owed(NONE),
     "gossip": peers(PARAMS),
     # An all-reduce instead, after steps 4 and 8.
     "gossip_pga": Owed(
         sends_at=ALL, sent=lambda n: 6 * PARAMS * (n > 1) + 2 * ring(n, PARAMS)
     ),
-    "d2": peers(2 * PARAMS),
-    "gradient_tracking": peers(2 * 2 * PARAMS),
-    "choco_sgd": peers(2 * 6 * sum(CHOSEN)),  # values and indices of 16 bits
+    "d2": on_a_ring(PARAMS),
+    "gradient_tracking": on_a_ring(2 * PARAMS),
+    "choco_sgd": on_a_ring(6 * sum(CHOSEN)),  # values and indices of 16 bits
     "push_sum": peers(PARAMS + 4),  # and the weight
-    "qg_dsgdm": peers(2 * PARAMS),
+    "qg_dsgdm": on_a_ring(PARAMS),
     "scaffold": Owed(sent=lambda n: 2 * ring(n, 2 * PARAMS)),
     "scaffnew": Owed((1, 4), (1, 4)),  # as the coin of seed 0 falls
     "sparta": Owed(NONE, ALL, lambda n: 2 * PERIOD * ring(n, 4 * sum(CHOSEN))),
