@@ -493,6 +493,11 @@ def dask_silenced() -> Iterator[None]:
     # Imported first, because the import sets the levels of its loggers.
     from distributed.versions import VersionMismatchWarning
 
+    # By one thread alone: schedulers that start in two would import it at once, and one
+    # of them then finds it without its parts.
+    with suppress(ImportError):  # without bokeh, there are no pages
+        import distributed.dashboard.scheduler  # noqa: F401
+
     log_states = _log_states() | log_states
     with warnings.catch_warnings():
         # The warning is a table; we refuse workers that differ by name instead.
