@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
-from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
+from syncalgos.graphs import ONE_WAY, SYMMETRIC
 
 LearningRate = float | Callable[[Any], Any]
 """A number, or an optax schedule: local step -> learning rate."""
@@ -151,7 +151,7 @@ def real(
         ValueError: the value is not a finite number within the bounds.
     """
     if is_traced(value):
-        from syncalgos.dtypes import weak
+        from syncalgos._dtypes import weak
 
         return weak(label, value)
     given = {"at least": least, "above": above, "below": below}

@@ -150,9 +150,9 @@ def _refused(text: str, reason: str, part: str = "", unit: str = "") -> ValueErr
         # MB/s is near by its letters alone.
         suggestion = f"; did you mean {spelled_unit!r}?"
     return ValueError(
-        f"network {checks.shown(text)}: {reason}: give a bandwidth (bit/s or B/s, with "
-        "k, M, G or T before it) and a latency (ns, us, ms or s), such as '100Mbit/s, "
-        f"20ms', or one of: {', '.join(PRESETS)}{suggestion}"
+        f"network {checks.shown(text)}: {reason}: give a bandwidth (bit/s or B/s, "
+        "with k, M, G or T before it) and a latency (ns, us, ms or s), such as "
+        f"'100Mbit/s, 20ms', or one of: {', '.join(PRESETS)}{suggestion}"
     )
 
 

@@ -15,15 +15,15 @@ import numpy as np
 import optax
 
 from syncalgos import checks
-from syncalgos.calls import Call, Function, keep_call, written
+from syncalgos._calls import Call, Function, keep_call, written
+from syncalgos._dtypes import wide_dtype
+from syncalgos._host_arrays import check_ours
+from syncalgos._jaxprs import CALLS, follow, runs
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives import Axis as Axis
 from syncalgos.collectives import PyTree as PyTree
-from syncalgos.collectives.means import mean
-from syncalgos.collectives.shares import noted_share
-from syncalgos.dtypes import wide_dtype
-from syncalgos.host_arrays import check_ours
-from syncalgos.jaxprs import CALLS, follow, runs
+from syncalgos.collectives._means import mean
+from syncalgos.collectives._shares import noted_share
 
 
 class Replica(NamedTuple):

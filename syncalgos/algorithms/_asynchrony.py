@@ -9,11 +9,11 @@ import optax
 from jax import lax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Combination
-from syncalgos.dtypes import narrow, rounded, select, widen
-from syncalgos.reducers.reducer import check_optimizer
-from syncalgos.reducers.stacking import shards
+from syncalgos._combinators import introspection
+from syncalgos._combinators.introspection import Combination
+from syncalgos._dtypes import narrow, rounded, select, widen
+from syncalgos.reducers._reducer import check_optimizer
+from syncalgos.reducers._stacking import shards
 from syncalgos.steps import Where
 from syncalgos.strategy import Axis, OwnGrads, PyTree, Strategy, apply_sync
 

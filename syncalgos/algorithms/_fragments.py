@@ -9,8 +9,8 @@ import numpy as np
 
 from syncalgos import checks
 from syncalgos.collectives import PyTree
-from syncalgos.reducers import stacking
-from syncalgos.reducers.stacking import Layered, shards
+from syncalgos.reducers import _stacking
+from syncalgos.reducers._stacking import Layered, shards
 
 CUTS = ("leaves", "bytes", "layers")
 
@@ -86,7 +86,7 @@ def mask(
     elif cut == "bytes":
         owners = _by_bytes(fragments, leaves)
     else:
-        owners = _by_layers(fragments, leaves, stacking.counts(layered, params))
+        owners = _by_layers(fragments, leaves, _stacking.counts(layered, params))
     return form.unflatten([_part(rows == number) for rows in owners])
 
 

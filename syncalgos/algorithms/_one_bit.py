@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
+from syncalgos._dtypes import root, zeros
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.dtypes import root, zeros
-from syncalgos.reducers import hops, signs, stacking
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos.reducers import _hops, _signs, _stacking
+from syncalgos.reducers._reducer import over_leaves
 
 
 class OneBitAdamState(NamedTuple):
@@ -76,7 +76,7 @@ def checked(where: str, b1: float, b2: float, eps: float) -> Adam:
 def begun(params: PyTree, axis: Axis) -> OneBitAdamState:
     """The state before the first step."""
     zero = zeros(params)
-    return OneBitAdamState(zero, zero, zero, hops.own_parts(zero, axis))
+    return OneBitAdamState(zero, zero, zero, _hops.own_parts(zero, axis))
 
 
 def in_signs(
@@ -100,11 +100,11 @@ def in_signs(
 
     def leaf(x, v, e, part, pieces):
         own = *map(pieces.split, (x + e, v > 0)), part
-        *own, part = pieces.each(partial(signs.twice, axis=axis))(*own)
+        *own, part = pieces.each(partial(_signs.twice, axis=axis))(*own)
         m, e, new = map(pieces.join, own)
         usual = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0, dtype=v.dtype), 1)
         first = jnp.where(usual > 0, usual, (new / unit / (1 - b1)) ** 2)
         return m / unit, jnp.where(new > 0, first, v), e, part
 
-    pieces = stacking.pieces_like(0, x)
+    pieces = _stacking.pieces_like(0, x)
     return OneBitAdamState(*over_leaves(leaf, 4, x, *state[1:], pieces))

@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 from syncalgos import checks
-from syncalgos.collectives import topology as peers
-from syncalgos.dtypes import widen, zeros
-from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import is_sent, over_leaves
-from syncalgos.reducers.sparse import largest, placed
+from syncalgos._dtypes import widen, zeros
+from syncalgos.collectives import _topology as peers
+from syncalgos.reducers import _stacking
+from syncalgos.reducers._reducer import is_sent, over_leaves
+from syncalgos.reducers._sparse import largest, placed
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
@@ -24,7 +24,7 @@ def choco_sgd(
     consensus: float | None = None,
     topology: checks.Symmetric = "ring",
     *,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """CHOCO-SGD: gossip that sends only the largest changes.
@@ -76,7 +76,7 @@ def choco_sgd(
     gamma = min(1.0, 2 * density) if consensus is None else consensus
     gamma = checks.share("choco_sgd: consensus", gamma)
     graph = peers.check("choco_sgd", topology, fixed=True, symmetric=True)
-    layered = stacking.check("choco_sgd: layered", layered)
+    layered = _stacking.check("choco_sgd: layered", layered)
 
     # From 0 the params themselves would have to be sent first.
     def init(params):
@@ -97,7 +97,7 @@ def choco_sgd(
         return tuple(map(pieces.join, pieces.each(mix)(*map(pieces.split, own))))
 
     def sync(replica, state, step):
-        pieces = stacking.pieces_like(layered, replica.params)
+        pieces = _stacking.pieces_like(layered, replica.params)
         params, *state = over_leaves(leaf, 3, replica.params, *state, pieces)
         return replica._replace(params=params), ChocoState(*state)
 

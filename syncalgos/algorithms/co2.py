@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.anchors import outer_rates
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import norm
+from syncalgos._anchors import outer_rates
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import norm
 from syncalgos.reducers import late
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 

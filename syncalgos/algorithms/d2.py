@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import restart
-from syncalgos.collectives import topology as peers
-from syncalgos.dtypes import widen, zeros
+from syncalgos._anchors import restart
+from syncalgos._dtypes import widen, zeros
+from syncalgos.collectives import _topology as peers
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 

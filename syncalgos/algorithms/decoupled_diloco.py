@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.masked import masked
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import when
+from syncalgos._dtypes import norm
 from syncalgos.algorithms import _fragments as cuts
 from syncalgos.algorithms._asynchrony import Clock, at_own_speeds, even_clocks
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.masked import masked
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import when
-from syncalgos.dtypes import norm
-from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Reducer
+from syncalgos.reducers import _stacking
+from syncalgos.reducers._reducer import Reducer
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
@@ -34,7 +34,7 @@ def decoupled_diloco(
     radial: bool = False,
     slowest: float = 0.5,
     optimizer: optax.GradientTransformation | None = None,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Decoupled DiLoCo: workers never wait; a syncer waits for a quorum of them.
@@ -102,7 +102,7 @@ def decoupled_diloco(
     quorum = checks.whole("decoupled_diloco: quorum", quorum, least=1)
     grace = checks.whole("decoupled_diloco: grace", grace, least=0)
     apart = cuts.steps_between(period, fragments, delay=0)
-    stacking.check("decoupled_diloco: layered", layered)
+    _stacking.check("decoupled_diloco: layered", layered)
 
     def fragment(number: int) -> Strategy:
         first = (number + 1) * apart - 1

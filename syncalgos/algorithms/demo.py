@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers import dct, stacking
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
+from syncalgos.reducers import _dct, _stacking
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 
@@ -17,7 +17,7 @@ def demo(
     *,
     sign: bool = False,
     learning_rate: checks.LearningRate | None = None,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """DeMo: momentum stays on the worker; its largest cosine components are sent.
@@ -70,10 +70,10 @@ def demo(
     decay = checks.real("demo: decay", decay, least=0, below=1)
     chunk = checks.whole("demo: chunk", chunk, least=1)
     top_k = checks.whole("demo: top_k", top_k, least=1)
-    layered = stacking.check("demo: layered", layered)
+    layered = _stacking.check("demo: layered", layered)
     rate = 1.0 if learning_rate is None else learning_rate
     rate = checks.learning_rate("demo", rate)
-    fast = dct.largest_components(chunk, top_k, layered, axis)
+    fast = _dct.largest_components(chunk, top_k, layered, axis)
 
     def reduce(grads, replica, state, step):
         scale = rate(step) if sign else 1.0

@@ -1,11 +1,11 @@
 """DES-LOC: params and the optimizer's moments are averaged at different periods."""
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.introspection import Combination
-from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import every
-from syncalgos.optax_states import map_moments
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.introspection import Combination
+from syncalgos._combinators.primitives import average
+from syncalgos._combinators.schedule import every
+from syncalgos._optax_states import map_moments
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives, reducers
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
+from syncalgos.reducers import _stacking
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
@@ -28,7 +28,7 @@ def dgc(
     *,
     local_clip: float | None = None,
     dense_steps: int = 100,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Deep gradient compression: top-k with corrected and masked momentum.
@@ -77,7 +77,7 @@ def dgc(
     if local_clip is not None:
         local_clip = checks.real("dgc: local_clip", local_clip, above=0)
     dense_steps = checks.whole("dgc: dense_steps", dense_steps, least=0)
-    layered = stacking.check("dgc: layered", layered)
+    layered = _stacking.check("dgc: layered", layered)
     falling = [max(density, 4.0**-i) for i in range(1, 5)] if dense_steps else []
     densities = sorted({density, *falling}, reverse=True)
 
@@ -96,7 +96,7 @@ def dgc(
         return combined, jnp.where(sent != 0, 0, u), v + u - sent
 
     def send(density, grads, state):
-        pieces = stacking.pieces_like(layered, grads)
+        pieces = _stacking.pieces_like(layered, grads)
         return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
 
     def reduce(grads, replica, state, step):

@@ -1,8 +1,8 @@
 """DiLoCo: an outer optimizer on the pseudo-gradient."""
 
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
 from syncalgos.reducers import AnyReducer, resolve
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 

@@ -1,10 +1,10 @@
 """DiLoCoX: low-rank outer gradients, each with a whole round to arrive."""
 
 from syncalgos import checks, reducers
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.reducers.stacking import Layered
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
+from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
-from syncalgos.reducers import low_rank, stacking
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
+from syncalgos.reducers import _low_rank, _stacking
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 
@@ -25,7 +25,7 @@ def dion(
     local_momentum: float = 0.95,
     *,
     seed: int = 0,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Dion: orthonormal steps of low rank for matrices, Lion for all other leaves.
@@ -84,8 +84,8 @@ def dion(
     checks.untraced("dion: rank_fraction", rank_fraction)
     rank_fraction = checks.share("dion: rank_fraction", rank_fraction)
     mu = checks.real("dion: local_momentum", local_momentum, least=0, below=1)
-    layered = stacking.check("dion: layered", layered)
-    unit = low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), layered, axis)
+    layered = _stacking.check("dion: layered", layered)
+    unit = _low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), layered, axis)
 
     def init(params):
         return DionState(zeros(params), unit.init(params))
@@ -103,7 +103,7 @@ def dion(
 
     def reduce(grads, replica, state, step):
         collectives.no_mean("a mean of the workers' own momenta")
-        pieces = stacking.pieces_like(layered, grads)
+        pieces = _stacking.pieces_like(layered, grads)
         own = jax.tree.map(owed, widen(grads), state.momentum, pieces)
         combined, sent, factors = unit.combine(own, state.factors, step)
         trees = combined, own, sent, state.momentum, pieces

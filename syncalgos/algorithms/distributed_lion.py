@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.decided import decided
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen
+from syncalgos._combinators.decided import decided
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 

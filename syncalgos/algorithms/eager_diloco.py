@@ -5,9 +5,9 @@ from typing import NamedTuple
 import jax
 import optax
 
-from syncalgos import anchors, collectives
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
+from syncalgos import _anchors, collectives
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
@@ -73,7 +73,7 @@ def eager_diloco(
 
     Family: Late arrivals.
     """
-    outer = anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
+    outer = _anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
     def init(params):
         anchor, zero = widen(params), zeros(params)
@@ -82,7 +82,7 @@ def eager_diloco(
     def sync(replica, state, step):
         collectives.no_mean("a mean with today's own part")
         workers = collectives.size(axis)
-        own = anchors.pseudo_gradient(state.anchor, replica.params)
+        own = _anchors.pseudo_gradient(state.anchor, replica.params)
         # The mean is a round old; only this worker's own part is replaced by the
         # current one.
         eager = jax.tree.map(
@@ -91,8 +91,8 @@ def eager_diloco(
         updates, outer_state = outer.update(eager, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
         state = EagerState(anchor, outer_state, own, collectives.mean(own, axis))
-        return anchors.restart(replica, anchor), state
+        return _anchors.restart(replica, anchor), state
 
-    center = anchors.shipped("anchor", axis)
+    center = _anchors.shipped("anchor", axis)
     whole = Strategy(init, sync=sync, center=center, axis=axis, late=period)
     return every(whole, period)

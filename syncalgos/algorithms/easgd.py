@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.anchors import restart, shipped
-from syncalgos.combinators.introspection import Arrival, Combination
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._anchors import restart, shipped
+from syncalgos._combinators.introspection import Arrival, Combination
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.steps import ALWAYS
 from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 

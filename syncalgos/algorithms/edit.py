@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
-from syncalgos.reducers.reducer import over_leaves
-from syncalgos.reducers.robust import Norms, Screen, none_seen, screened_mean
+from syncalgos._anchors import outer_rates, pseudo_gradient, restart, shipped
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
+from syncalgos.reducers._reducer import over_leaves
+from syncalgos.reducers._robust import Norms, Screen, none_seen, screened_mean
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 

@@ -1,8 +1,8 @@
 """Federated averaging: a few workers take part in each round."""
 
 from syncalgos import checks
+from syncalgos._combinators.participation import participating, sampled
 from syncalgos.algorithms.model_averaging import model_averaging
-from syncalgos.combinators.participation import participating, sampled
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 # The second moment v, after the square s of an outer gradient.

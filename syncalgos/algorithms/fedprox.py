@@ -5,8 +5,8 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.schedule import sync_every
-from syncalgos.dtypes import narrow, widen
+from syncalgos._combinators.schedule import sync_every
+from syncalgos._dtypes import narrow, widen
 from syncalgos.strategy import (
     WORKERS,
     Axis,

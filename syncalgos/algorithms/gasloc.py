@@ -5,11 +5,11 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks
-from syncalgos.anchors import outer_rates, pseudo_gradient, restart, shipped
-from syncalgos.collectives import topology as peers
-from syncalgos.combinators.schedule import every
-from syncalgos.combinators.turning import in_turns
-from syncalgos.dtypes import widen
+from syncalgos._anchors import outer_rates, pseudo_gradient, restart, shipped
+from syncalgos._combinators.schedule import every
+from syncalgos._combinators.turning import in_turns
+from syncalgos._dtypes import widen
+from syncalgos.collectives import _topology as peers
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import restart
-from syncalgos.collectives import topology as peers
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.turning import in_turns
-from syncalgos.dtypes import zeros
-from syncalgos.optax_states import check_mean
+from syncalgos._anchors import restart
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.turning import in_turns
+from syncalgos._dtypes import zeros
+from syncalgos._optax_states import check_mean
+from syncalgos.collectives import _topology as peers
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy, factory
 
 

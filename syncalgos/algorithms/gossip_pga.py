@@ -1,19 +1,22 @@
 """Gossip with a periodic global average."""
 
 from syncalgos import checks
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.primitives import average
+from syncalgos._combinators.schedule import every, gate
+from syncalgos._combinators.turning import in_turns
 from syncalgos.algorithms.gossip import mixed
-from syncalgos.collectives import topology as peers
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import every, gate
-from syncalgos.combinators.turning import in_turns
+from syncalgos.collectives import _topology as peers
 from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
 @factory
 def gossip_pga(
-    period: int = 16, topology: checks.Topology = "exponential", *, axis: Axis = WORKERS
+    period: int = 16,
+    topology: checks.Topology = "exponential",
+    *,
+    axis: Axis = WORKERS,
 ) -> Strategy:
     """Gossip with periodic global averaging.
 

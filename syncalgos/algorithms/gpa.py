@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 from syncalgos import checks
-from syncalgos.anchors import pseudo_gradient, restart, shipped
-from syncalgos.combinators.primitives import reduce_with
-from syncalgos.dtypes import narrow, widen
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._anchors import pseudo_gradient, restart, shipped
+from syncalgos._combinators.primitives import reduce_with
+from syncalgos._dtypes import narrow, widen
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import restart
-from syncalgos.collectives import topology as peers
-from syncalgos.combinators.turning import in_turns
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
+from syncalgos._anchors import restart
+from syncalgos._combinators.turning import in_turns
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
+from syncalgos.collectives import _topology as peers
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 

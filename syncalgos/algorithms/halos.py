@@ -8,12 +8,12 @@ import numpy as np
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos._anchors import outer_rates
+from syncalgos._combinators import introspection
+from syncalgos._combinators.introspection import Arrival
+from syncalgos._dtypes import if_finite, narrow, select, widen
 from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
 from syncalgos.algorithms.async_diloco import Nesterov, Server, begun
-from syncalgos.anchors import outer_rates
-from syncalgos.combinators import introspection
-from syncalgos.combinators.introspection import Arrival
-from syncalgos.dtypes import if_finite, narrow, select, widen
 from syncalgos.steps import Where
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 

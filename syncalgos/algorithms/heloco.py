@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks, collectives
+from syncalgos._anchors import outer_rates
+from syncalgos._dtypes import if_finite, narrow, norm, widen, zeros
 from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
-from syncalgos.anchors import outer_rates
-from syncalgos.dtypes import if_finite, narrow, norm, widen, zeros
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 TINY = 1e-8

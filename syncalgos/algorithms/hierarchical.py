@@ -5,9 +5,9 @@ import math
 import optax
 
 from syncalgos import checks, collectives
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import every, when
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.primitives import average
+from syncalgos._combinators.schedule import every, when
 from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 

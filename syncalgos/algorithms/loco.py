@@ -3,7 +3,7 @@
 from typing import Literal
 
 from syncalgos import reducers
-from syncalgos.combinators.primitives import reduce_with
+from syncalgos._combinators.primitives import reduce_with
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

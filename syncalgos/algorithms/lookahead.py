@@ -3,8 +3,8 @@
 import optax
 
 from syncalgos import checks
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -1,7 +1,7 @@
 """Periodic model averaging, also called local SGD."""
 
-from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import every
+from syncalgos._combinators.primitives import average
+from syncalgos._combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

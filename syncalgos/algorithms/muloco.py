@@ -1,9 +1,9 @@
 """MuLoCo: DiLoCo around Muon."""
 
 from syncalgos import checks, reducers
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import outer_rates, restart, shipped, start
-from syncalgos.collectives import topology
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._anchors import outer_rates, restart, shipped, start
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
+from syncalgos.collectives import _topology
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
@@ -90,7 +90,7 @@ def noloco(
     def sync(replica, state, step):
         began = start(state.slow, replica.params)
         own = jax.tree.map(jnp.subtract, widen(replica.params), began), state.slow
-        partner = topology.of_random_pair(own, step, seed, axis)
+        partner = _topology.of_random_pair(own, step, seed, axis)
         pair = jax.tree.map(lambda x, y: (x + y) / 2, own, partner)
         state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
         return restart(replica, state.slow), state

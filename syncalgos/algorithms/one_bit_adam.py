@@ -3,8 +3,8 @@
 import jax
 
 from syncalgos import checks, collectives
+from syncalgos._dtypes import if_finite, narrow, widen
 from syncalgos.algorithms._one_bit import begun, checked, in_signs
-from syncalgos.dtypes import if_finite, narrow, widen
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 import jax
 
 from syncalgos import checks, collectives
-from syncalgos.anchors import restart
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
-from syncalgos.reducers.reducer import over_leaves
+from syncalgos._anchors import restart
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
+from syncalgos.reducers._reducer import over_leaves
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
 
 

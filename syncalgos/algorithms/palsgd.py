@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos import checks
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.introspection import Clock, Combination, inner_center
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import narrow, select, widen
+from syncalgos._keys import common_key
 from syncalgos.algorithms._asynchrony import require_inner
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.introspection import Clock, Combination, inner_center
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import narrow, select, widen
-from syncalgos.keys import common_key
-from syncalgos.reducers.reducer import check_optimizer
+from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
 
 

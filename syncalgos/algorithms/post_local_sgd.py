@@ -1,10 +1,10 @@
 """Post-local SGD: synchronous first, local later."""
 
 from syncalgos import checks
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.schedule import after, until
 from syncalgos.algorithms.model_averaging import model_averaging
 from syncalgos.algorithms.sync_sgd import sync_sgd
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.schedule import after, until
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -1,10 +1,10 @@
 """PowerSGD: low-rank gradients."""
 
 from syncalgos import checks, reducers
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.primitives import reduce_with
-from syncalgos.combinators.schedule import after, until
-from syncalgos.reducers.stacking import Layered
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.primitives import reduce_with
+from syncalgos._combinators.schedule import after, until
+from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

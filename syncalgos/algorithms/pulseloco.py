@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from syncalgos import anchors, checks, reducers
+from syncalgos import _anchors, checks, reducers
+from syncalgos._combinators.schedule import every
+from syncalgos._dtypes import widen, zeros
 from syncalgos.collectives import takes_part, unweighted
-from syncalgos.combinators.schedule import every
-from syncalgos.dtypes import widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
@@ -77,7 +77,7 @@ def pulseloco(
 
     Family: Little at a time.
     """
-    outer = anchors.nesterov_sgd("pulseloco", outer_lr, outer_momentum)
+    outer = _anchors.nesterov_sgd("pulseloco", outer_lr, outer_momentum)
     largest = reducers.top_k(checks.density("pulseloco", density), axis=axis)
 
     def init(params):
@@ -88,7 +88,7 @@ def pulseloco(
         return x.astype(jnp.bfloat16) != (x - s).astype(jnp.bfloat16)
 
     def sync(replica, state, step):
-        moves = anchors.pseudo_gradient(state.anchor, replica.params)
+        moves = _anchors.pseudo_gradient(state.anchor, replica.params)
         takes = takes_part()  # one that skips a round sends zeros
         owed = jax.tree.map(jnp.add, state.residual, moves)
         # Whether a change is seen depends on the worker's own moves, not on its weight.
@@ -104,7 +104,7 @@ def pulseloco(
         anchor = optax.apply_updates(state.anchor, updates)
         residual = jax.tree.map(jnp.subtract, owed, sent)
         state = PulseState(anchor, velocity, residual)
-        return anchors.restart(replica, anchor), state
+        return _anchors.restart(replica, anchor), state
 
-    whole = Strategy(init, sync=sync, center=anchors.shipped("anchor"), axis=axis)
+    whole = Strategy(init, sync=sync, center=_anchors.shipped("anchor"), axis=axis)
     return every(whole, period)

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.anchors import restart, shipped
-from syncalgos.collectives import topology as peers
-from syncalgos.combinators.turning import in_turns
-from syncalgos.dtypes import narrow, widen
-from syncalgos.keys import own_key
+from syncalgos._anchors import restart, shipped
+from syncalgos._combinators.turning import in_turns
+from syncalgos._dtypes import narrow, widen
+from syncalgos._keys import own_key
+from syncalgos.collectives import _topology as peers
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.collectives import topology as peers
-from syncalgos.collectives.graphs import changes
-from syncalgos.combinators import introspection
-from syncalgos.combinators.turning import CountedTurns
-from syncalgos.dtypes import narrow, widen, zeros
+from syncalgos._combinators import introspection
+from syncalgos._combinators.turning import CountedTurns
+from syncalgos._dtypes import narrow, widen, zeros
+from syncalgos.collectives import _topology as peers
+from syncalgos.collectives._graphs import changes
 from syncalgos.strategy import (
     WORKERS,
     Axis,

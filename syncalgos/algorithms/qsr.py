@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
-from syncalgos.combinators.primitives import average
-from syncalgos.combinators.schedule import when
+from syncalgos._combinators.primitives import average
+from syncalgos._combinators.schedule import when
 from syncalgos.steps import TABLED, Lengths, while_tracing
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.anchors import restart
-from syncalgos.combinators.schedule import sync_when
-from syncalgos.dtypes import narrow, widen, zeros
-from syncalgos.keys import common_key
+from syncalgos._anchors import restart
+from syncalgos._combinators.schedule import sync_when
+from syncalgos._dtypes import narrow, widen, zeros
+from syncalgos._keys import common_key
 from syncalgos.strategy import (
     WORKERS,
     Axis,

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
-from syncalgos.anchors import restart
-from syncalgos.combinators.schedule import sync_every
-from syncalgos.dtypes import narrow, widen, zeros
+from syncalgos._anchors import restart
+from syncalgos._combinators.schedule import sync_every
+from syncalgos._dtypes import narrow, widen, zeros
 from syncalgos.strategy import (
     WORKERS,
     Axis,

@@ -5,9 +5,9 @@ from typing import Literal
 import optax
 
 from syncalgos import checks, reducers
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.reducers.stacking import Layered
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
+from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

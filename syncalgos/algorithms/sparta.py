@@ -3,7 +3,7 @@
 import jax
 
 from syncalgos import collectives, reducers
-from syncalgos.combinators.schedule import every
+from syncalgos._combinators.schedule import every
 from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
 
 

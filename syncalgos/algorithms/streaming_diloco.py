@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any, Literal
 
 from syncalgos import checks
+from syncalgos._anchors import nesterov_sgd
+from syncalgos._combinators.chain import chain
+from syncalgos._combinators.delayed import delayed
+from syncalgos._combinators.masked import masked
+from syncalgos._combinators.primitives import outer_step
+from syncalgos._combinators.schedule import every
 from syncalgos.algorithms import _fragments as cuts
-from syncalgos.anchors import nesterov_sgd
-from syncalgos.combinators.chain import chain
-from syncalgos.combinators.delayed import delayed
-from syncalgos.combinators.masked import masked
-from syncalgos.combinators.primitives import outer_step
-from syncalgos.combinators.schedule import every
-from syncalgos.reducers import AnyReducer, resolve, stacking
+from syncalgos.reducers import AnyReducer, _stacking, resolve
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 
@@ -28,7 +28,7 @@ def streaming_diloco(
     reduce: AnyReducer = "mean",
     seed: int = 0,
     cut: Literal["leaves", "bytes", "layers"] | Callable[..., Any] | None = None,
-    layered: stacking.Layered = 0,
+    layered: _stacking.Layered = 0,
     axis: Axis = WORKERS,
 ) -> Strategy:
     """Streaming DiLoCo: fragments of the model take their outer steps in turn.
@@ -88,7 +88,7 @@ def streaming_diloco(
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
     apart = cuts.steps_between(period, fragments, delay)
     by = cuts.check("leaves" if cut is None else cut)
-    stacking.check("streaming_diloco: layered", layered)
+    _stacking.check("streaming_diloco: layered", layered)
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def fragment(number: int) -> Strategy:

@@ -1,6 +1,6 @@
 """Synchronous data-parallel training."""
 
-from syncalgos.combinators.primitives import reduce_with
+from syncalgos._combinators.primitives import reduce_with
 from syncalgos.reducers import AnyReducer, resolve
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 

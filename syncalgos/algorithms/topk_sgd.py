@@ -1,8 +1,8 @@
 """Top-k sparsified SGD."""
 
 from syncalgos import reducers
-from syncalgos.combinators.primitives import reduce_with
-from syncalgos.reducers.stacking import Layered
+from syncalgos._combinators.primitives import reduce_with
+from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
 
 

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
+from syncalgos._anchors import restart, shipped
+from syncalgos._combinators.schedule import sync_every
+from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.algorithms._one_bit import OneBitAdamState, begun, checked, in_signs
-from syncalgos.anchors import restart, shipped
-from syncalgos.combinators.schedule import sync_every
-from syncalgos.dtypes import if_finite, narrow, widen, zeros
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 

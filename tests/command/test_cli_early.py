@@ -15,7 +15,7 @@ from experiments.study import config
 from experiments.training.config import SETTINGS
 from experiments.training.optimizers import AT_SYNC
 from syncalgos import checks
-from syncalgos.engine.placement.make_layout import AUTO, BACKENDS
+from syncalgos._engine.placement.make_layout import AUTO, BACKENDS
 
 KINDS = (ALGORITHM, TASK)
 ASKED = {  # all in one process, where nothing slow may be imported

@@ -19,7 +19,7 @@ from experiments.tasks.task import held_out, losses
 from experiments.training.config import parse
 from experiments.training.prepare import prepare
 from models import lstm
-from syncalgos.reducers import stacking
+from syncalgos.reducers import _stacking
 
 ROUNDING = 1e-9  # of float64: sums over the examples in another order
 CLEARLY = 1e-6
@@ -114,7 +114,7 @@ def test_stacked_blocks_of_a_resnet_and_what_it_sends_are_declared(name):
     of_all = small_tasks.make(name, model="resnet20", batch_norm="global")
     assert of_all.sends and not task.sends
     params, _ = jax.eval_shape(task.init, jax.random.key(0))
-    counts = stacking.counts(task.layered, params)
+    counts = _stacking.counts(task.layered, params)
     for count, leaf in zip(counts, jax.tree.leaves(params), strict=True):
         assert count == (leaf.ndim in (2, 5) and leaf.shape[0] == 2)
     assert any(counts)

@@ -26,7 +26,7 @@ from trees import assert_close, assert_equal
 
 import syncalgos
 from syncalgos import Strategy, stateless
-from syncalgos.engine.arguments import full_loss
+from syncalgos._engine.arguments import full_loss
 
 
 def host(tree):

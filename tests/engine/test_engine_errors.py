@@ -27,7 +27,7 @@ from problems.linear import (
 
 import syncalgos as sa
 from syncalgos import checks
-from syncalgos.engine.state import waits_untrained
+from syncalgos._engine.state import waits_untrained
 
 PARAMS = make_params()
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import syncalgos as sa
-from syncalgos.engine import inner_fit
+from syncalgos._engine import inner_fit
 
 TOLD = [x for x, f in sa.ALGORITHMS.items() if "learning_rate" in f.__annotations__]
 AROUND = {

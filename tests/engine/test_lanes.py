@@ -21,8 +21,8 @@ from trees import assert_close
 
 import syncalgos
 from syncalgos import per_example, stateless
-from syncalgos.engine.lanes import groups, selection
-from syncalgos.engine.losses import is_per_example
+from syncalgos._engine.lanes import groups, selection
+from syncalgos._engine.losses import is_per_example
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -8,7 +8,7 @@ from jax.sharding import AbstractDevice, AbstractMesh
 from mapped import over_workers
 
 from syncalgos import collectives
-from syncalgos.collectives import topology
+from syncalgos.collectives import _topology
 
 
 def groups_of(workers):
@@ -133,10 +133,10 @@ def test_short_floats_of_lanes_are_summed_before_they_are_rounded(lanes):
 @pytest.mark.parametrize(("backend", "devices"), [("vmap", 1), ("pmap", 2)])
 def test_a_mean_of_short_floats_fits_where_their_sum_does_not(backend, devices):
     def means(x):
-        every = collectives.mean(x), collectives.agreed(x), topology.mix(x, *exchange)
+        every = collectives.mean(x), collectives.agreed(x), _topology.mix(x, *exchange)
         return *every, collectives.group_mean(x, 2)
 
-    exchange = topology.check("gossip", "exponential"), 0, collectives.WORKERS
+    exchange = _topology.check("gossip", "exponential"), 0, collectives.WORKERS
     x = np.repeat(np.float16([[60_000, 1, 60_000]]), 4, 0) * [1, 1, -1]
     x[::2, 2] *= -1  # two of four workers are far apart from the others
     for found in over_workers(means, np.float16(x), backend, devices):

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec as P
 
 import syncalgos
 from syncalgos import WORKERS, Strategy, collectives
-from syncalgos.jaxprs import SENDS, SILENT
-from syncalgos.ledger.traced import COLLECTIVES
+from syncalgos._jaxprs import SENDS, SILENT
+from syncalgos._ledger.traced import COLLECTIVES
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}
 BYTES = 4 * (16 + 8)

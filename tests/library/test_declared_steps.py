@@ -8,8 +8,8 @@ import pytest
 from owed import make, owed
 
 import syncalgos as sa
-from syncalgos.combinators import introspection
-from syncalgos.combinators.schedule import sync_every
+from syncalgos._combinators import introspection
+from syncalgos._combinators.schedule import sync_every
 
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 BY_HAND = sa.Strategy(

@@ -16,9 +16,9 @@ from mapped import on_workers
 from recurrences import graphs
 
 import syncalgos as sa
-from syncalgos.collectives import matchings, topology
-from syncalgos.engine.placement.make_layout import Placement, make_layout
-from syncalgos.named_graphs import ONE_WAY, SYMMETRIC
+from syncalgos._engine.placement.make_layout import Placement, make_layout
+from syncalgos.collectives import _matchings, _topology
+from syncalgos.graphs import ONE_WAY, SYMMETRIC
 
 BY_DEFINITION = ("ring", "hypercube", "star", "complete")
 BY_DEFINITION += ("exponential", "static_exponential")
@@ -120,7 +120,7 @@ def drawn_weights(workers):
 @given(st.data(), st.integers(2, 12))
 def test_weights_are_cut_into_as_many_permutations_as_the_largest_degree(data, workers):
     weights = data.draw(drawn_weights(workers))
-    links = matchings.links_of(weights[None], workers)[0]
+    links = _matchings.links_of(weights[None], workers)[0]
     heard = (weights > 0) & ~np.eye(workers, dtype=bool)
     assert len(links) == max(heard.sum(0).max(), heard.sum(1).max())
     together = np.diag(np.diag(weights))
@@ -149,10 +149,10 @@ def test_mixing_by_permutes_is_the_dense_product(data, workers, seed):
     weights = data.draw(drawn_weights(workers))[None]
     values = np.random.default_rng(seed).normal(size=(workers, 5)).astype(np.float32)
     expected = weights[0] @ values.astype(np.float64) - values
-    found = over_workers(topology.moves, weights, values)
+    found = over_workers(_topology.moves, weights, values)
     np.testing.assert_allclose(found, expected, atol=2e-6)
     # All hold the same: nothing moves, exactly.
-    found = over_workers(topology.moves, weights, np.tile(values[:1], (workers, 1)))
+    found = over_workers(_topology.moves, weights, np.tile(values[:1], (workers, 1)))
     np.testing.assert_array_equal(found, np.zeros((workers, 5)))
 
 
@@ -162,7 +162,7 @@ def test_givers_share_their_sums_by_columns(fails):
     weights, values = graphs.COLUMNS[:1], np.float32([1, 10, 100, 1000])
     sends, shares = np.arange(4) != fails, weights[0].copy()
     shares[:, ~sends] = np.eye(4)[:, ~sends]
-    found = over_workers(topology.push, weights, values, sends)
+    found = over_workers(_topology.push, weights, values, sends)
     np.testing.assert_allclose(found, shares @ values, rtol=1e-6)
 
 
@@ -175,8 +175,8 @@ def test_mixing_is_the_same_on_devices_and_lanes():
     values = np.random.default_rng(1).normal(size=(6, 7)).astype(np.float32)
 
     def program(own, shared):
-        found = [topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]
-        return found, [topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
+        found = [_topology.moves(own, name, 1, sa.WORKERS) for name in NAMED]
+        return found, [_topology.push(own, True, name, 1, sa.WORKERS) for name in NAMED]
 
     def on(backend, devices):
         layout = make_layout(6, backend, Placement(range(devices)))

@@ -9,8 +9,8 @@ from jax.custom_batching import custom_vmap
 from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec as P
 
-from syncalgos import Strategy, collectives, communication, jaxprs
-from syncalgos.engine import lone_branches
+from syncalgos import Strategy, _jaxprs, collectives, communication
+from syncalgos._engine import lone_branches
 
 ONE, TWO = np.float32([1, 2]), np.float32([3, 5])
 WORKERS = {"axis_env": [("devices", 2), ("lanes", 1)]}
@@ -71,22 +71,28 @@ LOOPS = {
 @pytest.mark.parametrize("name", ONCE)
 def test_operands_reach_the_inputs_of_what_runs_once(name):
     def visit(equation, values):
-        arms, carry, passes = jaxprs.runs(equation, values)
+        arms, carry, passes = _jaxprs.runs(equation, values)
         met.append(equation.primitive.name)
         if arms:
             assert (carry, passes) == (slice(0), 1)
-            return jaxprs.follow(*arms[-1], visit)
+            return _jaxprs.follow(*arms[-1], visit)
         return [equation.primitive.bind(*values, **equation.params)]
 
     met, called = [], ONCE[name](lambda x, y: 2 * x - y)
     jaxpr = jax.make_jaxpr(called)(ONE, TWO)
-    np.testing.assert_array_equal(jaxprs.follow(jaxpr, [ONE, TWO], visit)[0], [-1, -1])
+    np.testing.assert_array_equal(_jaxprs.follow(jaxpr, [ONE, TWO], visit)[0], [-1, -1])
     assert name in met
 
 
 def test_every_primitive_of_the_table_is_met():
     """No function binds two of them; bytes of row_sparse meet that of jax 0.12."""
-    assert {*jaxprs.RUNS} == {*ONCE, *LOOPS, "call", "closed_call", "call_hi_primitive"}
+    assert {*_jaxprs.RUNS} == {
+        *ONCE,
+        *LOOPS,
+        "call",
+        "closed_call",
+        "call_hi_primitive",
+    }
 
 
 def test_a_loop_counts_its_equations_once_a_pass():
@@ -94,7 +100,7 @@ def test_a_loop_counts_its_equations_once_a_pass():
         once = LOOPS["scan"](jax.jit(LOOPS["scan"](jnp.sin)))(x)
         return LOOPS["while"](jnp.sin)(once)
 
-    found = jaxprs.equations(jax.make_jaxpr(program)(ONE).jaxpr)
+    found = _jaxprs.equations(jax.make_jaxpr(program)(ONE).jaxpr)
     assert [n for e, n in found if e.primitive.name == "sin"] == [9, 1]
 
 

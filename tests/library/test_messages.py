@@ -10,8 +10,8 @@ from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import collectives
-from syncalgos.collectives import messages
-from syncalgos.keys import uniform
+from syncalgos._keys import uniform
+from syncalgos.collectives import _messages
 
 DEVICES, LANES = 2, 3
 DTYPES = jnp.float32, jnp.int32, jnp.bool_, jnp.bfloat16, jnp.complex64, jnp.uint8
@@ -22,9 +22,9 @@ def between_processes(monkeypatch):
     """Has all collectives go as between processes, in small messages."""
 
     def only(message, bucket):
-        monkeypatch.setattr(messages, "MESSAGE", message)
-        monkeypatch.setattr(messages, "BUCKET", bucket)
-        monkeypatch.setattr(messages, "crosses", lambda names: True)
+        monkeypatch.setattr(_messages, "MESSAGE", message)
+        monkeypatch.setattr(_messages, "BUCKET", bucket)
+        monkeypatch.setattr(_messages, "crosses", lambda names: True)
 
     return only
 
@@ -116,7 +116,7 @@ def test_powersgd_calls_twice_between_processes(between_processes):
 )
 def test_buckets_hold_each_leaf_once_and_one_dtype(given):
     arrays = [np.zeros(size, dtype) for size, dtype in given]
-    buckets = messages._buckets(arrays)
+    buckets = _messages._buckets(arrays)
     assert sorted(i for bucket in buckets for i in bucket) == [*range(len(arrays))]
     assert all(len({arrays[i].dtype for i in bucket}) == 1 for bucket in buckets)
 

@@ -17,7 +17,7 @@ from benchmarks.network import published
 from experiments.training.sends import from_json, to_json
 from syncalgos import Strategy, chain, collectives, communication, delayed, every
 from syncalgos import network as net
-from syncalgos.ledger.traced import COLLECTIVES
+from syncalgos._ledger.traced import COLLECTIVES
 from syncalgos.network import Network, Sends
 
 PARAMS = {"w": np.zeros((4, 4), np.float32), "b": np.zeros(8, np.float32)}

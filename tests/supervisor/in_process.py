@@ -15,7 +15,7 @@ from problems import conformance, drawing, linear, two_tables
 
 import syncalgos
 from syncalgos import DataParallel
-from syncalgos.keys import is_key
+from syncalgos._keys import is_key
 
 HALF, STEPS = 4, 8
 

@@ -18,8 +18,8 @@ from in_process import HALF, Seen, host, taken
 from problems import drawing
 from tiers import tiers
 
-from syncalgos.engine.placement.make_layout import BACKENDS
-from syncalgos.keys import is_key
+from syncalgos._engine.placement.make_layout import BACKENDS
+from syncalgos._keys import is_key
 
 ROUNDING = 1e-12  # of float64 after 8 steps: sums of workers in another order
 

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, PartitionSpec
 
-from syncalgos.engine.placement.backends import over_devices, vectorized
-from syncalgos.engine.placement.make_layout import Placement, make_layout
-from syncalgos.engine.program import Inputs, Outputs
+from syncalgos._engine.placement.backends import over_devices, vectorized
+from syncalgos._engine.placement.make_layout import Placement, make_layout
+from syncalgos._engine.program import Inputs, Outputs
 
 
 def spread(layout, program):

@@ -14,7 +14,7 @@ from mapped import on_workers
 from own_loop import local_steps
 
 from syncalgos import Replica, reducers
-from syncalgos.engine.placement.make_layout import Placement, make_layout
+from syncalgos._engine.placement.make_layout import Placement, make_layout
 
 # Float32 rounds at 6e-8; sums of a few dozen products, in whatever order, stay below
 # this share of the largest entry.

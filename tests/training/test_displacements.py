@@ -16,8 +16,8 @@ from experiments.training.config import parse
 from experiments.training.prepare import prepare
 from experiments.training.rounds import figures, measured
 from syncalgos import bmuf, communication, delayed, model_averaging, reduce_with
-from syncalgos.combinators import introspection
-from syncalgos.combinators.measured import Noted
+from syncalgos._combinators import introspection
+from syncalgos._combinators.measured import Noted
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -14,7 +14,7 @@ from trees import assert_close
 
 from models import batch_norm, convolution, lenet, resnet
 from syncalgos import WORKERS
-from syncalgos.engine.placement.make_layout import Placement, make_layout
+from syncalgos._engine.placement.make_layout import Placement, make_layout
 
 SPECS = {"resnet20": resnet.RESNET20, "resnet50": resnet.RESNET50}
 

@@ -22,7 +22,7 @@ from trees import largest
 
 import syncalgos
 from experiments.aim import hlo
-from syncalgos.engine.worker import RUN
+from syncalgos._engine.worker import RUN
 
 STEPS, DEVICES = 2 * PERIOD, 8
 # By name: workers, lanes, axes within a worker.

@@ -23,10 +23,10 @@ from trees import assert_close, assert_equal
 
 import syncalgos
 from syncalgos import ALGORITHMS
-from syncalgos.held_parts import HeldPart
-from syncalgos.reducers import stacking
-from syncalgos.reducers.reducer import Draws, _drawn
-from syncalgos.reducers.stacking.shards import Cut, Leaf, Sharding, known
+from syncalgos._held_parts import HeldPart
+from syncalgos.reducers import _stacking
+from syncalgos.reducers._reducer import Draws, _drawn
+from syncalgos.reducers._stacking.shards import Cut, Leaf, Sharding, known
 
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
 AT_FULL_RANK = 3e-5  # orthonormal columns of a matrix that is sent whole
@@ -233,7 +233,7 @@ def test_numbers_of_leaves_that_are_cut_otherwise_differ():
     updates = {"a": jnp.ones(8), "b": jnp.ones(4), "n": jnp.ones(4, jnp.int32)}
     draws = Draws(lambda x: x.size, jax.random.key)
     with known(Sharding(leaves)):
-        drawn = _drawn(draws, updates, stacking.pieces_like(0, updates), 0)
+        drawn = _drawn(draws, updates, _stacking.pieces_like(0, updates), 0)
     assert jax.tree.map(jnp.shape, drawn) == {"a": (2, 4), "b": (4,), "n": (0,)}
     assert len(np.unique(np.concatenate([*map(np.ravel, drawn.values())]))) == 12
 

@@ -12,7 +12,7 @@ from reducing import assert_close, follow, run, wave
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.reducers import hops
+from syncalgos.reducers import _hops
 
 # They print seven digits, and sums of ours are in another order.
 SAME = 1e-5
@@ -142,7 +142,7 @@ def test_sparseloco_codes_a_tile_as_its_authors_code_does():
     tiles[1, :40] = 1.25 * tiles[0, :40]
     combined, sent, _ = run(reducers.chunked_top_k(1 / 64), tiles[None])
     indices = np.flatnonzero(sent[0, 0])
-    packed = np.asarray(hops.pack_12(jnp.array(indices)))
+    packed = np.asarray(_hops.pack_12(jnp.array(indices)))
     assert packed.tobytes() == bytes.fromhex(PACKED)
     expected = np.array(TABLE)[list(map(int, BINS))]
     assert_close(sent[0, 0].ravel()[indices], expected, SAME)

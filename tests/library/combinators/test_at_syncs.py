@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import syncalgos as sa
-from syncalgos.combinators import introspection
+from syncalgos._combinators import introspection
 
 # The strategy, and after which of 16 local steps, counted from 1, its syncs show.
 SYNCS = {

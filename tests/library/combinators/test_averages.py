@@ -7,7 +7,7 @@ import optax
 from problems.quadratics import START, unflatten
 
 import syncalgos as sa
-from syncalgos.combinators import introspection
+from syncalgos._combinators import introspection
 
 DECAY = 0.9
 

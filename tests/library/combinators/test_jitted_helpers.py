@@ -11,10 +11,10 @@ from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import collectives, participating
-from syncalgos.collectives.axes import COUNTED, Setting
-from syncalgos.collectives.messages import AS_GLOO
-from syncalgos.collectives.shares import counting, takes_part
-from syncalgos.reducers.stacking import shards
+from syncalgos.collectives._axes import COUNTED, Setting
+from syncalgos.collectives._messages import AS_GLOO
+from syncalgos.collectives._shares import counting, takes_part
+from syncalgos.reducers._stacking import shards
 
 MOVES = np.array([9.0, 1, 2], np.float32)  # each worker's plain step
 

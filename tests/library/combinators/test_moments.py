@@ -13,9 +13,9 @@ import optax
 import pytest
 from optax import contrib
 
-from syncalgos import optax_states
-from syncalgos.combinators.primitives import restart
-from syncalgos.optax_states import map_moments
+from syncalgos import _optax_states
+from syncalgos._combinators.primitives import restart
+from syncalgos._optax_states import map_moments
 
 
 class Encoder(NamedTuple):
@@ -160,7 +160,7 @@ def data(x):
     return jax.random.key_data(x) if is_key(x) else x
 
 
-TABLES = [x for name, x in vars(optax_states).items() if name.isupper()]
+TABLES = [x for name, x in vars(_optax_states).items() if name.isupper()]
 NAMED = set().union(*(x for x in TABLES if not isinstance(x, str)))
 
 
@@ -168,16 +168,16 @@ def test_states_have_the_names_of_the_installed_optax():
     modules = [x for name, x in sys.modules.items() if name.startswith("optax.")]
     held = {name: x for module in modules for name, x in vars(module).items()}
     assert {*held} >= NAMED
-    sole = [*optax_states.AROUND.items(), *optax_states.COUNTED.items()]
+    sole = [*_optax_states.AROUND.items(), *_optax_states.COUNTED.items()]
     fields = [(name, (field,)) for name, field in sole]
-    fields += [(name, sum(x, ())) for name, x in optax_states.MOMENTS.items()]
+    fields += [(name, sum(x, ())) for name, x in _optax_states.MOMENTS.items()]
     for name, wanted in fields:
         assert {*wanted} <= {*held[name]._fields}, name
 
 
 def test_one_file_alone_names_states_of_optax():
-    library = Path(optax_states.__file__).parent
-    for path in {*library.rglob("*.py")} - {Path(optax_states.__file__)}:
+    library = Path(_optax_states.__file__).parent
+    for path in {*library.rglob("*.py")} - {Path(_optax_states.__file__)}:
         nodes = ast.walk(ast.parse(path.read_text()))
         texts = {x.value for x in nodes if isinstance(x, ast.Constant)}
         assert not NAMED & texts, path

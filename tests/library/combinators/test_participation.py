@@ -11,7 +11,7 @@ from tiers import tiers
 
 import syncalgos as sa
 from syncalgos import model_averaging, paced, participating, reducers, sampled
-from syncalgos.reducers.dense import LowBitState
+from syncalgos.reducers._dense import LowBitState
 
 pytestmark = pytest.mark.usefixtures("float64")
 

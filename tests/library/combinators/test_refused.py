@@ -11,7 +11,7 @@ from optax import contrib
 from problems.quadratics import START, train, unflatten
 
 import syncalgos as sa
-from syncalgos import optax_states
+from syncalgos import _optax_states
 
 AVERAGED = sa.model_averaging(4)
 DECIDED = sa.dynamic_averaging(1)
@@ -53,7 +53,7 @@ def synced(strategy):
 
 def moments_of(optimizer):
     """Looks for the second moments of an optimizer."""
-    optax_states.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
+    _optax_states.map_moments(2, lambda tree: tree, optimizer.init(jnp.ones(2)))
 
 
 CALLS = [

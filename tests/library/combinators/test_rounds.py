@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 import syncalgos as sa
-from syncalgos.combinators import introspection
+from syncalgos._combinators import introspection
 from syncalgos.steps import TABLED
 
 MARK = sa.Strategy(

@@ -12,8 +12,8 @@ from pages import combinators
 from problems.quadratics import START, unflatten
 
 import syncalgos as sa
-from syncalgos.combinators import rules
-from syncalgos.engine import sharded_tables
+from syncalgos._combinators import rules
+from syncalgos._engine import sharded_tables
 
 AVERAGED = sa.model_averaging(4)
 DECIDED = sa.dynamic_averaging(1)

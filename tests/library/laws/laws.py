@@ -29,7 +29,7 @@ from pages.docstrings import joined, parsed
 from pages.table import FACTOR
 
 import syncalgos as sa
-from syncalgos.combinators import introspection
+from syncalgos._combinators import introspection
 
 DISPATCH = 11  # in the middle of every period, delay and accumulation
 STEADY = 20 * DISPATCH

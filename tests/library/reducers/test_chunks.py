@@ -7,14 +7,14 @@ import pytest
 from reducing import CLOSE, assert_close, normal, run
 
 from syncalgos import communication, demo, sparseloco
-from syncalgos.reducers import chunked_top_k, chunks, dct, hops
+from syncalgos.reducers import _chunks, _dct, _hops, chunked_top_k
 
-encode = jax.jit(chunks.encode, static_argnums=0)
-decode = jax.jit(chunks.decode, static_argnums=(0, 2))
+encode = jax.jit(_chunks.encode, static_argnums=0)
+decode = jax.jit(_chunks.decode, static_argnums=(0, 2))
 
 
 def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
-    packed = hops.pack_12(jnp.array([1, 2, 4095, 0, 300, 4000]))
+    packed = _hops.pack_12(jnp.array([1, 2, 4095, 0, 300, 4000]))
     assert packed.dtype == jnp.uint8
     # i & 255, (i >> 8) | ((j & 15) << 4), j >> 4 of each pair
     assert packed.tolist() == [1, 32, 0, 255, 15, 0, 44, 1, 250]
@@ -23,16 +23,16 @@ def test_indices_of_12_bits_are_packed_as_the_authors_pack_them():
 @pytest.mark.parametrize("count", [5, 64])
 def test_packed_indices_are_read_as_they_were(count):
     indices = np.random.default_rng(count).permutation(4096)[:count]
-    packed = hops.pack_12(jnp.asarray(indices))
+    packed = _hops.pack_12(jnp.asarray(indices))
     assert packed.size == -(-count * 3 // 2)
-    np.testing.assert_array_equal(hops.unpack_12(packed, count), indices)
+    np.testing.assert_array_equal(_hops.unpack_12(packed, count), indices)
 
 
 def test_bins_are_those_of_the_authors():
     """Codes 1 1 2 2 2 2 3 3 over six standard deviations; the means are the table."""
     values = jnp.array([-3.0, -1.0, -0.5, 0.5, 1.0, 2.0, 4.0, 5.0])
     code = encode(2, values)
-    assert hops.unpack(code[0], 2).tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert _hops.unpack(code[0], 2).tolist() == [1, 1, 2, 2, 2, 2, 3, 3]
     np.testing.assert_allclose(code[1][1:], [-2.0, 0.75, 4.5], rtol=CLOSE)
     expected = [-2.0, -2.0, 0.75, 0.75, 0.75, 0.75, 4.5, 4.5]
     np.testing.assert_allclose(decode(2, code, values.shape), expected, rtol=CLOSE)
@@ -58,8 +58,8 @@ def test_equal_values_have_a_bin_of_their_own():
 
 def test_no_more_values_than_bins_are_sent_as_they_are():
     values = jnp.array([1e-3, 7.0, -2.0, 4.0])
-    assert chunks.encode(2, values)[0] is values
-    assert len(chunks.encode(2, jnp.ones(5))) == 2
+    assert _chunks.encode(2, values)[0] is values
+    assert len(_chunks.encode(2, jnp.ones(5))) == 2
 
 
 def test_what_is_not_finite_shows_behind_bins():
@@ -105,7 +105,7 @@ SIDES |= {784: 56, 1000: 50, 50257: 29, 65: 33, 67: 34, 127: 64}
 
 
 def test_sides_of_demo_are_the_authors_but_for_lengths_of_few_divisors():
-    assert {length: dct.side(length, 64) for length in SIDES} == SIDES
+    assert {length: _dct.side(length, 64) for length in SIDES} == SIDES
 
 
 @pytest.mark.parametrize("shape", [(), (67,), (3, 3, 5, 16)])
@@ -114,7 +114,7 @@ def test_components_are_orthonormal_and_lead_back(shape):
 
     @jax.jit
     def there_and_back(x):
-        parts, back = dct.components(x, 64)
+        parts, back = _dct.components(x, 64)
         return parts, back(parts)
 
     parts, same = there_and_back(x)

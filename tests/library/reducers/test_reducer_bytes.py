@@ -20,8 +20,8 @@ from tiers import tiers
 
 import syncalgos
 from syncalgos import reducers
-from syncalgos.engine.placement.make_layout import Placement, make_layout
-from syncalgos.engine.program import Inputs
+from syncalgos._engine.placement.make_layout import Placement, make_layout
+from syncalgos._engine.program import Inputs
 
 SHAPES = {"bias": (7,), "embedding": (300, 12), "kernel": (16, 24), "scale": ()}
 SIZES = [7, 3600, 384, 1]

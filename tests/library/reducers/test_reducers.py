@@ -25,7 +25,7 @@ from reducing import (
 )
 
 from syncalgos import reducers
-from syncalgos.reducers.reducer import share_of
+from syncalgos.reducers._reducer import share_of
 
 
 @pytest.mark.parametrize("name", REDUCERS)

@@ -13,7 +13,7 @@ import syncalgos
 from experiments.training.config import parse
 from experiments.training.plan import declaring
 from syncalgos import communication, powersgd, reducers
-from syncalgos.reducers import stacking
+from syncalgos.reducers import _stacking
 
 LAYERS = 2
 STACK = {"b": normal((LAYERS, 6), 2, seed=1), "w": normal((LAYERS, 5, 8), 2)}
@@ -79,7 +79,7 @@ PARAMS = {"blocks": BLOCKS, "out": [np.ones(3)]}
     ids=["tree", "prefix", "path", "whole path", "shape"],
 )
 def test_stacked_is_a_tree_or_a_function_of_path_and_shape(layered):
-    assert stacking.counts(layered, PARAMS) == [1, 1, 0]
+    assert _stacking.counts(layered, PARAMS) == [1, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_wrong_stacks_are_refused_when_the_state_is_made(layered, message):
 
 def counting(layered=0):
     """Returns a strategy whose state is the number of layered axes of each leaf."""
-    return syncalgos.Strategy(init=lambda params: stacking.counts(layered, params))
+    return syncalgos.Strategy(init=lambda params: _stacking.counts(layered, params))
 
 
 # The rows of the last matrix count as layers.

@@ -1,0 +1,300 @@
+"""Delayed communication: results arrive some local steps after they were sent."""
+
+import functools
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from syncalgos import checks
+from syncalgos._combinators import introspection, participation, rules
+from syncalgos._combinators.schedule import when
+from syncalgos._dtypes import narrow, select, widen
+from syncalgos.collectives import PyTree
+from syncalgos.steps import NEVER, Steps
+from syncalgos.strategy import (
+    Strategy,
+    apply_sync,
+    changes_params,
+    check_strategy,
+    factory,
+    keep_replica,
+)
+
+LOOKED_UP = 2**14
+"""Local steps in which to look for results that arrive after the next was sent."""
+
+
+class DelayedState(NamedTuple):
+    """State of `delayed`.
+
+    Attributes:
+        strategy: the strategy's state after the last step at which it sent.
+        center: the strategy's own center at the last arrival; () if it has none.
+        grads: reduced gradients on the way, (delay, *S) for each leaf of shape S.
+        syncs: params (or their changes) and centers on the way, (slots, *S) each.
+        sent_at: the local step at which each slot was sent, (slots,); -1 for none.
+    """
+
+    strategy: PyTree
+    center: PyTree
+    grads: PyTree
+    syncs: PyTree
+    sent_at: PyTree
+
+
+Arrival = Literal["replace", "add"]
+
+
+@factory
+def delayed(
+    strategy: Strategy, delay: int, *, alpha: float = 0.0, arrival: Arrival = "replace"
+) -> Strategy:
+    """Delays what a strategy sends: sent at local step t, it arrives at t + delay.
+
+    A sync turns the replica's params at step t, θₜ, into the params that arrive. They
+    take effect after step t + delay, when the replica's own params are θ:
+
+        replace: θ ← (1 - α) · arrived + α · θ
+        add:     θ ← θ + (1 - α) · (arrived - θₜ)
+
+    Replacing discards a share 1 - α of the local steps since t. Adding keeps them, as
+    methods that overlap a whole round do. For a strategy that reduces gradients, those
+    reduced at step t are used at t + delay; before the first arrival, gradients are
+    zero. A delay of 0 returns the strategy itself, apart from the mixing by α.
+
+    Args:
+        strategy: the strategy to delay. In a `chain`, each member is delayed on its
+            own.
+        delay: local steps from sending to arrival, at least 0.
+        alpha: α, the weight of the local value when a result arrives, at least 0 and at
+            most 1.
+        arrival: replace or add. With replace, a result must arrive before the next is
+            sent; otherwise no local step is ever kept.
+
+    Returns:
+        A Strategy. State: the strategy's, and the results on the way: one copy of
+        params for each sync that overlaps, and `delay` copies of reduced gradients.
+        Changes to opt_state and buffers take effect at once. The center is that of the
+        last arrival. `communication` counts bytes at the step that sends them.
+
+    Raises:
+        ValueError: the strategy is not a Strategy, is `decided`, or must act at every
+            step, like `async_diloco`; or a parameter is outside its range. When the
+            state is made: results would arrive after the next were sent.
+
+    The delay simulates the results of an overlap; collectives do not really run during
+    computation. A result that takes longer than a round is not yet part of the next one
+    sent, which then corrects the same difference again. With m results on the way,
+    averaged replicas stay together if 1 - α is below 2 sin(π / (4 m + 2)): 1 for one
+    result, 0.62 for two.
+
+    Example:
+        >>> import numpy as np
+        >>> from syncalgos import bmuf, communication, delayed
+        >>> strategy = delayed(bmuf(8), 3)
+        >>> strategy.late
+        3
+        >>> sent = communication(strategy, np.ones(10, np.float32), workers=2, steps=16)
+        >>> np.flatnonzero(np.diff(sent.per_step, prepend=0)) + 1  # steps that send
+        array([ 8, 16])
+
+    Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025,
+    algorithm 2.
+    """
+    check_strategy("delayed", strategy)
+    rules.check("delayed", strategy)
+    delay = checks.whole("delayed: delay", delay, least=0)
+    alpha = checks.real("delayed: alpha", alpha, least=0)
+    if not checks.is_traced(alpha) and alpha > 1:
+        raise ValueError(f"delayed: alpha must be at most 1, got {alpha}")
+    checks.one_of("arrival of delayed", arrival, get_args(Arrival))
+    if delay == 0:
+        keeps_local_steps = checks.is_traced(alpha) or alpha != 0
+        if not keeps_local_steps:
+            return strategy
+        return introspection.innermost(functools.partial(_mixed, alpha), strategy)
+    gates, member = introspection.under_gates(strategy)
+    described = introspection.combination(member)
+    if described.delay is not None:
+        raise rules.make_error("delayed", "delayed")
+    if described.mixes or not described.members:
+        return _delayed(strategy, gates, member, delay, alpha, arrival)
+
+    def delay_member(member):
+        for active in reversed(gates):
+            member = when(member, active)
+        return delayed(member, delay, alpha=alpha, arrival=arrival)
+
+    return introspection.rebuilt(member, delay_member)
+
+
+def _mixed(alpha: float, strategy: Strategy) -> Strategy:
+    """A strategy without a delay that keeps a share α of the local params."""
+    if not introspection.ever_syncs(strategy):
+        return strategy
+
+    def sync(replica, state, step):
+        new, own = apply_sync(strategy, replica, state, step)
+        changed = changes_params(strategy, replica, state, step)
+        params = _mix(alpha, changed, new.params, replica.params)
+        return new._replace(params=params), own
+
+    # A combinator around the whole, inside which its workers are weighted: the share
+    # of local params that a worker keeps must not be multiplied by its weight.
+    mixed = introspection.Combination(
+        sync,
+        (strategy,),
+        lambda member: delayed(member, 0, alpha=alpha),
+        mixes=True,
+    )
+    return strategy._replace(sync=mixed)
+
+
+def _mix(alpha: float, changed: list[bool], arrived: PyTree, local: PyTree) -> PyTree:
+    """(1 - α) · arrived + α · local, on the leaves that a sync changes."""
+    leaves, form = jax.tree.flatten(local)
+    triples = zip(changed, jax.tree.leaves(arrived), leaves, strict=True)
+
+    def mix(new, old):
+        # 0 times NaN would be NaN.
+        if not checks.is_traced(alpha) and alpha in (0, 1):
+            return (old if alpha else new).astype(old.dtype)
+        new, kept = widen(new), widen(old)
+        if checks.is_traced(alpha):
+            kept = jnp.where((alpha == 0) & ~jnp.isfinite(kept), new, kept)
+            new = jnp.where((alpha == 1) & ~jnp.isfinite(new), kept, new)
+        return ((1 - alpha) * new + alpha * kept).astype(old.dtype)
+
+    return form.unflatten([mix(new, old) if by else old for by, new, old in triples])
+
+
+def _check_apart(is_sent: Steps, delay: int) -> None:
+    """Refuses results that would arrive after the next was sent."""
+    if delay < is_sent.min_gap:
+        return
+    # The steps are looked up, as a schedule or a condition does not tell how far apart
+    # they are. If each result replaced all local steps, training would stand still.
+    with jax.ensure_compile_time_eval():
+        steps = jnp.arange(LOOKED_UP, dtype=jnp.int32)
+        sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
+    if checks.is_traced(sends):  # depends on a number that only the program knows
+        return
+    apart = np.diff(np.flatnonzero(np.asarray(sends)))
+    if apart.size and delay >= apart.min():
+        raise rules.make_error("delayed", "frequent", delay=delay)
+
+
+def _delayed(strategy, gates, sender, delay, alpha, arrival) -> Strategy:
+    """`delayed`, for a whole with nothing but `when` around it.
+
+    Args:
+        strategy: the strategy to delay, with any `when` around it.
+        gates: the conditions of each `when`.
+        sender: the whole inside them.
+        delay, alpha, arrival: as in `delayed`.
+    """
+    centered = introspection.has_center(strategy)
+    reduces = introspection.reduces(strategy)
+    syncs = introspection.ever_syncs(sender)
+    is_sent = introspection.landing_steps(strategy)
+    arrives, apart = is_sent.shift(delay), is_sent.min_gap
+    slots = -(-delay // apart)
+    # Two irregular sends that are more than `apart` steps apart may skip a number
+    # step // apart, and with it a slot.
+    if slots > 1 and apart > 1 and not is_sent.period:
+        slots += 1
+
+    def under_way(new, old, state):
+        center = strategy.center(new, state) if centered else ()
+        if arrival == "add":
+            new = jax.tree.map(jnp.subtract, widen(new), widen(old))
+        return new, center
+
+    def init(params):
+        if syncs and arrival == "replace":
+            _check_apart(is_sent, delay)
+        state = strategy.init(params)
+        sent = under_way(params, params, state)
+        return DelayedState(
+            state,
+            sent[1],
+            _rows(params, delay) if reduces else (),
+            _rows(sent, slots) if syncs else (),
+            jnp.full(slots, -1, jnp.int32) if syncs else (),
+        )
+
+    def reduce(grads, replica, state, step):
+        new, own = strategy.reduce(grads, replica, state.strategy, step)
+        if not reduces:
+            return new, state._replace(strategy=own)
+        slot = step % delay
+        arrived = jax.tree.map(lambda row: row[slot], state.grads)
+        return arrived, state._replace(strategy=own, grads=_put(state.grads, slot, new))
+
+    def receive(replica, state, step):
+        slot = (step - delay) // apart % len(state.sent_at)
+        result, center = jax.tree.map(lambda row: row[slot], state.syncs)
+        local = replica.params
+        if arrival == "add":
+            moved = jax.tree.map(lambda x, d: x + (1 - alpha) * d, widen(local), result)
+            params = narrow(moved, local)
+        else:
+            # Leaves that the strategy does not change keep their local steps.
+            changed = changes_params(sender, replica, state.strategy, step)
+            params = _mix(alpha, changed, result, local)
+        # Nothing was sent if the phase around this strategy began later, or if nobody
+        # took part.
+        was_sent = state.sent_at[slot] == step - delay
+        is_reached = was_sent & participation.receives(sender, step - delay)
+        params = select(is_reached, params, local)
+        center = select(was_sent, center, state.center)
+        return replica._replace(params=params), state._replace(center=center)
+
+    def send(replica, state, step):
+        new, own = apply_sync(sender, replica, state.strategy, step)
+        sent = under_way(new.params, replica.params, own)
+        slot = step // apart % len(state.sent_at)
+        sent_at = jnp.where(participation.anyone(sender, step), step, -1)
+        return new._replace(params=replica.params), state._replace(
+            strategy=own,
+            syncs=_put(state.syncs, slot, sent),
+            sent_at=_put(state.sent_at, slot, jnp.int32(sent_at)),
+        )
+
+    def sync(replica, state, step):
+        # In this order, so that a sync sees the params after the arrival.
+        arrived = when(Strategy(sync=receive), arrives).sync(replica, state, step)
+        return when(Strategy(sync=send), is_sent).sync(*arrived, step)
+
+    acts = introspection.acting_steps(strategy) | arrives
+    keeps_local_steps = checks.is_traced(alpha) or alpha != 0
+    replaces = arrival == "replace" and not keeps_local_steps
+    return strategy._replace(
+        init=init,
+        reduce=introspection.reduce_like(reduce, strategy),
+        sync=introspection.Combination(
+            sync if syncs else keep_replica,
+            (strategy,),
+            lambda member: delayed(member, delay, alpha=alpha, arrival=arrival),
+            delay=introspection.Delay(delay, replaces=replaces),
+            landing=arrives if syncs else None,
+        ),
+        center=(lambda params, state: state.center) if centered else strategy.center,
+        acts=acts if syncs else NEVER,
+        late=strategy.late + delay,
+    )
+
+
+def _rows(tree: PyTree, count: int) -> PyTree:
+    """Zeros for `count` trees: (count, *S) for each leaf of shape S."""
+    return jax.tree.map(lambda x: jnp.zeros((count, *jnp.shape(x)), x.dtype), tree)
+
+
+def _put(rows: PyTree, slot: Any, tree: PyTree) -> PyTree:
+    """Replaces one row of each leaf."""
+    return jax.tree.map(
+        lambda row, x: lax.dynamic_update_index_in_dim(row, x, slot, 0), rows, tree
+    )

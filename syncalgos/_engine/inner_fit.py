@@ -1,0 +1,122 @@
+"""Refuses inner optimizers that do not fit what a strategy was told of them."""
+
+from collections.abc import Set
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from syncalgos import checks
+from syncalgos._combinators import introspection
+from syncalgos._optax_states import CLOCKS, REFUSED, named
+from syncalgos.collectives import PyTree
+from syncalgos.strategy import Strategy
+
+
+def told(strategy: Strategy) -> list[Strategy]:
+    """The strategies inside, itself included, that were told the learning rate."""
+    return [x for x in introspection.parts(strategy) if x.learning_rate is not None]
+
+
+def check_form(label: str, opt_state: PyTree, but: Set[str] = frozenset()) -> None:
+    """Raises a ValueError for the state of an optimizer that no sync can follow.
+
+    Args:
+        label: the optimizer's name, for the message.
+        opt_state: the optimizer's state.
+        but: names of states that are allowed here.
+    """
+    for name in named(opt_state, REFUSED.keys() - but):
+        raise ValueError(f"{label}: {REFUSED[name]}")
+
+
+def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:
+    """Refuses an optimizer that counts the steps of a rate as the strategy does not.
+
+    Args:
+        label: the optimizer's name, for the message.
+        opt_state: the optimizer's state.
+        strategy: the strategy, which may have been told the learning rate.
+
+    Raises:
+        ValueError: one local step is not one update.
+    """
+    rates = [x.learning_rate for x in told(strategy)]
+    names = [*CLOCKS] if any(map(callable, rates)) else [*CLOCKS][:2]
+    for name in named(opt_state, names) if rates else ():
+        raise ValueError(
+            f"{label}: optax.{CLOCKS[name]} does not update params at every local "
+            "step, but the strategy's learning_rate is that of each local step: use "
+            "larger batches, accumulate of DataParallel, or the optimizer without it"
+        )
+
+
+def check_rate(
+    label: str,
+    optimizer: optax.GradientTransformation,
+    strategy: Strategy,
+    params: PyTree,
+) -> None:
+    """Refuses an optimizer whose steps are not those that a strategy was told of.
+
+    Args:
+        label: the optimizer's name, for the message.
+        optimizer: the inner optimizer, which is tried on small leaves.
+        strategy: the strategy; see `Strategy.learning_rate` and `Strategy.own_steps`.
+        params: the model, arrays or their shapes.
+
+    Raises:
+        ValueError: it is plain SGD at another rate; or it is anything but plain SGD,
+            and what it adds would be lost at the next sync.
+    """
+    for each in told(strategy):
+        if each.learning_rate is None or checks.is_traced(each.learning_rate):
+            continue
+        rate = checks.learning_rate(label, each.learning_rate)
+        with jax.ensure_compile_time_eval():
+            # A warm-up from 0 would hide what the optimizer adds.
+            step = next((s for s in (0, 1, 10, 100, 1000, 10**4) if rate(s) > 0), 0)
+            found, right = _rate_of_sgd(optimizer, step, params), float(rate(step))
+        if found is not None and np.isclose(found, right, 1e-3, 0):
+            continue
+        if each.own_steps:
+            raise ValueError(
+                f"{label}: weight decay, clipping, momentum or another rate would be "
+                "lost, as this strategy (zero_one_adam) moves the model by sums of its "
+                "own steps: use optax.sgd at the strategy's learning_rate"
+            )
+        if found is not None:
+            raise ValueError(
+                f"{label}: it steps by a learning rate of {found:.6g} at local step "
+                f"{step}, but the strategy's learning_rate is {right:.6g}: give both "
+                "the same"
+            )
+
+
+def _rate_of_sgd(
+    optimizer: optax.GradientTransformation, step: int, params: PyTree
+) -> float | None:
+    """The rate of a local step if updates are gradients times minus it, else None."""
+    small = jax.tree.map(lambda x: jnp.ones([min(n, 2) for n in jnp.shape(x)]), params)
+
+    def at_step(x: Any) -> Any:
+        is_count = jnp.issubdtype(jnp.result_type(x), jnp.integer)
+        return jnp.full_like(x, step) if is_count else x
+
+    update = optax.with_extra_args_support(optimizer).update
+
+    def moves(size: float, state: PyTree) -> tuple[np.ndarray, PyTree]:
+        grads = optax.tree.scale(size, small)
+        moved, state = update(grads, state, small, value=jnp.float32(0))
+        return np.concatenate([[], *map(np.ravel, jax.tree.leaves(moved))]), state
+
+    # Zeros show decay and noise, large gradients clipping, and zeros again momentum.
+    state = jax.tree.map(at_step, optimizer.init(small))
+    rates = -moves(1.0, state)[0]
+    large, after = moves(1e6, state)
+    is_sgd = rates.any() and np.allclose(rates, rates[0], 1e-3, 0)
+    is_sgd = is_sgd and np.allclose(large, -1e6 * rates, 1e-3, 0)
+    is_still = not moves(0.0, state)[0].any() and not moves(0.0, after)[0].any()
+    return float(rates[0]) if is_sgd and is_still else None

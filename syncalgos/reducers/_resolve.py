@@ -1,0 +1,81 @@
+"""Finds a reducer by its name, its factory, or the reducer itself."""
+
+import functools
+import inspect
+from collections.abc import Callable
+
+import optax
+
+from syncalgos import checks
+from syncalgos.collectives import Axis
+from syncalgos.reducers import _dense, _robust
+from syncalgos.reducers._reducer import Reducer, Transformation
+from syncalgos.strategy import require_same
+
+NAMED: dict[str, Callable[..., Transformation]] = {
+    "mean": _dense.mean,
+    "bf16": _dense.bf16,
+    "fp16": _dense.fp16,
+    **{f"int{bits}": functools.partial(_dense.quantized, bits) for bits in (8, 4, 2)},
+    "median": _robust.median,
+    "trimmed": _robust.trimmed,
+    "clipped": _robust.clipped,
+}
+
+AnyReducer = Transformation | Callable[..., Transformation] | str
+"""A reducer; or its factory, called with `axis` (and `seed`, if it has one); or one of
+the names mean, bf16, fp16, int8, int4, int2, median, trimmed, clipped."""
+
+
+def resolve(
+    where: str, reducer: AnyReducer, axis: Axis, seed: int = 0
+) -> optax.GradientTransformationExtraArgs:
+    """Returns the given reducer, or makes it from its factory or name, over an axis.
+
+    A Reducer that was made with an axis keeps its own, as does any other optax
+    transformation, whose reducers cannot be seen from outside.
+
+    Args:
+        where: the caller, for error messages.
+        reducer: a reducer, its factory or its name (see `AnyReducer`).
+        axis: the mapped axis or axes over which the workers lie.
+        seed: seeds a random reducer that is given by its factory or name.
+
+    Raises:
+        ValueError: an unknown name, a factory that needs more arguments, or another
+            object.
+    """
+    checks.seed(seed)
+    made = reducer
+    if isinstance(reducer, str):
+        made = reducer = NAMED[checks.one_of("reducer", reducer, NAMED)]
+    if not isinstance(reducer, Transformation) and callable(reducer):
+        parameters = inspect.signature(reducer).parameters
+        missing = [name for name, p in parameters.items() if p.default is p.empty]
+        if missing and "axis" in parameters:
+            called = getattr(reducer, "__name__", "it")
+            raise ValueError(f"{where}: call {called}(…) with {', '.join(missing)}")
+        if "axis" in parameters:
+            seeded = {"seed": seed} if "seed" in parameters else {}
+            made = reducer(axis=axis, **seeded)
+    if isinstance(made, Reducer):
+        return made.over(axis)
+    if isinstance(made, Transformation):
+        return _held(where, optax.with_extra_args_support(made))
+    raise ValueError(
+        f"{where}: expected an optax GradientTransformation or a factory with a "
+        f"keyword axis, got {reducer!r} (wrap a plain function in optax.stateless)"
+    )
+
+
+def _held(
+    where: str, transformation: optax.GradientTransformationExtraArgs
+) -> optax.GradientTransformationExtraArgs:
+    """Holds the updates that a transformation returns against those it was given."""
+
+    def update(updates, state, params=None, **extra):
+        combined, state = transformation.update(updates, state, params, **extra)
+        changer = f"{where}: the transformation"
+        return require_same(changer, "updates", updates, combined), state
+
+    return optax.GradientTransformationExtraArgs(transformation.init, update)
