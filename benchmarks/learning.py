@@ -2,7 +2,7 @@
 
 `python -m benchmarks.learning` runs the command line as users do, one run after the
 other, and adds a line per run to docs/records/learning.jsonl; recorded runs are not
-repeated. Then it prints the tables of docs/results.md and draws their curves; with
+repeated. Then it prints the tables of docs/measured.md and draws their curves; with
 `--show` it does only that.
 """
 

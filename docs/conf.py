@@ -83,8 +83,7 @@ CHILDREN = {
     "adding-a-combinator",
     "comparing": "trackers dask-cluster",
     "studies": "studies/*",
-    "aim": "wire gpt2",
-    "wire": "wire/*",
+    "aim": "gpt2",
 }
 
 
@@ -119,9 +118,6 @@ def read_source(app, docname: str, source: list[str]) -> None:
     """Leads links to where things are on the site, and lists a page's own pages."""
     if not docname.startswith(("_made/", "notebooks/")):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
-    if docname.startswith("wire/"):  # made by experiments.aim, without a title
-        columns = "[Aim](../aim.md#the-columns) explains the columns."
-        source[0] = f"# {docname}\n\n{columns}\n\n{source[0]}"
     if docname in CHILDREN:
         pages = CHILDREN[docname].replace(" ", "\n")
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{pages}\n```\n"

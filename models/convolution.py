@@ -45,7 +45,7 @@ def conv(
         (batch, new height, new width, outputs).
     """
     # XLA on CPU runs `by_lax` inside a scan 10 to 15 times slower: LeNet's step of 32
-    # images takes 102 ms, by patches 6.5 (docs/results.md).
+    # images takes 102 ms, by patches 6.5 (docs/measured.md).
     plain_matmul = w.shape[:2] == (1, 1)
     # Of the devices for which the program is made: a compiler may be elsewhere.
     device = jax.sharding.get_abstract_mesh().abstract_device

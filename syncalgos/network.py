@@ -79,7 +79,7 @@ PRESETS = {
 """Networks by name. Real ones are slower: headers, other traffic and losses add up."""
 
 # Before gloo sends a message, its receiver has to say that it is ready: a hop was
-# measured to take two latencies of the link (docs/results.md, "A real slow link").
+# measured to take two latencies of the link (docs/measured.md, "A real slow link").
 GLOO, LATENCIES = "gloo", 2
 
 _BYTES_PER_SECOND = {

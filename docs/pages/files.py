@@ -33,7 +33,7 @@ def inside(folder: Path) -> list[Path]:
 
 def sources() -> list[str]:
     """Returns the paths of the pages of docs/, relative to the root."""
-    found = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md"), *DOCS.glob("wire/*.md")]
+    found = [*DOCS.glob("*.md"), *DOCS.glob("studies/*.md")]
     found += DOCS.glob("notebooks/*.md")
     return sorted(str(page.relative_to(ROOT)) for page in found)
 

@@ -336,7 +336,7 @@ def over_steps(
     """Calls lax.scan over the steps, but takes a single step without a loop."""
     if jax.tree.leaves(batches)[0].shape[0] > 1:
         return lax.scan(step_program, carry, batches)
-    # XLA on CPU runs convolutions 10 times slower inside a loop (docs/results.md).
+    # XLA on CPU runs convolutions 10 times slower inside a loop (docs/measured.md).
     carry, metrics = step_program(carry, jax.tree.map(lambda x: x[0], batches))
     return carry, jax.tree.map(lambda x: x[None], metrics)
 

@@ -4,7 +4,7 @@ XLA joins all-reduces by itself, but not those that gloo makes between processes
 other collectives: without joining, each array would cost a round trip. All collectives
 but all-reduces also leave one direction of a link idle: gloo posts a send before its
 receive, so the peer's permission to send waits behind this process's own data. Messages
-that fit into a socket's buffer do not wait: docs/results.md, "A real slow link".
+that fit into a socket's buffer do not wait: docs/measured.md, "A real slow link".
 """
 
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ PAGES = sorted(
     str(path.relative_to(ROOT))
     for path in [
         *STUDIES.glob("*.md"),
-        *(ROOT / "docs" / f"{x}.md" for x in ("choosing", "index", "results")),
+        *(ROOT / "docs" / f"{x}.md" for x in ("choosing", "index", "measured")),
         *(ROOT / "docs" / "studies.md", ROOT / "README.md"),
     ]
 )

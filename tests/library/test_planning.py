@@ -27,7 +27,7 @@ MLP = [
 ]
 RECORDS = "docs/records/slow_link.jsonl"
 MEASURED = {"sync_sgd": sa.sync_sgd(), "diloco": sa.diloco(4), "bmuf": sa.bmuf(4)}
-# docs/results.md: so far above or below the model where the link dominates.
+# docs/measured.md: so far above or below the model where the link dominates.
 RANGE = 0.14
 
 

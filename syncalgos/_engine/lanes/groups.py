@@ -13,7 +13,7 @@ from syncalgos.strategy import PyTree
 
 # With 128 lanes on a device, LeNet takes 2.3 times as long all at once as one by one.
 # The MLP takes 1.3 times as long one by one as 16 at a time, the LSTM 1.3 times as long
-# as 8 at a time (docs/performance.md).
+# as 8 at a time (docs/measured.md).
 CACHED = 4e6  # bytes that the forward pass of a group computes
 OUTWEIGHS = 4  # times the bytes of weights
 

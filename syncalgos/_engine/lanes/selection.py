@@ -31,7 +31,7 @@ FORMS = VECTORIZED, SEQUENTIAL, MERGED = "vectorized", "sequential", "merged"
 
 # On CPUs, lanes are faster one after the other if a step of all lanes computes more
 # than the caches hold. The exception is a lane so small that starting it takes as long
-# as computing it (docs/performance.md).
+# as computing it (docs/measured.md).
 CACHED = 4e6  # bytes
 SMALL = 1e5
 
@@ -147,7 +147,7 @@ class Facts:
     def group(self) -> int | None:
         """The number of lanes that a merged gradient takes at a time; None is all."""
         layout = self.layout
-        # XLA on CPU runs convolutions slowly inside a loop (docs/results.md).
+        # XLA on CPU runs convolutions slowly inside a loop (docs/measured.md).
         if layout.lanes == 1 or self.convolves or not on_cpu(layout):
             return None
         passes = traces.losses(self.worker, layout, self.one)

@@ -78,7 +78,6 @@ def test_a_new_algorithm_touches_no_other_files(project):
         "docs/algorithms.md",
         "docs/conformance.md",
         "docs/studies.md",
-        "docs/wire.md",
         "README.md",
         "CHANGELOG.md",
     }
