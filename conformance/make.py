@@ -38,21 +38,39 @@ class Case(NamedTuple):
     recurrence: Callable[..., Iterator[Any]]
     settings: dict[str, Any]
     departures: dict[str, Any]
+    workers: int = WORKERS
+
+
+def list_files() -> list[str]:
+    """Returns the names of all files: of each algorithm, and of its VARIANTS."""
+    names = []
+    for algorithm in syncalgos.ALGORITHMS:
+        module = import_module(f"recurrences.{algorithm}")
+        names.append(algorithm)
+        variants = getattr(module, "VARIANTS", {})
+        names.extend(f"{algorithm}.{variant}" for variant in variants)
+    return names
 
 
 def case(name: str) -> Case:
-    """Returns the first settings, in which all terms of an update are alive.
+    """Returns the settings of a file: the first, in which all terms are alive.
 
     Those of sync_sgd are those of quantized_sgd, so the plain mean takes their place;
-    those of des_loc have second moments only under Adam.
+    those of des_loc have second moments only under Adam. A name with a dot is one of an
+    algorithm's VARIANTS, which may name another number of workers.
     """
     if name == "des_loc":
         return Case(des_loc.adam_recurrence, des_loc.ADAM_SETTINGS[-1], {})
-    module = import_module(f"recurrences.{name}")
-    entry = module.SETTINGS[1 if name == "sync_sgd" else 0]
-    return Case(
-        module.recurrence, *(entry if isinstance(entry, tuple) else (entry, {}))
-    )
+    algorithm, _, variant = name.partition(".")
+    module = import_module(f"recurrences.{algorithm}")
+    if variant:
+        entry = module.VARIANTS[variant]
+    else:
+        entry = module.SETTINGS[1 if name == "sync_sgd" else 0]
+    settings, departures = entry if isinstance(entry, tuple) else (entry, {})
+    workers = departures.get("workers", WORKERS)
+    departures = {x: value for x, value in departures.items() if x != "workers"}
+    return Case(module.recurrence, settings, departures, workers)
 
 
 @contextmanager
@@ -100,18 +118,19 @@ def recorded() -> Iterator[tuple[list[np.ndarray], dict[tuple, Any], list[Any]]]
 
 def vectors(name: str) -> dict[str, Any]:
     """Returns what a file holds, as docs/conformance.md describes it."""
-    of, factory = case(name), syncalgos.ALGORITHMS[name]
+    of, algorithm = case(name), name.partition(".")[0]
+    factory = syncalgos.ALGORITHMS[algorithm]
     with jax.enable_x64(True), recorded() as (gradients, draws, cut):
-        path = of.recurrence(WORKERS, **of.settings, **of.departures)
+        path = of.recurrence(of.workers, **of.settings, **of.departures)
         path = [(center, list(theta)) for center, theta in path]
     if name == "noloco":
         table = noloco.matchings(WORKERS, of.settings["seed"])
         draws = {at: list(table[index]) for at, index in draws.items()}
-    doc, module = parsed(factory), import_module(f"recurrences.{name}")
+    doc, module = parsed(factory), import_module(f"recurrences.{algorithm}")
     given = inspect.signature(of.recurrence).parameters
     values = {x: p.default for x, p in given.items()} | of.settings
     made = {
-        "algorithm": name,
+        "algorithm": algorithm,
         "source": doc.source,
         "about": joined(f"{module.__doc__} {of.recurrence.__doc__ or ''}"),
         "needs": [
@@ -123,7 +142,7 @@ def vectors(name: str) -> dict[str, Any]:
             )
             if is_so
         ],
-        "workers": WORKERS,
+        "workers": of.workers,
         "leaves": {leaf: list(shape) for leaf, shape in SHAPES.items()},
         "hyperparameters": {
             x: {"value": plain(values[x])} | symbol(doc.parameters[x])
@@ -143,7 +162,7 @@ def vectors(name: str) -> dict[str, Any]:
     made["start"] = plain(START)
     made["steps"] = [
         {
-            "gradients": plain(np.array(gradients[step * WORKERS :][:WORKERS])),
+            "gradients": plain(np.array(gradients[step * of.workers :][: of.workers])),
             "params": plain(np.round(together(theta), DECIMALS)),
             "center": plain(np.round(center, DECIMALS)),
         }
@@ -234,7 +253,7 @@ def fill_needs(page: str, needs_by_name: Mapping[str, Sequence[str]]) -> str:
 
 def main() -> None:
     needs_by_name = {}
-    for name in syncalgos.ALGORITHMS:
+    for name in list_files():
         file = vectors(name)
         (FOLDER / f"{name}.json").write_text(text(file), "utf-8")
         needs_by_name[name] = file["needs"]

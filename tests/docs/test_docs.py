@@ -221,7 +221,7 @@ def test_table_of_tasks_tells_how_each_is_trained():
         assert told[name] == f"{own}{HOW[task.schedule]}, {rate:g}"
 
 
-LINKED = [*ROOT.glob("*.md"), ROOT / "examples" / "README.md"]
+LINKED = [*ROOT.glob("*.md"), *ROOT.glob("*/README.md")]
 LINKED += [ROOT / page for page in files.sources()]
 
 

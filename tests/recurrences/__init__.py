@@ -10,6 +10,9 @@ arguments of the algorithm and its recurrence; or a pair of these and of argumen
 the recurrence alone: in what the library departs from the paper, or another number of
 workers. Without such arguments a recurrence is the paper's.
 
+`VARIANTS` are further settings that have a file in conformance/, by the name that the
+file has after the algorithm's: those that other projects run.
+
 One that draws random numbers has `DRAWS`, for the files of conformance/: what a draw is
 for, and how draws are numbered. One that acts on leaves without calling `by_leaf` sets
 `ACTS_ON_LEAVES`.

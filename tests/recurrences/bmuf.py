@@ -10,6 +10,7 @@ SETTINGS = [
     {"period": PERIOD, "block_momentum": 0.6, "block_lr": 0.7},
     {"period": PERIOD, "nesterov": True},
 ]
+VARIANTS = {"plain": SETTINGS[2]}
 
 
 def recurrence(workers, period, block_momentum=None, block_lr=1.0, nesterov=False):

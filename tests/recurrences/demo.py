@@ -21,6 +21,8 @@ SETTINGS = [
     ),
     ({"decay": 0.9, "top_k": 3, "learning_rate": LR}, AS_THE_AUTHORS),
 ]
+SIGN = {"decay": 0.9, "chunk": 4, "top_k": 3, "sign": True, "learning_rate": LR}
+VARIANTS = {"sign": (SIGN, AS_THE_AUTHORS)}
 ACTS_ON_LEAVES = True
 
 

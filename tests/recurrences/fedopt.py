@@ -10,6 +10,7 @@ SETTINGS = [
     {"period": PERIOD, "method": "yogi", "outer_lr": 0.05, "b2": 0.9},
     {"period": 3, "method": "adagrad", "b1": 0.0, "tau": 0.1},
 ]
+VARIANTS = {"yogi": SETTINGS[2], "adagrad": SETTINGS[3]}
 
 
 def recurrence(

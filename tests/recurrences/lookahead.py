@@ -3,6 +3,7 @@
 from recurrences import PERIOD, START, local_steps, mean
 
 SETTINGS = [{"period": 3, "slow_lr": 0.8}, {"period": PERIOD}]
+VARIANTS = {"one_worker": (SETTINGS[0], {"workers": 1})}
 
 
 def recurrence(workers, period, slow_lr=0.5):

@@ -24,6 +24,7 @@ SETTINGS = [
     {"period": 3, "outer_lr": 0.7, "outer_momentum": 0.6, "decay": 0.9},
     {"period": 3, "reduce": "int4", "seed": 3},
 ]
+VARIANTS = {"plain": SETTINGS[1]}
 DRAWS = (f"u of the rounding, {BY_PARTS}", ["step", "worker"])
 BITS = 4
 

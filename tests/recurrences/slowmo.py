@@ -9,6 +9,7 @@ SETTINGS = [
     {"period": PERIOD, "learning_rate": LR},
     {"period": PERIOD, "learning_rate": falling},
 ]
+VARIANTS = {"constant_rate": SETTINGS[1]}
 
 
 def recurrence(workers, period, learning_rate, slow_momentum=0.5, slow_lr=1.0):

@@ -24,9 +24,17 @@ from tiers import tiers
 import syncalgos
 from conformance import check as checker
 from conformance.check import check, read
-from conformance.make import FOLDER, describe_draws, fill_needs, text, vectors
+from conformance.make import (
+    FOLDER,
+    describe_draws,
+    fill_needs,
+    list_files,
+    text,
+    vectors,
+)
 from syncalgos import Replica
 
+FILES = list_files()
 AXIS = "worker"
 LAST_DIGIT = 1.1e-10  # of ten; sums in another order round otherwise
 TOGETHER = 8
@@ -59,6 +67,11 @@ def leaves(vectors):
 
 
 @cache
+def count_workers(name):
+    return read(name)["workers"]
+
+
+@cache
 def trained(*names):
     """{name: (replicas, centers)} of each, (steps, workers, size) both."""
     files = {name: read(name) for name in names}
@@ -83,9 +96,11 @@ def trained(*names):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("name", tiers(syncalgos.ALGORITHMS, KINDS))
+@pytest.mark.parametrize("name", tiers(FILES, KINDS))
 def test_ours_pass(name, request):
-    together = part_with(name, asked(request, "name"), TOGETHER)
+    chosen = asked(request, "name")
+    alike = [x for x in chosen if count_workers(x) == count_workers(name)]
+    together = part_with(name, alike, TOGETHER)
     replicas, centers = trained(*together)[name]
     rows, means = iter(replicas), iter(centers.mean(1))
     # The center of fedavg within a round is the engine's.
@@ -93,7 +108,7 @@ def test_ours_pass(name, request):
     check(read(name), lambda gradients: next(rows), center=center)
 
 
-@pytest.mark.parametrize("file", syncalgos.ALGORITHMS)
+@pytest.mark.parametrize("file", FILES)
 def test_a_file_is_what_the_command_makes(file):
     assert (FOLDER / f"{file}.json").exists(), "make vectors"
     made, there = vectors(file), read(file)
@@ -112,7 +127,16 @@ def test_draws_that_a_recurrence_does_not_describe_are_an_error():
 
 
 def test_the_folder_has_no_other_files():
-    assert {x.stem for x in FOLDER.glob("*.json")} == {*syncalgos.ALGORITHMS}
+    assert {x.stem for x in FOLDER.glob("*.json")} == {*FILES}
+
+
+def test_the_guide_for_implementers_names_files_that_exist_and_all_further_settings():
+    guide = (FOLDER / "README.md").read_text("utf-8")
+    sections = guide.partition("## By algorithm\n")[2]
+    first_cells = re.findall(r"^\| (`.+?) \|", sections, re.MULTILINE)
+    named = {name for cell in first_cells for name in re.findall(r"`(.+?)`", cell)}
+    assert named <= {*FILES}
+    assert {name for name in FILES if "." in name} <= named
 
 
 PAGE = (ROOT / "docs" / "conformance.md").read_text("utf-8")
@@ -160,13 +184,13 @@ def test_the_checker_needs_numpy_alone():
 @pytest.mark.parametrize("need", ["leaves", "draws", "clock"])
 def test_the_page_names_the_files_that_need_more(need):
     *_, cell = re.findall(rf"^\| `{need}` \| (.+?) \|", PAGE, re.MULTILINE)
-    found = {x for x in syncalgos.ALGORITHMS if need in read(x)["needs"]}
-    assert {*re.findall(r"`(\w+)`", cell)} == found
+    found = {x for x in FILES if need in read(x)["needs"]}
+    assert {*re.findall(r"`([\w.]+)`", cell)} == found
 
 
 def test_the_page_tells_the_number_of_files_without_needs():
     [number] = re.findall(r"^\| nothing \| the (\d+) ", PAGE, re.MULTILINE)
-    assert int(number) == sum(not read(x)["needs"] for x in syncalgos.ALGORITHMS)
+    assert int(number) == sum(not read(x)["needs"] for x in FILES)
 
 
 def test_the_command_writes_the_files_of_each_need():
@@ -178,5 +202,5 @@ def test_the_command_writes_the_files_of_each_need():
     assert "| `leaves` | `b` | the algorithm acts on each tensor" in section
     assert "| `draws` | `a`, `b` | the algorithm draws" in section
     assert "| `leaves` | names and shapes of the model's tensors" in page
-    files = {x: read(x)["needs"] for x in syncalgos.ALGORITHMS}
+    files = {x: read(x)["needs"] for x in FILES}
     assert fill_needs(page, files) == PAGE, "make vectors"
