@@ -7,6 +7,7 @@ worker's view and communicates only through collectives over named axes.
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -58,7 +59,9 @@ class Replica(NamedTuple):
             return tuple.__getitem__(self, place)
 
 
-class MeanCenter(NamedTuple):
+# jax.jit holds functions by weak references, and a NamedTuple has none.
+@dataclass(frozen=True)
+class MeanCenter:
     """The default center: the mean of the replicas, for all leaves or for some.
 
     Attributes:
@@ -88,10 +91,14 @@ class MeanCenter(NamedTuple):
         return self.over(mean_params, params, state)
 
 
-class _Reduce(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class _Reduce:
     """A reduce of which something is declared."""
 
     call: Callable[..., tuple[PyTree, PyTree]]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(…)"
 
     def __call__(
         self, grads: PyTree, replica: Replica, state: PyTree, step: Any

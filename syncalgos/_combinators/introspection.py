@@ -8,6 +8,7 @@ this module recognises defaults and declared forms.
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from syncalgos.collectives import WORKERS, Axis, PyTree
@@ -109,7 +110,8 @@ class Clock(NamedTuple):
         return not (self.averages or self.pulls)
 
 
-class Combination(NamedTuple):
+@dataclass(frozen=True, repr=False)
+class Combination:
     """A sync that tells what it was made of, and what is true of it.
 
     The facts are independent of each other: a strategy may have any of them.
@@ -163,6 +165,9 @@ class Combination(NamedTuple):
     def works_at_each_step(self) -> bool:
         """Whether it acts at steps at which its members do not."""
         return self.delay is not None or self.clock is not None
+
+    def __repr__(self) -> str:
+        return "Combination(…)"
 
     def __call__(
         self, replica: Replica, state: PyTree, step: Any
@@ -416,7 +421,7 @@ def inner_center(strategy: Strategy) -> Callable[[PyTree, PyTree], PyTree]:
     if mean is None:
         return functools.partial(over, None)
     # A mean stays a MeanCenter, by which combinators recognise it.
-    return mean._replace(over=over) if has_center(strategy) else mean
+    return replace(mean, over=over) if has_center(strategy) else mean
 
 
 def inner_reduce(strategy: Strategy) -> Reduce:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -273,7 +274,7 @@ def as_weighted(extra: Strategy, strategy: Strategy) -> Strategy:
         described = introspection.combination(whole)
         if not described.weights:
             return whole
-        return whole._replace(sync=described._replace(weights=()))
+        return whole._replace(sync=replace(described, weights=()))
 
     weighted = participating(extra, schedule, stale=is_stale)
     # Its rounds are those of the strategy, which must not count twice.

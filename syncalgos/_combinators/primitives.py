@@ -4,6 +4,7 @@ Algorithms have no flags for optimizer state and batch statistics at a sync. Use
 compose that: `every(chain(average(), reset(optimizer)), 16)`.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -166,9 +167,9 @@ def average(
 
     described = introspection.Combination(sync)
     if field != "params":  # the center never changes
-        described = described._replace(arrives=())
+        described = replace(described, arrives=())
     elif not is_mean:
-        described = described._replace(weigh=weigh_sync)
+        described = replace(described, weigh=weigh_sync)
     return Strategy(init=init, sync=described, center=MeanCenter(axis))
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -317,7 +318,7 @@ def _phase(active: Steps, strategy: Strategy, again: introspection.Change) -> St
 
     # Following the params is an action, so it also acts outside the phase.
     acts = introspection.acting_steps(strategy) | ~active
-    sync = introspection.combination(gated)._replace(call=following)
+    sync = replace(introspection.combination(gated), call=following)
     return gated._replace(sync=sync, acts=acts)
 
 

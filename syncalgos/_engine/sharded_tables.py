@@ -6,6 +6,7 @@ holds the parts.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -266,7 +267,7 @@ def beside(
         merged = form.unflatten([x if own else next(new) for own, x in pairs])
         return synced._replace(opt_state=merged), state
 
-    described = introspection.combination(rest)._replace(call=sync)
+    described = replace(introspection.combination(rest), call=sync)
     return rest._replace(reduce=introspection.reduce_like(reduce, rest), sync=described)
 
 

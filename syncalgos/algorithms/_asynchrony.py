@@ -1,6 +1,7 @@
 """Simulated workers around a server, which do not wait for each other."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -236,7 +237,7 @@ def _resting(where, strategy, clock_of, optimizer):
         return strategy.sync(replica._replace(params=params), state, step)
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
-    resting = introspection.combination(strategy)._replace(call=sync, is_steady=True)
+    resting = replace(introspection.combination(strategy), call=sync, is_steady=True)
     return strategy._replace(init=init, reduce=OwnGrads(note), sync=resting)
 
 

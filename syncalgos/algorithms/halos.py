@@ -1,5 +1,6 @@
 """HALoS: Async DiLoCo in regions, with regional servers and one global server."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -177,5 +178,5 @@ def halos(
         return jnp.any(after > before)
 
     strategy = asynchronous("halos", serve, push, clock_of, optimizer, axis, model_of)
-    sync = introspection.combination(strategy)._replace(arrives=(Arrival(exchanges),))
+    sync = replace(introspection.combination(strategy), arrives=(Arrival(exchanges),))
     return strategy._replace(sync=sync)
