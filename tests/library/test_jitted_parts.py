@@ -29,7 +29,6 @@ COMBINATIONS = {
 
 def call_jitted_parts(strategy: sa.Strategy) -> None:
     """Traces each function under jax.jit with two workers, twice as a loop does."""
-    params = {"w": jnp.ones(3)}
     optimizer = optax.sgd(0.1, momentum=0.9)
 
     def train_step(params):
