@@ -6,7 +6,7 @@ from pathlib import Path
 
 import syncalgos
 from experiments.command.terminal import size
-from pages import atlas, papers, traffic
+from pages import atlas, papers, published, traffic
 from pages.docstrings import Docstring, is_formula, literal, markdown, parsed
 from pages.signatures import definition, parameters
 
@@ -78,10 +78,12 @@ def page(
         *[markdown(note) for note in doc.notes],
         f"**Source.** {markdown(doc.source)}",
         papers.folded(doc.source),
+        published.differences_list(name),
         "## Parameters",
         signature(name, make, doc),
         f"**Returns.** {markdown(doc.returns)}",
         f"**Raises.** {markdown(doc.raises)}",
+        published.defaults_table(name),
         "## What it sends",
         sending(name, counts),
         "## In the atlas",

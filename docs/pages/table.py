@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "algorithms.md"
 COUNTING_PAGES = (ROOT / "README.md", ROOT / "docs" / "studies.md")
 # In the phrases "implements 57 algorithms" and "45 of the 57 algorithms" (were tuned).
 COUNT = re.compile(r"(\bimplements\s+|\b45\s+of\s+the\s+)(\d+)(?=\s+algorithms\b)")
-HEAD = "name", "update", "state", "sends", "effective rate", "source"
+HEAD = "name", "update", "sends", "effective rate", "source"
 MARKED = re.compile(r"(?<=<!-- table -->\n).*?(?=<!-- end -->)", re.DOTALL)
 CENTER_LIST = re.compile(
     r"(?<=<!-- algorithms without a center of their own -->\n).*?(?=<!-- end -->)",
@@ -94,14 +94,11 @@ def row(name: str, doc: Docstring) -> list[str]:
     papers = PAPER.findall(doc.source)
     if not (formulas(doc) and returns and papers):
         raise ValueError(f"{name}: a docstring without formula, state, sends or source")
-    state, sends = returns.groups()
-    state = re.sub("^No state", "none", state)
-    sends = sends.partition(":")[0]
+    sends = returns[2].partition(":")[0]
     factor = FACTOR.search(joined(" ".join(doc.notes)))
     cells = [
         f"`{name}`",
         "; or: ".join(map(in_a_line, formulas(doc))),
-        re.sub(", (shaped )?like params|, at least float32", "", state),
         re.sub(r"^(?:A|Each) (\w+) sends ", r"\1: ", sends),
         factor[1] if factor else "",
         "; ".join(f"{first_of(authors)}, {year}" for authors, year in papers),

@@ -4,14 +4,13 @@ import contextlib
 import io
 import re
 import sys
-import tomllib
 from itertools import pairwise
 
 import optax
 import pytest
 import small_tasks
 from commands import ROOT, printed_by, ran
-from pages import combinators, files, table
+from pages import combinators, files, published, table
 from tiers import tiers
 
 import syncalgos
@@ -178,26 +177,30 @@ def test_table_of_combinators_says_what_they_refuse_and_why(name):
     assert taken == [x or "yes" for x in combinators.cells(name)], "make table"
 
 
-def test_defaults_that_the_docs_show_are_those_of_the_flags():
-    """A row for each flag: name, default, paper, published code, --preset paper."""
-    page = (ROOT / "docs" / "defaults.md").read_text()
-    shown = {}
-    for line in page.splitlines():
-        if row := re.match(r"\| `(\w+) --([\w-]+)` \| (.+?) \|.*\|(.*)\|$", line):
-            algo, flag, here, published = row.groups()
-            shown.setdefault(algo, {})[flag.replace("-", "_")] = here, published.strip()
-    published = tomllib.loads(factories.PUBLISHED.read_text())
-    assert published.keys() <= shown.keys()
-    for algo, rows in shown.items():
-        defaults = factories.describe(factories.ALGORITHM, algo).defaults
-        assert rows.keys() == defaults.keys()
-        for flag, (here, paper) in rows.items():
-            assert defaults[flag] is None or here == in_words(defaults[flag])
-            assert paper == in_words(published.get(algo, {}).get(flag, ""))
+@pytest.mark.parametrize("name", published.read_toml(published.DEFAULTS))
+def test_each_flag_of_an_algorithm_says_where_its_default_comes_from(name):
+    defaults = factories.describe(factories.ALGORITHM, name).defaults
+    rows = published.find_defaults(name)
+    flags = [row.flag.removeprefix("--").replace("-", "_") for row in rows]
+    assert sorted(flags) == sorted(defaults)
+    for flag, row in zip(flags, rows, strict=True):
+        has_words = "here" in published.read_toml(published.DEFAULTS)[name][flag]
+        assert has_words == (defaults[flag] is None)
+        assert f"| `{row.flag}` | {row.here} | " in published.defaults_table(name)
 
 
-def in_words(value):
-    return ("no", "yes")[value] if isinstance(value, bool) else str(value)
+def test_presets_of_papers_are_of_flags_with_a_source():
+    presets = published.read_toml(factories.PUBLISHED)
+    assert presets.keys() <= published.read_toml(published.DEFAULTS).keys()
+    preset_values = {row.preset for row in published.find_defaults("slowmo")}
+    assert preset_values == {"12", "0.7", ""}
+
+
+def test_differences_are_of_algorithms_and_stand_on_their_pages():
+    for difference in published.read_toml(published.DIFFERENCES)["difference"]:
+        for name in difference["algorithms"]:
+            assert name in syncalgos.ALGORITHMS
+            assert published.differences_list(name).count("\n- ") >= 1
 
 
 def test_no_file_of_algorithms_is_unregistered():

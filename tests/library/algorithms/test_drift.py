@@ -15,7 +15,7 @@ from experiments.training.effective_rate import effective_lr
 WORKERS, LR = 4, 0.02
 PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
 ROWS = [re.split(r" ?(?<!\\)\| ?", x) for x in PAGE.splitlines() if x[:3] == "| `"]
-CELLS = {row[1].strip("`"): row[5].strip() for row in ROWS if len(row) == 8}
+CELLS = {row[1].strip("`"): row[4].strip() for row in ROWS if len(row) == 7}
 # Values of symbols that no argument gives.
 KNOWN = {"N": WORKERS, "lr": LR, "speed": 0.75, "period": 16, "H": 16}
 OF = {
