@@ -175,6 +175,8 @@ def _check_apart(is_sent: Steps, delay: int) -> None:
     """Refuses results that would arrive after the next was sent."""
     if delay < is_sent.min_gap:
         return
+    if is_sent.period is not None:  # the gap between any two syncs
+        raise rules.make_error("delayed", "frequent", delay=delay)
     # The steps are looked up, as a schedule or a condition does not tell how far apart
     # they are. If each result replaced all local steps, training would stand still.
     with jax.ensure_compile_time_eval():
@@ -182,8 +184,8 @@ def _check_apart(is_sent: Steps, delay: int) -> None:
         sends = jax.vmap(lambda step: jnp.asarray(is_sent(step)))(steps)
     if checks.is_traced(sends):  # depends on a number that only the program knows
         return
-    apart = np.diff(np.flatnonzero(np.asarray(sends)))
-    if apart.size and delay >= apart.min():
+    gaps = np.diff(np.flatnonzero(np.asarray(sends)))
+    if gaps.size and delay >= gaps.min():
         raise rules.make_error("delayed", "frequent", delay=delay)
 
 

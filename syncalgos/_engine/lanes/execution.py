@@ -223,11 +223,14 @@ def _round_ends(worker: Worker, first: jax.Array, batches: PyTree) -> jax.Array:
     """Finds for each step the step just after its round, (steps,)."""
     # Rounds end where the sync acts, including schedules, offsets, delays and phases.
     # The loops have dynamic bounds, so that one program serves any phase.
-    steps = jnp.arange(len(jax.tree.leaves(batches)[0]), dtype=jnp.int32)
-    acting = lax.map(
-        lambda i: jnp.asarray(introspection.acts(worker.strategy, first + i)), steps
-    )
-    ends = jnp.where(acting, steps + 1, jnp.int32(len(steps)))
+    num_steps = len(jax.tree.leaves(batches)[0])
+    steps = jnp.arange(num_steps, dtype=jnp.int32)
+    acting_steps = introspection.acting_steps(worker.strategy)
+    if acting_steps.period is not None:
+        last_steps = acting_steps.next(first + steps) - first
+        return jnp.minimum(last_steps + 1, num_steps)
+    acting = lax.map(lambda step: jnp.asarray(acting_steps(first + step)), steps)
+    ends = jnp.where(acting, steps + 1, jnp.int32(num_steps))
     return lax.cummin(ends, reverse=True)
 
 

@@ -39,6 +39,13 @@ def test_bytes_are_counted_at_the_step_that_sends():
     np.testing.assert_array_equal(late.per_step, at_once.per_step)
 
 
+def test_a_delay_of_a_whole_long_round_is_refused():
+    """However long the round is: each result would replace all local steps."""
+    long_rounds = delayed(model_averaging(100_000), 100_000)
+    with pytest.raises(ValueError, match="delayed"):
+        long_rounds.init(unflatten(START))
+
+
 def test_a_result_replaces_a_model_that_is_not_finite():
     strategy = delayed(sa.every(sa.average(reduce="median", axis="workers"), 2), 1)
 
