@@ -12,7 +12,7 @@ ROOT = DOCS.parent
 MADE = DOCS / "_made"
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
-from pages import algorithms, files, links, rst, signatures  # noqa: E402
+from pages import algorithms, core, files, links, rst, signatures  # noqa: E402
 from pages.motion import trajectories  # noqa: E402
 
 import syncalgos  # noqa: E402
@@ -116,6 +116,8 @@ def write_pages() -> None:
 
 def read_source(app, docname: str, source: list[str]) -> None:
     """Leads links to where things are on the site, and lists a page's own pages."""
+    if docname == "core":
+        source[0] = core.filled(source[0])
     if not docname.startswith(("_made/", "notebooks/")):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
     if docname in CHILDREN:

@@ -10,7 +10,7 @@ import optax
 import pytest
 import small_tasks
 from commands import ROOT, printed_by, ran
-from pages import combinators, files, published, table
+from pages import combinators, core, files, published, table
 from tiers import tiers
 
 import syncalgos
@@ -94,6 +94,22 @@ def test_table_and_list_of_algorithms_are_what_the_registry_says():
     assert page == table.filled(page), "make table"
 
 
+def test_the_site_shows_the_code_of_the_core():
+    page = core.PAGE.read_text("utf-8")
+    marks = list(core.MARK.finditer(page))
+    assert len(marks) == page.count("<!-- ") >= 8
+    for mark in marks:
+        assert mark["link"].endswith(f"](../{mark['file']})\n")
+    shown = core.filled(page)
+    assert shown.count("```python\n") == len(marks) + page.count("```python\n")
+    assert 80 <= shown.count("\n") - page.count("\n") <= 150
+
+
+def test_a_block_of_an_unknown_function_is_refused():
+    with pytest.raises(LookupError, match=r"no bmuf\.step .* change its mark"):
+        core.find_code("def bmuf():\n    x = 1\n", "bmuf.step")
+
+
 def test_algorithms_without_a_center_of_their_own():
     names = table.find_without_own_center()
     assert {"model_averaging", "gossip"} <= {*names}
@@ -109,7 +125,7 @@ def test_algorithms_with_layered_leaves():
 @pytest.mark.parametrize("page", table.COUNTING_PAGES, ids=lambda page: page.name)
 def test_prose_has_the_number_of_algorithms(page):
     counts = [count for _, count in table.COUNT.findall(page.read_text())]
-    assert len(counts) == (3 if page.name == "README.md" else 1)
+    assert len(counts) == (2 if page.name == "README.md" else 1)
     assert {*counts} == {str(len(syncalgos.ALGORITHMS))}, "make table"
 
 
