@@ -26,6 +26,8 @@ from syncalgos._combinators.schedule import until as until
 from syncalgos._combinators.schedule import when as when
 from syncalgos._description import Description as Description
 from syncalgos._description import describe as describe
+from syncalgos._effective_rate import EffectiveRate as EffectiveRate
+from syncalgos._effective_rate import effective_rate as effective_rate
 from syncalgos._engine.data_parallel import DataParallel as DataParallel
 from syncalgos._engine.data_parallel import TrainState as TrainState
 from syncalgos._engine.lanes.selection import LaneFormError as LaneFormError

@@ -35,15 +35,16 @@ from experiments.training.defaults import (
     resolved,
     takes,
 )
-from experiments.training.effective_rate import first_replica
 from experiments.training.optimizers import Schedule
-from syncalgos import WORKERS, DataParallel, Placement, Strategy, checks
+from syncalgos import WORKERS, DataParallel, Placement, Replica, Strategy, checks
 from syncalgos.reducers import Reducer, row_sparse
+from syncalgos.strategy import seeing
 
 Numbers = Mapping[str, Any]
 """Values of settings by field; "arguments" has the algorithm's values, by flag."""
-Rate = Callable[[Numbers, float], float | None]
-"""Computes the effective learning rate from numbers and the inner rate."""
+MeasureRate = Callable[..., syncalgos.EffectiveRate]
+"""Measures the effective rate from `hyperparams`, which are numbers, and the inner
+`learning_rate`."""
 
 _OF_OPTIMIZER = "lr", "momentum", "b1", "b2", "weight_decay", "clip_norm"
 ROW_SPARSE = "row_sparse"
@@ -94,7 +95,7 @@ class Programs:
         task: the model, its data and its figures.
         make: makes the method for settings that differ in these.
         trainer: the engine.
-        rate: computes the effective learning rate; None until a run needs it.
+        rate: measures the effective learning rate; None until a run needs it.
         measuring: the ends of rounds, and the engine that records the displacements
             at them; None until a run needs it.
         hits: whether a model is right on each held-out example; None until a run
@@ -106,7 +107,7 @@ class Programs:
     task: Task
     make: Callable[[Settings], Method]
     trainer: DataParallel
-    rate: Rate | None = None
+    rate: MeasureRate | None = None
     measuring: tuple[np.ndarray, DataParallel] | None = None
     hits: Callable[..., jax.Array] | None = None
 
@@ -354,7 +355,7 @@ def _use(
         return
 
     def local_step(params, step):
-        replica = first_replica(strategy, optimizer, params)
+        replica = seeing(strategy, Replica(params, optimizer.init(params)))
         state = strategy.init(params)
         grads, state = strategy.reduce(params, replica, state, step)
         replica, state = strategy.sync(replica._replace(params=grads), state, step)

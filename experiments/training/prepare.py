@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +23,6 @@ from experiments.tasks.task import (
 )
 from experiments.training import export, machine, run_folder
 from experiments.training.config import RunConfig, Settings
-from experiments.training.effective_rate import effective_lr
 from experiments.training.optimizers import inner
 from experiments.training.plan import (
     Method,
@@ -37,7 +37,7 @@ from experiments.training.plan import (
 from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.progress import Progress
 from experiments.training.rounds import Rounds, measured, planned
-from syncalgos import DataParallel, Replica, Strategy, TrainState
+from syncalgos import DataParallel, Replica, Strategy, TrainState, effective_rate
 from syncalgos.collectives import PyTree
 
 # The origin of a model, which is also written into exported models.
@@ -291,19 +291,35 @@ def _effective_lr(plan: Plan, params: PyTree, group: ProcessGroup) -> float | No
         return math.nan
     programs = plan.programs
 
-    def make(numbers: Numbers) -> tuple[Strategy, Any]:
-        c = plan.config.at(numbers)
-        if c.algo == OWN:
-            return plan.method.algorithm, plan.method.optimizer
-        optimizer = inner(c, plan.task.muon)[1]
-        return make_algorithm(c, c.lr, optimizer, group.hosts, plan.task), optimizer
+    def make_optimizer(numbers: Numbers) -> Any:
+        config = plan.config.at(numbers)
+        if config.algo == OWN:
+            return plan.method.optimizer
+        return inner(config, plan.task.muon)[1]
 
-    programs.rate = programs.rate or effective_lr(make, params, plan.config.workers)
+    def make_strategy(numbers: Numbers) -> Strategy:
+        config = plan.config.at(numbers)
+        if config.algo == OWN:
+            return plan.method.algorithm
+        optimizer = make_optimizer(numbers)
+        return make_algorithm(config, config.lr, optimizer, group.hosts, plan.task)
+
+    if programs.rate is None:  # later runs need no other program
+        programs.rate = partial(
+            effective_rate,
+            make_strategy,
+            make_optimizer,
+            workers=plan.config.workers,
+            params=params,
+        )
     try:
-        return programs.rate(plan.numbers, plan.config.lr)
+        rate = programs.rate(
+            learning_rate=plan.config.lr, hyperparams=plan.numbers
+        ).rate
     except Exception as error:  # one figure must not end the run
         terminal.say(f"the effective learning rate is unknown: {named(error)}")
         return math.nan
+    return None if rate is None else float(f"{rate:.4g}")
 
 
 def _facts(plan: Plan, data: Data, effective_lr: float | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The harness's parts: batches, schedules, evaluation, effective learning rates."""
+"""The harness's parts: batches, schedules, evaluation."""
 
 import argparse
 import os
@@ -20,11 +20,9 @@ from experiments.tasks.task import held_out
 from experiments.training import optimizers
 from experiments.training.config import parse
 from experiments.training.defaults import nearest_multiple
-from experiments.training.effective_rate import effective_lr
 from experiments.training.loop import dispatches, first_diverged, remaining
 from experiments.training.prepare import prepare
 from experiments.training.process_group import ProcessGroup
-from syncalgos import Strategy, collectives, every, outer_step
 
 PARAMS = {"w": np.zeros((30, 20), np.float32), "b": np.zeros(20, np.float32)}
 
@@ -218,74 +216,6 @@ def test_every_offered_optimizer_takes_a_step(name):
 
     updates = jax.eval_shape(step, params)
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
-
-
-def fixed_kinds():
-    """A strategy that knows the shapes and dtypes of the params it is for."""
-
-    def init(params):
-        return {"sum": jnp.zeros((30, 20), jnp.float32)}
-
-    def sync(replica, state, step):
-        mean = collectives.mean(replica.params)
-        total = {"sum": state["sum"] + mean["w"] * jax.lax.rem(step, jnp.int32(4))}
-        return replica._replace(params=mean), total
-
-    return every(Strategy(init=init, sync=sync), 4)
-
-
-def rate_of(strategy, workers, params=PARAMS):
-    """The effective rate of 0.02 by plain SGD."""
-    made = strategy, optax.sgd(0.1)
-    return effective_lr(lambda numbers: made, params, workers)((), 0.02)
-
-
-@pytest.mark.parametrize(
-    ("strategy", "workers", "times"),
-    [
-        (syncalgos.bmuf(10, block_momentum=0.9, block_lr=0.5, nesterov=True), 4, 5),
-        (syncalgos.diloco(period=5000), 2, 7),
-        (syncalgos.async_diloco(slowest=0.5, outer_momentum=0.9), 3, 7 * 0.75),
-        (fixed_kinds(), 4, 1),
-        pytest.param(syncalgos.bmuf(16), 256, 256, marks=pytest.mark.slow),
-    ],
-)
-def test_effective_lr_is_the_one_in_closed_form(strategy, workers, times):
-    assert rate_of(strategy, workers) == pytest.approx(0.02 * times, rel=1e-3)
-
-
-def test_effective_lr_is_that_of_most_entries():
-    def reduce(grads, replica, state, step):
-        return {**grads, "b": 100 * grads["b"]}, state
-
-    params = {"w": np.zeros((30, 33), np.float32), "b": np.zeros(10, np.float32)}
-    params["none"] = np.zeros((0, 3), np.float32)
-    found = rate_of(Strategy(reduce=reduce), 2, params)
-    assert found == pytest.approx(0.02 * (990 + 100 * 10) / 1000, rel=1e-3)
-
-
-def sign_step():
-    def reduce(grads, replica, state, step):
-        return jax.tree.map(jnp.sign, collectives.mean(grads)), state
-
-    return Strategy(reduce=reduce)
-
-
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        sign_step(),
-        every(outer_step(optax.adam(0.1)), 4),  # its step does not grow with gradients
-    ],
-)
-def test_effective_lr_is_none_where_there_is_none(strategy):
-    assert rate_of(strategy, 4) is None
-
-
-@pytest.mark.slow
-def test_effective_lr_is_nan_where_movement_never_gets_steady():
-    found = rate_of(every(outer_step(optax.sgd(0.1, momentum=1.0)), 4), 4)
-    assert found is not None and np.isnan(found)
 
 
 def test_parameters_that_no_word_can_set_are_no_flags():

@@ -10,7 +10,6 @@ import pytest
 from tiers import tiers
 
 import syncalgos as sa
-from experiments.training.effective_rate import effective_lr
 
 WORKERS, LR = 4, 0.02
 PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
@@ -54,7 +53,9 @@ FIRST = {cell: name for name, cell in reversed(CELLS.items())}.values()
 def test_a_steady_drift_goes_as_far_as_the_page_says(name):
     strategy = made(name), optax.sgd(LR)
     params = {"w": np.zeros((4, 3), np.float32)}
-    found = effective_lr(lambda numbers: strategy, params, WORKERS)((), LR)
+    found = sa.effective_rate(
+        *strategy, workers=WORKERS, learning_rate=LR, params=params
+    ).rate
     cell = CELLS[name].partition(": ")[2] or CELLS[name]
     if not cell:
         assert found is None or found == pytest.approx(LR, rel=1e-2)
