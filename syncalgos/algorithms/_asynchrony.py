@@ -16,7 +16,14 @@ from syncalgos._dtypes import narrow, rounded, select, widen
 from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.reducers._stacking import shards
 from syncalgos.steps import Where
-from syncalgos.strategy import Axis, OwnGrads, PyTree, Strategy, apply_sync
+from syncalgos.strategy import (
+    Axis,
+    OwnGrads,
+    PyTree,
+    Replica,
+    Strategy,
+    apply_sync,
+)
 
 UNIT = 1024
 """The speed of the fastest worker; other speeds are smaller whole numbers."""
@@ -36,28 +43,30 @@ class Clock(NamedTuple):
     speeds: tuple[int | jax.Array, ...]
     periods: tuple[int | jax.Array, ...]
 
-    def done(self, step: jax.Array) -> jax.Array:
+    def finished_steps(self, step: jax.Array) -> jax.Array:
         """Each worker's local steps before this step of the clock, (workers,)."""
         # Follows from the step alone, so it is the same on all workers, after a resume
         # and in the ledger. In two parts: step * speeds would overflow after 2^21.
         speeds = jnp.array(self.speeds, jnp.int32)
         return step // UNIT * speeds + step % UNIT * speeds // UNIT
 
-    def moves(self, step: jax.Array) -> jax.Array:
+    def makes_step(self, step: jax.Array) -> jax.Array:
         """Whether each worker makes a local step, (workers,) booleans."""
-        return self.done(step + 1) > self.done(step)
+        return self.finished_steps(step + 1) > self.finished_steps(step)
 
-    def arrives(self, step: jax.Array) -> jax.Array:
+    def ends_round(self, step: jax.Array) -> jax.Array:
         """Whether each worker ends a round, (workers,) booleans."""
-        ends = self.done(step + 1) % jnp.array(self.periods, jnp.int32) == 0
-        return self.moves(step) & ends
+        finished_steps = self.finished_steps(step + 1)
+        is_whole_round = finished_steps % jnp.array(self.periods, jnp.int32) == 0
+        return self.makes_step(step) & is_whole_round
 
-    def waits(self, step: jax.Array) -> jax.Array:
+    def waiting_steps(self, step: jax.Array) -> jax.Array:
         """Steps until each worker makes its next local step; 0: at this step."""
-        speeds, rest = jnp.array(self.speeds, jnp.int32), step % UNIT
+        speeds = jnp.array(self.speeds, jnp.int32)
+        clock_step = step % UNIT
         # Of UNIT steps of the clock, the ⌈UNIT k / speed⌉-th has the k-th local step.
-        following = rest * speeds // UNIT + 1
-        return (following * UNIT + speeds - 1) // speeds - 1 - rest
+        next_local_step = clock_step * speeds // UNIT + 1
+        return (next_local_step * UNIT + speeds - 1) // speeds - 1 - clock_step
 
 
 def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
@@ -71,13 +80,16 @@ def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock
         paced: whether slower workers make proportionally fewer steps in a round.
     """
 
-    def of_period(speed):  # ⌊speed · period / UNIT⌋, in int32 too
-        rest = period % UNIT * speed // UNIT
-        return rounded(period // UNIT * speed + rest, 1) if paced else period
+    def scale_period(speed: int | jax.Array) -> int | jax.Array:
+        if not paced:
+            return period
+        # ⌊speed · period / UNIT⌋, in int32 too.
+        remainder = period % UNIT * speed // UNIT
+        return rounded(period // UNIT * speed + remainder, 1)
 
-    lost = UNIT - rounded(slowest * UNIT, 1)
-    speeds = [UNIT - lost * i // max(workers - 1, 1) for i in range(workers)]
-    return Clock(tuple(speeds), tuple(map(of_period, speeds)))
+    slowdown = UNIT - rounded(slowest * UNIT, 1)
+    speeds = [UNIT - slowdown * i // max(workers - 1, 1) for i in range(workers)]
+    return Clock(tuple(speeds), tuple(map(scale_period, speeds)))
 
 
 def even_clocks(
@@ -117,12 +129,12 @@ class AsyncState(NamedTuple):
 
 def asynchronous(
     where: str,
-    serve: Callable[[PyTree], Any],
+    init_server: Callable[[PyTree], Any],
     push: Callable[[Any, PyTree, jax.Array], Any],
-    clock_of: Callable[[int], Clock],
+    make_clock: Callable[[int], Clock],
     optimizer: optax.GradientTransformation | None,
     axis: Axis,
-    model_of: Callable[[Any, jax.Array], PyTree] = lambda server, _: server.params,
+    read_model: Callable[[Any, jax.Array], PyTree] = lambda server, _: server.params,
 ) -> Strategy:
     """Sends each worker's update to a server at the end of the worker's round.
 
@@ -133,11 +145,12 @@ def asynchronous(
         serve: params -> the server, whose attribute `params` is the model.
         push: (server, update, worker) -> the server after an update, start - end of a
             round, has arrived from the worker with this index.
-        clock_of: workers -> the clock of their local steps and rounds.
+        make_clock: workers -> the clock of their local steps and rounds.
         optimizer: the inner optimizer; its state stays the same while its worker rests.
             None: the state keeps changing.
         axis: the mapped axis or axes over which the workers lie.
-        model_of: (server, worker) -> the model that this worker gets, at least float32.
+        read_model: (server, worker) -> the model that this worker gets, in float32 at
+            least.
 
     Returns:
         A Strategy. State: the server, identical on all workers, and the worker's own
@@ -150,30 +163,32 @@ def asynchronous(
     """
 
     @Where
-    def lands(step):
-        return jnp.any(clock_of(collectives.size(axis)).arrives(step))
+    def ends_any_round(step: Any) -> jax.Array:
+        return jnp.any(make_clock(collectives.size(axis)).ends_round(step))
 
-    def act(replica, state, step):
-        arrived = clock_of(collectives.size(axis)).arrives(step)
+    def act(
+        replica: Replica, state: AsyncState, step: Any
+    ) -> tuple[Replica, AsyncState]:
+        is_arriving = make_clock(collectives.size(axis)).ends_round(step)
         return lax.cond(
-            lands(step),
-            lambda: _arrived(replica, state, arrived, push, model_of, axis),
+            ends_any_round(step),
+            lambda: _apply_updates(replica, state, is_arriving, push, read_model, axis),
             lambda: (replica, state),
         )
 
-    served = Strategy(
-        lambda params: (serve(params), widen(params)),
-        sync=Combination(act, landing=lands),
+    strategy = Strategy(
+        lambda params: (init_server(params), widen(params)),
+        sync=Combination(act, landing=ends_any_round),
         center=lambda params, state: narrow(state.server.params, params),
         axis=axis,
     )
-    return _resting(where, served, clock_of, optimizer)
+    return _rest_between_steps(where, strategy, make_clock, optimizer)
 
 
 def at_own_speeds(
     where: str,
     strategy: Strategy,
-    clock_of: Callable[[int], Clock],
+    make_clock: Callable[[int], Clock],
     optimizer: optax.GradientTransformation | None,
 ) -> Strategy:
     """Lets each worker make local steps at its own speed.
@@ -181,7 +196,7 @@ def at_own_speeds(
     Args:
         where: the algorithm, for error messages.
         strategy: a strategy that syncs replicas at steps of the common clock.
-        clock_of: workers -> the clock of their local steps.
+        make_clock: workers -> the clock of their local steps.
         optimizer: as for `asynchronous`.
 
     Returns:
@@ -192,20 +207,27 @@ def at_own_speeds(
         ValueError: `optimizer` is not an optax optimizer.
     """
 
-    def act(replica, state, step):
-        replica, inner = apply_sync(strategy, replica, state.strategy, step)
-        return replica, state._replace(server=inner)
+    def act(
+        replica: Replica, state: AsyncState, step: Any
+    ) -> tuple[Replica, AsyncState]:
+        replica, inner_state = apply_sync(strategy, replica, state.strategy, step)
+        return replica, state._replace(server=inner_state)
 
-    held = strategy._replace(
+    adapted = strategy._replace(
         init=lambda params: (strategy.init(params), ()),
         sync=Combination(act, landing=introspection.landing_steps(strategy)),
         center=introspection.inner_center(strategy),
         acts=None,
     )
-    return _resting(where, held, clock_of, optimizer)
+    return _rest_between_steps(where, adapted, make_clock, optimizer)
 
 
-def _resting(where, strategy, clock_of, optimizer):
+def _rest_between_steps(
+    where: str,
+    strategy: Strategy,
+    make_clock: Callable[[int], Clock],
+    optimizer: optax.GradientTransformation | None,
+) -> Strategy:
     """Makes workers rest at the steps of the clock at which they make no local step.
 
     The strategy's init returns the first two fields of AsyncState; its sync takes and
@@ -215,46 +237,52 @@ def _resting(where, strategy, clock_of, optimizer):
         check_optimizer(f"{where}: optimizer", optimizer)
     axis = introspection.axis_of(strategy)
 
-    def init(params):
+    def init(params: PyTree) -> AsyncState:
         server, start = strategy.init(params)
-        held = widen(params), () if optimizer is None else optimizer.init(params)
-        return AsyncState(server, start, held)
+        opt_state = () if optimizer is None else optimizer.init(params)
+        return AsyncState(server, start, (widen(params), opt_state))
 
     # At the start of a step: strategies chained behind this one have acted by then.
-    def note(grads, replica, state, step):
+    def keep_replica(
+        grads: PyTree, replica: Replica, state: AsyncState, step: Any
+    ) -> tuple[PyTree, AsyncState]:
         opt_state = () if optimizer is None else replica.opt_state
-        held = widen(replica.params), opt_state
-        require_inner(where, state.held, held)
-        return grads, state._replace(held=held)
+        old_values = widen(replica.params), opt_state
+        require_inner(where, state.held, old_values)
+        return grads, state._replace(held=old_values)
 
-    def sync(replica, state, step):
-        moves = clock_of(collectives.size(axis)).moves(step)[collectives.index(axis)]
-        params, opt_state = state.held
-        params = select(moves, replica.params, narrow(params, replica.params))
+    def sync(
+        replica: Replica, state: AsyncState, step: Any
+    ) -> tuple[Replica, AsyncState]:
+        clock = make_clock(collectives.size(axis))
+        makes_step = clock.makes_step(step)[collectives.index(axis)]
+        old_params, old_opt_state = state.held
+        old_params = narrow(old_params, replica.params)
+        params = select(makes_step, replica.params, old_params)
         if optimizer is not None:
-            opt_state = select(moves, replica.opt_state, opt_state)
+            opt_state = select(makes_step, replica.opt_state, old_opt_state)
             replica = replica._replace(opt_state=opt_state)
         return strategy.sync(replica._replace(params=params), state, step)
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
     resting = replace(introspection.combination(strategy), call=sync, is_steady=True)
-    return strategy._replace(init=init, reduce=OwnGrads(note), sync=resting)
+    return strategy._replace(init=init, reduce=OwnGrads(keep_replica), sync=resting)
 
 
-def require_inner(where: str, kept: PyTree, now: PyTree) -> None:
+def require_inner(where: str, old_values: PyTree, new_values: PyTree) -> None:
     """Requires that `optimizer=` of an algorithm is the inner optimizer.
 
     Args:
         where: the algorithm, for the message.
-        kept: what it keeps of a worker, made with its optimizer.
-        now: the same of a replica.
+        old_values: what it keeps of a worker, made with its optimizer.
+        new_values: the same of a replica.
 
     Raises:
         ValueError: the optimizers' states differ.
     """
-    if jax.tree.structure(kept) == jax.tree.structure(now):
+    if jax.tree.structure(old_values) == jax.tree.structure(new_values):
         return
-    if "MaskedNode" in str(jax.tree.structure(kept)):
+    if "MaskedNode" in str(jax.tree.structure(old_values)):
         raise ValueError(
             f"{where}: optimizer= keeps opt_state of all params while its worker "
             "rests, but `masked` gives it a part of them: leave optimizer= out"
@@ -265,21 +293,32 @@ def require_inner(where: str, kept: PyTree, now: PyTree) -> None:
     )
 
 
-def _arrived(replica, state, arrived, push, model_of, axis):
+def _apply_updates(
+    replica: Replica,
+    state: AsyncState,
+    is_arriving: jax.Array,
+    push: Callable[[Any, PyTree, jax.Array], Any],
+    read_model: Callable[[Any, jax.Array], PyTree],
+    axis: Axis,
+) -> tuple[Replica, AsyncState]:
     """The replica and the state after the updates of workers that end a round now."""
-    me, own = collectives.index(axis), widen(replica.params)
-    update = jax.tree.map(jnp.subtract, state.start, own)
+    own_index = collectives.index(axis)
+    wide_params = widen(replica.params)
+    own_update = jax.tree.map(jnp.subtract, state.start, wide_params)
 
-    def come(carry, each):
-        (server, own), (number, counts, update) = carry, each
-        server = select(counts, push(server, update, number), server)
-        own = select(counts & (number == me), model_of(server, number), own)
-        return (server, own), None
+    def apply_update(carry: Any, arrival: Any) -> tuple[Any, None]:
+        server, params = carry
+        worker, arrives, update = arrival
+        server = select(arrives, push(server, update, worker), server)
+        is_own = arrives & (worker == own_index)
+        params = select(is_own, read_model(server, worker), params)
+        return (server, params), None
 
-    # (workers, ...): one by one, as each update changes the server's model.
-    of_all = shards.gathered(update, axis)
-    each = jnp.arange(len(arrived)), arrived, of_all
-    (server, own), _ = lax.scan(come, (state.server, own), each)
-    params = narrow(own, replica.params)
-    start = select(arrived[me], widen(params), state.start)
+    # One by one, as each update changes the server's model.
+    updates = shards.gathered(own_update, axis)  # (workers, …)
+    arrivals = jnp.arange(len(is_arriving)), is_arriving, updates
+    carry, _ = lax.scan(apply_update, (state.server, wide_params), arrivals)
+    server, wide_params = carry
+    params = narrow(wide_params, replica.params)
+    start = select(is_arriving[own_index], widen(params), state.start)
     return replica._replace(params=params), state._replace(server=server, start=start)

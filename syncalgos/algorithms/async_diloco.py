@@ -84,13 +84,13 @@ def async_diloco(
 
     Family: Late arrivals.
     """
-    clock_of = even_clocks("async_diloco", period, slowest, dynamic_steps)
+    make_clock = even_clocks("async_diloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("async_diloco", outer_lr, outer_momentum)
     early = checks.real("async_diloco: early_momentum", early_momentum, least=0)
     if buffer is not None:
         buffer = checks.whole("async_diloco: buffer", buffer, least=1)
 
-    def push(server, update, _):
+    def push(server: Server, update: PyTree, worker: jax.Array) -> Server:
         count = collectives.size(axis) if buffer is None else buffer
         if not checks.is_traced(early) and early * count > 1:
             raise ValueError(
@@ -99,7 +99,7 @@ def async_diloco(
             )
         return Nesterov(lr, momentum, count, early).step(server, update)
 
-    return asynchronous("async_diloco", begun, push, clock_of, optimizer, axis)
+    return asynchronous("async_diloco", init_server, push, make_clock, optimizer, axis)
 
 
 class Server(NamedTuple):
@@ -118,7 +118,7 @@ class Server(NamedTuple):
     arrived: jax.Array
 
 
-def begun(params: PyTree) -> Server:
+def init_server(params: PyTree) -> Server:
     """The server before any update, at least float32."""
     zero = zeros(params)
     return Server(widen(params), zero, zero, jnp.int32(0))
@@ -138,17 +138,21 @@ class Nesterov(NamedTuple):
 
     def step(self, server: Server, update: PyTree) -> Server:
         """The server after an update Δ, which is dropped unless it is finite."""
-        buffer, early = self.buffer, self.early
-        is_last = (server.arrived + 1) % buffer == 0
-        share = jnp.where(is_last, 1 - early * buffer + early, early)
-        by = buffer if isinstance(buffer, int) else weak("buffer", buffer)
+        buffer = self.buffer
+        early = self.early
+        changes_momentum = (server.arrived + 1) % buffer == 0
+        share = jnp.where(changes_momentum, 1 - early * buffer + early, early)
+        divisor = buffer if isinstance(buffer, int) else weak("buffer", buffer)
 
-        def leaf(x, m, d, u):
+        def step_leaf(
+            x: jax.Array, m: jax.Array, d: jax.Array, u: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
             d = d + u
-            m = jnp.where(is_last, self.momentum * m + d / by, m)
-            x = x - self.lr * (share * self.momentum * m + u / by)
-            return x, m, jnp.where(is_last, 0, d)
+            m = jnp.where(changes_momentum, self.momentum * m + d / divisor, m)
+            x = x - self.lr * (share * self.momentum * m + u / divisor)
+            return x, m, jnp.where(changes_momentum, 0, d)
 
-        x, m, d = over_leaves(leaf, 3, *server[:3], update)
-        new = Server(x, m, d, (server.arrived + 1) % buffer)
-        return if_finite(update, narrow(new, server), server)
+        params, velocity, total = over_leaves(step_leaf, 3, *server[:3], update)
+        arrived = (server.arrived + 1) % buffer
+        new_server = Server(params, velocity, total, arrived)
+        return if_finite(update, narrow(new_server, server), server)

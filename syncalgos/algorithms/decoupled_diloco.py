@@ -97,22 +97,22 @@ def decoupled_diloco(
     Family: Late arrivals.
     """
     outer = nesterov_sgd("decoupled_diloco", outer_lr, outer_momentum)
-    clock_of = even_clocks("decoupled_diloco", period, slowest)
+    make_clock = even_clocks("decoupled_diloco", period, slowest)
     fragments = checks.whole("decoupled_diloco: fragments", fragments, least=1)
     quorum = checks.whole("decoupled_diloco: quorum", quorum, least=1)
     grace = checks.whole("decoupled_diloco: grace", grace, least=0)
-    apart = cuts.steps_between(period, fragments, delay=0)
+    gap = cuts.steps_between(period, fragments, delay=0)
     _stacking.check("decoupled_diloco: layered", layered)
 
-    def fragment(number: int) -> Strategy:
-        first = (number + 1) * apart - 1
-        syncer = Syncer(clock_of, first, period, quorum, grace, axis)
-        step = outer_step(outer, merged(syncer, radial), axis=axis)
-        own = partial(cuts.mask, number, fragments, "layers", layered)
-        return masked(when(step, syncer.merges), own)
+    def make_fragment(number: int) -> Strategy:
+        first_step = (number + 1) * gap - 1
+        syncer = Syncer(make_clock, first_step, period, quorum, grace, axis)
+        merge = outer_step(outer, weighted_mean(syncer, radial), axis=axis)
+        mask = partial(cuts.mask, number, fragments, "layers", layered)
+        return masked(when(merge, syncer.merges), mask)
 
-    whole = chain(*map(fragment, range(fragments)))
-    return at_own_speeds("decoupled_diloco", whole, clock_of, optimizer)
+    strategy = chain(*map(make_fragment, range(fragments)))
+    return at_own_speeds("decoupled_diloco", strategy, make_clock, optimizer)
 
 
 class Syncer(NamedTuple):
@@ -124,16 +124,16 @@ class Syncer(NamedTuple):
     have answered, or until it has to ask again.
 
     Attributes:
-        clock_of: workers -> the clock of their local steps.
-        first: the step, from 0, at which it first asks; below the period.
+        make_clock: workers -> the clock of their local steps.
+        first_step: the step, from 0, at which it first asks; below the period.
         period: steps of the clock from one question to the next.
         quorum: the number of answers needed, at least 1; with fewer workers, all.
         grace: steps of the clock to wait for more answers, at least 0.
         axis: the mapped axis or axes over which the workers lie.
     """
 
-    clock_of: Callable[[int], Clock]
-    first: int
+    make_clock: Callable[[int], Clock]
+    first_step: int
     period: int
     quorum: int
     grace: int
@@ -141,8 +141,9 @@ class Syncer(NamedTuple):
 
     def merges(self, step: Any) -> jax.Array:
         """Whether the syncer merges at this step of the clock."""
-        since = (step - self.first) % self.period
-        return (step >= self.first) & (since == self._wait(step - since))
+        waited_steps = (step - self.first_step) % self.period
+        merge_wait = self._wait(step - waited_steps)
+        return (step >= self.first_step) & (waited_steps == merge_wait)
 
     def weights(self, step: Any) -> jax.Array:
         """Each worker's share in the merge at this step, (workers,).
@@ -151,24 +152,26 @@ class Syncer(NamedTuple):
         if the worker has not answered.
         """
         clock = self._clock()
-        asked = step - (step - self.first) % self.period
-        last = asked - self.period
-        begun = jnp.where(last < 0, 0, last + self._wait(last) + 1)
-        steps = clock.done(step + 1) - clock.done(begun)
-        steps = jnp.where(clock.waits(asked) <= step - asked, steps, 0)
+        question = step - (step - self.first_step) % self.period
+        last_question = question - self.period
+        last_merge = last_question + self._wait(last_question)
+        first_step = jnp.where(last_question < 0, 0, last_merge + 1)
+        steps = clock.finished_steps(step + 1) - clock.finished_steps(first_step)
+        has_answered = clock.waiting_steps(question) <= step - question
+        steps = jnp.where(has_answered, steps, 0)  # (workers,)
         return steps / jnp.sum(steps)
 
     def _clock(self) -> Clock:
-        return self.clock_of(collectives.size(self.axis))
+        return self.make_clock(collectives.size(self.axis))
 
-    def _wait(self, asked: Any) -> jax.Array:
-        """The steps from a question to the merge."""
-        answers = jnp.sort(self._clock().waits(asked))
-        enough = answers[min(self.quorum, len(answers)) - 1] + self.grace
-        return jnp.minimum(jnp.minimum(enough, answers[-1]), self.period - 1)
+    def _wait(self, question: Any) -> jax.Array:
+        """The steps from a question, at a step of the clock, to the merge."""
+        waits = jnp.sort(self._clock().waiting_steps(question))  # (workers,)
+        quorum_wait = waits[min(self.quorum, len(waits)) - 1] + self.grace
+        return jnp.minimum(jnp.minimum(quorum_wait, waits[-1]), self.period - 1)
 
 
-def merged(syncer: Syncer, radial: bool) -> Reducer:
+def weighted_mean(syncer: Syncer, radial: bool) -> Reducer:
     """Makes a reducer: the mean of the workers' updates, weighted by a syncer.
 
     Args:
@@ -180,21 +183,25 @@ def merged(syncer: Syncer, radial: bool) -> Reducer:
 
     def mean(tree: PyTree, step: Any) -> PyTree:
         axis = syncer.axis
-        share = syncer.weights(step)[collectives.index(axis)] * collectives.size(axis)
-        return collectives.mean(tree, axis, share)
+        weight = syncer.weights(step)[collectives.index(axis)]
+        return collectives.mean(tree, axis, weight * collectives.size(axis))
 
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree, PyTree]:
         if not radial:
             return mean(updates, step), updates, state
         norms = jax.tree.map(norm, updates)
-        directions = jax.tree.map(_along, updates, norms)
+        directions = jax.tree.map(_normalize, updates, norms)
         norms, directions = mean((norms, directions), step)
-        rescaled = jax.tree.map(lambda n, d: n * _along(d, norm(d)), norms, directions)
+        rescaled = jax.tree.map(
+            lambda n, d: n * _normalize(d, norm(d)), norms, directions
+        )
         return rescaled, updates, state
 
     return Reducer(combine, takes_feedback=False)
 
 
-def _along(x: jax.Array, size: jax.Array) -> jax.Array:
+def _normalize(x: jax.Array, size: jax.Array) -> jax.Array:
     """The direction of a leaf of this norm; 0 for a norm of 0."""
     return x / jnp.where(size > 0, size, 1)

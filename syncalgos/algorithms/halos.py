@@ -1,7 +1,7 @@
 """HALoS: Async DiLoCo in regions, with regional servers and one global server."""
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from syncalgos._combinators import introspection
 from syncalgos._combinators.introspection import Arrival
 from syncalgos._dtypes import if_finite, narrow, select, widen
 from syncalgos.algorithms._asynchrony import asynchronous, even_clocks
-from syncalgos.algorithms.async_diloco import Nesterov, Server, begun
+from syncalgos.algorithms.async_diloco import Nesterov, Server, init_server
 from syncalgos.steps import Where
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
@@ -41,11 +41,11 @@ class Levels(NamedTuple):
         """The global model x."""
         return self.top.params
 
-    def of(self, region: jax.Array) -> Region:
+    def get_region(self, index: jax.Array) -> Region:
         """A region by its index."""
         chosen = self.regions[0]
-        for number, each in enumerate(self.regions):
-            chosen = select(region == number, each, chosen)
+        for i, region in enumerate(self.regions):
+            chosen = select(index == i, region, chosen)
         return chosen
 
 
@@ -124,59 +124,73 @@ def halos(
 
     Family: Late arrivals.
     """
-    clock_of = even_clocks("halos", period, slowest)
+    make_clock = even_clocks("halos", period, slowest)
     regions = checks.whole("halos: regions", regions, least=1)
-    near = outer_rates("halos", outer_lr, outer_momentum)
+    region_rates = outer_rates("halos", outer_lr, outer_momentum)
     global_lr = checks.real("halos: global_lr", global_lr, above=0)
     global_momentum = checks.real(
         "halos: global_momentum", global_momentum, least=0, below=1
     )
-    far = global_lr, global_momentum
     share = checks.share("halos: global_share", global_share)
     updates = checks.whole("halos: updates", updates, least=1)
 
-    def region_of(worker):
+    def find_region(worker: Any) -> Any:
         return worker * regions // collectives.size(axis)
 
-    def serve(params):
-        region = Region(begun(params), widen(params), jnp.int32(0))
-        return Levels(begun(params), (region,) * regions)
+    def init_levels(params: PyTree) -> Levels:
+        region = Region(init_server(params), widen(params), jnp.int32(0))
+        return Levels(init_server(params), (region,) * regions)
 
-    def push(levels, update, worker):
-        workers = collectives.size(axis)
-        sizes = np.bincount(region_of(np.arange(workers)), minlength=regions)
-        alike, region = len({*sizes}) == 1, region_of(worker)
-        members = int(sizes[0]) if alike else jnp.array(sizes, jnp.int32)[region]
-        own = levels.of(region)
-        server = Nesterov(*near, members).step(own.server, update)
-        exchanges = own.arrived + 1 == updates
-        move = jax.tree.map(jnp.subtract, own.merged, server.params)
-        top = Nesterov(*far, int(np.sum(sizes > 0))).step(levels.top, move)
-        top = select(exchanges, top, levels.top)
+    def push(levels: Levels, update: PyTree, worker: jax.Array) -> Levels:
+        workers = np.arange(collectives.size(axis))
+        sizes = np.bincount(find_region(workers), minlength=regions)  # (regions,)
+        index = find_region(worker)
+        if len({*sizes}) == 1:
+            members = int(sizes[0])
+        else:
+            members = jnp.array(sizes, jnp.int32)[index]
+        region = levels.get_region(index)
+        server = Nesterov(*region_rates, members).step(region.server, update)
+        exchanges = region.arrived + 1 == updates
+        move = jax.tree.map(jnp.subtract, region.merged, server.params)
+        num_regions = int(np.sum(sizes > 0))
+        new_top = Nesterov(global_lr, global_momentum, num_regions).step(
+            levels.top, move
+        )
+        top = select(exchanges, new_top, levels.top)
         mixed = jax.tree.map(
             lambda z, x: z + share * (x - z), server.params, top.params
         )
         server = server._replace(params=select(exchanges, mixed, server.params))
-        merged = select(exchanges, mixed, own.merged)
-        new = Region(server, merged, jnp.where(exchanges, 0, own.arrived + 1))
-        each = [select(region == i, new, x) for i, x in enumerate(levels.regions)]
-        return if_finite(update, narrow(Levels(top, (*each,)), levels), levels)
+        merged = select(exchanges, mixed, region.merged)
+        arrived = jnp.where(exchanges, 0, region.arrived + 1)
+        new_region = Region(server, merged, arrived)
+        new_regions = tuple(
+            select(index == i, new_region, old_region)
+            for i, old_region in enumerate(levels.regions)
+        )
+        new_levels = narrow(Levels(top, new_regions), levels)
+        return if_finite(update, new_levels, levels)
 
-    def model_of(levels, worker):
-        return levels.of(region_of(worker)).server.params
+    def read_model(levels: Levels, worker: jax.Array) -> PyTree:
+        return levels.get_region(find_region(worker)).server.params
 
     @Where
-    def exchanges(step):
+    def exchanges(step: Any) -> jax.Array:
         """Whether a region sends to the global server, unless updates were dropped."""
         workers = collectives.size(axis)
-        clock = clock_of(workers)
-        rounds = jnp.stack([clock.done(step), clock.done(step + 1)])
-        rounds //= jnp.array(clock.periods, jnp.int32)
-        regional = jnp.zeros((regions, 2), jnp.int32)
-        regional = regional.at[region_of(np.arange(workers))].add(rounds.T)
-        before, after = (regional // updates).T
-        return jnp.any(after > before)
+        clock = make_clock(workers)
+        finished_steps = jnp.stack(
+            [clock.finished_steps(step), clock.finished_steps(step + 1)]
+        )
+        rounds = finished_steps // jnp.array(clock.periods, jnp.int32)  # (2, workers)
+        region_rounds = jnp.zeros((regions, 2), jnp.int32)
+        region_rounds = region_rounds.at[find_region(np.arange(workers))].add(rounds.T)
+        old_exchanges, new_exchanges = (region_rounds // updates).T
+        return jnp.any(new_exchanges > old_exchanges)
 
-    strategy = asynchronous("halos", serve, push, clock_of, optimizer, axis, model_of)
+    strategy = asynchronous(
+        "halos", init_levels, push, make_clock, optimizer, axis, read_model
+    )
     sync = replace(introspection.combination(strategy), arrives=(Arrival(exchanges),))
     return strategy._replace(sync=sync)

@@ -16,7 +16,8 @@ from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 TINY = 1e-8
 """ε, the norm below which a leaf has no direction."""
 
-SHRINK_CAP, DOUBT = 0.5, 3.0  # b and κ, table 3
+SHRINK_CAP = 0.5  # b, table 3
+DOUBT = 3.0  # κ, table 3
 
 
 class Server(NamedTuple):
@@ -97,7 +98,7 @@ def heloco(
 
     Family: Late arrivals.
     """
-    clock_of = even_clocks("heloco", period, slowest, dynamic_steps)
+    make_clock = even_clocks("heloco", period, slowest, dynamic_steps)
     lr, momentum = outer_rates("heloco", outer_lr, outer_momentum)
     if arrival_weight is not None:
         arrival_weight = checks.real("heloco: arrival_weight", arrival_weight, above=0)
@@ -105,38 +106,45 @@ def heloco(
     shrink = checks.real("heloco: shrink", shrink, least=0)
     turn = checks.real("heloco: turn", turn, least=0)
 
-    def serve(params):
+    def init_server(params: PyTree) -> Server:
         return Server(widen(params), zeros(params))
 
-    def push(server, update, _):
-        root = collectives.size(axis) ** -0.5
-        weight = root if arrival_weight is None else arrival_weight
+    def push(server: Server, update: PyTree, worker: jax.Array) -> Server:
+        weight = arrival_weight
+        if weight is None:
+            weight = collectives.size(axis) ** -0.5
         update = jax.tree.map(
-            lambda x, m: weight * turned(x, m), update, server.velocity
+            lambda x, m: weight * turn_update(x, m), update, server.velocity
         )
 
-        def leaf(x, m, u):
+        def step_leaf(
+            x: jax.Array, m: jax.Array, u: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             m = momentum * m + (1 - momentum) * u
             return x - lr * (u + momentum * m), m
 
-        new = Server(*over_leaves(leaf, 2, *server, update))
-        return if_finite(update, narrow(new, server), server)
+        new_server = Server(*over_leaves(step_leaf, 2, *server, update))
+        return if_finite(update, narrow(new_server, server), server)
 
-    def turned(x, m):
-        size, along = norm(x), norm(m)
-        u, v = x / jnp.maximum(size, TINY), m / jnp.maximum(along, TINY)
+    def turn_update(x: jax.Array, m: jax.Array) -> jax.Array:
+        size = norm(x)
+        momentum_size = norm(m)
+        u = x / jnp.maximum(size, TINY)
+        v = m / jnp.maximum(momentum_size, TINY)
         cosine = jnp.sum(u * v)
-        trust = size / (size + DOUBT * along + TINY)
-        share = jnp.minimum(-shrink * cosine * trust, SHRINK_CAP)
-        shrunk = x - share * cosine * size * v
-        share = jnp.minimum(turn * (1 - cosine) * trust, 1)
-        mixed = (1 - share) * u + share * v
+        trust = size / (size + DOUBT * momentum_size + TINY)
+        shrink_share = jnp.minimum(-shrink * cosine * trust, SHRINK_CAP)
+        shrunk = x - shrink_share * cosine * size * v
+        turn_share = jnp.minimum(turn * (1 - cosine) * trust, 1)
+        mixed = (1 - turn_share) * u + turn_share * v
         rotated = size * mixed / jnp.maximum(norm(mixed), TINY)
-        kept = (cosine >= aligned) | (size < TINY) | (along < TINY)
-        return jnp.where(kept, x, jnp.where(cosine < 0, shrunk, rotated))
+        is_unchanged = (cosine >= aligned) | (size < TINY) | (momentum_size < TINY)
+        return jnp.where(is_unchanged, x, jnp.where(cosine < 0, shrunk, rotated))
 
     # A look-ahead: the worker starts from where the momentum alone would lead.
-    def model_of(server, _):
+    def read_model(server: Server, worker: jax.Array) -> PyTree:
         return jax.tree.map(lambda x, m: x - lr * momentum * m, *server)
 
-    return asynchronous("heloco", serve, push, clock_of, optimizer, axis, model_of)
+    return asynchronous(
+        "heloco", init_server, push, make_clock, optimizer, axis, read_model
+    )

@@ -11,7 +11,7 @@ from trees import assert_equal
 
 import syncalgos as sa
 from syncalgos.algorithms import _asynchrony as asynchrony
-from syncalgos.algorithms.async_diloco import Nesterov, begun
+from syncalgos.algorithms.async_diloco import Nesterov, init_server
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -37,7 +37,7 @@ PRINTED = [
 
 @pytest.mark.parametrize(("early", "start", "updates", "expected"), PRINTED)
 def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
-    server, rule = begun(np.array(start)), Nesterov(0.5, 0.9, 2, early)
+    server, rule = init_server(np.array(start)), Nesterov(0.5, 0.9, 2, early)
     written = async_diloco.Server(np.array(start), 0.5, 0.9, 2, early)
     for update, after in zip(updates, expected, strict=True):
         server = rule.step(server, np.array(update))
@@ -47,7 +47,7 @@ def test_delayed_nesterov_is_the_authors(early, start, updates, expected):
 
 def test_an_update_that_is_not_finite_leaves_the_server_as_it_was():
     rule = Nesterov(0.5, 0.9, 2)
-    before = rule.step(begun(np.ones(2)), np.ones(2))
+    before = rule.step(init_server(np.ones(2)), np.ones(2))
     assert_equal(rule.step(before, np.array([1.0, np.nan])), before)
 
 
@@ -92,21 +92,23 @@ def test_a_clock_is_exact_at_any_step():
     assert clock.speeds == (1024, 845, 666, 487, 307)
     for step in (0, 1, 1023, 1024, 5_000_000, 2**31 - 2):
         exact = [step * s // 1024 for s in clock.speeds]
-        np.testing.assert_array_equal(clock.done(jnp.int32(step)), exact)
+        np.testing.assert_array_equal(clock.finished_steps(jnp.int32(step)), exact)
 
 
 def test_a_clock_tells_when_each_worker_ends_a_local_step():
     clock = asynchrony.even_speeds(5, 0.3, 8, paced=False)
     for step in (0, 1, 5, 1020, 1022, 1023, 5_000_001):
-        moved = [clock.moves(jnp.int32(step + k)) for k in range(4)]
-        np.testing.assert_array_equal(clock.waits(jnp.int32(step)), np.argmax(moved, 0))
+        moved = [clock.makes_step(jnp.int32(step + k)) for k in range(4)]
+        np.testing.assert_array_equal(
+            clock.waiting_steps(jnp.int32(step)), np.argmax(moved, 0)
+        )
 
 
 def test_paced_rounds_end_at_almost_the_same_time():
     """DyLU: nobody is more than a step of his own behind the fastest."""
     clock = asynchrony.even_speeds(4, 0.25, 16, paced=True)
     assert clock.periods == (16, 12, 8, 4)
-    arrivals = np.array([clock.arrives(jnp.int32(t)) for t in range(64)])
+    arrivals = np.array([clock.ends_round(jnp.int32(t)) for t in range(64)])
     np.testing.assert_array_equal(arrivals.sum(0), 4)
     np.testing.assert_array_equal(np.flatnonzero(arrivals.all(1)), [15, 31, 47, 63])
 
