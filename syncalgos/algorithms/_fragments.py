@@ -47,12 +47,10 @@ def steps_between(period: int, fragments: int, delay: int) -> int:
         raise ValueError(
             f"fragments must divide the period of {period}, got {fragments}"
         )
-    apart = period // fragments
-    if delay >= apart:
-        raise ValueError(
-            f"delay must be below period / fragments = {apart}, got {delay}"
-        )
-    return apart
+    gap = period // fragments
+    if delay >= gap:
+        raise ValueError(f"delay must be below period / fragments = {gap}, got {delay}")
+    return gap
 
 
 def mask(
@@ -87,15 +85,15 @@ def mask(
         owners = _by_bytes(fragments, leaves)
     else:
         owners = _by_layers(fragments, leaves, _stacking.counts(layered, params))
-    return form.unflatten([_part(rows == number) for rows in owners])
+    return form.unflatten([_select_rows(owner == number) for owner in owners])
 
 
-def _part(mine: np.ndarray) -> bool | slice:
+def _select_rows(is_own: np.ndarray) -> bool | slice:
     """The fragment's rows of a leaf."""
-    if mine.all() or not mine.any():
-        return bool(mine.all())
+    if is_own.all() or not is_own.any():
+        return bool(is_own.all())
     # All three cuts choose evenly spaced rows, which a slice can express.
-    rows = np.flatnonzero(mine)
+    rows = np.flatnonzero(is_own)
     step = rows[1] - rows[0] if len(rows) > 1 else 1
     return slice(int(rows[0]), int(rows[-1]) + 1, int(step))
 
@@ -103,7 +101,10 @@ def _part(mine: np.ndarray) -> bool | slice:
 def _in_order(fragments: int, count: int) -> Owners:
     """Consecutive leaves, about as many in each fragment."""
     parts = np.array_split(np.arange(count), fragments)
-    return [np.array([f]) for f, part in enumerate(parts) for _ in part]
+    owners: Owners = []
+    for number, part in enumerate(parts):
+        owners += [np.array([number])] * len(part)
+    return owners
 
 
 def _by_function(cut: checks.ByLeaf, fragments: int, params: PyTree) -> Owners:
@@ -119,31 +120,35 @@ def _by_function(cut: checks.ByLeaf, fragments: int, params: PyTree) -> Owners:
 
 def _by_bytes(fragments: int, leaves: list[Any]) -> Owners:
     """Consecutive bytes, about as many in each fragment."""
-    total, before, owners = max(1, sum(map(_bytes, leaves))), 0, []
+    total = max(1, sum(map(_count_bytes, leaves)))
+    leaf_start = 0  # in bytes
+    owners: Owners = []
     for x in leaves:
         rows = max(1, len(x)) if jnp.ndim(x) else 1
         # A row goes where its middle lies, so a cut is off by half a row at most.
-        middles = before + (np.arange(rows) + 0.5) * (_bytes(x) / rows)
+        row_bytes = _count_bytes(x) / rows
+        middles = leaf_start + (np.arange(rows) + 0.5) * row_bytes  # (rows,)
         owners.append(np.minimum(middles * fragments // total, fragments - 1))
-        before += _bytes(x)
+        leaf_start += _count_bytes(x)
     return owners
 
 
 def _by_layers(fragments: int, leaves: list[Any], counts: list[int]) -> Owners:
     """Layers of stacks in turn; each other leaf goes where the fewest bytes are."""
     owners: Owners = [np.array([])] * len(leaves)
-    load = np.zeros(fragments)
-    cut = [i for i, count in enumerate(counts) if count and len(leaves[i])]
-    for i in cut:
+    fragment_bytes = np.zeros(fragments)
+    stacks = [i for i, count in enumerate(counts) if count and len(leaves[i])]
+    for i in stacks:
         owners[i] = np.arange(len(leaves[i])) % fragments
-        np.add.at(load, owners[i], _bytes(leaves[i]) / len(leaves[i]))
-    rest = [i for i in range(len(leaves)) if i not in cut]
-    for i in sorted(rest, key=lambda i: -_bytes(leaves[i])):
-        owners[i] = np.argmin(load, keepdims=True)
-        load[owners[i]] += _bytes(leaves[i])
+        layer_bytes = _count_bytes(leaves[i]) / len(leaves[i])
+        np.add.at(fragment_bytes, owners[i], layer_bytes)
+    other_leaves = [i for i in range(len(leaves)) if i not in stacks]
+    for i in sorted(other_leaves, key=lambda i: -_count_bytes(leaves[i])):
+        owners[i] = np.argmin(fragment_bytes, keepdims=True)
+        fragment_bytes[owners[i]] += _count_bytes(leaves[i])
     return owners
 
 
-def _bytes(x: Any) -> int:
+def _count_bytes(x: Any) -> int:
     """The bytes of an array, also if only its shape is given."""
     return math.prod(jnp.shape(x)) * jnp.result_type(x).itemsize

@@ -29,23 +29,23 @@ class Adam(NamedTuple):
     b2: float
     eps: float
 
-    def first_of(self, m: PyTree, g: PyTree) -> PyTree:
+    def step_first_moment(self, m: PyTree, g: PyTree) -> PyTree:
         """m after a gradient g."""
         return jax.tree.map(lambda m, g: self.b1 * m + (1 - self.b1) * g, m, g)
 
-    def second_of(self, v: PyTree, g: PyTree) -> PyTree:
+    def step_second_moment(self, v: PyTree, g: PyTree) -> PyTree:
         """v after a gradient g."""
         return jax.tree.map(lambda v, g: self.b2 * v + (1 - self.b2) * g**2, v, g)
 
-    def steps(self, first: PyTree, second: PyTree) -> PyTree:
+    def steps(self, m: PyTree, v: PyTree) -> PyTree:
         """m / (√v + ε), at most as far as Adam can go; 0 where v is 0, or NaN."""
-        most = largest_step(self.b1, self.b2)
+        bound = largest_step(self.b1, self.b2)
 
-        def step(m, v):
+        def step_leaf(m: jax.Array, v: jax.Array) -> jax.Array:
             step = jnp.where(v == 0, 0, m / (root(v) + self.eps))
-            return jnp.where(jnp.isfinite(step), jnp.clip(step, -most, most), jnp.nan)
+            return jnp.where(jnp.isfinite(step), jnp.clip(step, -bound, bound), jnp.nan)
 
-        return jax.tree.map(step, first, second)
+        return jax.tree.map(step_leaf, m, v)
 
 
 def largest_step(b1: Any, b2: Any) -> Any:
@@ -57,14 +57,17 @@ def largest_step(b1: Any, b2: Any) -> Any:
     """
     # By the Cauchy-Schwarz inequality. Without a bound, 1-bit Adam on digits diverged
     # within 13 steps.
-    bounded = b1**2 < b2
-    if not checks.is_traced(bounded):
-        return (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5 if bounded else jnp.inf
-    square = (1 - b2) * (1 - b1**2 / jnp.where(bounded, b2, 1))
-    return jnp.where(bounded, (1 - b1) / jnp.where(bounded, square, 1) ** 0.5, jnp.inf)
+    is_bounded = b1**2 < b2
+    if not checks.is_traced(is_bounded):
+        if not is_bounded:
+            return jnp.inf
+        return (1 - b1) / ((1 - b2) * (1 - b1**2 / b2)) ** 0.5
+    square = (1 - b2) * (1 - b1**2 / jnp.where(is_bounded, b2, 1))
+    bound = (1 - b1) / jnp.where(is_bounded, square, 1) ** 0.5
+    return jnp.where(is_bounded, bound, jnp.inf)
 
 
-def checked(where: str, b1: float, b2: float, eps: float) -> Adam:
+def check_adam(where: str, b1: float, b2: float, eps: float) -> Adam:
     """Returns Adam's hyperparams, or raises a ValueError for one outside its range."""
     return Adam(
         checks.real(f"{where}: b1", b1, least=0, below=1),
@@ -73,7 +76,7 @@ def checked(where: str, b1: float, b2: float, eps: float) -> Adam:
     )
 
 
-def begun(params: PyTree, axis: Axis) -> OneBitAdamState:
+def init_state(params: PyTree, axis: Axis) -> OneBitAdamState:
     """The state before the first step."""
     zero = zeros(params)
     return OneBitAdamState(zero, zero, zero, _hops.own_parts(zero, axis))
@@ -98,13 +101,21 @@ def in_signs(
     """
     unit = jnp.where(unit > 0, unit, 1)  # a schedule may end at 0
 
-    def leaf(x, v, e, part, pieces):
-        own = *map(pieces.split, (x + e, v > 0)), part
-        *own, part = pieces.each(partial(_signs.twice, axis=axis))(*own)
-        m, e, new = map(pieces.join, own)
-        usual = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0, dtype=v.dtype), 1)
-        first = jnp.where(usual > 0, usual, (new / unit / (1 - b1)) ** 2)
-        return m / unit, jnp.where(new > 0, first, v), e, part
+    def average_leaf(
+        x: jax.Array,
+        v: jax.Array,
+        e: jax.Array,
+        part_residual: jax.Array,
+        pieces: _stacking.Pieces,
+    ) -> tuple[jax.Array, ...]:
+        average = pieces.each(partial(_signs.twice, axis=axis))
+        *results, part_residual = average(
+            pieces.split(x + e), pieces.split(v > 0), part_residual
+        )
+        m, e, waiting = map(pieces.join, results)
+        mean_v = jnp.sum(v) / jnp.maximum(jnp.sum(v > 0, dtype=v.dtype), 1)
+        first_v = jnp.where(mean_v > 0, mean_v, (waiting / unit / (1 - b1)) ** 2)
+        return m / unit, jnp.where(waiting > 0, first_v, v), e, part_residual
 
     pieces = _stacking.pieces_like(0, x)
-    return OneBitAdamState(*over_leaves(leaf, 4, x, *state[1:], pieces))
+    return OneBitAdamState(*over_leaves(average_leaf, 4, x, *state[1:], pieces))

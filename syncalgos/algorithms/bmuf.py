@@ -1,6 +1,6 @@
 """Blockwise model-update filtering."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -9,7 +9,7 @@ from syncalgos._anchors import restart, shipped
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class BMUFState(NamedTuple):
@@ -81,26 +81,34 @@ def bmuf(
     # CNTK's "learning rate" is N (1 - μ) lr in these units; Caffe2 trains at lr / N.
     block_lr = checks.real("bmuf: block_lr", block_lr, above=0)
 
-    def init(params):
+    def init(params: PyTree) -> BMUFState:
         return BMUFState(widen(params), zeros(params))
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: BMUFState, step: Any
+    ) -> tuple[Replica, BMUFState]:
         workers = collectives.size(axis)
-        momentum = 1 - 1 / workers if block_momentum is None else block_momentum
+        momentum = block_momentum
+        if momentum is None:
+            momentum = 1 - 1 / workers
 
         # y follows from w and Δ: a third copy of the params would be the largest part
         # of the state.
-        def start(w, d):
+        def look_ahead(w: jax.Array, d: jax.Array) -> jax.Array:
             return w + momentum * d if nesterov else w
 
-        def block(w, d, mean, x):
+        def update_block(
+            w: jax.Array, d: jax.Array, mean: jax.Array, x: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             # From y as the workers had it, in their dtype. fairseq and CNTK never take
             # the look-ahead back; Caffe2 has its sign flipped.
-            d = momentum * d + block_lr * (mean - start(w, d).astype(x.dtype))
+            d = momentum * d + block_lr * (mean - look_ahead(w, d).astype(x.dtype))
             return w + d, d
 
         mean = collectives.mean(widen(replica.params), axis)
-        state = BMUFState(*over_leaves(block, 2, *state, mean, replica.params))
-        return restart(replica, jax.tree.map(start, *state)), state
+        new_state = BMUFState(
+            *over_leaves(update_block, 2, *state, mean, replica.params)
+        )
+        return restart(replica, jax.tree.map(look_ahead, *new_state)), new_state
 
     return every(Strategy(init, sync=sync, center=shipped("center"), axis=axis), period)

@@ -1,6 +1,8 @@
 """CHOCO-SGD: gossip of compressed changes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from syncalgos import checks
 from syncalgos._dtypes import widen, zeros
@@ -8,7 +10,15 @@ from syncalgos.collectives import _topology as peers
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._reducer import is_sent, over_leaves
 from syncalgos.reducers._sparse import largest, placed
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class ChocoState(NamedTuple):
@@ -79,26 +89,36 @@ def choco_sgd(
     layered = _stacking.check("choco_sgd: layered", layered)
 
     # From 0 the params themselves would have to be sent first.
-    def init(params):
+    def init(params: PyTree) -> ChocoState:
         return ChocoState(widen(params), zeros(params))
 
-    def mix(x, known, apart):
-        chosen = largest(x.astype(known.dtype) - known, density)
+    # `pull` is W x̂ - x̂.
+    def mix_piece(
+        x: jax.Array, x_hat: jax.Array, pull: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        message = largest(x.astype(x_hat.dtype) - x_hat, density)
         (links,) = peers.links(graph, axis)
-        sent = [chosen, *(peers.hear(chosen, link, axis) for link in links)]
-        q, *others = (placed(values, indices, known) for values, indices in sent)
-        known, apart = known + q, apart + peers.pull(q, others, links, axis)
-        return (x + gamma * apart).astype(x.dtype), known, apart
+        messages = [message, *(peers.hear(message, link, axis) for link in links)]
+        q, *peer_changes = (
+            placed(values, indices, x_hat) for values, indices in messages
+        )
+        x_hat = x_hat + q
+        pull = pull + peers.pull(q, peer_changes, links, axis)
+        return (x + gamma * pull).astype(x.dtype), x_hat, pull
 
-    def leaf(x, known, apart, pieces):
+    def mix_leaf(
+        x: jax.Array, x_hat: jax.Array, pull: jax.Array, pieces: _stacking.Pieces
+    ) -> tuple[jax.Array, ...]:
         if not is_sent(x):
-            return x, known, apart
-        own = x, known, apart
-        return tuple(map(pieces.join, pieces.each(mix)(*map(pieces.split, own))))
+            return x, x_hat, pull
+        mixed = pieces.each(mix_piece)(*map(pieces.split, (x, x_hat, pull)))
+        return tuple(map(pieces.join, mixed))
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: ChocoState, step: Any
+    ) -> tuple[Replica, ChocoState]:
         pieces = _stacking.pieces_like(layered, replica.params)
-        params, *state = over_leaves(leaf, 3, replica.params, *state, pieces)
-        return replica._replace(params=params), ChocoState(*state)
+        params, *new_state = over_leaves(mix_leaf, 3, replica.params, *state, pieces)
+        return replica._replace(params=params), ChocoState(*new_state)
 
     return Strategy(init, sync=sync, center=MeanCenter(axis))

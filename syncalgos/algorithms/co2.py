@@ -1,6 +1,6 @@
 """CO2: outer momentum on averages that have a whole round to arrive."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -81,22 +81,27 @@ def co2(
     if entry_clip is not None:
         bound = checks.real("co2: entry_clip", entry_clip, above=0)
 
-    def step_along(momentum):
+    def step_along(momentum: PyTree) -> PyTree:
         return jax.tree.map(lambda m: -lr * jnp.clip(m, -bound, bound), momentum)
 
-    def gap(arrived, momentum):  # Λ
+    def compute_gap(arrived: PyTree, momentum: PyTree) -> float | jax.Array:  # Λ
         if not penalty:
             return 1.0
         # Without the penalty two rounds step along one update, and training may
         # oscillate. The authors' code has a constant penalty of 1.
-        moved, size = map(norm, (step_along(momentum), arrived))
-        return 1 + jnp.where(size > 0, moved / jnp.where(size > 0, size, 1), 0)
+        step_norm = norm(step_along(momentum))
+        arrived_norm = norm(arrived)
+        divisor = jnp.where(arrived_norm > 0, arrived_norm, 1)
+        return 1 + jnp.where(arrived_norm > 0, step_norm / divisor, 0)
 
-    def init(params):
+    def init(params: PyTree) -> MomentumState:
         return MomentumState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates, state, params=None):  # what has arrived, G
-        scale = gap(updates, state.momentum)
+    # The updates are what has arrived, G.
+    def update(
+        updates: PyTree, state: Any, params: PyTree = None
+    ) -> tuple[PyTree, MomentumState]:
+        scale = compute_gap(updates, state.momentum)
         momentum = jax.tree.map(
             lambda m, g: beta * m + (g / scale).astype(m.dtype), *state, updates
         )

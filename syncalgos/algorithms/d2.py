@@ -1,6 +1,6 @@
 """D²: gossip that is exact for workers with different data."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,15 @@ from syncalgos import checks
 from syncalgos._anchors import restart
 from syncalgos._dtypes import widen, zeros
 from syncalgos.collectives import _topology as peers
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class D2State(NamedTuple):
@@ -69,12 +77,12 @@ def d2(
     # With one-way links V has complex eigenvalues, and the workers drift apart.
     graph = peers.check("d2", topology, fixed=True, symmetric=True)
 
-    def init(params):
+    def init(params: PyTree) -> D2State:
         return D2State(zeros(params))
 
     # The paper's form keeps two copies, the last params and updates; this form keeps
     # one. The mean of c stays 0, up to rounding.
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: D2State, step: Any) -> tuple[Replica, D2State]:
         shifted = jax.tree.map(jnp.add, widen(replica.params), state.correction)
         moves = peers.moves(shifted, graph, step, axis)
         moves = jax.tree.map(lambda move: mixing * move, moves)

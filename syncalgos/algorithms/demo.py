@@ -1,12 +1,22 @@
 """DeMo: decoupled momentum; only its fast components are sent."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import _dct, _stacking
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -75,19 +85,27 @@ def demo(
     rate = checks.learning_rate("demo", rate)
     fast = _dct.largest_components(chunk, top_k, layered, axis)
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         scale = rate(step) if sign else 1.0
 
-        def add(m, g):
+        def add(m: jax.Array, g: jax.Array) -> jax.Array:
             return decay * m + jnp.asarray(scale, g.dtype) * g
 
         momentum = jax.tree.map(add, state, widen(grads))
-        combined, sent, _ = fast.combine(momentum, (), step)
-        left = jax.tree.map(jnp.subtract, momentum, sent)
+        combined, sent_momentum, _ = fast.combine(momentum, (), step)
+        new_momentum = jax.tree.map(jnp.subtract, momentum, sent_momentum)
         # Checked before signs are taken, because signs hide values that are not finite.
-        left = if_finite(combined, left, state)
-        combined = jax.tree.map(jnp.sign, combined) if sign else combined
-        return narrow(combined, grads), left
+        new_momentum = if_finite(combined, new_momentum, state)
+        if sign:
+            combined = jax.tree.map(jnp.sign, combined)
+        return narrow(combined, grads), new_momentum
 
-    made = Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=sign)
-    return made._replace(learning_rate=learning_rate if sign else None)
+    return Strategy(
+        zeros,
+        reduce,
+        center=MeanCenter(axis),
+        unit_steps=sign,
+        learning_rate=learning_rate if sign else None,
+    )

@@ -1,12 +1,22 @@
 """DES-LOC: params and the optimizer's moments are averaged at different periods."""
 
+from typing import Any
+
 from syncalgos import checks, collectives
 from syncalgos._combinators.chain import chain
 from syncalgos._combinators.introspection import Combination
 from syncalgos._combinators.primitives import average
 from syncalgos._combinators.schedule import every
 from syncalgos._optax_states import map_moments
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -59,24 +69,27 @@ def des_loc(
     Family: Averages of models.
     """
     period = checks.whole("period", period, least=1)
-    first = 3 * period if first_period is None else first_period
-    second = 6 * period if second_period is None else second_period
-    first = checks.whole("first_period", first, least=1)
-    second = checks.whole("second_period", second, least=1)
+    if first_period is None:
+        first_period = 3 * period
+    if second_period is None:
+        second_period = 6 * period
+    first_period = checks.whole("first_period", first_period, least=1)
+    second_period = checks.whole("second_period", second_period, least=1)
 
     def average_moments(order: int) -> Strategy:
-        def sync(replica, state, step):
-            def mean(moments):
+        def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+            def mean(moments: PyTree) -> PyTree:
                 return collectives.mean(collectives.weighted(moments), axis)
 
             opt_state = map_moments(order, mean, replica.opt_state)
             return replica._replace(opt_state=opt_state), state
 
-        beside = Combination(sync, arrives=())  # the center never changes
-        return Strategy(sync=beside, center=MeanCenter(axis))
+        # The center never changes.
+        combination = Combination(sync, arrives=())
+        return Strategy(sync=combination, center=MeanCenter(axis))
 
     return chain(
         every(average(axis=axis), period),
-        every(average_moments(1), first),
-        every(average_moments(2), second),
+        every(average_moments(1), first_period),
+        every(average_moments(2), second_period),
     )

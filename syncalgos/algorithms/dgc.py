@@ -1,7 +1,7 @@
 """Deep gradient compression: the largest entries of gradients with local momentum."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,15 @@ from syncalgos import checks, collectives, reducers
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class DgcState(NamedTuple):
@@ -78,37 +86,50 @@ def dgc(
         local_clip = checks.real("dgc: local_clip", local_clip, above=0)
     dense_steps = checks.whole("dgc: dense_steps", dense_steps, least=0)
     layered = _stacking.check("dgc: layered", layered)
-    falling = [max(density, 4.0**-i) for i in range(1, 5)] if dense_steps else []
-    densities = sorted({density, *falling}, reverse=True)
+    densities = {density}
+    if dense_steps:
+        densities |= {max(density, 4.0**-i) for i in range(1, 5)}
+    falling_densities = sorted(densities, reverse=True)
 
-    def init(params):
+    def init(params: PyTree) -> DgcState:
         return DgcState(zeros(params), zeros(params))
 
-    def leaf(density, g, u, v, pieces):
+    def combine_leaf(
+        density: float,
+        g: jax.Array,
+        u: jax.Array,
+        v: jax.Array,
+        pieces: _stacking.Pieces,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         # Vectors and scalars are sent whole: masking would remove all momentum.
         if g.ndim - pieces.layers < 2:
             u = m * u + collectives.mean(g, axis)
             return u, u, v
         u = m * u + g
-        largest = reducers.top_k(density, axis=axis).combine
-        pair = pieces.each(lambda x: largest(x, (), 0)[:2])(pieces.split(v + u))
-        combined, sent = map(pieces.join, pair)
-        return combined, jnp.where(sent != 0, 0, u), v + u - sent
+        reducer = reducers.top_k(density, axis=axis)
+        combine = pieces.each(lambda x: reducer.combine(x, (), 0)[:2])
+        combined, sent_entries = map(pieces.join, combine(pieces.split(v + u)))
+        return combined, jnp.where(sent_entries != 0, 0, u), v + u - sent_entries
 
-    def send(density, grads, state):
+    def combine_grads(
+        density: float, grads: PyTree, state: DgcState
+    ) -> tuple[PyTree, ...]:
         pieces = _stacking.pieces_like(layered, grads)
-        return over_leaves(partial(leaf, density), 3, grads, *state, pieces)
+        return over_leaves(partial(combine_leaf, density), 3, grads, *state, pieces)
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: DgcState, step: Any
+    ) -> tuple[PyTree, DgcState]:
         collectives.no_mean("a mean of the workers' own momenta")
-        own = widen(grads)
+        wide_grads = widen(grads)
         if local_clip is not None:
             # Independent gradients of N workers add up to √N times the norm of one.
-            most = local_clip / collectives.size(axis) ** 0.5
-            own, _ = optax.clip_by_global_norm(most).update(own, optax.EmptyState())
+            clip = optax.clip_by_global_norm(local_clip / collectives.size(axis) ** 0.5)
+            wide_grads, _ = clip.update(wide_grads, optax.EmptyState())
         quarter = jnp.minimum(step, dense_steps) * 4 // max(dense_steps, 1)
-        ways = [partial(send, each) for each in densities]
-        combined, *new = jax.lax.switch(quarter, ways, own, state)
-        return narrow(combined, grads), if_finite(combined, DgcState(*new), state)
+        branches = [partial(combine_grads, density) for density in falling_densities]
+        combined, *new_state = jax.lax.switch(quarter, branches, wide_grads, state)
+        new_state = if_finite(combined, DgcState(*new_state), state)
+        return narrow(combined, grads), new_state
 
     return Strategy(init, reduce, center=MeanCenter(axis), own_momentum=True)

@@ -1,6 +1,6 @@
 """Dion: orthonormal steps of low rank, along momentum with error feedback."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,15 @@ from syncalgos import checks, collectives
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.reducers import _low_rank, _stacking
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class DionState(NamedTuple):
@@ -85,30 +93,41 @@ def dion(
     rank_fraction = checks.share("dion: rank_fraction", rank_fraction)
     mu = checks.real("dion: local_momentum", local_momentum, least=0, below=1)
     layered = _stacking.check("dion: layered", layered)
-    unit = _low_rank.orthonormal_steps(rank_fraction, checks.seed(seed), layered, axis)
+    reducer = _low_rank.orthonormal_steps(
+        rank_fraction, checks.seed(seed), layered, axis
+    )
 
-    def init(params):
-        return DionState(zeros(params), unit.init(params))
+    def init(params: PyTree) -> DionState:
+        return DionState(zeros(params), reducer.init(params))
 
-    def is_matrix(x, pieces):
+    def is_matrix(x: jax.Array, pieces: _stacking.Pieces) -> bool:
         return x.ndim - pieces.layers > 1
 
-    def owed(g, m, pieces):
+    def accumulate(g: jax.Array, m: jax.Array, pieces: _stacking.Pieces) -> jax.Array:
         return m + g if is_matrix(g, pieces) else g
 
-    def leaf(g, b, sent, m, pieces):
+    def step_leaf(
+        g: jax.Array,
+        b: jax.Array,
+        sent_momentum: jax.Array,
+        m: jax.Array,
+        pieces: _stacking.Pieces,
+    ) -> tuple[jax.Array, jax.Array]:
         if is_matrix(g, pieces):
-            return g, b - (1 - mu) * sent
+            return g, b - (1 - mu) * sent_momentum
         return jnp.sign(0.95 * m + 0.05 * g), 0.98 * m + 0.02 * g
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: DionState, step: Any
+    ) -> tuple[PyTree, DionState]:
         collectives.no_mean("a mean of the workers' own momenta")
         pieces = _stacking.pieces_like(layered, grads)
-        own = jax.tree.map(owed, widen(grads), state.momentum, pieces)
-        combined, sent, factors = unit.combine(own, state.factors, step)
-        trees = combined, own, sent, state.momentum, pieces
-        steps, momentum = over_leaves(leaf, 2, *trees)
-        new = if_finite(combined, DionState(momentum, factors), state)
-        return narrow(steps, grads), new
+        inputs = jax.tree.map(accumulate, widen(grads), state.momentum, pieces)
+        combined, sent_momentum, factors = reducer.combine(inputs, state.factors, step)
+        steps, momentum = over_leaves(
+            step_leaf, 2, combined, inputs, sent_momentum, state.momentum, pieces
+        )
+        new_state = if_finite(combined, DionState(momentum, factors), state)
+        return narrow(steps, grads), new_state
 
     return Strategy(init, reduce, center=MeanCenter(axis), own_momentum=True)

@@ -1,13 +1,21 @@
 """Distributed Lion: signs of each worker's own momentum, voted on or averaged."""
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives, reducers
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -69,21 +77,25 @@ def distributed_lion(
     b2 = checks.real("distributed_lion: b2", b2, least=0, below=1)
     # A sign of 0 is drawn: taken as + or -, as in published codes, it would move leaves
     # without a gradient by the learning rate at every step.
-    most = partial(reducers.sign, majority=True) if majority else reducers.tally
-    votes = most(seed=seed, axis=axis)
+    if majority:
+        votes = reducers.sign(majority=True, seed=seed, axis=axis)
+    else:
+        votes = reducers.tally(seed=seed, axis=axis)
 
-    def mixed(share, momentum, grads):
+    def mix(share: float, momentum: PyTree, grads: PyTree) -> PyTree:
         return jax.tree.map(
             lambda m, g: share * m + (1 - share) * g, momentum, widen(grads)
         )
 
-    def reduce(grads, replica, momentum, step):
-        signs, _, _ = votes.combine(mixed(b1, momentum, grads), (), step)
+    def reduce(
+        grads: PyTree, replica: Replica, momentum: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        signs, _, _ = votes.combine(mix(b1, momentum, grads), (), step)
         # Signs hide values that are not finite: one more number tells all workers.
-        bad = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
-        bad = collectives.mean(bad, axis)
-        combined = jax.tree.map(lambda x: x + bad.astype(x.dtype), signs)
-        new = if_finite(combined, mixed(b2, momentum, grads), momentum)
-        return narrow(combined, grads), new
+        spoiler = if_finite(grads, jnp.float32(0), jnp.float32(jnp.nan))
+        spoiler = collectives.mean(spoiler, axis)
+        combined = jax.tree.map(lambda x: x + spoiler.astype(x.dtype), signs)
+        new_momentum = if_finite(combined, mix(b2, momentum, grads), momentum)
+        return narrow(combined, grads), new_momentum
 
     return Strategy(zeros, reduce, center=MeanCenter(axis), unit_steps=True)

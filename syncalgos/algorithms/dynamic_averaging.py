@@ -1,6 +1,6 @@
 """Dynamic averaging: models are averaged once one is too far from the last average."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,15 @@ from syncalgos import checks, collectives
 from syncalgos._combinators.decided import decided
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class DynamicState(NamedTuple):
@@ -70,12 +78,14 @@ def dynamic_averaging(
 
     # The paper's workers send nothing unless their condition breaks. Without the
     # paper's coordinator all workers must know: this costs one number a period.
-    def vote(replica, state, step):
-        moved = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
+    def vote(replica: Replica, state: DynamicState, step: Any) -> jax.Array:
+        moves = jax.tree.map(jnp.subtract, widen(replica.params), state.reference)
         # NaN is not above any bound, but must trigger an average.
-        return ~(optax.tree.norm(moved, squared=True) <= bound)
+        return ~(optax.tree.norm(moves, squared=True) <= bound)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: DynamicState, step: Any
+    ) -> tuple[Replica, DynamicState]:
         params = collectives.mean(replica.params, axis)
         return replica._replace(params=params), DynamicState(widen(params))
 

@@ -1,6 +1,6 @@
 """DiLoCo with eager updates: the others' outer gradients are one round old."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -8,7 +8,7 @@ import optax
 from syncalgos import _anchors, collectives
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class EagerState(NamedTuple):
@@ -75,24 +75,31 @@ def eager_diloco(
     """
     outer = _anchors.nesterov_sgd("eager_diloco", outer_lr, outer_momentum)
 
-    def init(params):
-        anchor, zero = widen(params), zeros(params)
+    def init(params: PyTree) -> EagerState:
+        anchor = widen(params)
+        zero = zeros(params)
         return EagerState(anchor, outer.init(anchor), zero, zero)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: EagerState, step: Any
+    ) -> tuple[Replica, EagerState]:
         collectives.no_mean("a mean with today's own part")
         workers = collectives.size(axis)
-        own = _anchors.pseudo_gradient(state.anchor, replica.params)
+        own_grads = _anchors.pseudo_gradient(state.anchor, replica.params)
         # The mean is a round old; only this worker's own part is replaced by the
         # current one.
         eager = jax.tree.map(
-            lambda g, d, last: g + (d - last) / workers, state.mean, own, state.own
+            lambda g, d, old_d: g + (d - old_d) / workers,
+            state.mean,
+            own_grads,
+            state.own,
         )
         updates, outer_state = outer.update(eager, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        state = EagerState(anchor, outer_state, own, collectives.mean(own, axis))
-        return _anchors.restart(replica, anchor), state
+        mean = collectives.mean(own_grads, axis)
+        new_state = EagerState(anchor, outer_state, own_grads, mean)
+        return _anchors.restart(replica, anchor), new_state
 
     center = _anchors.shipped("anchor", axis)
-    whole = Strategy(init, sync=sync, center=center, axis=axis, late=period)
-    return every(whole, period)
+    strategy = Strategy(init, sync=sync, center=center, axis=axis, late=period)
+    return every(strategy, period)

@@ -1,6 +1,6 @@
 """Elastic averaging SGD."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,15 @@ from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.reducers._reducer import over_leaves
 from syncalgos.steps import ALWAYS
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    OwnGrads,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class EASGDState(NamedTuple):
@@ -65,26 +73,36 @@ def easgd(period: int = 16, beta: float = 0.9, *, axis: Axis = WORKERS) -> Strat
     """
     beta = checks.share("easgd: beta", beta)
 
-    def init(params):
+    def init(params: PyTree) -> EASGDState:
         return EASGDState(widen(params), zeros(params))
 
     # reduce sees the old params, sync the new ones. Some published codes exchange after
     # the local step, which has another fixed point; the pull costs one copy of params.
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: EASGDState, step: Any
+    ) -> tuple[PyTree, EASGDState]:
         alpha = beta / collectives.size(axis)
         params = widen(replica.params)
 
-        def elastic(c, x, mean):
+        def elastic_step(
+            c: jax.Array, x: jax.Array, mean: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
             return c + beta * (mean - c), alpha * (x - c)
 
         mean = collectives.mean(params, axis)
-        return grads, EASGDState(*over_leaves(elastic, 2, state.center, params, mean))
+        return grads, EASGDState(
+            *over_leaves(elastic_step, 2, state.center, params, mean)
+        )
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: EASGDState, step: Any
+    ) -> tuple[Replica, EASGDState]:
         pulled = jax.tree.map(jnp.subtract, widen(replica.params), state.pull)
         return restart(replica, pulled), state
 
     # The center moves before the local step, in reduce.
-    sync = Combination(sync, arrives=(Arrival(ALWAYS, delay=1),))
-    whole = Strategy(init, OwnGrads(reduce), sync, shipped("center"), axis=axis)
-    return every(whole, period)
+    combination = Combination(sync, arrives=(Arrival(ALWAYS, delay=1),))
+    strategy = Strategy(
+        init, OwnGrads(reduce), combination, shipped("center"), axis=axis
+    )
+    return every(strategy, period)

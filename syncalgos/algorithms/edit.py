@@ -1,7 +1,8 @@
 """EDiT: outer steps along displacements that are screened, weighted and clipped."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
@@ -9,8 +10,8 @@ from syncalgos._anchors import outer_rates, pseudo_gradient, restart, shipped
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.reducers._robust import Norms, Screen, none_seen, screened_mean
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.reducers._robust import Norms, Screen, empty_norms, screened_mean
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class EditState(NamedTuple):
@@ -92,19 +93,23 @@ def edit(
         leaf_clip=checks.real("edit: leaf_clip", leaf_clip, above=0),
     )
 
-    def init(params):
+    def init(params: PyTree) -> EditState:
         anchor = widen(params)
-        return EditState(anchor, zeros(params), none_seen(anchor))
+        return EditState(anchor, zeros(params), empty_norms(anchor))
 
-    def outer(x, m, g, on_any):
+    def outer_step(
+        x: jax.Array, m: jax.Array, g: jax.Array, on_any: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # Where a leaf is unusual on all workers, its momentum does not change either.
         m = jnp.where(on_any, mu * m + g, m)
         return jnp.where(on_any, x - lr * (g + mu * m), x), m
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: EditState, step: Any
+    ) -> tuple[Replica, EditState]:
         moves = pseudo_gradient(state.anchor, replica.params)
-        g, on_any, seen = screened_mean(moves, state.seen, screen, axis)
-        anchor, velocity = over_leaves(outer, 2, *state[:2], g, on_any)
-        return restart(replica, anchor), EditState(anchor, velocity, seen)
+        g, on_any, norms = screened_mean(moves, state.seen, screen, axis)
+        anchor, velocity = over_leaves(outer_step, 2, *state[:2], g, on_any)
+        return restart(replica, anchor), EditState(anchor, velocity, norms)
 
     return every(Strategy(init, sync=sync, center=shipped("anchor"), axis=axis), period)

@@ -1,6 +1,6 @@
 """EMA-Nesterov: gradients are taken ahead of the model, along its average move."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from syncalgos._anchors import pseudo_gradient, restart, shipped
 from syncalgos._combinators.primitives import reduce_with
 from syncalgos._dtypes import narrow, widen, zeros
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class EmaNesterovState(NamedTuple):
@@ -82,24 +82,35 @@ def ema_nesterov(
     lookahead = checks.real("ema_nesterov: lookahead", lookahead, least=0, below=1)
     rate = checks.learning_rate("ema_nesterov", learning_rate)
 
-    def init(params):
-        wide = widen(params)
-        return EmaNesterovState(wide, zeros(params), jnp.zeros(()), wide)
+    def init(params: PyTree) -> EmaNesterovState:
+        model = widen(params)
+        return EmaNesterovState(model, zeros(params), jnp.zeros(()), model)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: EmaNesterovState, step: Any
+    ) -> tuple[Replica, EmaNesterovState]:
         highest = jnp.maximum(state.highest, jnp.maximum(rate(step), rate(step + 1)))
         share = rate(step + 1) / jnp.where(highest > 0, highest, 1)
 
-        def leaf(model, m, ahead, back):
-            moved = ahead - back
-            m = decay * m + (1 - decay) * (moved - model)
-            return moved, m, moved + lookahead * share * m
+        def step_leaf(
+            old_model: jax.Array, m: jax.Array, ahead: jax.Array, move_back: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            model = ahead - move_back
+            m = decay * m + (1 - decay) * (model - old_model)
+            return model, m, model + lookahead * share * m
 
-        back = pseudo_gradient(state.ahead, replica.params)
-        model, m, ahead = over_leaves(leaf, 3, *state[:2], state.ahead, back)
-        new = narrow(EmaNesterovState(model, m, highest, ahead), state)
-        return restart(replica, new.ahead), new
+        moves_back = pseudo_gradient(state.ahead, replica.params)
+        model, m, ahead = over_leaves(
+            step_leaf, 3, state.model, state.velocity, state.ahead, moves_back
+        )
+        new_state = narrow(EmaNesterovState(model, m, highest, ahead), state)
+        return restart(replica, new_state.ahead), new_state
 
-    reduce = reduce_with("mean", axis=axis).reduce
-    made = Strategy(init, reduce, sync, shipped("model"), axis=axis)
-    return made._replace(learning_rate=learning_rate)
+    return Strategy(
+        init,
+        reduce_with("mean", axis=axis).reduce,
+        sync,
+        shipped("model"),
+        axis=axis,
+        learning_rate=learning_rate,
+    )

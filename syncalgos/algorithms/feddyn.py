@@ -1,6 +1,6 @@
 """FedDyn: local losses regularised so that their minima agree."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,15 @@ from syncalgos import checks, collectives
 from syncalgos._anchors import restart, shipped, start
 from syncalgos._combinators.schedule import sync_every
 from syncalgos._dtypes import narrow, widen, zeros
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    OwnGrads,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class FedDynState(NamedTuple):
@@ -66,23 +74,31 @@ def feddyn(
     # The paper's multiplier is -α h; h is in units of params, as in the authors' code.
     proximal = checks.real("feddyn: proximal", proximal, above=0)
 
-    def init(params):
+    def init(params: PyTree) -> FedDynState:
         return FedDynState(widen(params), zeros(params))
 
-    def pull(g, x, anchor, h):
+    def pull(g: jax.Array, x: jax.Array, anchor: jax.Array, h: jax.Array) -> jax.Array:
         return g + proximal * (x - anchor + h)
 
-    def reduce(grads, replica, state, step):
-        params, began = widen(replica.params), start(state.anchor, replica.params)
-        pulled = jax.tree.map(pull, widen(grads), params, began, state.moved)
+    def reduce(
+        grads: PyTree, replica: Replica, state: FedDynState, step: Any
+    ) -> tuple[PyTree, FedDynState]:
+        params = widen(replica.params)
+        round_start = start(state.anchor, replica.params)
+        pulled = jax.tree.map(pull, widen(grads), params, round_start, state.moved)
         return narrow(pulled, grads), state
 
-    def sync(replica, state, step):
-        params, began = widen(replica.params), start(state.anchor, replica.params)
-        moved = jax.tree.map(lambda h, x, y: h + x - y, state.moved, params, began)
+    def sync(
+        replica: Replica, state: FedDynState, step: Any
+    ) -> tuple[Replica, FedDynState]:
+        params = widen(replica.params)
+        round_start = start(state.anchor, replica.params)
+        moved = jax.tree.map(
+            lambda h, x, y: h + x - y, state.moved, params, round_start
+        )
         # Sent as one: mean(h) is needed with mean(θ) alone.
         anchor = collectives.mean(jax.tree.map(jnp.add, params, moved), axis)
         return restart(replica, anchor), FedDynState(anchor, moved)
 
-    whole = Strategy(init, OwnGrads(reduce), sync, shipped("anchor"), axis=axis)
-    return sync_every(whole, period)
+    strategy = Strategy(init, OwnGrads(reduce), sync, shipped("anchor"), axis=axis)
+    return sync_every(strategy, period)

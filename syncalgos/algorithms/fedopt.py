@@ -88,17 +88,22 @@ def fedopt(
     b2 = checks.real("fedopt: b2", b2, least=0, below=1)
     tau = checks.real("fedopt: tau", tau, above=0)
 
-    def init(params):
-        first = jax.tree.map(jnp.zeros_like, params)
+    def init(params: PyTree) -> MomentsState:
+        zero = jax.tree.map(jnp.zeros_like, params)
         # As in the paper; Flower's code starts at 0, and corrects for it a round ahead.
-        return MomentsState(first, jax.tree.map(lambda x: x + tau**2, first))
+        return MomentsState(zero, jax.tree.map(lambda x: x + tau**2, zero))
 
-    def adapt(g, m, v):  # g = -Δ
+    # g is -Δ.
+    def adapt(
+        g: jax.Array, m: jax.Array, v: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         m = b1 * m - (1 - b1) * g
         v = SECOND_MOMENTS[method](v, g * g, b2)
         return lr * m / (jnp.sqrt(v) + tau), m, v
 
-    def update(updates, state, params=None):
+    def update(
+        updates: PyTree, state: Any, params: PyTree = None
+    ) -> tuple[PyTree, MomentsState]:
         steps, *moments = over_leaves(adapt, 3, updates, *state)
         return steps, MomentsState(*moments)
 

@@ -1,6 +1,6 @@
 """FedProx: model averaging with a pull to the last average."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,6 +13,7 @@ from syncalgos.strategy import (
     MeanCenter,
     OwnGrads,
     PyTree,
+    Replica,
     Strategy,
     factory,
 )
@@ -75,17 +76,21 @@ def fedprox(
     """
     proximal = checks.real("fedprox: proximal", proximal, above=0)
 
-    def init(params):
+    def init(params: PyTree) -> FedProxState:
         return FedProxState(widen(params))
 
-    def pull(g, x, anchor):
+    def pull(g: jax.Array, x: jax.Array, anchor: jax.Array) -> jax.Array:
         return g + proximal * (x - anchor)
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: FedProxState, step: Any
+    ) -> tuple[PyTree, FedProxState]:
         pulled = jax.tree.map(pull, widen(grads), widen(replica.params), state.anchor)
         return narrow(pulled, grads), state
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: FedProxState, step: Any
+    ) -> tuple[Replica, FedProxState]:
         # Averaged in the params' own dtype: then x is exactly the point from which they
         # restart.
         params = collectives.mean(replica.params, axis)

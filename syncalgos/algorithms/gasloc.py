@@ -1,6 +1,6 @@
 """GASLoC: DiLoCo's outer momentum with neighbours instead of all workers."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -10,7 +10,7 @@ from syncalgos._combinators.schedule import every
 from syncalgos._combinators.turning import in_turns
 from syncalgos._dtypes import widen
 from syncalgos.collectives import _topology as peers
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class GaslocState(NamedTuple):
@@ -83,13 +83,15 @@ def gasloc(
     alpha = checks.share("gasloc: consensus", consensus)
     graph = peers.check("gasloc", topology, symmetric=True)
 
-    def init(params):
+    def init(params: PyTree) -> GaslocState:
         return GaslocState(widen(params), widen(params))
 
-    def mix(y, pull, last):
-        return y + alpha * pull + gamma * (y - last)
+    def mix(y: jax.Array, pull: jax.Array, last_y: jax.Array) -> jax.Array:
+        return y + alpha * pull + gamma * (y - last_y)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: GaslocState, step: Any
+    ) -> tuple[Replica, GaslocState]:
         moves = pseudo_gradient(state.anchor, replica.params)
         ahead = jax.tree.map(lambda slow, g: slow - eta * g, state.anchor, moves)
         pulls = peers.moves(ahead, graph, step, axis)

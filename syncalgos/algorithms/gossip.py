@@ -1,5 +1,7 @@
 """Gossip: every worker averages with its neighbours only."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -10,7 +12,16 @@ from syncalgos._combinators.turning import in_turns
 from syncalgos._dtypes import zeros
 from syncalgos._optax_states import check_mean
 from syncalgos.collectives import _topology as peers
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, OwnGrads, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    OwnGrads,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -70,18 +81,21 @@ def gossip(
     Family: Peers instead of all.
     """
     graph = peers.check("gossip", topology)
-    way = mixed if peers.named(graph, "exponential") else _beside
-    of_params = in_turns(graph, way(graph, axis))
+    if peers.named(graph, "exponential"):
+        mix_params = mix_field(graph, axis)
+    else:
+        mix_params = _mix_during_step(graph, axis)
+    strategy = in_turns(graph, mix_params)
     if not mix_opt_state:
-        return of_params
-    of_state = mixed(graph, axis, "opt_state")._replace(late=of_params.late)
-    return chain(of_params, in_turns(graph, of_state))
+        return strategy
+    mix_state = mix_field(graph, axis, "opt_state")._replace(late=strategy.late)
+    return chain(strategy, in_turns(graph, mix_state))
 
 
-def mixed(graph: peers.Topology, axis: Axis, field: str = "params") -> Strategy:
+def mix_field(graph: peers.Topology, axis: Axis, field: str = "params") -> Strategy:
     """Mixes one field of the replica with the neighbours' at each sync."""
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         if field == "opt_state":
             check_mean(replica.opt_state)
         value = peers.mix(getattr(replica, field), graph, step, axis)
@@ -90,13 +104,15 @@ def mixed(graph: peers.Topology, axis: Axis, field: str = "params") -> Strategy:
     return Strategy(sync=sync, center=MeanCenter(axis))
 
 
-def _beside(graph: peers.Topology, axis: Axis) -> Strategy:
+def _mix_during_step(graph: peers.Topology, axis: Axis) -> Strategy:
     # D-PSGD mixes the params from before the step; they are sent during the step. Only
     # reduce sees them.
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
         return grads, peers.moves(replica.params, graph, step, axis)
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         return restart(replica, jax.tree.map(jnp.add, replica.params, state)), state
 
     return Strategy(zeros, OwnGrads(reduce), sync, MeanCenter(axis), late=1)

@@ -5,7 +5,7 @@ from syncalgos._combinators.chain import chain
 from syncalgos._combinators.primitives import average
 from syncalgos._combinators.schedule import every, gate
 from syncalgos._combinators.turning import in_turns
-from syncalgos.algorithms.gossip import mixed
+from syncalgos.algorithms.gossip import mix_field
 from syncalgos.collectives import _topology as peers
 from syncalgos.steps import Every
 from syncalgos.strategy import WORKERS, Axis, Strategy, factory
@@ -58,8 +58,9 @@ def gossip_pga(
     """
     period = checks.whole("period", period, least=1)
     graph = peers.check("gossip_pga", topology)
+    mix_in_turns = in_turns(graph, mix_field(graph, axis))
     # Never both in one step: the average would make the exchange before it useless.
     return chain(
-        gate(in_turns(graph, mixed(graph, axis)), ~Every(period), takes_turns=False),
+        gate(mix_in_turns, ~Every(period), takes_turns=False),
         every(average(axis=axis), period),
     )

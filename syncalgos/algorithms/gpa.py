@@ -1,13 +1,15 @@
 """GPA: gradients between a fast model and its moving average, which is evaluated."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import jax
 
 from syncalgos import checks
 from syncalgos._anchors import pseudo_gradient, restart, shipped
 from syncalgos._combinators.primitives import reduce_with
 from syncalgos._dtypes import narrow, widen
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class GpaState(NamedTuple):
@@ -71,18 +73,21 @@ def gpa(decay: float = 0.98, mixing: float = 0.7, *, axis: Axis = WORKERS) -> St
     mixing = checks.share("gpa: mixing", mixing)
     mean = reduce_with("mean", axis=axis)
 
-    def init(params):
-        wide = widen(params)
-        return GpaState(wide, wide, wide)
+    def init(params: PyTree) -> GpaState:
+        model = widen(params)
+        return GpaState(model, model, model)
 
-    def sync(replica, state, step):
-        def leaf(x, z, back):
-            z = z - back
+    def sync(replica: Replica, state: GpaState, step: Any) -> tuple[Replica, GpaState]:
+        def step_leaf(
+            x: jax.Array, z: jax.Array, move_back: jax.Array
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            z = z - move_back
             x = z + decay * (x - z)
             return x, z, z + mixing * (x - z)
 
-        back = pseudo_gradient(state.ahead, replica.params)
-        new = narrow(GpaState(*over_leaves(leaf, 3, *state[:2], back)), state)
-        return restart(replica, new.ahead), new
+        moves_back = pseudo_gradient(state.ahead, replica.params)
+        models = over_leaves(step_leaf, 3, state.average, state.fast, moves_back)
+        new_state = narrow(GpaState(*models), state)
+        return restart(replica, new_state.ahead), new_state
 
     return Strategy(init, mean.reduce, sync, shipped("average"), axis=axis)

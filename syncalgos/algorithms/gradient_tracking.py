@@ -1,6 +1,6 @@
 """Gradient tracking: gossip of params and of an estimate of the mean gradient."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,15 @@ from syncalgos._anchors import restart
 from syncalgos._combinators.turning import in_turns
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.collectives import _topology as peers
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class TrackingState(NamedTuple):
@@ -68,19 +76,24 @@ def gradient_tracking(
     """
     graph = peers.check("gradient_tracking", topology)
 
-    def init(params):
+    def init(params: PyTree) -> TrackingState:
         return TrackingState(zeros(params), zeros(params))
 
     # Params from before the step are mixed (DIGing): only reduce sees them.
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: TrackingState, step: Any
+    ) -> tuple[PyTree, TrackingState]:
         tracked = jax.tree.map(jnp.add, widen(grads), state.correction)
         # Each worker checks its own gradient alone; the mean of c stays 0.
-        finite = if_finite(grads, tracked, state.correction)
-        changes, moves = peers.moves((finite, replica.params), graph, step, axis)
+        finite_grads = if_finite(grads, tracked, state.correction)
+        message = finite_grads, replica.params
+        changes, moves = peers.moves(message, graph, step, axis)
         correction = jax.tree.map(jnp.add, state.correction, changes)
         return narrow(tracked, grads), TrackingState(correction, moves)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: TrackingState, step: Any
+    ) -> tuple[Replica, TrackingState]:
         mixed = jax.tree.map(jnp.add, replica.params, state.moves)
         return restart(replica, mixed), state
 

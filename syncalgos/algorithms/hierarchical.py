@@ -9,7 +9,7 @@ from syncalgos._combinators.chain import chain
 from syncalgos._combinators.primitives import average
 from syncalgos._combinators.schedule import every, when
 from syncalgos.steps import Every
-from syncalgos.strategy import WORKERS, Axis, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
 
 
 @factory
@@ -74,23 +74,23 @@ def hierarchical(
 
     # Groups follow workers and hosts, never devices or processes: on another layout the
     # same command would give other numbers.
-    def group_mean(params, _):
-        chosen = groups or _near_root(collectives.size(axis), hosts)
-        return collectives.group_mean(params, chosen, axis)
+    def average_groups(params: PyTree, state: PyTree) -> PyTree:
+        num_groups = groups or _find_groups(collectives.size(axis), hosts)
+        return collectives.group_mean(params, num_groups, axis)
 
-    inner = when(
-        average(reduce=optax.stateless(group_mean), axis=axis),
+    group_average = when(
+        average(reduce=optax.stateless(average_groups), axis=axis),
         Every(inner_period) & ~Every(period),
     )
-    return chain(inner, every(average(axis=axis), period))
+    return chain(group_average, every(average(axis=axis), period))
 
 
-def _near_root(workers: int, hosts: int) -> int:
+def _find_groups(workers: int, hosts: int) -> int:
     """The largest number of groups up to the square root, or one for each host."""
     if workers % hosts:
         raise ValueError(
             f"hierarchical: {workers} workers do not divide over {hosts} hosts"
         )
-    most = max(math.isqrt(workers), hosts)
-    fitting = range(hosts, most + 1, hosts)
-    return max(d for d in fitting if workers % d == 0)
+    max_groups = max(math.isqrt(workers), hosts)
+    candidates = range(hosts, max_groups + 1, hosts)
+    return max(d for d in candidates if workers % d == 0)

@@ -1,6 +1,6 @@
 """NoLoCo: an outer step with one random partner instead of all workers."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.collectives import _topology
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class NoLoCoState(NamedTuple):
@@ -79,21 +79,30 @@ def noloco(
     gamma = checks.real("noloco: consensus", consensus, least=0)
     seed = checks.whole("seed", seed, least=0)
 
-    def init(params):
+    def init(params: PyTree) -> NoLoCoState:
         return NoLoCoState(widen(params), zeros(params))
 
-    def slow_step(slow, d, pair_moves, pair_slow):
+    def slow_step(
+        slow: jax.Array, d: jax.Array, pair_moves: jax.Array, pair_slow: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         # The signs are those of the authors' code.
         d = alpha * d + beta * pair_moves + gamma * (pair_slow - slow)
         return slow + d, d
 
-    def sync(replica, state, step):
-        began = start(state.slow, replica.params)
-        own = jax.tree.map(jnp.subtract, widen(replica.params), began), state.slow
-        partner = _topology.of_random_pair(own, step, seed, axis)
-        pair = jax.tree.map(lambda x, y: (x + y) / 2, own, partner)
-        state = NoLoCoState(*over_leaves(slow_step, 2, *state, *pair))
-        return restart(replica, state.slow), state
+    def sync(
+        replica: Replica, state: NoLoCoState, step: Any
+    ) -> tuple[Replica, NoLoCoState]:
+        round_start = start(state.slow, replica.params)
+        moves = jax.tree.map(jnp.subtract, widen(replica.params), round_start)
+        message = moves, state.slow
+        partner_message = _topology.of_random_pair(message, step, seed, axis)
+        pair_moves, pair_slow = jax.tree.map(
+            lambda x, y: (x + y) / 2, message, partner_message
+        )
+        new_state = NoLoCoState(
+            *over_leaves(slow_step, 2, *state, pair_moves, pair_slow)
+        )
+        return restart(replica, new_state.slow), new_state
 
-    whole = Strategy(init, sync=sync, center=shipped("slow", axis), axis=axis)
-    return every(whole, period)
+    strategy = Strategy(init, sync=sync, center=shipped("slow", axis), axis=axis)
+    return every(strategy, period)

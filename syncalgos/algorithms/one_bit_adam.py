@@ -1,11 +1,26 @@
 """1-bit Adam: once its variance is frozen, momentum is sent as signs."""
 
+from typing import Any
+
 import jax
 
 from syncalgos import checks, collectives
 from syncalgos._dtypes import if_finite, narrow, widen
-from syncalgos.algorithms._one_bit import begun, checked, in_signs
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
+from syncalgos.algorithms._one_bit import (
+    OneBitAdamState,
+    check_adam,
+    in_signs,
+    init_state,
+)
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -65,21 +80,29 @@ def one_bit_adam(
     Family: Compressed gradients.
     """
     dense_steps = checks.whole("one_bit_adam: dense_steps", dense_steps, least=1)
-    own = checked("one_bit_adam", b1, b2, eps)
+    adam = check_adam("one_bit_adam", b1, b2, eps)
 
-    def init(params):
-        return begun(params, axis)
+    def init(params: PyTree) -> OneBitAdamState:
+        return init_state(params, axis)
 
-    def adam(grads, state):
+    def average_exactly(grads: PyTree, state: OneBitAdamState) -> OneBitAdamState:
         mean = collectives.mean(grads, axis)
-        first = own.first_of(state.first, mean)
-        return state._replace(first=first, second=own.second_of(state.second, mean))
+        first_moment = adam.step_first_moment(state.first, mean)
+        second_moment = adam.step_second_moment(state.second, mean)
+        return state._replace(first=first_moment, second=second_moment)
 
-    def one_bit(grads, state):
-        return in_signs(own.first_of(state.first, grads), 1, own.b1, state, axis)
+    def average_signs(grads: PyTree, state: OneBitAdamState) -> OneBitAdamState:
+        first_moment = adam.step_first_moment(state.first, grads)
+        return in_signs(first_moment, 1, adam.b1, state, axis)
 
-    def reduce(grads, replica, state, step):
-        new = jax.lax.cond(step < dense_steps, adam, one_bit, widen(grads), state)
-        return narrow(own.steps(*new[:2]), grads), if_finite(new[:2], new, state)
+    def reduce(
+        grads: PyTree, replica: Replica, state: OneBitAdamState, step: Any
+    ) -> tuple[PyTree, OneBitAdamState]:
+        new_state = jax.lax.cond(
+            step < dense_steps, average_exactly, average_signs, widen(grads), state
+        )
+        moments = new_state.first, new_state.second
+        updates = narrow(adam.steps(*moments), grads)
+        return updates, if_finite(moments, new_state, state)
 
     return Strategy(init, reduce, center=MeanCenter(axis), unit_steps=True)

@@ -1,6 +1,6 @@
 """Overlap local SGD: a pull to an average that was sent a round ago."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -9,7 +9,15 @@ from syncalgos._anchors import restart
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class OverlapState(NamedTuple):
@@ -77,16 +85,20 @@ def overlap_local_sgd(
         "overlap_local_sgd: anchor_momentum", anchor_momentum, least=0, below=1
     )
 
-    def init(params):
+    def init(params: PyTree) -> OverlapState:
         return OverlapState(widen(params), zeros(params))
 
     # In units of params. The authors' code keeps v in units of the learning rate, and
     # first syncs after period + 1 local steps.
-    def follow(z, v, mean):
+    def follow(
+        z: jax.Array, v: jax.Array, mean: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
         v = momentum * v + mean - z
         return z + v, v
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: OverlapState, step: Any
+    ) -> tuple[Replica, OverlapState]:
         collectives.no_mean("a pull to an anchor")
         params = widen(replica.params)
         pulled = jax.tree.map(lambda x, z: x - pull * (x - z), params, state.anchor)
@@ -94,5 +106,5 @@ def overlap_local_sgd(
         mean = collectives.mean(widen(replica.params), axis)
         return replica, OverlapState(*over_leaves(follow, 2, *state, mean))
 
-    whole = Strategy(init, sync=sync, center=MeanCenter(axis), late=period)
-    return every(whole, period)
+    strategy = Strategy(init, sync=sync, center=MeanCenter(axis), late=period)
+    return every(strategy, period)

@@ -1,6 +1,6 @@
 """PALSGD: DiLoCo with some local steps back towards the anchor."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,15 @@ from syncalgos._dtypes import narrow, select, widen
 from syncalgos._keys import common_key
 from syncalgos.algorithms._asynchrony import require_inner
 from syncalgos.reducers._reducer import check_optimizer
-from syncalgos.strategy import WORKERS, Axis, OwnGrads, PyTree, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    OwnGrads,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 class PalsgdState(NamedTuple):
@@ -102,49 +110,61 @@ def palsgd(
     if optimizer is not None:
         check_optimizer("palsgd: optimizer", optimizer)
 
-    def held(params, opt_state):
+    def keep_values(params: PyTree, opt_state: PyTree) -> tuple[PyTree, PyTree]:
         return widen(params), () if optimizer is None else opt_state
 
-    def around(synced: Strategy) -> Strategy:
-        def init(params):
+    def pull_around(synced: Strategy) -> Strategy:
+        def init(params: PyTree) -> PalsgdState:
             opt_state = () if optimizer is None else optimizer.init(params)
-            return PalsgdState(synced.init(widen(params)), held(params, opt_state))
+            inner_state = synced.init(widen(params))
+            return PalsgdState(inner_state, keep_values(params, opt_state))
 
-        def note(grads, replica, state, step):
-            kept, _ = state.before
-            before = params, opt_state = held(replica.params, replica.opt_state)
-            require_inner("palsgd", state.before, before)
+        def keep_replica(
+            grads: PyTree, replica: Replica, state: PalsgdState, step: Any
+        ) -> tuple[PyTree, PalsgdState]:
+            unrounded, _ = state.before
+            new_values = keep_values(replica.params, replica.opt_state)
+            require_inner("palsgd", state.before, new_values)
+            params, opt_state = new_values
             # What rounding took from the replica stays, unless others changed it.
-            same = jax.tree.map(jnp.equal, narrow(kept, replica.params), replica.params)
-            params = jax.tree.map(jnp.where, same, kept, params)
+            is_unchanged = jax.tree.map(
+                jnp.equal, narrow(unrounded, replica.params), replica.params
+            )
+            params = jax.tree.map(jnp.where, is_unchanged, unrounded, params)
             return grads, state._replace(before=(params, opt_state))
 
-        def sync(replica, state, step):
-            drawn = jax.random.uniform(common_key(seed, step), (), jnp.float32)
-            pulls, share = drawn < chance, rate(step) * proximal / chance
-            params, opt_state = state.before
-            anchor = synced.center(params, state.strategy)
+        def sync(
+            replica: Replica, state: PalsgdState, step: Any
+        ) -> tuple[Replica, PalsgdState]:
+            draw = jax.random.uniform(common_key(seed, step), (), jnp.float32)
+            pulls = draw < chance
+            share = rate(step) * proximal / chance
+            old_params, old_opt_state = state.before
+            anchor = synced.center(old_params, state.strategy)
 
-            def leaf(x, new, c):
-                u = widen(new) - widen(x.astype(new.dtype))  # from where it began
+            def move_leaf(x: jax.Array, new_x: jax.Array, c: jax.Array) -> jax.Array:
+                # The inner update, from the rounded params on.
+                u = widen(new_x) - widen(x.astype(new_x.dtype))
                 return jnp.where(pulls, x - share * (x - c), x + u / (1 - chance))
 
-            new = jax.tree.map(leaf, params, replica.params, anchor)
-            moved = replica._replace(params=narrow(new, params))
+            params = jax.tree.map(move_leaf, old_params, replica.params, anchor)
+            moved = replica._replace(params=narrow(params, old_params))
             if optimizer is not None:
-                taken = select(pulls, opt_state, replica.opt_state)
-                moved = moved._replace(opt_state=taken)
-            new, own = synced.sync(moved, state.strategy, step)
-            rounded = new._replace(params=narrow(new.params, replica.params))
-            return rounded, PalsgdState(own, (new.params, opt_state))
+                opt_state = select(pulls, old_opt_state, replica.opt_state)
+                moved = moved._replace(opt_state=opt_state)
+            synced_replica, inner_state = synced.sync(moved, state.strategy, step)
+            new_values = synced_replica.params, old_opt_state
+            rounded = narrow(synced_replica.params, replica.params)
+            new_state = PalsgdState(inner_state, new_values)
+            return synced_replica._replace(params=rounded), new_state
 
         return synced._replace(
             init=init,
-            reduce=OwnGrads(note),
-            sync=Combination(sync, (synced,), around, clock=Clock(pulls=True)),
+            reduce=OwnGrads(keep_replica),
+            sync=Combination(sync, (synced,), pull_around, clock=Clock(pulls=True)),
             center=inner_center(synced),
             acts=None,
             learning_rate=learning_rate,
         )
 
-    return around(every(outer_step(outer, axis=axis), period))
+    return pull_around(every(outer_step(outer, axis=axis), period))

@@ -64,11 +64,12 @@ def powersgd(
 
     Family: Compressed gradients.
     """
-    start = checks.whole("powersgd: dense_steps", dense_steps, least=0)
+    dense_steps = checks.whole("powersgd: dense_steps", dense_steps, least=0)
     low_rank = reducers.power_sgd(rank, seed=seed, min_rate=min_rate, layered=layered)
     low_rank = reduce_with(reducers.error_feedback(low_rank), axis=axis)
     # The authors' package waits 100 steps, PyTorch's hook 1,000. `after` makes Q and
     # the residual at its first step.
-    if not start:
+    if not dense_steps:
         return low_rank
-    return chain(until(reduce_with("mean", axis=axis), start), after(low_rank, start))
+    mean = reduce_with("mean", axis=axis)
+    return chain(until(mean, dense_steps), after(low_rank, dense_steps))

@@ -10,7 +10,7 @@ from syncalgos import _anchors, checks, reducers
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import widen, zeros
 from syncalgos.collectives import takes_part, unweighted
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class PulseState(NamedTuple):
@@ -80,31 +80,34 @@ def pulseloco(
     outer = _anchors.nesterov_sgd("pulseloco", outer_lr, outer_momentum)
     largest = reducers.top_k(checks.density("pulseloco", density), axis=axis)
 
-    def init(params):
-        wide = widen(params)
-        return PulseState(wide, outer.init(wide), zeros(params))
+    def init(params: PyTree) -> PulseState:
+        anchor = widen(params)
+        return PulseState(anchor, outer.init(anchor), zeros(params))
 
-    def is_seen(x, s):
+    def is_seen(x: jax.Array, s: jax.Array) -> jax.Array:
         return x.astype(jnp.bfloat16) != (x - s).astype(jnp.bfloat16)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: PulseState, step: Any
+    ) -> tuple[Replica, PulseState]:
         moves = _anchors.pseudo_gradient(state.anchor, replica.params)
-        takes = takes_part()  # one that skips a round sends zeros
+        participates = takes_part()  # a worker that skips a round sends zeros
         owed = jax.tree.map(jnp.add, state.residual, moves)
         # Whether a change is seen depends on the worker's own moves, not on its weight.
-        own = unweighted(owed)
-        seen = jax.tree.map(
-            lambda x, s, move: jnp.where(is_seen(x, move) & takes, s, 0),
+        own_moves = unweighted(owed)
+        visible = jax.tree.map(
+            lambda x, s, move: jnp.where(is_seen(x, move) & participates, s, 0),
             state.anchor,
             owed,
-            own,
+            own_moves,
         )
-        mean, sent, _ = largest.combine(seen, (), step)
-        updates, velocity = outer.update(mean, state.outer, state.anchor)
+        mean, sent_moves, _ = largest.combine(visible, (), step)
+        updates, outer_state = outer.update(mean, state.outer, state.anchor)
         anchor = optax.apply_updates(state.anchor, updates)
-        residual = jax.tree.map(jnp.subtract, owed, sent)
-        state = PulseState(anchor, velocity, residual)
-        return _anchors.restart(replica, anchor), state
+        residual = jax.tree.map(jnp.subtract, owed, sent_moves)
+        new_state = PulseState(anchor, outer_state, residual)
+        return _anchors.restart(replica, anchor), new_state
 
-    whole = Strategy(init, sync=sync, center=_anchors.shipped("anchor"), axis=axis)
-    return every(whole, period)
+    center = _anchors.shipped("anchor")
+    strategy = Strategy(init, sync=sync, center=center, axis=axis)
+    return every(strategy, period)

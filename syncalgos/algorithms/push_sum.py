@@ -1,6 +1,6 @@
 """Stochastic gradient push: gossip over links that may fail one way."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from syncalgos._combinators.turning import in_turns
 from syncalgos._dtypes import narrow, widen
 from syncalgos._keys import own_key
 from syncalgos.collectives import _topology as peers
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class PushSumState(NamedTuple):
@@ -79,20 +79,22 @@ def push_sum(
     graph = peers.check("push_sum", topology, columns=True, keeps=True)
     seed = checks.seed(seed)
 
-    def init(params):
+    def init(params: PyTree) -> PushSumState:
         return PushSumState(widen(params), jnp.ones((), float))
 
-    def sends(step):
+    def sends(step: Any) -> bool | jax.Array:
         if not checks.is_traced(drop) and not drop:
             return True
         return jax.random.uniform(own_key(seed, step, axis)) >= drop
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: PushSumState, step: Any
+    ) -> tuple[Replica, PushSumState]:
         x, w = state
         # u, measured from the worker's own z in its dtype.
         updates = jax.tree.map(lambda z, x: z - narrow(x / w, z), replica.params, x)
-        own = jax.tree.map(jnp.add, x, updates), w
-        x, w = peers.push(own, sends(step), graph, step, axis)
+        sums = jax.tree.map(jnp.add, x, updates), w
+        x, w = peers.push(sums, sends(step), graph, step, axis)
         return restart(replica, jax.tree.map(lambda x: x / w, x)), PushSumState(x, w)
 
     center = shipped("numerators", axis)

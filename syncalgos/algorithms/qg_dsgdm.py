@@ -1,6 +1,6 @@
 """QG-DSGDm: gossip with a momentum of the mixed models' moves."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from syncalgos.strategy import (
     MeanCenter,
     OwnGrads,
     PyTree,
+    Replica,
     Strategy,
     factory,
 )
@@ -89,30 +90,43 @@ def qg_dsgdm(
     graph = peers.check("qg_dsgdm", topology)
     rate = checks.learning_rate("qg_dsgdm", learning_rate)
 
-    def init(params):
+    def init(params: PyTree) -> QuasiGlobalState:
         return QuasiGlobalState(zeros(params), widen(params))
 
-    def direction(g, m):
-        heavy = beta * m + g
-        return g + beta * heavy if nesterov else heavy
+    def find_direction(g: jax.Array, m: jax.Array) -> jax.Array:
+        d = beta * m + g
+        return g + beta * d if nesterov else d
 
-    def reduce(grads, replica, state, step):
-        along = jax.tree.map(direction, widen(grads), state.momentum)
-        return narrow(along, grads), state._replace(before=widen(replica.params))
+    def reduce(
+        grads: PyTree, replica: Replica, state: QuasiGlobalState, step: Any
+    ) -> tuple[PyTree, QuasiGlobalState]:
+        directions = jax.tree.map(find_direction, widen(grads), state.momentum)
+        return narrow(directions, grads), state._replace(before=widen(replica.params))
 
-    def sync(replica, state, step):
-        params, eta = peers.mix(replica.params, graph, step, axis), rate(step)
+    def sync(
+        replica: Replica, state: QuasiGlobalState, step: Any
+    ) -> tuple[Replica, QuasiGlobalState]:
+        params = peers.mix(replica.params, graph, step, axis)
+        eta = rate(step)
         # A schedule may end at 0: then moves cannot be measured in units of it.
-        share, unit = jnp.where(eta > 0, 1 - mu, 0), jnp.where(eta > 0, eta, 1)
+        share = jnp.where(eta > 0, 1 - mu, 0)
+        unit = jnp.where(eta > 0, eta, 1)
 
-        def follow(m, x, mixed):
+        def follow(m: jax.Array, x: jax.Array, mixed: jax.Array) -> jax.Array:
             return m + share * ((x - mixed) / unit - m)
 
         momentum = narrow(jax.tree.map(follow, *state, widen(params)), state.momentum)
         return replica._replace(params=params), state._replace(momentum=momentum)
 
     # Under a period the rate and the graph would need two clocks.
+    turning_sync = sync
     if changes(graph):
-        sync = introspection.Combination(sync, turns=CountedTurns())
-    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis), own_momentum=True)
-    return made._replace(learning_rate=learning_rate)
+        turning_sync = introspection.Combination(sync, turns=CountedTurns())
+    return Strategy(
+        init,
+        OwnGrads(reduce),
+        turning_sync,
+        MeanCenter(axis),
+        own_momentum=True,
+        learning_rate=learning_rate,
+    )

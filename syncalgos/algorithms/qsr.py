@@ -1,6 +1,7 @@
 """The quadratic synchronization rule: rounds lengthen as the learning rate falls."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,17 +68,17 @@ def qsr(
     # A schedule may be any function of the step: the rates of its first steps are
     # computed once.
     @functools.cache
-    def peak():
+    def find_peak() -> jax.Array:
         # With a warm-up rate near 0 the first round would never end.
         with while_tracing():
             rates = jax.vmap(rate)(jnp.arange(TABLED))
             falls = jnp.diff(rates) < 0
             return jnp.where(falls.any(), jnp.argmax(falls), jnp.argmax(rates))
 
-    def length(start):
-        eta = rate(jnp.maximum(start, peak()))
+    def round_length(start: Any) -> jax.Array:
+        eta = rate(jnp.maximum(start, find_peak()))
         # In float32 (0.01 / 0.001)² is below 100: the factor makes up for rounding.
         return (growth / eta) ** 2 * (1 + 1e-6)
 
     mean = average(axis=axis)._replace(learning_rate=learning_rate)
-    return when(mean, Lengths(length, min_gap=period))
+    return when(mean, Lengths(round_length, min_gap=period))

@@ -1,6 +1,6 @@
 """Scaffnew (ProxSkip): corrected local steps, and syncs at random steps."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,7 @@ from syncalgos.strategy import (
     MeanCenter,
     OwnGrads,
     PyTree,
+    Replica,
     Strategy,
     factory,
 )
@@ -81,23 +82,27 @@ def scaffnew(
     rate = checks.learning_rate("scaffnew", learning_rate)
     seed = checks.seed(seed)
 
-    def falls(step):
+    def syncs(step: Any) -> jax.Array:
         # float32 explicitly: with x64 the default would draw another number.
         return jax.random.uniform(common_key(seed, step), (), jnp.float32) < chance
 
-    def init(params):
+    def init(params: PyTree) -> ScaffnewState:
         return ScaffnewState(zeros(params))
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: ScaffnewState, step: Any
+    ) -> tuple[PyTree, ScaffnewState]:
         corrected = jax.tree.map(jnp.subtract, widen(grads), state.control)
         return narrow(corrected, grads), state
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: ScaffnewState, step: Any
+    ) -> tuple[Replica, ScaffnewState]:
         unit = rate(step) / chance
         params = widen(replica.params)
         # The mean of h is 0; sending h too keeps it 0 despite rounding.
-        sent = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
-        mean = collectives.mean(narrow(sent, params), axis)
+        shifted = jax.tree.map(lambda x, h: x - unit * h, params, state.control)
+        mean = collectives.mean(narrow(shifted, params), axis)
         # At the end of a schedule γ may be 0: then h stays.
         divisor = jnp.where(unit > 0, unit, jnp.inf)
         control = jax.tree.map(
@@ -105,5 +110,7 @@ def scaffnew(
         )
         return restart(replica, mean), ScaffnewState(narrow(control, state.control))
 
-    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis))
-    return sync_when(made._replace(learning_rate=learning_rate), falls)
+    strategy = Strategy(
+        init, OwnGrads(reduce), sync, MeanCenter(axis), learning_rate=learning_rate
+    )
+    return sync_when(strategy, syncs)

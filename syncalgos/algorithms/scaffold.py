@@ -1,6 +1,6 @@
 """SCAFFOLD: local steps corrected by control variates."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from syncalgos.strategy import (
     MeanCenter,
     OwnGrads,
     PyTree,
+    Replica,
     Strategy,
     factory,
 )
@@ -80,32 +81,44 @@ def scaffold(
     """
     rate = checks.learning_rate("scaffold", learning_rate)
 
-    def init(params):
+    def init(params: PyTree) -> ScaffoldState:
         zero = zeros(params)
         return ScaffoldState(widen(params), zero, zero, jnp.zeros_like(rate(0)))
 
-    def reduce(grads, replica, state, step):
+    def reduce(
+        grads: PyTree, replica: Replica, state: ScaffoldState, step: Any
+    ) -> tuple[PyTree, ScaffoldState]:
         corrected = jax.tree.map(
-            lambda g, own, c: g - own + c, widen(grads), state.own, state.control
+            lambda g, c_i, c: g - c_i + c, widen(grads), state.own, state.control
         )
         # Σ η instead of the paper's K η: then it is also right for a schedule.
         distance = state.distance + rate(step)
         return narrow(corrected, grads), state._replace(distance=distance)
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: ScaffoldState, step: Any
+    ) -> tuple[Replica, ScaffoldState]:
         # At the end of a schedule Σ η may be 0: then nothing has moved.
         unit = jnp.where(state.distance > 0, state.distance, 1)
 
-        def renew(own, c, x, y):
-            return (own - c + (x - y) / unit).astype(own.dtype)
+        def update_control(
+            c_i: jax.Array, c: jax.Array, x: jax.Array, theta: jax.Array
+        ) -> jax.Array:
+            return (c_i - c + (x - theta) / unit).astype(c_i.dtype)
 
         params = widen(replica.params)
-        own = jax.tree.map(renew, state.own, state.control, state.anchor, params)
-        change = jax.tree.map(jnp.subtract, own, state.own)
+        own_control = jax.tree.map(
+            update_control, state.own, state.control, state.anchor, params
+        )
+        change = jax.tree.map(jnp.subtract, own_control, state.own)
         mean, mean_change = collectives.mean((params, change), axis)
         control = jax.tree.map(jnp.add, state.control, mean_change)
-        replica, zero = restart(replica, mean), jnp.zeros_like(state.distance)
-        return replica, ScaffoldState(widen(replica.params), control, own, zero)
+        replica = restart(replica, mean)
+        distance = jnp.zeros_like(state.distance)
+        anchor = widen(replica.params)
+        return replica, ScaffoldState(anchor, control, own_control, distance)
 
-    made = Strategy(init, OwnGrads(reduce), sync, MeanCenter(axis))
-    return sync_every(made._replace(learning_rate=learning_rate), period)
+    strategy = Strategy(
+        init, OwnGrads(reduce), sync, MeanCenter(axis), learning_rate=learning_rate
+    )
+    return sync_every(strategy, period)

@@ -1,7 +1,8 @@
 """SlowMo: slow momentum on the average of the models."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from syncalgos import checks, collectives
@@ -9,7 +10,7 @@ from syncalgos._anchors import restart, shipped
 from syncalgos._combinators.schedule import every
 from syncalgos._dtypes import narrow, widen, zeros
 from syncalgos.reducers._reducer import over_leaves
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class SlowMoState(NamedTuple):
@@ -75,24 +76,36 @@ def slowmo(
     slow_lr = checks.real("slowmo: slow_lr", slow_lr, above=0)
     rate = checks.learning_rate("slowmo", learning_rate)
 
-    def init(params):
+    def init(params: PyTree) -> SlowMoState:
         return SlowMoState(widen(params), zeros(params))
 
-    def sync(replica, state, step):
+    def sync(
+        replica: Replica, state: SlowMoState, step: Any
+    ) -> tuple[Replica, SlowMoState]:
         gamma = rate(step)
         # A schedule may end at 0: there is no unit then to measure moves in.
-        moves, unit = gamma > 0, jnp.where(gamma > 0, gamma, 1)
+        has_unit = gamma > 0
+        unit = jnp.where(has_unit, gamma, 1)
 
-        def slow_step(x, u, start, mean):
-            u = momentum * u + jnp.where(moves, (start - mean) / unit, 0)
-            return jnp.where(moves, x - slow_lr * (gamma * u), x + (mean - start)), u
+        def slow_step(
+            x: jax.Array, u: jax.Array, start: jax.Array, mean: jax.Array
+        ) -> tuple[jax.Array, jax.Array]:
+            u = momentum * u + jnp.where(has_unit, (start - mean) / unit, 0)
+            x = jnp.where(has_unit, x - slow_lr * (gamma * u), x + (mean - start))
+            return x, u
 
         start = narrow(state.anchor, replica.params)
         mean = collectives.mean(widen(replica.params), axis)
-        new = SlowMoState(*over_leaves(slow_step, 2, *state, start, mean))
+        new_state = SlowMoState(*over_leaves(slow_step, 2, *state, start, mean))
         # The learning rate may be of a wider dtype.
-        new = narrow(new, state)
-        return restart(replica, new.anchor), new
+        new_state = narrow(new_state, state)
+        return restart(replica, new_state.anchor), new_state
 
-    made = Strategy(init, sync=sync, center=shipped("anchor"), axis=axis)
-    return every(made._replace(learning_rate=learning_rate), period)
+    strategy = Strategy(
+        init,
+        sync=sync,
+        center=shipped("anchor"),
+        axis=axis,
+        learning_rate=learning_rate,
+    )
+    return every(strategy, period)

@@ -1,10 +1,20 @@
 """SPARTA: average a few random entries of the models, often."""
 
+from typing import Any
+
 import jax
 
 from syncalgos import collectives, reducers
 from syncalgos._combinators.schedule import every
-from syncalgos.strategy import WORKERS, Axis, MeanCenter, Strategy, factory
+from syncalgos.strategy import (
+    WORKERS,
+    Axis,
+    MeanCenter,
+    PyTree,
+    Replica,
+    Strategy,
+    factory,
+)
 
 
 @factory
@@ -51,12 +61,12 @@ def sparta(
     """
     entries = reducers.random_k(density, seed=seed, axis=axis)
 
-    def sync(replica, state, step):
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
         collectives.no_mean("a mean of some entries")
-        means, own, _ = entries.combine(replica.params, (), step)
-        # `own` and `means` are zero outside of M, which stays the reducer's own.
+        means, sent_entries, _ = entries.combine(replica.params, (), step)
+        # Both are zero outside of M, which stays the reducer's own.
         params = jax.tree.map(
-            lambda x, mine, mean: x - mine + mean, replica.params, own, means
+            lambda x, entry, mean: x - entry + mean, replica.params, sent_entries, means
         )
         return replica._replace(params=params), state
 

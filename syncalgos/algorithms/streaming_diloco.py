@@ -86,16 +86,17 @@ def streaming_diloco(
     period = checks.whole("period", period, least=1)
     fragments = checks.whole("streaming_diloco: fragments", fragments, least=1)
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
-    apart = cuts.steps_between(period, fragments, delay)
-    by = cuts.check("leaves" if cut is None else cut)
+    gap = cuts.steps_between(period, fragments, delay)
+    cut_rule = cuts.check("leaves" if cut is None else cut)
     _stacking.check("streaming_diloco: layered", layered)
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
-    def fragment(number: int) -> Strategy:
+    def make_fragment(number: int) -> Strategy:
         reducer = resolve("streaming_diloco", reduce, axis, seed)
         step = outer_step(outer, reducer, axis=axis)
-        sent = every(step, period, offset=((number + 1) * apart - delay) % period)
-        own = partial(cuts.mask, number, fragments, by, layered)
-        return masked(delayed(sent, delay, alpha=alpha), own)
+        offset = ((number + 1) * gap - delay) % period
+        mask = partial(cuts.mask, number, fragments, cut_rule, layered)
+        periodic_step = every(step, period, offset=offset)
+        return masked(delayed(periodic_step, delay, alpha=alpha), mask)
 
-    return chain(*map(fragment, range(fragments)))
+    return chain(*map(make_fragment, range(fragments)))

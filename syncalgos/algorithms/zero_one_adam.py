@@ -1,6 +1,6 @@
 """0/1 Adam: local steps of Adam, a rarely refreshed variance, sums sent as signs."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +9,13 @@ from syncalgos import checks, collectives
 from syncalgos._anchors import restart, shipped
 from syncalgos._combinators.schedule import sync_every
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
-from syncalgos.algorithms._one_bit import OneBitAdamState, begun, checked, in_signs
-from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
+from syncalgos.algorithms._one_bit import (
+    OneBitAdamState,
+    check_adam,
+    in_signs,
+    init_state,
+)
+from syncalgos.strategy import WORKERS, Axis, PyTree, Replica, Strategy, factory
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -91,34 +96,55 @@ def zero_one_adam(
     variance_steps = checks.whole(f"{where}: variance_steps", variance_steps, least=1)
     refreshes = checks.whole(f"{where}: refreshes", refreshes, least=1)
     period = checks.whole(f"{where}: period", period, least=1)
-    own, rate = checked(where, b1, b2, eps), checks.learning_rate(where, learning_rate)
+    adam = check_adam(where, b1, b2, eps)
+    rate = checks.learning_rate(where, learning_rate)
 
-    def init(params):
-        start = begun(params, axis)
-        return ZeroOneAdamState(start, widen(params), zeros(params), jnp.zeros(()))
+    def init(params: PyTree) -> ZeroOneAdamState:
+        adam_state = init_state(params, axis)
+        return ZeroOneAdamState(adam_state, widen(params), zeros(params), jnp.zeros(()))
 
-    def reduce(grads, replica, state, step):
-        g, (m, v, *errors) = widen(grads), state.adam
+    def reduce(
+        grads: PyTree, replica: Replica, state: ZeroOneAdamState, step: Any
+    ) -> tuple[PyTree, ZeroOneAdamState]:
+        g = widen(grads)
+        m, v, *errors = state.adam
         g = if_finite(g, g, zeros(g))
         # The largest power of two up to step / refreshes + 1.
         interval = 1 << (31 - jax.lax.clz(step // refreshes + jnp.int32(1)))
-        due = (step < variance_steps) & ((step + refreshes) % interval == 0)
-        m = own.first_of(m, g)
+        is_due = (step < variance_steps) & ((step + refreshes) % interval == 0)
+        m = adam.step_first_moment(m, g)
         v = jax.lax.cond(
-            due, lambda: own.second_of(v, collectives.mean(g, axis)), lambda: v
+            is_due,
+            lambda: adam.step_second_moment(v, collectives.mean(g, axis)),
+            lambda: v,
         )
         total = jax.tree.map(lambda u, m: u + rate(step) * m, state.sum, m)
-        adam, rates = OneBitAdamState(m, v, *errors), state.rates + rate(step)
-        new = ZeroOneAdamState(adam, state.anchor, total, rates)
-        return narrow(own.steps(m, v), grads), narrow(new, state)
+        rates = state.rates + rate(step)
+        adam_state = OneBitAdamState(m, v, *errors)
+        new_state = ZeroOneAdamState(adam_state, state.anchor, total, rates)
+        return narrow(adam.steps(m, v), grads), narrow(new_state, state)
 
-    def sync(replica, state, step):
-        adam = in_signs(state.sum, state.rates, own.b1, state.adam, axis)
-        moves = jax.tree.map(lambda d: state.rates * d, own.steps(*adam[:2]))
+    def sync(
+        replica: Replica, state: ZeroOneAdamState, step: Any
+    ) -> tuple[Replica, ZeroOneAdamState]:
+        adam_state = in_signs(state.sum, state.rates, adam.b1, state.adam, axis)
+        steps = adam.steps(adam_state.first, adam_state.second)
+        moves = jax.tree.map(lambda d: state.rates * d, steps)
         anchor = jax.tree.map(jnp.subtract, state.anchor, moves)
-        new = ZeroOneAdamState(adam, anchor, zeros(anchor), jnp.zeros(()))
-        return restart(replica, anchor), narrow(new, state)
+        new_state = ZeroOneAdamState(adam_state, anchor, zeros(anchor), jnp.zeros(()))
+        return restart(replica, anchor), narrow(new_state, state)
 
-    made = Strategy(init, reduce, sync, shipped("anchor"), axis=axis, unit_steps=True)
-    made = made._replace(learning_rate=learning_rate, own_steps=True)
-    return sync_every(made, lambda step: jnp.where(step < variance_steps, 1, period))
+    def round_length(step: Any) -> jax.Array:
+        return jnp.where(step < variance_steps, 1, period)
+
+    strategy = Strategy(
+        init,
+        reduce,
+        sync,
+        shipped("anchor"),
+        axis=axis,
+        unit_steps=True,
+        learning_rate=learning_rate,
+        own_steps=True,
+    )
+    return sync_every(strategy, round_length)

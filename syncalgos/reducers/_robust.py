@@ -195,7 +195,7 @@ class Screen(NamedTuple):
     leaf_clip: float
 
 
-def none_seen(params: PyTree) -> Norms:
+def empty_norms(params: PyTree) -> Norms:
     """The statistics before any norm, for params that are at least float32."""
     leaves = jax.tree.leaves(params)
     zeros = jnp.zeros(len(leaves), jnp.result_type(jnp.float32, *leaves))
