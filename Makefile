@@ -31,7 +31,6 @@ bench:
 
 table:
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.table
-	PYTHONPATH=.:docs python -m pages.diffs
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.combinators
 	JAX_PLATFORMS=cpu PYTHONPATH=.:docs python -m pages.stacked
 

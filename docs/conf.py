@@ -12,7 +12,7 @@ ROOT = DOCS.parent
 MADE = DOCS / "_made"
 sys.path[:0] = [str(DOCS), str(ROOT)]
 
-from pages import algorithms, core, files, links, rst, signatures  # noqa: E402
+from pages import algorithms, core, diffs, files, links, rst, signatures  # noqa: E402
 from pages.motion import trajectories  # noqa: E402
 
 import syncalgos  # noqa: E402
@@ -79,8 +79,7 @@ html_theme_options = {
 # Pages that are folded below another in the sidebar.
 CHILDREN = {
     "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
-    "strategies": "compositions adding-an-algorithm adding-a-reducer adding-a-graph "
-    "adding-a-combinator",
+    "strategies": "adding-an-algorithm adding-a-part",
     "comparing": "trackers dask-cluster",
     "studies": "studies/*",
     "aim": "gpt2",
@@ -118,6 +117,8 @@ def read_source(app, docname: str, source: list[str]) -> None:
     """Leads links to where things are on the site, and lists a page's own pages."""
     if docname == "core":
         source[0] = core.filled(source[0])
+    if docname == "from-flax-and-optax":
+        source[0] = diffs.filled(source[0])
     if not docname.startswith(("_made/", "notebooks/")):
         source[0] = links.rewritten(source[0], f"docs/{docname}.md")
     if docname in CHILDREN:

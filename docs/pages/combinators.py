@@ -1,4 +1,4 @@
-"""Makes the table of docs/strategies.md that says which combinator takes what.
+"""Makes the table of docs/tables/combinators.txt that says which combinator takes what.
 
 python -m pages.combinators
 
@@ -18,7 +18,7 @@ import optax
 import syncalgos as sa
 from pages import table, traffic
 
-PAGE = Path(__file__).parents[1] / "strategies.md"
+PAGE = Path(__file__).parents[1] / "tables" / "combinators.txt"
 OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 PARAMS = {"body": np.zeros((3, 2)), "head": np.zeros(())}
 PERIOD = 8

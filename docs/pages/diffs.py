@@ -1,7 +1,4 @@
-"""Makes the diffs of docs/from-flax-and-optax.md from the pairs in examples/.
-
-python -m pages.diffs
-"""
+"""Shows in docs/from-flax-and-optax.md what differs in the pairs of examples/."""
 
 import ast
 import difflib
@@ -10,12 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "from-flax-and-optax.md"
-MARKED = re.compile(r"(<!-- diff (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"^<!-- diff (\w+) -->$", re.MULTILINE)
 
 
 def filled(page: str) -> str:
-    """Returns the text of the page with the diffs between its marks."""
-    return MARKED.sub(lambda x: f"{x[1]}```diff\n{diff(x[2])}```\n{x[3]}", page)
+    """Returns the text of the page with the diffs in place of its marks."""
+    return MARK.sub(lambda mark: f"```diff\n{diff(mark[1])}```", page)
 
 
 def diff(pair: str) -> str:
@@ -31,7 +28,3 @@ def code(name: str) -> list[str]:
     """Returns the lines of an example behind its docstring."""
     text = (ROOT / "examples" / name).read_text()
     return text.splitlines(keepends=True)[ast.parse(text).body[0].end_lineno :]
-
-
-if __name__ == "__main__":
-    PAGE.write_text(filled(PAGE.read_text()))

@@ -1,6 +1,6 @@
-"""Makes the table of docs/stacked-state.md from compiled programs.
+"""Makes the table of docs/tables/stacked.txt from compiled programs.
 
-python -m pages.stacked             writes the table into the page
+python -m pages.stacked             writes the table
 python -m pages.stacked bmuf easgd  prints the rows of these
 """
 
@@ -18,7 +18,7 @@ import syncalgos
 from experiments.aim import hlo
 from pages import table, traffic
 
-PAGE = Path(__file__).parents[1] / "stacked-state.md"
+PAGE = Path(__file__).parents[1] / "tables" / "stacked.txt"
 HEAD = "algorithm", "vmap", "within", "shard_map", "within", "map by"
 WORKERS, SHARDS = 4, 2
 SHAPES = {"up": (256, 1024), "down": (1024, 256), "bias": (1024,)}

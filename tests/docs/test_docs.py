@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import runpy
 import sys
 from itertools import pairwise
 
@@ -152,7 +153,7 @@ def test_table_of_stacked_replicas_is_what_compiled_programs_send(names):
     environ = {"PYTHONPATH": f"{ROOT}:{ROOT}/docs", "JAX_NUM_CPU_DEVICES": None}
     ended = ran([sys.executable, "-m", "pages.stacked", *names], timeout=900, **environ)
     rows = [line for line in ended.stdout.splitlines() if line.startswith("| `")]
-    page = (ROOT / "docs" / "stacked-state.md").read_text()
+    page = (ROOT / "docs" / "tables" / "stacked.txt").read_text()
     assert len(rows) == len(names), ended.stderr
     assert {*rows} <= {*page.splitlines()}, "make table"
 
@@ -161,7 +162,7 @@ def named(cell):
     return re.findall("`(.+?)`", cell)
 
 
-[TAKEN] = table.MARKED.findall((ROOT / "docs" / "strategies.md").read_text())
+[TAKEN] = table.MARKED.findall(combinators.PAGE.read_text("utf-8"))
 HEAD, _, *ROWS = (
     line[2:-2].split(" | ") for line in TAKEN.split("\n\n")[0].splitlines()
 )
@@ -254,13 +255,13 @@ def test_other_names_lead_to_code_that_runs_or_to_a_composition():
     page = (ROOT / "docs" / "algorithms.md").read_text()
     section = page.partition("## Other names\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+) \| (.+) \|$", section, re.MULTILINE)[1:]
-    headings = (ROOT / "docs" / "compositions.md").read_text().lower()
+    functions = runpy.run_path(str(ROOT / "examples" / "compositions.py"))
     names = vars(syncalgos) | {"optax": optax}
     for _, here in rows:
         calls = re.findall(r"`(.+?)`", here)
-        links = re.findall(r"\(compositions\.md#([\w-]+)\)", here)
+        links = re.findall(r"\[`(\w+)`\]\(\.\./examples/compositions\.py\)", here)
         assert calls or links
         for call in calls:
-            eval(call, names)
+            eval(call, names | functions)
         for link in links:
-            assert f"\n## {link}\n" in headings
+            assert callable(functions[link])

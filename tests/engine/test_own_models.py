@@ -1,6 +1,7 @@
 """Models of flax and equinox, tasks of the user's own, and models in files."""
 
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -170,12 +171,9 @@ def test_batch_statistics_over_all_workers_are_those_of_the_global_batch(float64
 
 
 @pytest.mark.slow
-def test_equinox_batch_statistics_of_the_page_are_those_of_the_global_batch(float64):
-    """By the page's program, as running means and variances in NumPy."""
-    page = (ROOT / "docs" / "from-flax-and-optax.md").read_text()
-    section = page.partition("- **Batch statistics.** `eqx.nn.BatchNorm`")[2]
-    program: dict[str, Any] = {}
-    exec(section.partition("```python\n")[2].partition("```")[0], program)
+def test_equinox_batch_statistics_of_the_example_are_those_of_the_global_batch(float64):
+    """By the example's program, as running means and variances in NumPy."""
+    program = runpy.run_path(str(ROOT / "examples" / "equinox_batch_norm.py"))
 
     inputs = np.random.default_rng(1).normal(3, size=(STEPS, BATCH, 3))
     means = np.zeros(3)

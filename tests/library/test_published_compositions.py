@@ -1,8 +1,6 @@
-"""Each method of docs/compositions.md against its paper's update in float64 NumPy."""
+"""Methods of examples/compositions.py against the updates of their papers, by NumPy."""
 
-import contextlib
-import io
-import re
+import runpy
 
 import jax
 import numpy as np
@@ -32,17 +30,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 WORKERS, DELAY = 4, 2
 MATCHINGS = [[1, 0, 3, 2], [2, 3, 0, 1]]
 SGD = optax.sgd(LR, momentum=MOMENTUM)
-
-
-def from_page(name):
-    """Returns a function that the page defines."""
-    page = (ROOT / "docs" / "compositions.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    [block] = [block for block in blocks if f"\ndef {name}(" in block]
-    names = {}
-    with contextlib.redirect_stdout(io.StringIO()):
-        exec(block, names)
-    return names[name]
+PROGRAM = runpy.run_path(str(ROOT / "examples" / "compositions.py"))
 
 
 def loscar():
@@ -141,7 +129,7 @@ CASES = {
 def test_composition_is_its_papers_update(name):
     recurrence, arguments = CASES[name]
     path = [(center, list(theta)) for center, theta in recurrence()]
-    strategy = from_page(name)(**arguments)
+    strategy = PROGRAM[name](**arguments)
 
     trained = train(strategy, SGD, WORKERS, tuple(range(1, STEPS + 1)), (X, TARGET))
 
