@@ -124,7 +124,7 @@ def opened(
         yield Folder(run, None, started)
         return
     # The first process writes all files but checkpoints: it alone locks the folder.
-    held = lock.held(out) if run.group.is_first else nullcontext()
+    held = lock.lock_folder(out) if run.group.is_first else nullcontext()
     with held, Background() as background:
         if run.group.is_first:  # another command may have written before the lock
             check_files(replace(run.config, out=out))

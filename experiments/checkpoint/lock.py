@@ -15,13 +15,13 @@ from experiments.command.stopping import before_the_end, say
 from experiments.files import Damaged, made, needed, read_bytes
 
 NAME = ".lock"  # in --out
-LONGEST = 200  # characters of the lock file that an error shows
+MAX_SHOWN = 200  # characters of the lock file that an error shows
 WAIT = 0.1  # seconds; enough for a command that is about to end to remove its file
-WITHOUT = errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP  # file systems without locks
+NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP  # file systems without locks
 
 
 @contextmanager
-def held(out: Path) -> Iterator[None]:
+def lock_folder(out: Path) -> Iterator[None]:
     """Locks a folder, made if needed, until the end of the process at the latest.
 
     Folders made here are removed again if they stay empty. A killed process leaves the
@@ -34,19 +34,19 @@ def held(out: Path) -> Iterator[None]:
     # The release may come from a signal, and the run from another thread.
     lock = FileLock(path, WAIT, thread_local=False, fallback_to_soft=False)
 
-    def remove():
+    def remove_file() -> None:
         with suppress(OSError):  # for example, the folder is read-only now
             path.unlink()
 
-    with ExitStack() as held:
+    with ExitStack() as cleanup:
         with needed("--out", out):
-            held.enter_context(made(out))
+            cleanup.enter_context(made(out))
             _acquire(lock, out)
-        held.callback(lock.release)
-        held.callback(remove)
+        cleanup.callback(lock.release)
+        cleanup.callback(remove_file)
         with suppress(OSError):  # a full disk
             path.write_text(f"pid {os.getpid()} on {socket.gethostname()}")
-        with before_the_end(held.pop_all().close):
+        with before_the_end(cleanup.pop_all().close):
             yield
 
 
@@ -61,7 +61,7 @@ def _acquire(lock: FileLock, out: Path) -> None:
     except Timeout:
         holder = ""
         with suppress(OSError, Damaged):  # it has just ended
-            holder = read_bytes(path).decode(errors="replace")[:LONGEST]
+            holder = read_bytes(path).decode(errors="replace")[:MAX_SHOWN]
         if not holder:
             holder = "just started"
         raise BadRequest(
@@ -69,7 +69,7 @@ def _acquire(lock: FileLock, out: Path) -> None:
             "ends, or use another folder"
         ) from None
     except OSError as error:
-        if error.errno not in WITHOUT:
+        if error.errno not in NO_LOCKS:
             raise
         say(
             f"--out {out} cannot be locked ({error.strerror}): do not start another "

@@ -13,7 +13,7 @@ import jax
 
 from experiments import files
 from experiments.checkpoint import shards, state_arrays
-from experiments.checkpoint.shards import Damaged, Incomplete, Shard, joined_pieces
+from experiments.checkpoint.shards import Damaged, Incomplete, Shard, join_pieces
 from experiments.command import factories, terminal
 from experiments.command.errors import BadRequest, MayPass, may_pass
 from experiments.command.factories import ALGORITHM, TASK
@@ -27,9 +27,16 @@ from experiments.training.rounds import count_decisions
 from syncalgos import DataParallel, HeldPart, TrainState
 
 FOLDER = "checkpoints"  # in --out
-KEPT = 3  # the newest checkpoints that a run keeps
+NUM_KEPT = 3  # the newest checkpoints that a run keeps
 # Flags of 0.3 that are gone; no numbers depended on them.
-GONE = {"feed", "keep_checkpoints", "lane_form", "lanes", "scheduler", "sync_memory"}
+REMOVED_FLAGS = {
+    "feed",
+    "keep_checkpoints",
+    "lane_form",
+    "lanes",
+    "scheduler",
+    "sync_memory",
+}
 
 
 class Finished(BadRequest):
@@ -54,18 +61,19 @@ class Background(ThreadPoolExecutor):
 
     def __init__(self):
         super().__init__(1)
-        self._last: Future[None] | None = None
+        self._pending: Future[None] | None = None
 
     def start(self, work: Callable[[], None]) -> None:
         """Starts work once the earlier work has ended."""
         self.wait()
-        self._last = self.submit(work)
+        self._pending = self.submit(work)
 
     def wait(self) -> None:
         """Waits until the work is done, and raises its error if there was one."""
-        last, self._last = self._last, None
-        if last is not None:
-            last.result()
+        future = self._pending
+        self._pending = None
+        if future is not None:
+            future.result()
 
 
 @dataclasses.dataclass
@@ -91,7 +99,7 @@ class Record:
     data: str = ""
 
 
-def record_of(shard: Shard) -> Record:
+def read_record(shard: Shard) -> Record:
     """Reads the record of a shard.
 
     Raises:
@@ -134,7 +142,7 @@ class Saver(NamedTuple):
         """The number of this process's shards, and the number of shards in total."""
         return self.run.group.process, self.run.group.processes
 
-    def save(self, state: TrainState, seconds: float, last: bool) -> None:
+    def save(self, state: TrainState, seconds: float, is_last: bool) -> None:
         """Writes this process's shard of a checkpoint, and removes old ones.
 
         If the shard cannot be written, for example on a full disk, a line reports it;
@@ -144,7 +152,7 @@ class Saver(NamedTuple):
         Args:
             state: the state of the engine.
             seconds: the total time of the run until now.
-            last: whether it is the last checkpoint of the run.
+            is_last: whether it is the last checkpoint of the run.
         """
         # Each process writes its own workers: on a slow link, sending them to the first
         # process would take longer than the rounds between two checkpoints.
@@ -156,14 +164,15 @@ class Saver(NamedTuple):
             self.background.start(store)
         else:  # they agree on the outcome, in their main threads
             store()
-        if last:  # training has ended, and another signal would interrupt the write
+        if is_last:  # training has ended, and another signal would interrupt the write
             self.background.wait()
 
     def _store(self, shard: Shard) -> None:
         """Writes a shard, removes old ones, and notes a complete save."""
-        group, failure = self.run.group, None
+        group = self.run.group
+        failure = None
         try:
-            shards.write(self.folder, shard, *self._place)
+            shards.write_shard(self.folder, shard, *self._place)
         except OSError as error:
             failure = error
             group.note(
@@ -176,16 +185,20 @@ class Saver(NamedTuple):
                 self.progress.saved = shard.step
                 self._prune(shard.step)
             elif failure is None:  # without the other shards it is useless
-                shards.remove(self.folder, [shard.step], *self._place, self.run_ids)
+                shards.remove_shards(
+                    self.folder, [shard.step], *self._place, self.run_ids
+                )
 
     def _shard(self, state: TrainState, seconds: float) -> Shard:
         """Returns this process's part of everything needed to resume."""
-        trainer, run, progress = self.run.trainer, self.run, self.progress
+        run = self.run
+        trainer = run.trainer
+        progress = self.progress
         # Includes the center, for --resume-center with another number of workers.
         center = trainer.center(state)
         # Copied: arrays on a CPU may share device memory, which the next steps reuse.
-        held = jax.tree.map(state_arrays.owned, trainer.to_host(state))
-        kept = Record(
+        host_state = jax.tree.map(state_arrays.copy_view, trainer.to_host(state))
+        record = Record(
             progress=dataclasses.replace(progress, earlier_seconds=seconds),
             settings=run.config.values("run"),
             versions=versions(),
@@ -198,19 +211,30 @@ class Saver(NamedTuple):
             step=progress.step,
             workers=trainer.workers,
             first=trainer.layout.own_workers.start,
-            own=state_arrays.own(held),
-            shared=state_arrays.shared(held, center),
-            record=files.plain(dataclasses.asdict(kept)),
+            own=state_arrays.name_own_arrays(host_state),
+            shared=state_arrays.name_shared_arrays(host_state, center),
+            record=files.plain(dataclasses.asdict(record)),
         )
 
     def _prune(self, newest: int) -> None:
         """Removes this process's shards of old checkpoints that the run has written."""
-        best = None
+        best_step = None
         if self.run.config.keep == "best":
-            there, lines = {*shards.steps(self.folder)}, self.progress.lines
-            best = progress.best(x for x in lines if x["step"] in there)
-        old = KEPT, *self._place, newest, self.run_ids
-        shards.prune(self.folder, *old, best["step"] if best else None)
+            saved_steps = {*shards.find_steps(self.folder)}
+            evaluations = [x for x in self.progress.lines if x["step"] in saved_steps]
+            best_evaluation = progress.best(evaluations)
+            if best_evaluation:
+                best_step = best_evaluation["step"]
+        number, num_shards = self._place
+        shards.prune_shards(
+            self.folder,
+            keep=NUM_KEPT,
+            number=number,
+            num_shards=num_shards,
+            newest=newest,
+            run_ids=self.run_ids,
+            best=best_step,
+        )
 
     def open(self) -> None:
         """Removes the checkpoints that the run overwrites, or old ones.
@@ -219,7 +243,7 @@ class Saver(NamedTuple):
             OSError: a file cannot be removed.
         """
         if self.run.config.overwrite:
-            shards.prune(self.folder, 0, *self._place)
+            shards.prune_shards(self.folder, 0, *self._place)
         else:
             self._prune(self.progress.step)
 
@@ -237,9 +261,11 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
             its checkpoints can be used.
         Finished: it holds the finished run, without a checkpoint.
     """
-    group, out, progress = run.group, folder.parent, Progress()
-    drawn = group.gather([secrets.randbits(31) for _ in range(4)])[0]
-    start_id = "".join(f"{int(x):08x}" for x in drawn)
+    group = run.group
+    out = folder.parent
+    progress = Progress()
+    random_numbers = group.gather([secrets.randbits(31) for _ in range(4)])[0]
+    start_id = "".join(f"{int(x):08x}" for x in random_numbers)
     run_ids: list[str | None] = []
     shard = _newest(run, folder) if run.config.resume else None
     if shard is not None:
@@ -257,7 +283,7 @@ def restore(run: Run, folder: Path, background: Background) -> Saver:
     elif not run.config.overwrite:
         is_used = True  # even if they cannot be listed, they must not be replaced
         with suppress(OSError):
-            is_used = bool(shards.steps(folder))
+            is_used = bool(shards.find_steps(folder))
         if group.largest(is_used):
             raise BadRequest(
                 f"--out {out} already holds checkpoints: use another folder, --resume "
@@ -278,7 +304,7 @@ def _holds_linked_checkpoints(folder: Path) -> bool:
     if not folder.is_symlink():
         return False
     try:
-        return bool(shards.steps(folder))
+        return bool(shards.find_steps(folder))
     except OSError:  # even if they cannot be listed, they must not be removed
         return True
 
@@ -290,25 +316,27 @@ def _newest(run: Run, folder: Path) -> Shard | None:
         BadRequest: there are checkpoints, but none can be used; MayPass if a file could
             not be read and another attempt may succeed.
     """
-    there: list[int] = []
+    saved_steps: list[int] = []
     problems: list[Exception] = []
     try:
-        there = shards.steps(folder)
+        saved_steps = shards.find_steps(folder)
     except OSError as error:
         problems.append(error)
     step = 2**31
     while True:
         # A host may lack the newest step: agree on one that all processes have.
-        step = run.group.smallest(max((x for x in there if x < step), default=-1))
+        earlier_steps = [x for x in saved_steps if x < step]
+        step = run.group.smallest(max(earlier_steps, default=-1))
         if step < 0:
-            _check_begins(run, folder, there, problems)
+            _check_begins(run, folder, saved_steps, problems)
             return None
-        if shard := _agreed(run, folder, step, problems):
+        shard = _load_agreed(run, folder, step, problems)
+        if shard is not None:
             return shard
 
 
 def _check_begins(
-    run: Run, folder: Path, there: list[int], problems: list[Exception]
+    run: Run, folder: Path, saved_steps: list[int], problems: list[Exception]
 ) -> None:
     """Raises a BadRequest if a process has checkpoints that it cannot use.
 
@@ -317,12 +345,12 @@ def _check_begins(
     Args:
         run: a run that is ready to start.
         folder: the folder of its checkpoints.
-        there: steps of the checkpoints in this process's folder.
+        saved_steps: steps of the checkpoints in this process's folder.
         problems: why they could not be used.
     """
     unusable = [x for x in problems if not isinstance(x, Incomplete)]
     # An interrupted first save loses nothing: the next one replaces it.
-    has_files = bool(unusable or (there and not shards.is_first_save(folder)))
+    has_files = bool(unusable or (saved_steps and not shards.is_first_save(folder)))
     if not run.group.largest(has_files):
         return
     reason = problems[0] if problems else "not every process has a usable file"
@@ -341,29 +369,33 @@ def _check_begins(
     )
 
 
-def _agreed(
+def _load_agreed(
     run: Run, folder: Path, step: int, problems: list[Exception]
 ) -> Shard | None:
     """Returns this process's shard, if all processes have shards of one run."""
-    group, trainer = run.group, run.trainer
+    group = run.group
+    trainer = run.trainer
     shard = None
 
-    def wanted(workers: int) -> range:
+    def find_wanted_workers(workers: int) -> range:
         # New replicas start from the center, which is with each worker.
         return trainer.layout.own_workers if workers == trainer.workers else range(1)
 
     try:
-        found = shards.load(folder, step, wanted, record_of)
-        own, shared = map(joined_pieces, (found.own, found.shared))
-        found = found._replace(own=own, shared=shared)
-        _check_pieces(trainer, run.state, found)
-        shard = found
+        stored_shard = shards.load_workers(
+            folder, step, find_wanted_workers, read_record
+        )
+        joined_shard = stored_shard._replace(
+            own=join_pieces(stored_shard.own), shared=join_pieces(stored_shard.shared)
+        )
+        _check_pieces(trainer, run.state, joined_shard)
+        shard = joined_shard
     except (Damaged, Incomplete, OSError) as error:
         problems.append(error)
         group.note(f"the checkpoint of step {step} cannot be used: {error}")
     if group.largest(shard is None) or shard is None:
         return None
-    if group.agree(shards.identity(shard)):
+    if group.agree(shards.common_identity(shard)):
         return shard
     problems.append(Damaged("its shard files are of different runs"))
     if group.is_first:
@@ -379,22 +411,25 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
         like: any state of the trainer, for its places on the devices.
         shard: a shard of a checkpoint, whose workers may have spanned processes.
     """
-    same, layout = shard.workers == trainer.workers, trainer.layout
-    places = {}
-    if same and not layout.is_whole:
+    has_same_workers = shard.workers == trainer.workers
+    layout = trainer.layout
+    placed_arrays = {}
+    if has_same_workers and not layout.is_whole:
         leaves = jax.tree_util.tree_leaves_with_path((like.replica, like.sync))
-        places = {jax.tree_util.keystr(path): x for path, x in leaves}
-    for name, part in (shard.own if same else shard.shared).items():
+        placed_arrays = {jax.tree_util.keystr(path): x for path, x in leaves}
+    arrays = shard.own if has_same_workers else shard.shared
+    for name, part in arrays.items():
         if not isinstance(part, HeldPart):
             continue
-        if (place := places.get(name)) is None:
+        placed_array = placed_arrays.get(name)
+        if placed_array is None:
             raise Incomplete(
                 f"only a part of {name} is here: its workers spanned several "
                 "processes, whose files must be in one folder"
             )
         try:
-            for each in place.addressable_shards:
-                bounds = shards.find_bounds(each.index, place.shape)
+            for device_shard in placed_array.addressable_shards:
+                bounds = shards.find_bounds(device_shard.index, placed_array.shape)
                 part.read(((0, layout.lanes), *bounds[2:]))
         except ValueError as error:
             raise Incomplete(f"array {name}: {error}") from None
@@ -402,22 +437,23 @@ def _check_pieces(trainer: DataParallel, like: TrainState, shard: Shard) -> None
 
 def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
     """Returns the run with a checkpoint's state, and the progress until then."""
-    c, trainer = run.config, run.trainer
-    record = record_of(shard)
+    config = run.config
+    trainer = run.trainer
+    record = read_record(shard)
     progress = record.progress
     has_same_workers = shard.workers == trainer.workers
-    if not has_same_workers and not c.resume_center:
+    if not has_same_workers and not config.resume_center:
         raise BadRequest(
             f"--resume: the checkpoint of step {shard.step} has {shard.workers} "
             f"workers, not {trainer.workers}: --resume-center starts new replicas from "
             "its center model"
         )
-    if shard.step > c.steps:
+    if shard.step > config.steps:
         raise BadRequest(
             f"--resume: the checkpoint of step {shard.step} is after the last step, "
-            f"--steps {c.steps}: use --steps {shard.step} or more"
+            f"--steps {config.steps}: use --steps {shard.step} or more"
         )
-    check_settings(record.settings, c, has_same_workers)
+    check_settings(record.settings, config, has_same_workers)
     if record.data and record.data != run.data.sha256:
         raise BadRequest(
             f"--resume: the checkpoint of step {shard.step} used other data: the files "
@@ -427,16 +463,16 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
     if any(number >= num_decisions for _, number in progress.decided):
         raise BadRequest(
             f"--resume: the checkpoint of step {shard.step} has data-dependent syncs "
-            f"that {c.algo} lacks: start anew with --overwrite"
+            f"that {config.algo} lacks: start anew with --overwrite"
         )
     if record.versions != versions() and run.group.is_first:
         terminal.say("other versions wrote the checkpoint: results may differ")
     arrays = run.state, shard.own, shard.shared
     try:
         if has_same_workers:
-            state = state_arrays.state(trainer, *arrays)
+            state = state_arrays.restore_state(trainer, *arrays)
         else:
-            state = state_arrays.restarted(trainer, c.seed, *arrays)
+            state = state_arrays.restart_from_center(trainer, config.seed, *arrays)
     except state_arrays.Misfit as error:
         raise BadRequest(f"--resume: {error}") from error
     if not has_same_workers:
@@ -451,8 +487,9 @@ def _resumed(run: Run, shard: Shard) -> tuple[Run, Progress]:
 def _finished(out: Path, config: RunConfig) -> dict[str, Any]:
     """Returns the summary of the whole run in a folder; {} if there is none."""
     with suppress(files.Damaged, OSError):
-        if (found := run_folder.read_run(out)) is not None:
-            summary = found.summary
+        finished_run = run_folder.read_run(out)
+        if finished_run is not None:
+            summary = finished_run.summary
             # A run that diverged is over, whatever its number of steps.
             if summary.get("steps") == config.steps or summary["diverged"]:
                 return summary
@@ -465,49 +502,61 @@ def check_config(out: Path, config: RunConfig) -> None:
     if not path.exists():
         return
     try:
-        found = files.read(path)
+        stored_config = files.read(path)
         with files.using(path):
-            before = {
-                name: value
-                for name, value in found["settings"].items()
-                if name not in GONE
-                and (name not in SETTINGS or SETTINGS[name].scope == "run")
-            }
-            before |= {**found["arguments"], **found["task_arguments"]}
+            earlier_values = {}
+            for name, value in stored_config["settings"].items():
+                is_run_setting = name not in SETTINGS or SETTINGS[name].scope == "run"
+                if is_run_setting and name not in REMOVED_FLAGS:
+                    earlier_values[name] = value
+            earlier_values |= stored_config["arguments"]
+            earlier_values |= stored_config["task_arguments"]
     except files.Damaged as error:
         raise BadRequest(
             f"--resume: {error}; no file was removed: --overwrite starts anew"
         ) from error
-    check_settings(before, config, same=True)
+    check_settings(earlier_values, config, has_same_workers=True)
 
 
-def check_settings(before: dict[str, Any], config: RunConfig, same: bool) -> None:
+def check_settings(
+    earlier_values: dict[str, Any], config: RunConfig, has_same_workers: bool
+) -> None:
     """Raises a BadRequest if the earlier run differs from the run to resume.
 
     Args:
-        before: the earlier run's values that affect its results, by flag, as in JSON.
+        earlier_values: the earlier run's values that affect its results, by flag, as in
+            JSON.
         config: the config of the run to resume.
-        same: whether both have the same number of workers.
+        has_same_workers: whether both have the same number of workers.
     """
-    now = files.plain(config.values("run"))
+    values = files.plain(config.values("run"))
     # A run started before a flag existed used the flag's default.
-    common = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
-    algorithm = factories.describe(ALGORITHM, config.algo)
-    common |= algorithm.defaults | factories.describe(TASK, config.task).defaults
-    named = {RENAMED.get(f"{config.algo}.{k}", k): x for k, x in before.items()}
-    before = files.plain(common) | named
+    defaults = {x.parameter: x.default for x in SETTINGS.values() if x.scope == "run"}
+    defaults |= factories.describe(ALGORITHM, config.algo).defaults
+    defaults |= factories.describe(TASK, config.task).defaults
+    compared_values = files.plain(defaults)
+    for name, value in earlier_values.items():
+        compared_values[RENAMED.get(f"{config.algo}.{name}", name)] = value
     # A flag that is gone had no effect unless it was set.
-    before = {k: x for k, x in before.items() if k in now or x not in (None, False)}
-    free = set() if same else {"workers", "batch_size", "accumulate"}
+    for name in compared_values.keys() - values.keys():
+        if compared_values[name] in (None, False):
+            del compared_values[name]
+    free_names: set[str] = set()
+    if not has_same_workers:
+        free_names |= {"workers", "batch_size", "accumulate"}
     if config.schedule == "constant":  # a longer run starts like a shorter one
-        free.add("steps")
-    # Other tasks, algorithms and versions have other flags: name these first.
-    first = "task", "algo"
-    names = sorted({*now, *before} - free, key=lambda x: (x not in first, x in now, x))
-    for name in names:
-        if now.get(name) != before.get(name):
+        free_names.add("steps")
+
+    def by_importance(name: str) -> tuple[bool, bool, str]:
+        # Other tasks, algorithms and versions have other flags: name these first.
+        return name not in ("task", "algo"), name in values, name
+
+    names = (values.keys() | compared_values.keys()) - free_names
+    for name in sorted(names, key=by_importance):
+        value = values.get(name)
+        earlier_value = compared_values.get(name)
+        if value != earlier_value:
             flag = f"--{name.replace('_', '-')}"
             raise BadRequest(
-                f"--resume: the run was made with {flag} {before.get(name)}, not "
-                f"{now.get(name)}"
+                f"--resume: the run was made with {flag} {earlier_value}, not {value}"
             )

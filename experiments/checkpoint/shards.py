@@ -74,7 +74,7 @@ class Shard(NamedTuple):
     record: dict[str, Any]
 
     @property
-    def held(self) -> range:
+    def own_workers(self) -> range:
         """The numbers of the workers in this shard."""
         return range(self.first, self.first + len(next(iter(self.own.values()))))
 
@@ -97,30 +97,31 @@ def parse_name(file_name: str) -> ShardName | None:
     match = re.fullmatch(r"step-([0-9]+)\.([0-9]+)-of-([0-9]+)\.npz", file_name)
     if match is None:
         return None
-    found = ShardName(*map(int, match.groups()))
+    step, number, num_files = match.groups()
+    name = ShardName(int(step), int(number), int(num_files))
     # Rejects 00-of-1, 1-of-1, and steps that no run reaches.
-    fits = found.file_name == file_name and found.number < found.of
-    return found if fits and found.step < 2**31 else None
+    is_name = name.file_name == file_name and name.number < name.of
+    return name if is_name and name.step < 2**31 else None
 
 
-def writer(file_name: str) -> tuple[int, int] | None:
+def parse_unfinished_name(file_name: str) -> tuple[int, int] | None:
     """Parses an unfinished file's name to (number, of); returns None for others."""
     match = re.fullmatch(rf"\.([0-9]+)-of-([0-9]+){UNFINISHED}", file_name)
     return (int(match[1]), int(match[2])) if match else None
 
 
-def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
+def write_shard(folder: Path, shard: Shard, number: int, num_shards: int) -> Path:
     """Writes a shard; a process killed at any moment leaves no partly written shard.
 
-    A killed process leaves an unfinished file, which the next `write` of this number
-    replaces. Leaves whose rows are identical bit for bit are stored as one row.
+    A killed process leaves an unfinished file, which the next `write_shard` of this
+    number replaces. Leaves whose rows are identical bit for bit are stored as one row.
 
     Args:
         folder: the folder of the checkpoints; it is created if missing.
         shard: the state to keep.
         number: the number of the process, from 0, which becomes that of the shard.
             Processes that write to one folder have different numbers.
-        of: the number of shards.
+        num_shards: the number of shards.
 
     Returns:
         The path of the file, which has reached the disk.
@@ -130,27 +131,27 @@ def write(folder: Path, shard: Shard, number: int, of: int) -> Path:
         TypeError: the record holds a value that JSON cannot represent.
         ValueError: leaves are not numeric, or do not fit each other.
     """
-    _check(shard)
-    if not 0 <= number < of:
-        raise ValueError(f"number must be 0 to {of - 1}, got {number}")
-    entries = _entries(shard)
+    _check_shard(shard)
+    if not 0 <= number < num_shards:
+        raise ValueError(f"number must be 0 to {num_shards - 1}, got {number}")
+    entries = _make_entries(shard)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / ShardName(shard.step, number, of).file_name
-    with replacing(path, f".{number}-of-{of}") as file:
+    path = folder / ShardName(shard.step, number, num_shards).file_name
+    with replacing(path, f".{number}-of-{num_shards}") as file:
         np.savez(file, **entries)  # pyright: ignore[reportArgumentType]
         with zipfile.ZipFile(file, "a") as archive:
             archive.comment = b"-" * DIGEST  # space for the digest
-        digest = _digest(file)
+        digest = _compute_digest(file)
         file.seek(-DIGEST, os.SEEK_END)
         file.write(digest)
     return path
 
 
-def read(path: Path) -> Shard:
+def read_shard(path: Path) -> Shard:
     """Reads a shard.
 
     Args:
-        path: the path of a file that `write` made; the file may have been renamed.
+        path: the path of a file that `write_shard` made; it may have been renamed.
 
     Returns:
         The shard. Leaves that are stored as one row are read-only views of that row.
@@ -159,17 +160,17 @@ def read(path: Path) -> Shard:
         Damaged: the content has changed, or the step differs from the file's name.
         OSError: the file cannot be read.
     """
-    with _open(path) as file:
-        digest = _digest(file)
+    with _open_shard_file(path) as file:
+        digest = _compute_digest(file)
         # Covers the whole file: zip's own checksums miss a flipped bit in a header.
         if file.read() != digest:
             raise Damaged(
                 f"{path.name} is damaged: its SHA-256 is not the one stored at its end"
             )
-        shard = _parsed(path, file)
-    named = parse_name(path.name)
-    if named and named.step != shard.step:
-        raise Damaged(f"{path.name} holds step {shard.step}, not {named.step}")
+        shard = _parse_shard(path, file)
+    name = parse_name(path.name)
+    if name and name.step != shard.step:
+        raise Damaged(f"{path.name} holds step {shard.step}, not {name.step}")
     return shard
 
 
@@ -180,11 +181,11 @@ def read_head(path: Path) -> Shard:
         Damaged: the file holds no manifest; its arrays may be damaged nevertheless.
         OSError: the file cannot be read.
     """
-    with _open(path) as file:
-        return _parsed(path, file, is_head=True)
+    with _open_shard_file(path) as file:
+        return _parse_shard(path, file, is_head=True)
 
 
-def _open(path: Path) -> BinaryIO:
+def _open_shard_file(path: Path) -> BinaryIO:
     """Opens the file of a shard; raises Damaged if it is a pipe or a device."""
     try:
         return files.open_regular(path)
@@ -192,11 +193,11 @@ def _open(path: Path) -> BinaryIO:
         raise Damaged(str(error)) from error
 
 
-def _parsed(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
+def _parse_shard(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
     """Reads a shard; raises Damaged for any content that is none."""
     # Even a file that is not a shard may end with its own SHA-256.
     try:
-        return _shard(_opened(file), is_head)
+        return _build_shard(_open_arrays(file), is_head)
     except MemoryError:
         raise
     # zipfile and NumPy raise a dozen kinds of errors. Some are OSErrors that are not
@@ -208,7 +209,7 @@ def _parsed(path: Path, file: BinaryIO, is_head: bool = False) -> Shard:
         raise Damaged(f"{path.name} is not usable: {reason}") from error
 
 
-def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
+def _open_arrays(file: BinaryIO) -> Mapping[str, np.ndarray]:
     """Opens a file's arrays; raises a ValueError if they claim more than it holds."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
@@ -225,7 +226,7 @@ def _opened(file: BinaryIO) -> Mapping[str, np.ndarray]:
     return np.load(file)
 
 
-def _check(shard: Shard) -> None:
+def _check_shard(shard: Shard) -> None:
     """Raises a ValueError if numbers and leaves do not fit each other."""
     if not isinstance(shard.record, dict):
         raise ValueError("its record is not a table of values")
@@ -235,30 +236,37 @@ def _check(shard: Shard) -> None:
     counts = {x.shape[:1] for x in shard.own.values()}
     if len(counts) != 1 or counts == {()}:
         raise ValueError(f"own leaves must have equally many rows, got {counts}")
-    if shard.step < 0 or shard.first < 0 or shard.held.stop > shard.workers:
+    if shard.step < 0 or shard.first < 0 or shard.own_workers.stop > shard.workers:
         raise ValueError(
-            f"impossible: workers {shard.held} of {shard.workers}, step {shard.step}"
+            f"impossible: workers {shard.own_workers} of {shard.workers}, step "
+            f"{shard.step}"
         )
 
 
-def _entries(shard: Shard) -> dict[str, np.ndarray]:
+def _make_entries(shard: Shard) -> dict[str, np.ndarray]:
     """Returns a file's arrays: the leaves, and the manifest that describes them."""
     entries: dict[str, np.ndarray] = {}
     manifest = {"version": VERSION, **shard._asdict(), "own": [], "shared": []}
     for kind in ("own", "shared"):
         for i, (name, leaf) in enumerate(getattr(shard, kind).items()):
             leaf = np.asarray(leaf, order="C")
-            stored = leaf.view(_stored_as(leaf.dtype, name))
+            stored_leaf = leaf.view(_stored_dtype(leaf.dtype, name))
             # After a sync of 256 workers this makes the file 256 times smaller.
-            once = kind == "own" and _rows_are_identical(stored)
-            entries[f"{kind}/{i}"] = stored[:1] if once else stored
-            facts = {"dtype": leaf.dtype.name, "shape": leaf.shape, "once": once}
-            manifest[kind].append({"name": name, **facts})
+            is_one_row = kind == "own" and _rows_are_identical(stored_leaf)
+            entries[f"{kind}/{i}"] = stored_leaf[:1] if is_one_row else stored_leaf
+            manifest[kind].append(
+                {
+                    "name": name,
+                    "dtype": leaf.dtype.name,
+                    "shape": leaf.shape,
+                    "once": is_one_row,
+                }
+            )
     text = json.dumps(manifest).encode()
     return {**entries, "manifest": np.frombuffer(text, np.uint8)}
 
 
-def _shard(entries: Mapping[str, np.ndarray], is_head: bool) -> Shard:
+def _build_shard(entries: Mapping[str, np.ndarray], is_head: bool) -> Shard:
     """Reads a file's arrays; raises any kind of error if they are not a shard."""
     manifest = json.loads(entries["manifest"].tobytes())
     if manifest["version"] > VERSION:
@@ -266,19 +274,25 @@ def _shard(entries: Mapping[str, np.ndarray], is_head: bool) -> Shard:
             f"its format is {manifest['version']}, but this version reads {VERSION}"
         )
     leaves: dict[str, dict[str, np.ndarray]] = {"own": {}, "shared": {}}
-    for kind, named in leaves.items():
+    for kind, leaves_by_name in leaves.items():
         for i, entry in enumerate(manifest[kind]):
-            stored = None if is_head else entries[f"{kind}/{i}"]
-            named[entry["name"]] = _leaf(stored, entry)
+            stored_leaf = None if is_head else entries[f"{kind}/{i}"]
+            leaves_by_name[entry["name"]] = _restore_leaf(stored_leaf, entry)
     if len(entries) != 1 + sum(map(len, leaves.values())):
         raise ValueError("it has arrays that its manifest does not list")
-    numbers = (manifest[x] for x in ("step", "workers", "first"))
-    shard = Shard(*numbers, **leaves, record=manifest["record"])
-    _check(shard)
+    shard = Shard(
+        step=manifest["step"],
+        workers=manifest["workers"],
+        first=manifest["first"],
+        own=leaves["own"],
+        shared=leaves["shared"],
+        record=manifest["record"],
+    )
+    _check_shard(shard)
     return shard
 
 
-def _leaf(stored: np.ndarray | None, entry: dict[str, Any]) -> np.ndarray:
+def _restore_leaf(stored_leaf: np.ndarray | None, entry: dict[str, Any]) -> np.ndarray:
     """Restores a leaf; a blank one, without memory, from its manifest entry alone.
 
     Raises:
@@ -286,16 +300,17 @@ def _leaf(stored: np.ndarray | None, entry: dict[str, Any]) -> np.ndarray:
     """
     dtype = FOREIGN.get(entry["dtype"]) or np.dtype(entry["dtype"])
     blank = np.broadcast_to(np.zeros((), dtype), entry["shape"])
-    if stored is None:
+    if stored_leaf is None:
         return blank
-    shape = (1, *blank.shape[1:]) if entry["once"] else blank.shape
-    if (stored.dtype, stored.shape) != (_stored_as(dtype, entry["name"]), shape):
+    stored_shape = (1, *blank.shape[1:]) if entry["once"] else blank.shape
+    stored_dtype = _stored_dtype(dtype, entry["name"])
+    if stored_leaf.dtype != stored_dtype or stored_leaf.shape != stored_shape:
         raise ValueError(f"its array {entry['name']!r} differs from its manifest")
-    leaf = stored.view(dtype)
+    leaf = stored_leaf.view(dtype)
     return np.broadcast_to(leaf, blank.shape) if entry["once"] else leaf
 
 
-def _stored_as(dtype: np.dtype, name: str) -> np.dtype:
+def _stored_dtype(dtype: np.dtype, name: str) -> np.dtype:
     """Returns the dtype in the file; raises a ValueError for non-numeric leaves."""
     if dtype.name in FOREIGN:
         return np.dtype(f"u{dtype.itemsize}")
@@ -315,14 +330,17 @@ def _rows_are_identical(leaf: np.ndarray) -> bool:
     return all(np.array_equal(words[0], row) for row in words[1:])
 
 
-def _digest(file: BinaryIO) -> bytes:
+def _compute_digest(file: BinaryIO) -> bytes:
     """Returns the SHA-256 of all bytes before the stored digest; stops there."""
-    left = file.seek(0, os.SEEK_END) - DIGEST
+    num_bytes_left = file.seek(0, os.SEEK_END) - DIGEST
     file.seek(0)
     sha256 = hashlib.sha256()
-    while left > 0 and (chunk := file.read(min(CHUNK, left))):
+    while num_bytes_left > 0:
+        chunk = file.read(min(CHUNK, num_bytes_left))
+        if not chunk:
+            break
         sha256.update(chunk)
-        left -= len(chunk)
+        num_bytes_left -= len(chunk)
     return sha256.hexdigest().encode()
 
 
@@ -332,16 +350,19 @@ def array_name(name: str) -> str:
     return piece[1] if piece else name
 
 
-def named_pieces(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
+def name_pieces(name: str, x: np.ndarray | HeldPart) -> dict[str, np.ndarray]:
     """Names an array, or its pieces."""
     if not isinstance(x, HeldPart):
         return {name: np.asarray(x)}
     shape = ",".join(map(str, x.shape))
 
-    def text(bounds: Bounds) -> str:
+    def format_bounds(bounds: Bounds) -> str:
         return ",".join(f"{start}:{stop}" for start, stop in bounds)
 
-    return {f"{name}@{shape}@{text(own)}": piece for own, piece in x.pieces.items()}
+    return {
+        f"{name}@{shape}@{format_bounds(bounds)}": piece
+        for bounds, piece in x.pieces.items()
+    }
 
 
 def find_bounds(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
@@ -350,22 +371,30 @@ def find_bounds(index: Iterable[slice], shape: Iterable[int]) -> Bounds:
     return tuple(part.indices(size)[:2] for part, size in pairs)
 
 
-def joined_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+def join_pieces(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     """Joins pieces by name; an array that lacks pieces becomes a `HeldPart`."""
-    found: dict[str, Any] = {}
-    for name, x in arrays.items():
-        if (piece := _PIECE.fullmatch(name)) is None:
-            found[name] = x
+    joined_arrays: dict[str, Any] = {}
+    parts: dict[str, HeldPart] = {}
+    for name, array in arrays.items():
+        match = _PIECE.fullmatch(name)
+        if match is None:
+            joined_arrays[name] = array
             continue
-        shape = tuple(map(int, piece[2].split(",")))
-        pairs = (pair.split(":") for pair in piece[3].split(","))
+        whole_name, shape_text, bounds_text = match.groups()
+        shape = tuple(map(int, shape_text.split(",")))
+        pairs = (pair.split(":") for pair in bounds_text.split(","))
         bounds = tuple((int(start), int(stop)) for start, stop in pairs)
-        others = found[piece[1]].pieces if piece[1] in found else {}
-        found[piece[1]] = HeldPart(shape, x.dtype, {**others, bounds: x})
-    return {k: x.joined if isinstance(x, HeldPart) else x for k, x in found.items()}
+        earlier_pieces = parts[whole_name].pieces if whole_name in parts else {}
+        parts[whole_name] = HeldPart(
+            shape, array.dtype, {**earlier_pieces, bounds: array}
+        )
+        joined_arrays[whole_name] = parts[whole_name]  # keeps its place in the order
+    for name, part in parts.items():
+        joined_arrays[name] = part.joined
+    return joined_arrays
 
 
-def steps(folder: Path) -> list[int]:
+def find_steps(folder: Path) -> list[int]:
     """Returns the steps of all checkpoints in a folder, the newest first.
 
     Only the files' names are read: a checkpoint may still be incomplete or damaged.
@@ -373,19 +402,19 @@ def steps(folder: Path) -> list[int]:
     return sorted({name.step for name in _shard_names(folder)}, reverse=True)
 
 
-def load(
+def load_workers(
     folder: Path,
     step: int,
-    wanted: Callable[[int], range] = range,
+    wanted_workers: Callable[[int], range] = range,
     check: Callable[[Shard], object] = lambda head: None,
 ) -> Shard:
     """Loads workers of a checkpoint, from as few shards as hold them.
 
     Args:
         folder: the folder of the checkpoints.
-        step: one of `steps`.
-        wanted: maps the number of workers of the checkpoint to the numbers of those to
-            load, at least one; by default all.
+        step: one of `find_steps`.
+        wanted_workers: maps the number of workers of the checkpoint to the numbers of
+            those to load, at least one; by default all.
         check: raises a ValueError for the head of a shard that cannot be used.
 
     Returns:
@@ -405,9 +434,10 @@ def load(
             layouts[name.of].append(name)
     errors: list[Exception] = []
     # A killed run with another number of processes may have left an incomplete layout.
-    for of in sorted(layouts, key=lambda of: (len(layouts[of]) < of, of)):
+    sizes = sorted(layouts, key=lambda size: (len(layouts[size]) < size, size))
+    for num_shards in sizes:
         try:
-            return _load_layout(folder, layouts[of], wanted, check)
+            return _load_layout(folder, layouts[num_shards], wanted_workers, check)
         except (Damaged, Incomplete) as error:
             errors.append(error)
     raise errors[0] if errors else Incomplete(f"step-{step:08} has no shard files")
@@ -416,71 +446,88 @@ def load(
 def _load_layout(
     folder: Path,
     names: list[ShardName],
-    wanted: Callable[[int], range],
+    wanted_workers: Callable[[int], range],
     check: Callable[[Shard], object],
 ) -> Shard:
     """Loads workers from the shards that hold them, as their manifests say."""
-    found = {name: _head(folder / name.file_name) for name in names}
-    heads = {name: head for name, head in found.items() if head is not None}
-    known = [*heads.values()]
-    rows = wanted(known[0].workers) if known else range(1)
-    is_whole = all(any(row in head.held for head in known) for row in rows)
+    heads: dict[ShardName, Shard] = {}
+    unreadable_names: list[ShardName] = []
+    for name in names:
+        head = _find_head(folder / name.file_name)
+        if head is None:
+            unreadable_names.append(name)
+        else:
+            heads[name] = head
+    rows = range(1)
+    if heads:
+        rows = wanted_workers(next(iter(heads.values())).workers)
+    present_workers: set[int] = set()
+    for head in heads.values():
+        present_workers.update(head.own_workers)
+    is_whole = present_workers.issuperset(rows)
     # Workers that span processes are held in pieces, which any file may have.
-    is_spread = any(array_name(x) != x for head in known for x in head.own)
+    is_spread = any(_has_pieces(head) for head in heads.values())
     if is_spread or not is_whole:
-        for name in sorted(found.keys() - heads.keys()):
-            read(folder / name.file_name)  # raises the reason
+        for name in sorted(unreadable_names):
+            read_shard(folder / name.file_name)  # raises the reason
     if not is_whole:
-        raise _incomplete(names)
-    needed = {
+        raise _missing_shards(names)
+    needed_heads = {
         name: head
         for name, head in heads.items()
-        if head.first < rows.stop and rows.start < head.held.stop
+        if head.first < rows.stop and rows.start < head.own_workers.stop
     }
-    _check_fit(needed, check)
-    return _joined((read(folder / name.file_name) for name in needed), rows)
+    _check_fit(needed_heads, check)
+    shards = (read_shard(folder / name.file_name) for name in needed_heads)
+    return _join_shards(shards, rows)
+
+
+def _has_pieces(shard: Shard) -> bool:
+    """Whether any array of the shard's workers is a piece of a larger one."""
+    return any(array_name(name) != name for name in shard.own)
 
 
 def _check_fit(heads: dict[ShardName, Shard], check: Callable[[Shard], object]) -> None:
     """Raises Damaged for a shard that cannot be used, or is of another run."""
-    first = next(iter(heads))
-    expected = _common(heads[first])
+    first_name = next(iter(heads))
+    expected_values = _common_values(heads[first_name])
     for name, head in heads.items():
         try:
             check(head)
         except ValueError as error:
             raise Damaged(f"{name.file_name} is not usable: {error}") from error
-        found = _common(head)
-        if differing := [x for x in expected if found[x] != expected[x]]:
-            raise Damaged(
-                f"{name.file_name} is of another run than {first.file_name}: its "
-                f"{differing[0]} differ"
-            )
+        values = _common_values(head)
+        for value_name, expected_value in expected_values.items():
+            if values[value_name] != expected_value:
+                raise Damaged(
+                    f"{name.file_name} is of another run than {first_name.file_name}: "
+                    f"its {value_name} differ"
+                )
 
 
-def _joined(shards: Iterable[Shard], rows: range) -> Shard:
+def _join_shards(shards: Iterable[Shard], rows: range) -> Shard:
     """Joins the rows of shards that hold all of them."""
-    by_first: dict[int, Shard] = {}
+    shards_by_first: dict[int, Shard] = {}
     for shard in shards:
         # Shards with the same first worker hold pieces of workers that span processes.
-        other = by_first.setdefault(shard.first, shard)
-        if other is not shard:
-            other.own.update(shard.own)
-            other.shared.update(shard.shared)
-            shard.own.clear()  # so that `other` alone holds them
-    parts = [by_first[first] for first in sorted(by_first)]
-    cuts = [slice(max(rows.start - x.first, 0), rows.stop - x.first) for x in parts]
+        earlier_shard = shards_by_first.setdefault(shard.first, shard)
+        if earlier_shard is not shard:
+            earlier_shard.own.update(shard.own)
+            earlier_shard.shared.update(shard.shared)
+            shard.own.clear()  # so that the earlier shard alone holds them
+    ordered_shards = [shards_by_first[first] for first in sorted(shards_by_first)]
     # Leaf by leaf, to free each one: two copies of the state may not fit in memory.
-    own = {
-        name: np.concatenate(
-            [x.own.pop(name)[cut] for x, cut in zip(parts, cuts, strict=True)]
-        )
-        for name in list(parts[0].own)
-    }
-    return parts[0]._replace(first=rows.start, own=own)
+    own_leaves: dict[str, np.ndarray] = {}
+    for name in list(ordered_shards[0].own):
+        blocks = []
+        for shard in ordered_shards:
+            start = max(rows.start - shard.first, 0)
+            blocks.append(shard.own.pop(name)[start : rows.stop - shard.first])
+        own_leaves[name] = np.concatenate(blocks)
+    return ordered_shards[0]._replace(first=rows.start, own=own_leaves)
 
 
-def _incomplete(names: list[ShardName]) -> Incomplete:
+def _missing_shards(names: list[ShardName]) -> Incomplete:
     """Reports which shards of a checkpoint are missing, given the existing ones."""
     step, _, num_files = names[0]
     num_missing = num_files - len(names)
@@ -495,11 +542,11 @@ def _incomplete(names: list[ShardName]) -> Incomplete:
     )
 
 
-def prune(
+def prune_shards(
     folder: Path,
     keep: int,
     number: int,
-    of: int,
+    num_shards: int,
     newest: int | None = None,
     run_ids: Collection[str | None] | None = None,
     best: int | None = None,
@@ -510,29 +557,33 @@ def prune(
         folder: the folder of the checkpoints.
         keep: the number of newest steps to keep; 0 removes all.
         number: the number of the process's shards.
-        of: the number of shards.
+        num_shards: the number of shards.
         newest: the step that was written or restored last. Newer steps are kept; they
             could not be restored. None means that there are no newer steps.
-        run_ids: ids of the runs whose shards may be removed; see `remove`.
+        run_ids: ids of the runs whose shards may be removed; see `remove_shards`.
         best: a step to keep even if it is old.
 
     Raises:
         OSError: a file cannot be removed.
     """
     # Includes steps of damaged checkpoints: only the file names are known here.
-    found = [x for x in steps(folder) if newest is None or x <= newest]
-    remove(folder, [x for x in found[keep:] if x != best], number, of, run_ids)
-    for name in _file_names(folder):
-        owner = writer(name)
-        if owner and (owner[0] == number or owner[1] != of):
-            (folder / name).unlink(missing_ok=True)
+    steps = [x for x in find_steps(folder) if newest is None or x <= newest]
+    old_steps = [x for x in steps[keep:] if x != best]
+    remove_shards(folder, old_steps, number, num_shards, run_ids)
+    for file_name in _file_names(folder):
+        writer = parse_unfinished_name(file_name)
+        if writer is None:
+            continue
+        writer_number, num_writers = writer
+        if writer_number == number or num_writers != num_shards:
+            (folder / file_name).unlink(missing_ok=True)
 
 
-def remove(
+def remove_shards(
     folder: Path,
     steps: Collection[int],
     number: int,
-    of: int,
+    num_shards: int,
     run_ids: Collection[str | None] | None = None,
 ) -> None:
     """Removes a process's shards of checkpoints, and those of other layouts.
@@ -544,7 +595,7 @@ def remove(
         folder: the folder of the checkpoints.
         steps: the steps of the checkpoints to remove.
         number: the number of the process's shards.
-        of: the number of shards.
+        num_shards: the number of shards.
         run_ids: ids of the runs whose shards are removed, as their records name them. A
             shard with an unreadable record is kept. None removes shards of all runs,
             including damaged shards.
@@ -554,14 +605,14 @@ def remove(
     """
     for name in _shard_names(folder):
         path = folder / name.file_name
-        if name.step not in steps or (name.number != number and name.of == of):
+        if name.step not in steps or (name.number != number and name.of == num_shards):
             continue
-        head = None if run_ids is None else _head(path)
+        head = None if run_ids is None else _find_head(path)
         if run_ids is None or (head and head.record.get("run_id") in run_ids):
             path.unlink(missing_ok=True)
 
 
-def _head(path: Path) -> Shard | None:
+def _find_head(path: Path) -> Shard | None:
     """Returns the head of a shard; None if it cannot be read."""
     try:
         return read_head(path)
@@ -573,7 +624,9 @@ def is_first_save(folder: Path) -> bool:
     """Whether the folder holds only shards of an interrupted first save."""
     names = _shard_names(folder)
     counts = Counter(name.of for name in names)
-    if len({name.step for name in names}) > 1 or any(x == n for x, n in counts.items()):
+    has_several_steps = len({name.step for name in names}) > 1
+    has_whole_layout = any(count == size for size, count in counts.items())
+    if has_several_steps or has_whole_layout:
         return False
     try:
         heads = [read_head(folder / name.file_name) for name in names]
@@ -582,7 +635,7 @@ def is_first_save(folder: Path) -> bool:
         return False
 
 
-def identity(shard: Shard) -> dict[str, Any]:
+def common_identity(shard: Shard) -> dict[str, Any]:
     """Returns the values that all shards of a checkpoint have in common.
 
     Records of earlier versions lack the ids of the run and of its start.
@@ -591,14 +644,16 @@ def identity(shard: Shard) -> dict[str, Any]:
     return {"workers": shard.workers, **{x: shard.record.get(x) for x in names}}
 
 
-def _common(shard: Shard) -> dict[str, Any]:
-    """Returns `identity`, and the arrays' dtypes and shapes without their rows."""
-    arrays = [
-        (rows, array_name(name), x.dtype, array_name(name) == name and x.shape[rows:])
-        for rows, part in enumerate((shard.shared, shard.own))  # axes of rows
-        for name, x in part.items()
-    ]
-    return {**identity(shard), "arrays": {*arrays}}
+def _common_values(shard: Shard) -> dict[str, Any]:
+    """Returns `common_identity`, and arrays' dtypes and shapes without their rows."""
+    arrays = set()
+    for num_row_axes, leaves in enumerate((shard.shared, shard.own)):
+        for name, leaf in leaves.items():
+            whole_name = array_name(name)
+            # Pieces of one array differ in shape.
+            shape = leaf.shape[num_row_axes:] if whole_name == name else None
+            arrays.add((num_row_axes, whole_name, leaf.dtype, shape))
+    return {**common_identity(shard), "arrays": arrays}
 
 
 def _shard_names(folder: Path) -> list[ShardName]:
@@ -609,9 +664,9 @@ def _shard_names(folder: Path) -> list[ShardName]:
 def _file_names(folder: Path) -> list[str]:
     """Returns the names of a folder's files; none if the folder is missing."""
     try:
-        with os.scandir(folder) as found:
+        with os.scandir(folder) as entries:
             # A broken link, or one to itself, still counts as the name of a file.
-            return [x.name for x in found if x.is_symlink() or x.is_file()]
+            return [x.name for x in entries if x.is_symlink() or x.is_file()]
     except FileNotFoundError:
         if folder.is_symlink():
             raise

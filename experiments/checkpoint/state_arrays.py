@@ -7,36 +7,38 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.checkpoint.shards import named_pieces
+from experiments.checkpoint.shards import name_pieces
 from syncalgos import DataParallel, HeldPart, Replica, TrainState, reset
 from syncalgos.collectives import PyTree
 
-Named = dict[str, np.ndarray]
+NamedArrays = dict[str, np.ndarray]
 
 
 class Misfit(ValueError):
     """Arrays do not fit this run; the message is one line."""
 
 
-def owned(x: Any) -> Any:
+def copy_view(x: Any) -> Any:
     """Returns a copy of a NumPy view; anything else unchanged."""
     is_view = isinstance(x, np.ndarray) and not x.flags.owndata
     return x.copy() if is_view else x
 
 
-def own(held: TrainState) -> Named:
+def name_own_arrays(host_state: TrainState) -> NamedArrays:
     """Returns the arrays of a process's workers, of shape (workers here, ...)."""
-    return _named((held.replica, held.sync))
+    return _name_leaves((host_state.replica, host_state.sync))
 
 
-def shared(held: TrainState, center: Replica) -> Named:
+def name_shared_arrays(host_state: TrainState, center: Replica) -> NamedArrays:
     """Returns the arrays that all workers share: the step, the key, and the center."""
     # The center is for --resume-center, and for readers who want only the model.
-    return _named({"step": held.step, "key": held.key, "center": center})
+    return _name_leaves(
+        {"step": host_state.step, "key": host_state.key, "center": center}
+    )
 
 
-def state(
-    trainer: DataParallel, like: TrainState, own: Named, shared: Named
+def restore_state(
+    trainer: DataParallel, like: TrainState, own: NamedArrays, shared: NamedArrays
 ) -> TrainState:
     """Restores the state on the devices.
 
@@ -50,17 +52,23 @@ def state(
         Misfit: the arrays are not those of this run.
     """
     workers = len(trainer.layout.own_workers)
-    replica, sync = _filled((like.replica, like.sync), own, workers)
-    rest = _filled({"step": like.step, "key": like.key}, shared)
+    replica, sync = _fill((like.replica, like.sync), own, workers)
+    shared_values = _fill({"step": like.step, "key": like.key}, shared)
+    state = TrainState(
+        replica, sync, shared_values["step"], shared_values["key"], like.hyperparams
+    )
     try:
-        given = rest["step"], rest["key"], like.hyperparams
-        return trainer.from_host(TrainState(replica, sync, *given))
+        return trainer.from_host(state)
     except ValueError as error:  # for example, state whose shape depends on the mesh
         raise Misfit(str(error)) from error
 
 
-def restarted(
-    trainer: DataParallel, seed: int, like: TrainState, own: Named, shared: Named
+def restart_from_center(
+    trainer: DataParallel,
+    seed: int,
+    like: TrainState,
+    own: NamedArrays,
+    shared: NamedArrays,
 ) -> TrainState:
     """Starts new replicas from the center; only the step and schedules continue.
 
@@ -74,62 +82,67 @@ def restarted(
     Raises:
         Misfit: the arrays are not those of this run.
     """
-    found = _filled({"center": trainer.center(like), "step": like.step}, shared)
-    model = found["center"]
-    fresh = trainer.to_host(trainer.init(model.params, model.buffers, seed))
-    before = _filled((Replica((), like.replica.opt_state), ()), own, 1)[0].opt_state
+    shared_values = _fill({"center": trainer.center(like), "step": like.step}, shared)
+    center = shared_values["center"]
+    new_state = trainer.to_host(trainer.init(center.params, center.buffers, seed))
+    stored_replica, _ = _fill((Replica((), like.replica.opt_state), ()), own, 1)
     workers = len(trainer.layout.own_workers)
-    before = jax.tree.map(lambda x: jnp.repeat(x, workers, axis=0), before)
-    # Moments start anew, but a schedule's count must continue with the step.
-    first_state = fresh.replica.opt_state
-    optimizer = optax.GradientTransformation(
-        init=lambda params: first_state, update=optax.identity().update
+    stored_opt_state = jax.tree.map(
+        lambda x: jnp.repeat(x, workers, axis=0), stored_replica.opt_state
     )
-    after, _ = reset(optimizer).sync(Replica((), before), (), 0)
-    opt_state = jax.tree.map(np.asarray, after.opt_state)
-    replica = fresh.replica._replace(opt_state=opt_state)
-    return trainer.from_host(fresh._replace(replica=replica, step=found["step"]))
+    # Moments start anew, but a schedule's count must continue with the step.
+    first_opt_state = new_state.replica.opt_state
+    optimizer = optax.GradientTransformation(
+        init=lambda params: first_opt_state, update=optax.identity().update
+    )
+    reset_replica, _ = reset(optimizer).sync(Replica((), stored_opt_state), (), 0)
+    opt_state = jax.tree.map(np.asarray, reset_replica.opt_state)
+    replica = new_state.replica._replace(opt_state=opt_state)
+    return trainer.from_host(
+        new_state._replace(replica=replica, step=shared_values["step"])
+    )
 
 
 def _is_key(x: Any) -> bool:
     return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
-def _named(tree: PyTree) -> Named:
+def _name_leaves(tree: PyTree) -> NamedArrays:
     """Names leaves by their paths; typed keys become their data."""
-    found: Named = {}
-    for path, x in jax.tree_util.tree_leaves_with_path(tree):
-        raw = jax.random.key_data(x) if _is_key(x) else x
-        here = HeldPart.of(raw) if isinstance(raw, jax.Array) else raw
-        found |= named_pieces(jax.tree_util.keystr(path), here)
-    return found
+    arrays: NamedArrays = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        own_data = HeldPart.of(data) if isinstance(data, jax.Array) else data
+        arrays |= name_pieces(jax.tree_util.keystr(path), own_data)
+    return arrays
 
 
-def _filled(tree: PyTree, named: Named, workers: int | None = None) -> Any:
+def _fill(tree: PyTree, arrays: NamedArrays, workers: int | None = None) -> Any:
     """Returns the arrays of the same paths in place of a tree's leaves.
 
     Args:
         tree: arrays of the same dtypes and shapes, typed keys among them.
-        named: the arrays by path; keys are their data.
+        arrays: the arrays by path; keys are their data.
         workers: the number of workers in them, whose axis takes the place of the tree's
             (devices, lanes); None if the tree has none.
     """
 
-    def leaf(path, like):
-        name, is_key = jax.tree_util.keystr(path), _is_key(like)
-        if name not in named:
+    def find_leaf(path: tuple[Any, ...], like: Any) -> Any:
+        name = jax.tree_util.keystr(path)
+        if name not in arrays:
             raise Misfit(f"the checkpoint has no {name}")
-        found = named[name]
-        raw = jax.eval_shape(jax.random.key_data, like) if is_key else like
-        shape = raw.shape if workers is None else (workers, *raw.shape[2:])
-        if found.shape != shape or found.dtype != raw.dtype:
+        array = arrays[name]
+        is_key = _is_key(like)
+        expected = jax.eval_shape(jax.random.key_data, like) if is_key else like
+        shape = expected.shape if workers is None else (workers, *expected.shape[2:])
+        if array.shape != shape or array.dtype != expected.dtype:
             raise Misfit(
-                f"the checkpoint's {name} is {found.dtype}{list(found.shape)}, not "
-                f"{raw.dtype}{list(shape)}"
+                f"the checkpoint's {name} is {array.dtype}{list(array.shape)}, not "
+                f"{expected.dtype}{list(shape)}"
             )
         if not is_key:
-            return found
+            return array
         impl = jax.random.key_impl(like)
-        return jax.random.wrap_key_data(jnp.asarray(found), impl=impl)
+        return jax.random.wrap_key_data(jnp.asarray(array), impl=impl)
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return jax.tree_util.tree_map_with_path(find_leaf, tree)

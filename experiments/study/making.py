@@ -304,7 +304,7 @@ def clear(folder: Path) -> None:
     if not folder.exists() or is_done(folder):
         return
     checkpoints = folder / CHECKPOINTS
-    with lock.held(folder):
+    with lock.lock_folder(folder):
         inside = [] if checkpoints.is_symlink() else checkpoints.glob("*")
         for path in [*folder.iterdir(), *inside]:
             name = path.relative_to(folder).as_posix()

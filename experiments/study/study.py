@@ -83,7 +83,7 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
     Raises:
         BadRequest: the flags are impossible, or the folder holds something else.
     """
-    out, held, refusal = config.folder, lock.held(config.folder), None
+    out, held, refusal = config.folder, lock.lock_folder(config.folder), None
     with refusing():
         try:
             run_folder.check_writable(out)

@@ -9,7 +9,7 @@ from commands import free_address
 from faults import by_hand, listening, tagged, until
 
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import steps
+from experiments.checkpoint.shards import find_steps
 from experiments.processes import network
 from experiments.processes.network import free_port, listen, own_address
 
@@ -57,7 +57,7 @@ def test_address_that_is_none_is_told(text):
 @pytest.mark.slow
 def test_processes_of_one_machine_listen_to_it_alone(start):
     command = start(f"{LONG} --processes 2")
-    until(lambda: steps(command.run_out / FOLDER), "a checkpoint")
+    until(lambda: find_steps(command.run_out / FOLDER), "a checkpoint")
     found = listening(tagged(command.tag))
     command.kill(signal.SIGTERM)
     assert command.ended().code == 75

@@ -14,7 +14,7 @@ from lasting import assert_same_end, lines_of, run
 from tiny_tasks import EXAMPLES, LABELS
 
 from experiments.checkpoint.resume import FOLDER, Background
-from experiments.checkpoint.shards import ShardName, steps
+from experiments.checkpoint.shards import ShardName, find_steps
 from experiments.data import sampling
 
 NOTICED = 5  # seconds in which a lost process must be named
@@ -69,7 +69,7 @@ def room_for(disk, count, wide):
 def test_full_disk_costs_checkpoints_and_not_the_run(disk, wide):
     ended = run(WIDE, disk / "out", at_looks({1: room_for(disk, 2, wide)})).with_code(1)
     assert not_saved(ended) == [(x, os.strerror(errno.ENOSPC)) for x in ("9", "11")]
-    assert steps(ended.out / FOLDER) == [6, 3]
+    assert find_steps(ended.out / FOLDER) == [6, 3]
     assert lines_of(ended) == lines_of(wide)
     assert ended.summary[HASH] == wide.summary[HASH]
     told = "the newest checkpoint is of step 6: --resume continues from there"
@@ -104,7 +104,7 @@ def test_disk_that_comes_back_gets_what_it_missed(disk, wide):
     ended = run(WIDE, disk / "out", faults)
     assert not_saved(ended) == [("6", os.strerror(errno.EROFS))]
     assert_same_end(ended, wide)
-    assert steps(ended.out / FOLDER) == [11, 9, 3]
+    assert find_steps(ended.out / FOLDER) == [11, 9, 3]
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_signal_to_the_command_saves_everywhere(start, tmp_path):
     step = ended.summary["steps"]
     assert 100 <= step < 400
     assert ended.summary["stopped"] is True
-    assert steps(ended.out / FOLDER) == [step]
+    assert find_steps(ended.out / FOLDER) == [step]
     assert len([*(ended.out / FOLDER).iterdir()]) == 2
     again = start(f"{words} --processes 2 --resume").ended()
     assert again.summary["resumed_at"] == [step]
@@ -205,7 +205,7 @@ def assert_names_the_worker(ended):
 def test_worker_whose_loss_is_not_finite_is_named_and_nothing_of_it_saved(tmp_path):
     out = tmp_path / "out"
     assert_names_the_worker(run(f"{POISONED} --checkpoint-every 4", out))
-    assert steps(out / FOLDER) == [4]
+    assert find_steps(out / FOLDER) == [4]
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from faults import by_hand, is_halted, until
 from kills import in_training
 
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import steps
+from experiments.checkpoint.shards import find_steps
 from experiments.processes.network import address, reach
 
 RUN = "--task tiny_tasks:drawing --workers 4 --optimizer adam --algo bmuf --period 4 "
@@ -115,7 +115,7 @@ def test_signal_to_any_saves_everywhere(number, code, asked, both):
     first, second = (command.ended() for command in both)
     assert (first.code, second.code) == (code, code), first.stderr
     assert first.summary["stopped"] is True
-    assert steps(first.out / FOLDER)[0] == first.summary["steps"]
+    assert find_steps(first.out / FOLDER)[0] == first.summary["steps"]
     assert second.stdout == ""
     assert "Gloo" not in first.stdout
 

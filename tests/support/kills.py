@@ -18,7 +18,7 @@ from lasting import assert_same_end, flags_of
 from owed import parameters
 
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import parse_name, writer
+from experiments.checkpoint.shards import parse_name, parse_unfinished_name
 
 TASK = "--task tiny_tasks:drawing --width 2000 --workers 2 --optimizer adam --steps 60 "
 TASK += "--eval-every 7 --checkpoint-every 1"
@@ -51,7 +51,9 @@ class Victim(NamedTuple):
     def is_saving(self):
         """Whether it has begun to write a checkpoint, and not ended."""
         there = (self.command.run_out / FOLDER).glob(".*")
-        return any(writer(x.name) == (self.number, self.of) for x in there)
+        return any(
+            parse_unfinished_name(x.name) == (self.number, self.of) for x in there
+        )
 
     def send(self, number=signal.SIGKILL):
         """Sends it a signal; returns whether it was there."""

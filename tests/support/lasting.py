@@ -18,7 +18,7 @@ import pytest
 from commands import ROOT, TIMEOUT, Run, members
 
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import load, steps
+from experiments.checkpoint.shards import find_steps, load_workers
 from experiments.command import factories
 from experiments.command.errors import guarded
 from experiments.command.factories import ALGORITHM
@@ -102,7 +102,7 @@ def lines_of(ended):
 def last_part(ended):
     """The last checkpoint."""
     folder = ended.out / FOLDER
-    return load(folder, steps(folder)[0])
+    return load_workers(folder, find_steps(folder)[0])
 
 
 def assert_same_end(actual, expected):

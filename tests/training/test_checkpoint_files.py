@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.checkpoint.resume import Background, record_of
+from experiments.checkpoint.resume import Background, read_record
 from experiments.checkpoint.shards import (
     DIGEST,
     FOREIGN,
@@ -26,13 +26,13 @@ from experiments.checkpoint.shards import (
     Incomplete,
     Shard,
     ShardName,
-    load,
-    prune,
-    read,
+    find_steps,
+    load_workers,
+    prune_shards,
     read_head,
-    remove,
-    steps,
-    write,
+    read_shard,
+    remove_shards,
+    write_shard,
 )
 
 NATIVE = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 "
@@ -78,7 +78,7 @@ def parts(folder, workers, of, step=8, **changes):
     """Writes a checkpoint in parts of as many workers each; returns their files."""
     each = workers // of
     return [
-        write(folder, a_part(step, workers, i * each, each, **changes), i, of)
+        write_shard(folder, a_part(step, workers, i * each, each, **changes), i, of)
         for i in range(of)
     ]
 
@@ -111,7 +111,7 @@ def signed(content):
 def refused(path):
     """The error for a Damaged shard: one line that names the file."""
     with pytest.raises(Damaged) as caught:
-        read(path)
+        read_shard(path)
     message = str(caught.value)
     assert message.startswith(f"{path.name} ")
     assert "\n" not in message
@@ -143,8 +143,8 @@ def test_arrays_come_back_bit_for_bit(kind, tmp_path):
     own = KINDS[kind]
     shared = {**own, **{f"a row of {name}": x[1] for name, x in own.items()}}
     part = Shard(0, 3, 0, own, shared, {name: name for name in own})
-    write(tmp_path, part, 0, 1)
-    found = load(tmp_path, 0)
+    write_shard(tmp_path, part, 0, 1)
+    found = load_workers(tmp_path, 0)
     assert_same(found, part)
     for x in (*found.own.values(), *found.shared.values()):
         assert x.flags.writeable
@@ -153,7 +153,7 @@ def test_arrays_come_back_bit_for_bit(kind, tmp_path):
 
 def test_a_part_is_an_ordinary_npz(tmp_path):
     part = a_part()
-    path = write(tmp_path, part, 0, 1)
+    path = write_shard(tmp_path, part, 0, 1)
     with np.load(path, allow_pickle=False) as found:
         manifest = json.loads(found["manifest"].tobytes())
         assert manifest["step"] == 32
@@ -163,7 +163,7 @@ def test_a_part_is_an_ordinary_npz(tmp_path):
         assert found["shared/0"].dtype == np.uint16
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-    assert write(tmp_path, part, 0, 1).read_bytes() == path.read_bytes()
+    assert write_shard(tmp_path, part, 0, 1).read_bytes() == path.read_bytes()
 
 
 # Rows that are equal
@@ -172,11 +172,11 @@ def test_a_part_is_an_ordinary_npz(tmp_path):
 def test_rows_that_are_equal_are_stored_once(tmp_path):
     row = bits("float32", 25_000)  # 100 kB, with NaNs
     x = np.broadcast_to(row, (256, 25_000))
-    path = write(
+    path = write_shard(
         tmp_path, Shard(1, 256, 0, {"x": x, "i": np.arange(256)}, {}, {}), 0, 1
     )
     assert path.stat().st_size < 120_000
-    found = load(tmp_path, 1, rows(7, 3)).own["x"]
+    found = load_workers(tmp_path, 1, rows(7, 3)).own["x"]
     assert found.tobytes() == row.tobytes() * 3
     found[0] = 0
     assert found[1].tobytes() == row.tobytes()  # they share no memory
@@ -189,15 +189,15 @@ def test_rows_that_are_equal_are_stored_once(tmp_path):
 def test_one_other_bit_makes_rows_different(dtype, size, tmp_path):
     x = bits(dtype, (3, size))
     x[:] = x[0]
-    write(tmp_path, Shard(1, 3, 0, {"x": x}, {}, {}), 0, 1)
+    write_shard(tmp_path, Shard(1, 3, 0, {"x": x}, {}, {}), 0, 1)
     with np.load(tmp_path / file_name(1)) as stored:
         assert stored["own/0"].shape == (1, size)
     for row in range(3):
         other = x.copy()
         other.view(np.uint8)[row, -1] ^= 1
         part = Shard(1, 3, 0, {"x": other}, {}, {})
-        write(tmp_path, part, 0, 1)
-        assert_same(load(tmp_path, 1), part)
+        write_shard(tmp_path, part, 0, 1)
+        assert_same(load_workers(tmp_path, 1), part)
 
 
 # Other splits
@@ -220,8 +220,8 @@ def test_any_rows_are_put_together_from_any_parts(split):
     with tempfile.TemporaryDirectory() as name:
         folder, of = Path(name), len(edges) - 1
         for number, (a, b) in enumerate(pairwise(edges)):
-            write(folder, a_part(8, workers, a, b - a), number, of)
-        found = load(folder, 8, rows(first, count))
+            write_shard(folder, a_part(8, workers, a, b - a), number, of)
+        found = load_workers(folder, 8, rows(first, count))
     assert_same(found, a_part(8, workers, first, count)._replace(record=found.record))
     assert found.record["first"] in edges
 
@@ -243,27 +243,27 @@ def test_few_parts_are_read(of, first, count, are_read, tmp_path):
         if i not in are_read:
             path.unlink()
             path.symlink_to("/proc/self/mem")
-    found = load(tmp_path, 8, rows(first, count))
+    found = load_workers(tmp_path, 8, rows(first, count))
     assert_same(found, a_part(8, 12, first, count)._replace(record=found.record))
     if len(are_read) < of:
         with pytest.raises(OSError):
-            load(tmp_path, 8)
+            load_workers(tmp_path, 8)
 
 
 def test_damage_does_not_matter_where_other_parts_hold_the_rows(tmp_path):
-    write(tmp_path, a_part(8, 8, 0, 7), 0, 2)
-    damaged = write(tmp_path, a_part(8, 8, 7, 1), 1, 2)
+    write_shard(tmp_path, a_part(8, 8, 0, 7), 0, 2)
+    damaged = write_shard(tmp_path, a_part(8, 8, 7, 1), 1, 2)
     damaged.write_bytes(damaged.read_bytes()[1:])
-    assert load(tmp_path, 8, rows(4, 2)).own["i"].tolist() == [4, 5]
+    assert load_workers(tmp_path, 8, rows(4, 2)).own["i"].tolist() == [4, 5]
     with pytest.raises(Damaged, match=damaged.name):
-        load(tmp_path, 8, rows(6, 2))
+        load_workers(tmp_path, 8, rows(6, 2))
 
 
 def test_without_a_folder_there_are_no_checkpoints(tmp_path):
-    assert steps(tmp_path / "none") == []
-    prune(tmp_path / "none", 3, 0, 1)
+    assert find_steps(tmp_path / "none") == []
+    prune_shards(tmp_path / "none", 3, 0, 1)
     with pytest.raises(Incomplete, match=r"^step-00000007 has no shard files$"):
-        load(tmp_path / "none", 7)
+        load_workers(tmp_path / "none", 7)
 
 
 def test_steps_are_told_by_names_alone_the_newest_first(tmp_path):
@@ -274,7 +274,7 @@ def test_steps_are_told_by_names_alone_the_newest_first(tmp_path):
     for name in (file_name(30, 0, 2), *others):
         (tmp_path / name).touch()
     (tmp_path / file_name(5)).mkdir()
-    assert steps(tmp_path) == [123_456_789, 30, 2, 0]
+    assert find_steps(tmp_path) == [123_456_789, 30, 2, 0]
 
 
 # What is missing
@@ -295,19 +295,19 @@ LACKING = {  # of six workers: (first, workers, number, of) of each part that is
 @pytest.mark.parametrize("told", LACKING)
 def test_what_is_missing_is_named(told, tmp_path):
     for first, count, *place in LACKING[told]:
-        write(tmp_path, a_part(8, 6, first, count), *place)
-        assert load(tmp_path, 8, rows(first, count)).first == first
+        write_shard(tmp_path, a_part(8, 6, first, count), *place)
+        assert load_workers(tmp_path, 8, rows(first, count)).first == first
     with pytest.raises(Incomplete) as caught:
-        load(tmp_path, 8)
+        load_workers(tmp_path, 8)
     assert str(caught.value) == f"step-00000008.{told}"
 
 
 def test_a_link_to_a_part_that_is_not_there_now_is_a_part(tmp_path):
     (tmp_path / file_name(8)).symlink_to(tmp_path / "not mounted")
-    assert steps(tmp_path) == [8]
+    assert find_steps(tmp_path) == [8]
     (tmp_path / "folder").symlink_to(tmp_path / "not mounted")
     with pytest.raises(FileNotFoundError):
-        steps(tmp_path / "folder")
+        find_steps(tmp_path / "folder")
 
 
 def test_of_two_sets_of_a_step_one_that_is_complete_and_sound_is_taken(tmp_path):
@@ -315,25 +315,25 @@ def test_of_two_sets_of_a_step_one_that_is_complete_and_sound_is_taken(tmp_path)
         parts(tmp_path, 6, of, record={"of": of}) for of in (1, 2, 3)
     )
     content = whole.read_bytes()
-    assert load(tmp_path, 8, rows(0, 2)).record == {"of": 1}
+    assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": 1}
     for fault, taken in (
         (lambda: whole.write_bytes(content[:-1]), 2),
         (second[1].unlink, 3),
         (third[2].unlink, 2),
     ):
         fault()
-        assert load(tmp_path, 8, rows(0, 2)).record == {"of": taken}
+        assert load_workers(tmp_path, 8, rows(0, 2)).record == {"of": taken}
     with pytest.raises(Damaged, match=r"^step-00000008\.0-of-1\.npz is damaged"):
-        load(tmp_path, 8)
+        load_workers(tmp_path, 8)
     whole.write_bytes(content)
-    assert_same(load(tmp_path, 8), a_part(8, 6, record={"of": 1}))
+    assert_same(load_workers(tmp_path, 8), a_part(8, 6, record={"of": 1}))
 
 
 # Damage
 
 
 def smallest(folder):
-    return write(folder, Shard(1, 2, 0, {"x": np.arange(2)}, {}, {}), 0, 1)
+    return write_shard(folder, Shard(1, 2, 0, {"x": np.arange(2)}, {}, {}), 0, 1)
 
 
 def flip(content, i):
@@ -354,11 +354,11 @@ def test_damage_is_found_wherever_it_is(tear, tmp_path):
             path.write_bytes(torn)
             assert "damaged" in refused(path)
     path.write_bytes(sound)
-    read(path)
+    read_shard(path)
 
 
 def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
-    path, draw = write(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
+    path, draw = write_shard(tmp_path, a_part(size=60_000), 0, 1), random.Random(0)
     sound = path.read_bytes()
     assert len(sound) > 1_000_000
     for _ in range(20):
@@ -366,19 +366,19 @@ def test_a_flipped_bit_is_found_in_a_large_part(tmp_path):
         torn[bit // 8] ^= 1 << bit % 8
         path.write_bytes(torn)
         with pytest.raises(Damaged, match=r"^step-00000032\.0-of-1\.npz is damaged"):
-            load(tmp_path, 32)
+            load_workers(tmp_path, 32)
 
 
 def test_a_folder_in_the_place_of_a_part_is_no_part(tmp_path):
     (tmp_path / file_name(8)).mkdir()
     with pytest.raises(Incomplete):
-        load(tmp_path, 8)
+        load_workers(tmp_path, 8)
     with pytest.raises(IsADirectoryError):
-        read(tmp_path / file_name(8))
-    prune(tmp_path, 0, 0, 1)
+        read_shard(tmp_path / file_name(8))
+    prune_shards(tmp_path, 0, 0, 1)
 
 
-@pytest.mark.parametrize("reads", [read, read_head])
+@pytest.mark.parametrize("reads", [read_shard, read_head])
 def test_a_disk_that_cannot_read_is_no_damage(reads, tmp_path, monkeypatch):
     def broken(file):
         raise OSError(errno.EIO, "Input/output error")
@@ -396,7 +396,7 @@ def test_what_another_program_signed_raises_nothing_unforeseen(tmp_path):
     for i in range(len(sound)):
         path.write_bytes(signed(flip(sound, i)))
         try:
-            read(path)
+            read_shard(path)
         except Damaged as error:
             assert "\n" not in str(error)
             found += 1
@@ -441,18 +441,18 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_manifest_that_does_not_fit_is_refused(change, tmp_path):
-    path = write(tmp_path, a_part(), 0, 1)
+    path = write_shard(tmp_path, a_part(), 0, 1)
     altered(path, lambda m, e: None)
-    assert_same(load(tmp_path, 32), a_part())
+    assert_same(load_workers(tmp_path, 32), a_part())
     altered(path, CHANGES[change])
     message = refused(path)
     if change == "a newer format":
         assert message.endswith("its format is 2, but this version reads 1")
 
 
-@pytest.mark.parametrize("reads", [read, read_head])
+@pytest.mark.parametrize("reads", [read_shard, read_head])
 def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
-    path = write(tmp_path, a_part(), 0, 1)
+    path = write_shard(tmp_path, a_part(), 0, 1)
     with zipfile.ZipFile(path) as archive:
         entries = {name: archive.read(name) for name in archive.namelist()}
     for name, entry in entries.items():
@@ -473,11 +473,13 @@ def test_an_array_that_claims_more_than_its_file_is_damage(reads, tmp_path):
 
 
 def test_a_part_by_the_name_of_another_step_is_refused(tmp_path):
-    write(tmp_path, a_part(16), 0, 1).rename(tmp_path / file_name(32))
+    write_shard(tmp_path, a_part(16), 0, 1).rename(tmp_path / file_name(32))
     with pytest.raises(Damaged) as caught:
-        load(tmp_path, 32)
+        load_workers(tmp_path, 32)
     assert str(caught.value) == "step-00000032.0-of-1.npz holds step 16, not 32"
-    assert_same(read((tmp_path / file_name(32)).rename(tmp_path / "x")), a_part(16))
+    assert_same(
+        read_shard((tmp_path / file_name(32)).rename(tmp_path / "x")), a_part(16)
+    )
 
 
 OTHER = a_part(8, 4, 2, 2)  # fits to the first two of four workers
@@ -497,15 +499,15 @@ FOREIGNERS = [
 
 @pytest.mark.parametrize("differing, changes", FOREIGNERS)
 def test_parts_of_two_runs_are_not_mixed(differing, changes, tmp_path):
-    write(tmp_path, a_part(8, 4, 0, 2), 0, 2)
-    write(tmp_path, OTHER, 1, 2)
-    load(tmp_path, 8)
-    write(tmp_path, OTHER._replace(**changes), 1, 2)
+    write_shard(tmp_path, a_part(8, 4, 0, 2), 0, 2)
+    write_shard(tmp_path, OTHER, 1, 2)
+    load_workers(tmp_path, 8)
+    write_shard(tmp_path, OTHER._replace(**changes), 1, 2)
     with pytest.raises(Damaged) as caught:
-        load(tmp_path, 8)
+        load_workers(tmp_path, 8)
     told = f"{file_name(8, 1, 2)} is of another run than {file_name(8, 0, 2)}: its "
     assert str(caught.value) == f"{told}{differing} differ"
-    assert load(tmp_path, 8, rows(0, 2)).record["first"] == 0
+    assert load_workers(tmp_path, 8, rows(0, 2)).record["first"] == 0
 
 
 # What cannot be written
@@ -535,26 +537,26 @@ def test_a_part_that_could_not_be_read_is_not_written(changes, tmp_path):
     named = {x: changes[x] for x in changes if x in Shard._fields}
     part = Shard(1, 2, 0, {"x": np.arange(2)}, {}, {})._replace(**named)
     with pytest.raises(TypeError if "record" in changes else ValueError):
-        write(tmp_path, part, place["number"], place["of"])
+        write_shard(tmp_path, part, place["number"], place["of"])
     assert names(tmp_path) == []
 
 
 def test_wherever_room_ends_nothing_is_left(tmp_path):
     """A file's largest size stands for a disk that is full after so many bytes."""
     resource = pytest.importorskip("resource")
-    path = write(tmp_path, a_part(size=2000), 0, 1)
+    path = write_shard(tmp_path, a_part(size=2000), 0, 1)
     size, before = path.stat().st_size, resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         for limit in range(0, size, 97):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
             with pytest.raises(OSError):
-                write(tmp_path, a_part(64, size=2000), 0, 1)
+                write_shard(tmp_path, a_part(64, size=2000), 0, 1)
             assert names(tmp_path) == [path.name]
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-        write(tmp_path, a_part(64, size=2000), 0, 1)
+        write_shard(tmp_path, a_part(64, size=2000), 0, 1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert steps(tmp_path) == [64, 32]
+    assert find_steps(tmp_path) == [64, 32]
 
 
 # Records
@@ -578,15 +580,15 @@ def test_a_record_of_another_version_is_damage(change, tmp_path):
     found = []
 
     def check(shard):
-        found.append(record_of(shard))
+        found.append(read_record(shard))
 
-    path = write(tmp_path, part, 0, 1)
-    load(tmp_path, 7, check=check)
+    path = write_shard(tmp_path, part, 0, 1)
+    load_workers(tmp_path, 7, check=check)
     assert found[0].progress.losses == PROGRESS["losses"] and found[0].data == ""
     OTHERS[change](part.record)
-    write(tmp_path, part, 0, 1)
+    write_shard(tmp_path, part, 0, 1)
     with pytest.raises(Damaged) as caught:
-        load(tmp_path, 7, check=check)
+        load_workers(tmp_path, 7, check=check)
     told = str(caught.value)
     assert (
         told.startswith(f"{path.name} is not usable: its record") and "\n" not in told
@@ -598,44 +600,44 @@ def test_a_record_of_another_version_is_damage(change, tmp_path):
 
 def test_the_newest_are_kept(tmp_path):
     touched(tmp_path, (8, 2), (16, 2), (24, 2), (32, 2))
-    prune(tmp_path, 2, 1, 2)
+    prune_shards(tmp_path, 2, 1, 2)
     assert names(tmp_path) == [
         *(file_name(step, 0, 2) for step in (8, 16)),
         *(file_name(step, number, 2) for step in (24, 32) for number in range(2)),
     ]
-    prune(tmp_path, 0, 0, 2)
+    prune_shards(tmp_path, 0, 0, 2)
     assert names(tmp_path) == [file_name(step, 1, 2) for step in (24, 32)]
 
 
 @pytest.mark.parametrize("number", range(2))
 def test_what_other_layouts_left_is_removed(number, tmp_path):
     touched(tmp_path, (8, 1), (16, 3), (24, 2))
-    prune(tmp_path, 2, number, 2)
-    assert steps(tmp_path) == [24, 16]
-    remove(tmp_path, [16, 32], number, 2)
+    prune_shards(tmp_path, 2, number, 2)
+    assert find_steps(tmp_path) == [24, 16]
+    remove_shards(tmp_path, [16, 32], number, 2)
     assert names(tmp_path) == [file_name(24, i, 2) for i in range(2)]
 
 
 def test_parts_newer_than_the_last_are_neither_removed_nor_counted(tmp_path):
     touched(tmp_path, (8, 2), (16, 2), (24, 3), (32, 2))
     for number in range(2):
-        prune(tmp_path, 1, number, 2, newest=16)
-    assert steps(tmp_path) == [32, 24, 16]
+        prune_shards(tmp_path, 1, number, 2, newest=16)
+    assert find_steps(tmp_path) == [32, 24, 16]
 
 
 def test_only_parts_of_the_named_runs_are_removed(tmp_path):
     runs = {8: "ours", 16: "another", 24: None, 32: "ours", 40: "ours"}
     for step, run_id in runs.items():
         record = {} if run_id is None else {"run_id": run_id}
-        write(tmp_path, a_part(step, record=record), 0, 1)
+        write_shard(tmp_path, a_part(step, record=record), 0, 1)
     torn = tmp_path / file_name(32)
     torn.write_bytes(torn.read_bytes()[:-300])
-    prune(tmp_path, 1, 0, 1, newest=40, run_ids=["ours"])
-    assert steps(tmp_path) == [40, 32, 24, 16]
-    remove(tmp_path, [24], 0, 1, ["ours", None])
-    assert steps(tmp_path) == [40, 32, 16]
-    prune(tmp_path, 0, 0, 1)
-    assert steps(tmp_path) == []
+    prune_shards(tmp_path, 1, 0, 1, newest=40, run_ids=["ours"])
+    assert find_steps(tmp_path) == [40, 32, 24, 16]
+    remove_shards(tmp_path, [24], 0, 1, ["ours", None])
+    assert find_steps(tmp_path) == [40, 32, 16]
+    prune_shards(tmp_path, 0, 0, 1)
+    assert find_steps(tmp_path) == []
 
 
 def test_unfinished_files_of_processes_that_write_stay(tmp_path):
@@ -646,16 +648,16 @@ def test_unfinished_files_of_processes_that_write_stay(tmp_path):
     others = {".other", ".1-of-2.txt"}
     for name in others:
         (tmp_path / name).touch()
-    prune(tmp_path, 3, 1, 2)
+    prune_shards(tmp_path, 3, 1, 2)
     assert {*names(tmp_path)} == {*others, *(f".0-of-2{end}" for end in ends)}
 
 
 def test_a_part_is_replaced_and_its_unfinished_file_with_it(tmp_path):
     for name in (".0-of-1.0a1b2c3d.tmp", ".1-of-2.0a1b2c3d.tmp"):
         tmp_path.joinpath(name).write_bytes(b"torn")
-    write(tmp_path, a_part(8, 4), 0, 1)
-    write(tmp_path, a_part(8, 6), 0, 1)
-    assert load(tmp_path, 8).workers == 6
+    write_shard(tmp_path, a_part(8, 4), 0, 1)
+    write_shard(tmp_path, a_part(8, 6), 0, 1)
+    assert load_workers(tmp_path, 8).workers == 6
     assert names(tmp_path) == [".1-of-2.0a1b2c3d.tmp", ShardName(8, 0, 1).file_name]
 
 

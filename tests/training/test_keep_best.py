@@ -3,7 +3,7 @@
 import pytest
 from lasting import run, signal_at
 
-from experiments.checkpoint.shards import steps
+from experiments.checkpoint.shards import find_steps
 from experiments.training import export
 from experiments.training.progress import best
 
@@ -21,7 +21,7 @@ def test_the_best_evaluation_is_exported_and_its_checkpoint_kept(tmp_path):
     step = max(accuracies, key=accuracies.get)
     assert step < 16 and ended.summary["export"] == str(path)
     assert step not in (12, 14, 16)
-    assert [*steps(tmp_path / "out" / "checkpoints")] == [16, 14, 12, step]
+    assert [*find_steps(tmp_path / "out" / "checkpoints")] == [16, 14, 12, step]
     # A run that ends there has that model.
     run(f"{WORDS} --steps {step} --export {alone}", tmp_path / "shorter")
     found, expected = export.load(path).params, export.load(alone).params

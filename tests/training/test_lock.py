@@ -20,7 +20,7 @@ from experiments import one_run
 from experiments import run as command_line
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import steps
+from experiments.checkpoint.shards import find_steps
 from experiments.command.errors import BadRequest
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
@@ -40,7 +40,7 @@ def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
     out = tmp_path / "out"
     with commands(tmp_path) as start:
         first = start(f"{LONG} --processes 2 --max-restarts 1")
-        until(lambda: steps(out / FOLDER), "a checkpoint")
+        until(lambda: find_steps(out / FOLDER), "a checkpoint")
         second = start(f"{LONG} --processes 2 --resume").ended()
         assert (second.code, second.stdout) == (2, "")
         assert_refused(second.stderr, out, first.member(0))
@@ -59,7 +59,7 @@ def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
 )
 def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, capsys):
     out = tmp_path / "out"
-    with lock.held(out):
+    with lock.lock_folder(out):
         (out / "study.json").write_text("{}")
         before = files(out)
         assert main([*shlex.split(words), "--out", str(out)]) == 2
@@ -87,7 +87,7 @@ def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
 
 
 def test_nothing_is_left_of_what_was_refused(tmp_path):
-    with pytest.raises(BadRequest), lock.held(tmp_path / "a" / "b"):
+    with pytest.raises(BadRequest), lock.lock_folder(tmp_path / "a" / "b"):
         raise BadRequest("no")
     assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +95,7 @@ def test_nothing_is_left_of_what_was_refused(tmp_path):
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["FIFO", "folder"])
 def test_lock_that_is_no_file_is_refused(make, tmp_path):
     make(tmp_path / lock.NAME)
-    with pytest.raises(BadRequest) as refused, lock.held(tmp_path):
+    with pytest.raises(BadRequest) as refused, lock.lock_folder(tmp_path):
         pass
     line = f"{tmp_path / '.lock'} is not a file: remove it, or use another folder"
     assert str(refused.value) == line
@@ -116,7 +116,7 @@ def test_folder_without_locks_is_used_with_a_line(tmp_path, monkeypatch, capsys)
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with lock.held(tmp_path):
+    with lock.lock_folder(tmp_path):
         line = capsys.readouterr().err
     why = os.strerror(errno.ENOLCK)
     assert line.startswith(f"--out {tmp_path} cannot be locked ({why}): ")
@@ -126,12 +126,12 @@ CONTENDER = """
 import os, sys
 from pathlib import Path
 from experiments.command.errors import BadRequest
-from experiments.checkpoint.lock import held
+from experiments.checkpoint.lock import lock_folder
 
 out, times = Path(sys.argv[1]), 0
 while times < 50:
     try:
-        with held(out):
+        with lock_folder(out):
             os.close(os.open(out / "mine", os.O_CREAT | os.O_EXCL))
             os.unlink(out / "mine")
             times += 1

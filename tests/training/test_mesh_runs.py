@@ -317,7 +317,7 @@ def test_a_worker_over_two_processes_trains_as_on_a_device(spanned, of_one):
 def test_each_process_writes_the_shards_that_it_has(spanned):
     files = sorted((spanned.out / "checkpoints").glob("step-00000011.*.npz"))
     assert [x.name for x in files] == [f"step-00000011.{i}-of-2.npz" for i in (0, 1)]
-    held = [shards.read(x) for x in files]
+    held = [shards.read_shard(x) for x in files]
     of_in = [[n for n in x.own if "['in']@" in n and ".params" in n] for x in held]
     name = "[0].params['in']@1,4,6"  # one worker's, cut in two
     assert of_in == [[f"{name}@0:1,0:2,0:6"], [f"{name}@0:1,2:4,0:6"]]

@@ -26,7 +26,12 @@ from tiers import tiers
 
 from experiments.api import train
 from experiments.checkpoint.resume import FOLDER
-from experiments.checkpoint.shards import ShardName, load, steps, write
+from experiments.checkpoint.shards import (
+    ShardName,
+    find_steps,
+    load_workers,
+    write_shard,
+)
 from experiments.command.errors import BadRequest
 from experiments.training.config import parse
 
@@ -48,7 +53,7 @@ def stopped(tmp_path_factory):
     """The same, stopped after seven steps; not to be changed."""
     ended = run(BMUF, tmp_path_factory.mktemp("stopped") / "out", signal_at(STOP))
     assert ended.code == 75
-    assert steps(ended.out / FOLDER) == [7, 6, 3]
+    assert find_steps(ended.out / FOLDER) == [7, 6, 3]
     return ended
 
 
@@ -248,7 +253,7 @@ def assert_none_serves(out, code, advice, of=1, command=BMUF):
     ended = run(f"{command} --resume", out)
     assert ended.code == code, ended.stderr
     *told, last = ended.stderr.splitlines()
-    named = [ShardName(step, of - 1, of).file_name for step in steps(out / FOLDER)]
+    named = [ShardName(step, of - 1, of).file_name for step in find_steps(out / FOLDER)]
     for line, name in zip(told, named, strict=True):
         assert " cannot be used: " in line and name in line
     assert last.startswith(f"error: --resume: no checkpoint in {out / FOLDER} can be ")
@@ -265,7 +270,7 @@ def test_where_all_checkpoints_are_damaged_none_is_removed(out, whole):
         path.write_bytes(path.read_bytes()[:-1])
     assert_none_serves(out, 2, ANEW)
     ended = run(f"{BMUF} --overwrite", out)
-    assert steps(out / FOLDER) == [11, 9, 6]
+    assert find_steps(out / FOLDER) == [11, 9, 6]
     assert_same_end(ended, whole)
 
 
@@ -360,18 +365,20 @@ def test_checkpoints_alone_are_a_run_that_is_not_replaced(out):
 
 @pytest.mark.slow
 def test_checkpoints_of_another_run_stay(out, whole):
-    write(out / FOLDER, load(whole.out / FOLDER, 9)._replace(step=1), 0, 1)
+    write_shard(
+        out / FOLDER, load_workers(whole.out / FOLDER, 9)._replace(step=1), 0, 1
+    )
     ended = run(f"{BMUF} --resume", out)
-    assert steps(ended.out / FOLDER) == [11, 9, 7, 1]
+    assert find_steps(ended.out / FOLDER) == [11, 9, 7, 1]
     assert (out / FOLDER / ShardName(1, 0, 1).file_name).exists()
     assert_same_end(ended, whole)
 
 
 @pytest.mark.slow
 def test_record_that_is_not_as_written_is_told_and_the_one_before_serves(out, whole):
-    part = load(out / FOLDER, 7)
+    part = load_workers(out / FOLDER, 7)
     part.record["progress"].update(new=1)
-    path = write(out / FOLDER, part, 0, 1)
+    path = write_shard(out / FOLDER, part, 0, 1)
     first = assert_goes_on(out, whole, 6).stderr.splitlines()[0]
     assert first.startswith(f"the checkpoint of step 7 cannot be used: {path.name} is ")
     assert first.endswith("got an unexpected keyword argument 'new'")
@@ -406,7 +413,7 @@ def test_flags_of_another_run_are_refused_and_nothing_touched(flags, out):
 @pytest.mark.slow
 def test_settings_on_which_no_number_depends_may_differ(out, stopped, whole):
     ended = run(f"{BMUF} --checkpoint-every 11 --eval-every 4 --resume", out)
-    assert steps(out / FOLDER) == [11, 7, 6]
+    assert find_steps(out / FOLDER) == [11, 7, 6]
     assert_same_end(ended, whole)
     assert run_id(ended) == run_id(stopped) != run_id(whole)
 
@@ -438,7 +445,7 @@ def test_signal_saves_though_no_checkpoint_was_asked(whole, tmp_path):
     command = BMUF.replace("--checkpoint-every 3", "")
     left = run(command, tmp_path / "out", signal_at(STOP))
     assert left.code == 75
-    assert steps(left.out / FOLDER) == [7]
+    assert find_steps(left.out / FOLDER) == [7]
     assert "stopped after step 7 of 11: --resume continues" in left.stderr
     assert left.summary["stopped"] is True
     assert_goes_on(left.out, whole, command=f"{command} --checkpoint-every 11")
@@ -489,8 +496,10 @@ def test_file_of_another_is_no_export_of_a_run_that_goes_on(out, tmp_path):
 
 def split(source, folder, number, step=7):
     """Puts a worker's rows of a run's step into a folder, as a part of two."""
-    part = load(source.out / FOLDER, step, lambda workers: range(number, number + 1))
-    write(folder, part, number, 2)
+    part = load_workers(
+        source.out / FOLDER, step, lambda workers: range(number, number + 1)
+    )
+    write_shard(folder, part, number, 2)
 
 
 @pytest.mark.long
@@ -516,12 +525,12 @@ def run_id(ended):
 
 @pytest.mark.slow
 def test_checkpoint_of_before_ids_and_flags_serves(whole, out):
-    for step in steps(out / FOLDER):
-        part = load(out / FOLDER, step)
+    for step in find_steps(out / FOLDER):
+        part = load_workers(out / FOLDER, step)
         del part.record["run_id"], part.record["settings"]["nesterov"]
         for name in ("run_id", "saved"):
             del part.record["progress"][name]
-        write(out / FOLDER, part, 0, 1)
+        write_shard(out / FOLDER, part, 0, 1)
     told = "--resume: the run was made with --nesterov False, not True"
     assert_refused(out, f"{BMUF} --nesterov --resume", told)
     assert run_id(assert_goes_on(out, whole))

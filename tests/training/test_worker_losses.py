@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from lasting import run
 
-from experiments.checkpoint.resume import Record, record_of
+from experiments.checkpoint.resume import Record, read_record
 from experiments.checkpoint.shards import Shard
 from experiments.training.progress import Progress
 
@@ -35,7 +35,7 @@ def test_losses_are_summed_across_a_checkpoint_within_a_stretch():
     progress.stepped([2.0, 3.0], np.array([[1.0, 3.0], [2.0, 4.0]]), 0.1)
     text = json.dumps(dataclasses.asdict(Record(progress, {}, {}, None)))
     shard = Shard(progress.step, 2, 0, {}, {}, json.loads(text))
-    progress = record_of(shard).progress
+    progress = read_record(shard).progress
     progress.stepped([1.0], np.array([[0.0, 2.0]]), 0.1)
     assert progress.mean_worker_losses() == [1.0, 3.0]
 

@@ -22,7 +22,7 @@ from tiers import tiers
 
 import syncalgos
 from experiments.checkpoint import shards, state_arrays
-from experiments.checkpoint.shards import load
+from experiments.checkpoint.shards import load_workers
 from syncalgos.strategy import apply_reduce, apply_sync, strong
 
 NAMES = tuple(syncalgos.ALGORITHMS)
@@ -126,14 +126,17 @@ def train(names, workers, backend, devices, folder):
 
     state, before = advanced(trainer.init(dict.fromkeys(names, MODEL)), 0, HALF)
     held, of_no_interest = trainer.to_host(state), syncalgos.Replica(())
-    arrays = state_arrays.own(held), state_arrays.shared(held, of_no_interest)
-    shards.write(folder, shards.Shard(HALF, workers, 0, *arrays, {}), 0, 1)
+    own = state_arrays.name_own_arrays(held)
+    shared = state_arrays.name_shared_arrays(held, of_no_interest)
+    shards.write_shard(folder, shards.Shard(HALF, workers, 0, own, shared, {}), 0, 1)
     state, after = advanced(state, HALF, STEPS)
     usual = seen(state, before + after)
 
     zero = dict.fromkeys(names, jax.tree.map(np.zeros_like, MODEL))
-    part = load(folder, HALF)
-    state = state_arrays.state(trainer, trainer.init(zero), part.own, part.shared)
+    part = load_workers(folder, HALF)
+    state = state_arrays.restore_state(
+        trainer, trainer.init(zero), part.own, part.shared
+    )
     state, after = advanced(state, HALF, STEPS)
     resumed = seen(state, before + after)
 
