@@ -192,6 +192,8 @@ def test_an_argument_may_have_the_name_of_its_parameter_or_of_its_flag():
 def test_an_argument_of_a_former_name_is_known_by_its_new_one():
     """In files of 0.3; other values are refused by the new flag."""
     config = parse(["--algo", "edit"])
-    check_settings({"algo": "edit", "clip": 10.0, "rate": 0.02}, config, has_same_workers=True)
+    check_settings(
+        {"algo": "edit", "clip": 10.0, "rate": 0.02}, config, has_same_workers=True
+    )
     with pytest.raises(BadRequest, match=r"made with --leaf-clip 9\.0, not 10\.0"):
         check_settings({"algo": "edit", "clip": 9.0}, config, has_same_workers=True)
