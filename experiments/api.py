@@ -126,7 +126,7 @@ def train(
         outcome, summary = trained(folder, terminal.Report(), _never, on_evaluation)
         missing = folder.finish(outcome, summary)
         tracked.finish(summary)
-    center = jax.tree.map(on_host, run.trainer.center(outcome.state))
+    center = jax.tree.map(on_host, outcome.center)
     result = Trained(summary, outcome.progress.lines, center)
     if missing := [*missing, *tracked.failed]:
         raise Unwritten("; ".join(missing), result)

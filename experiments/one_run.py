@@ -203,12 +203,12 @@ class Folder:
         )
         return self.tracked
 
-    def add(self, state: TrainState) -> None:
+    def add(self, center: Replica) -> None:
         """Records the last evaluation, and exports its model if it is the best."""
         run, lines = self.run, self.progress.lines
         if self._metrics is not None:
             self._metrics.add(lines)
-        if why := _export_if_best(run, state, lines):
+        if why := _export_if_best(run, center, lines):
             terminal.say(why)
         self.tracked.log(lines[-1])
 
@@ -230,7 +230,7 @@ class Folder:
         missing = remarks.unsaved(run.config.checkpoints, outcome)
         if path is not None:
             line = _last_model(run, outcome)
-            why = _export_last(run, outcome.state, line)
+            why = _export_last(run, outcome.center, line)
             if why and line is None and (summary["diverged"] or summary["stopped"]):
                 terminal.say(why)  # as its code says: there was nothing to write
             elif why:
@@ -258,6 +258,8 @@ def trained(
     report: terminal.Report,
     asked_to_stop: Callable[[], int],
     on_evaluation: Callable[[Line], None] | None = None,
+    *,
+    evaluate_at_end_only: bool = False,
 ) -> tuple[Outcome, dict[str, Any]]:
     """Trains the run of a folder, and writes metrics.jsonl and checkpoints.
 
@@ -266,6 +268,7 @@ def trained(
         report: the display of the progress.
         asked_to_stop: called before each dispatch.
         on_evaluation: called with each line of metrics.jsonl, in the first process.
+        evaluate_at_end_only: as for `loop.train`.
 
     Returns:
         The outcome, and the summary, which is not written yet.
@@ -276,22 +279,22 @@ def trained(
         has_trained()
         report.step(progress.step, progress.losses[-1])
 
-    def evaluated(state: TrainState) -> None:
+    def evaluated(center: Replica) -> None:
         line = progress.lines[-1]
         report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
-        folder.add(state)
+        folder.add(center)
         if on_evaluation is not None and run.group.is_first:
             on_evaluation(line)
 
     with keeping_results() as has_trained:
         watch = Watch(asked_to_stop, stepped, evaluated, folder.save)
-        outcome = train(run, progress, watch)
+        outcome = train(run, progress, watch, evaluate_at_end_only=evaluate_at_end_only)
     if folder.saver is not None:
         folder.saver.background.wait()
     return outcome, summary_of(run, outcome)
 
 
-def _export_if_best(run: Run, state: TrainState, lines: Sequence[Line]) -> str:
+def _export_if_best(run: Run, center: Replica, lines: Sequence[Line]) -> str:
     """Exports the model of the last evaluation if --keep best asks for it.
 
     Returns:
@@ -299,7 +302,7 @@ def _export_if_best(run: Run, state: TrainState, lines: Sequence[Line]) -> str:
     """
     is_kept = run.config.export and run.config.keep == "best"
     is_best = is_kept and _best(run, lines) is lines[-1]
-    return _export(run, state, lines[-1]["step"]) if is_best else ""
+    return _export(run, center, lines[-1]["step"]) if is_best else ""
 
 
 def _last_model(run: Run, outcome: Outcome) -> Line | None:
@@ -309,7 +312,7 @@ def _last_model(run: Run, outcome: Outcome) -> Line | None:
     return outcome.line if outcome.diverged_at is None else None
 
 
-def _export_last(run: Run, state: TrainState, line: Line | None) -> str:
+def _export_last(run: Run, center: Replica, line: Line | None) -> str:
     """Exports the model of `_last_model`, if not done before.
 
     Returns:
@@ -319,7 +322,7 @@ def _export_last(run: Run, state: TrainState, line: Line | None) -> str:
     if line is None or path is None:
         return f"no model was written to {path}"
     if run.config.keep == "last":
-        return _export(run, state, line["step"])
+        return _export(run, center, line["step"])
     # The file was written at that evaluation.
     if not run.group.is_first or export.facts(path) == _origin(run, line["step"]):
         return ""
@@ -335,10 +338,9 @@ def _best(run: Run, lines: Sequence[Line]) -> Line | None:
     return progress.best(lines if planned else lines[:-1])
 
 
-def _export(run: Run, state: TrainState, step: int) -> str:
+def _export(run: Run, center: Replica, step: int) -> str:
     """Writes the center and its origin to a file; returns why it could not, or ""."""
-    # All processes take part.
-    center = jax.tree.map(on_host, run.trainer.center(state))
+    center = jax.tree.map(on_host, center)  # all processes take part
     path = run.config.export
     if path is None or not run.group.is_first:
         return ""
@@ -378,7 +380,7 @@ def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
         "syncs": syncs,
         "decided": decided,
         "steps_per_second": steps / seconds if seconds else 0.0,
-        "params_sha256": params_sha256(run.trainer.center(outcome.state)),
+        "params_sha256": params_sha256(outcome.center),
         "temp_bytes": run.trainer.temp_bytes,
         "device_bytes": sends.device_bytes(outcome.state),
         "device_bytes_without_mesh": sends.device_bytes(outcome.state, in_mesh=False),

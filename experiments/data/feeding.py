@@ -51,6 +51,8 @@ class Data(NamedTuple):
             content once, so that no held-out content is counted twice.
         part_of: if arrays were split, the whole arrays and the numbers of the `train`
             examples in them, so that runs on a part and on the whole share programs.
+        num_test: if a split has replaced the test data, the number of its examples:
+            evaluations of both parts share programs if they have as many rows.
         sha256: the checksum of a user's files, by which a resumed run detects changes;
             "" if that is impossible or not needed.
         preparation: by key, how examples were made of a user's files, as JSON values:
@@ -63,6 +65,7 @@ class Data(NamedTuple):
     overlapping: int = 0
     covering: int = 1
     part_of: tuple[Arrays, np.ndarray] | None = None
+    num_test: int = 0
     sha256: str = ""
     preparation: Mapping[str, Any] = {}
 
@@ -192,7 +195,7 @@ def split(data: Data, share: float) -> Data:
     `Data.covering`).
 
     Args:
-        data: the data; its test data is not read.
+        data: the data; of its test data, only the size is read.
         share: the share of the training examples to hold out, above 0 and below 1.
 
     Returns:
@@ -226,6 +229,7 @@ def split(data: Data, share: float) -> Data:
         test=gather(train, held),
         groups={name: group[kept] for name, group in data.groups.items()},
         part_of=(train, kept.astype(np.int32)) if isinstance(train, dict) else None,
+        num_test=len(next(iter(data.test.values()))),
     )
 
 

@@ -135,7 +135,7 @@ def losses(task: Task) -> tuple[Any, Any]:
 
 
 def held_out(
-    test: Arrays, workers: int, batch: int = 1024
+    test: Arrays, workers: int, batch: int = 1024, least: int = 0
 ) -> tuple[Arrays, np.ndarray]:
     """Cuts held-out data into batches that divide among the workers.
 
@@ -143,22 +143,26 @@ def held_out(
         test: leaves (examples, ...).
         workers: the number of workers, or of the devices that share theirs.
         batch: approximate number of examples in a batch.
+        least: the number of examples up to which the data are filled, if they have
+            fewer.
 
     Returns:
-        The data with an added example of weight 0, which fills the last batch; and the
-        rows of each batch, (batches, examples). The mean of weighted values over all
-        rows is the mean over the held-out examples.
+        The data with added examples of weight 0, which also fill the last batch; and
+        the rows of each batch, (batches, examples). The mean of weighted values over
+        all rows is the mean over the held-out examples.
     """
     # Each example counts once for any number of workers, so that runs compare.
     examples = len(next(iter(test.values())))
-    batches = -(-examples // batch)
-    size = -(-examples // (batches * workers)) * workers
+    filled = max(examples, least)
+    batches = -(-filled // batch)
+    size = -(-filled // (batches * workers)) * workers
     rows = np.full(batches * size, examples)
     rows[:examples] = np.arange(examples)
-    data = {k: np.concatenate([x, x[:1]]) for k, x in test.items()}
+    added = np.zeros(filled + 1 - examples, int)
+    data = {name: np.concatenate([x, x[added]]) for name, x in test.items()}
     # Above 1, because the mean over a batch also divides by the added examples.
-    weight = np.full(examples + 1, rows.size / examples, np.float32)
-    weight[-1] = 0
+    weight = np.full(filled + 1, rows.size / examples, np.float32)
+    weight[examples:] = 0
     return {**data, WEIGHT: weight}, rows.reshape(batches, size)
 
 

@@ -28,7 +28,7 @@ from experiments.training.optimizers import in_force
 from experiments.training.prepare import Run
 from experiments.training.process_group import ProcessGroup
 from experiments.training.progress import Line, Progress
-from syncalgos import LaneFormError, TrainState
+from syncalgos import LaneFormError, Replica, TrainState
 
 DIVERGED_ABOVE = 1000  # times the first loss, or times LEAST if that is larger
 LEAST = 0.1  # as a first loss of 0 would give a limit of 0
@@ -50,15 +50,29 @@ class Watch(NamedTuple):
         asked_to_stop: returns the number of a signal, or 0; called before each
             dispatch. If one process is asked, all stop.
         stepped: called after each dispatch, whose steps are in the progress.
-        evaluated: called with the state after each evaluation, which is the last line
-            of the progress.
+        evaluated: called with the evaluated model after each evaluation, which is the
+            last line of the progress.
         save: saves a checkpoint: (state, whether it is the last of the run).
     """
 
     asked_to_stop: Callable[[], int]
     stepped: Callable[[], None]
-    evaluated: Callable[[TrainState], None]
+    evaluated: Callable[[Replica], None]
     save: Callable[[TrainState, bool], None]
+
+
+class Divergence(NamedTuple):
+    """The step at which a run diverged; None and () if none did.
+
+    Attributes:
+        at: the local step, from 0.
+        loss: the mean loss of all workers at that step.
+        workers: the workers with a loss that was not finite at that step.
+    """
+
+    at: int | None = None
+    loss: float | None = None
+    workers: Sequence[int] = ()
 
 
 class Outcome(NamedTuple):
@@ -67,6 +81,7 @@ class Outcome(NamedTuple):
     Attributes:
         state: the state of the engine.
         progress: the progress of the run.
+        center: the model of this state, to evaluate and ship.
         stopped: the number of the signal that stopped it before its end, or 0.
         diverged_at: the local step (from 0) at which the loss was not finite, or above
             the limit; None if there was none.
@@ -76,6 +91,7 @@ class Outcome(NamedTuple):
 
     state: TrainState
     progress: Progress
+    center: Replica
     stopped: int = 0
     diverged_at: int | None = None
     too_large: float | None = None
@@ -93,39 +109,50 @@ class Outcome(NamedTuple):
         return is_lost or self.diverged_at is not None
 
 
-def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
+def train(
+    run: Run, progress: Progress, watch: Watch, *, evaluate_at_end_only: bool = False
+) -> Outcome:
     """Trains to the end, to a divergence, or until asked to stop.
 
     Args:
         run: the run to train; its state cannot be used afterwards.
         progress: the progress so far, which is updated.
         watch: called before and after each dispatch, and after each evaluation.
+        evaluate_at_end_only: whether to leave out all evaluations but the last. The
+            dispatches stay the same, and so do the programs.
     """
     c, group, state = run.config, run.group, run.state
     to_evaluate, to_save = {*c.evaluations}, {*c.checkpoints}
     # Any split into dispatches gives the same numbers: a resumed run may shorten one.
     whole = dispatches(to_evaluate | to_save, c.dispatch_steps)
+    if evaluate_at_end_only:
+        to_evaluate = {c.steps}
     schedule = [*remaining(whole, progress.step)]
     test, feed = _held_out(run), _Feed(run, schedule)
-    outcome = Outcome(state, progress)
     # The header has already said so: see `remarks.header`.
     warnings.filterwarnings("ignore", "no sync came in")
 
-    def evaluate(state):
-        progress.evaluated(_evaluation(run, state, progress, test))
-        watch.evaluated(state)
+    def evaluate(state: TrainState) -> Replica:
+        line, center = _evaluate(run, state, progress, test)
+        progress.evaluated(line)
+        watch.evaluated(center)
+        return center
 
+    center: Replica | None = None  # of the state, if it has been evaluated
+    signal = 0
+    divergence = Divergence()
     for first, steps in schedule:
         batches, waited = feed.read(first, steps)
         asked, is_unread = watch.asked_to_stop(), isinstance(batches, BadRequest)
         # If one process is asked to stop, or cannot read, all stop at the same step.
         # This may be within a round: the checkpoint holds all replicas.
-        if stopped := group.largest(UNREAD if is_unread else asked):
+        signal = group.largest(UNREAD if is_unread else asked)
+        if signal:
             watch.save(state, True)
-            if stopped == UNREAD:
+            if signal == UNREAD:
                 _end_unread(batches, progress, group)
-            outcome = outcome._replace(stopped=stopped)
             break
+        center = None  # two may not fit in memory
         given = Batches(batches, feed.placed)
         to_compile = test if first == schedule[0][0] else None
         state, metrics, seconds = _dispatch(run, state, given, to_compile)
@@ -134,21 +161,32 @@ def train(run: Run, progress: Progress, watch: Watch) -> Outcome:
         progress.stepped(losses.tolist(), metrics[WORKER_LOSSES], *spent)
         progress.lane_form = run.trainer.lane_form
         watch.stepped()
-        if (bad := first_diverged(losses, progress.first_loss)) is not None:
-            workers = ~np.isfinite(metrics[WORKER_LOSSES][bad])
-            outcome = outcome._replace(
-                diverged_at=first + bad,
-                too_large=float(losses[bad]),
-                not_finite=np.flatnonzero(workers).tolist(),
+        bad_step = first_diverged(losses, progress.first_loss)
+        if bad_step is not None:
+            is_lost = ~np.isfinite(metrics[WORKER_LOSSES][bad_step])
+            divergence = Divergence(
+                at=first + bad_step,
+                loss=float(losses[bad_step]),
+                workers=np.flatnonzero(is_lost).tolist(),
             )
             break
         if progress.step in to_evaluate:
-            evaluate(state)
+            center = evaluate(state)
         if progress.step in to_save:
             watch.save(state, progress.step == c.steps)
     if progress.losses or not progress.lines:  # it ended between two evaluations
-        evaluate(state)
-    return outcome._replace(state=state)
+        center = evaluate(state)
+    if center is None:  # it was resumed at its end
+        center = run.trainer.center(state)
+    return Outcome(
+        state,
+        progress,
+        center,
+        stopped=signal,
+        diverged_at=divergence.at,
+        too_large=divergence.loss,
+        not_finite=divergence.workers,
+    )
 
 
 def _end_unread(found: Any, progress: Progress, group: ProcessGroup) -> NoReturn:
@@ -203,7 +241,8 @@ def _held_out(run: Run) -> Batches:
     # Examples of weight 0 fill the last batch, so that every held-out example counts
     # once for any number of workers and devices.
     layout = run.trainer.layout
-    test, rows = held_out(run.data.test, layout.readers, run.task.eval_batch)
+    data, batch = run.data, run.task.eval_batch
+    test, rows = held_out(data.test, layout.readers, batch, least=data.num_test)
     return Batches(rows[:, layout.own_rows(rows.shape[1])], run.trainer.place(test))
 
 
@@ -266,7 +305,7 @@ def _dispatch(
     try:
         # Otherwise the first evaluation would have to wait for its compilation.
         if to_compile is not None:
-            trainer.compile(state, given, to_compile)
+            trainer.compile(state, given, to_compile, assesses=True)
         state, metrics = trainer.run(state, *given)
     except LaneFormError as error:
         raise BadRequest(f"--task {run.config.task}: {error}") from error
@@ -278,27 +317,31 @@ def _dispatch(
     return state, kept, seconds
 
 
-def _evaluation(run: Run, state: TrainState, progress: Progress, test: Batches) -> Line:
-    """Evaluates a state; returns a line of metrics.jsonl."""
-    c, trainer = run.config, run.trainer
-    metrics = jax.device_get(trainer.evaluate(state, *test))
+def _evaluate(
+    run: Run, state: TrainState, progress: Progress, test: Batches
+) -> tuple[Line, Replica]:
+    """Evaluates a state; returns a line of metrics.jsonl, and the evaluated model."""
+    c = run.config
+    metrics, center, divergence = run.trainer.assess(state, *test)
+    metrics = jax.device_get(metrics)
     means = {name: float(np.mean(x)) for name, x in metrics.items()}
     measured = {"loss": means["loss"], "accuracy": None}  # a task may lack one
     with explained(TASK.flag, c.task):
         measured |= _figures(run.task, means)
     done, losses = progress.step, progress.losses
     noted = rounds.figures(state, run.rounds.ends) if c.displacements else {}
-    return {
+    line = {
         "step": done,
         "train_loss": float(np.mean(losses)) if losses else None,
         "worker_losses": progress.mean_worker_losses(),
         **{f"test_{name}": x for name, x in {**measured, **means}.items()},
         "bytes_per_worker": run.rounds.bytes_by(progress),
-        "divergence": trainer.divergence(state),
+        "divergence": divergence,
         "learning_rate": in_force(c, state.replica.opt_state, done),
         **noted,
         "seconds": round(progress.seconds, 6),
     }
+    return line, center
 
 
 def correct(run: Run, outcome: Outcome) -> str | None:
@@ -321,7 +364,7 @@ def correct(run: Run, outcome: Outcome) -> str | None:
         programs.hits = jax.jit(
             lambda model, data, rows: jax.lax.map(partial(of_rows, model, data), rows)
         )
-    found = np.ravel(programs.hits(run.trainer.center(outcome.state), data, rows))
+    found = np.ravel(programs.hits(outcome.center, data, rows))
     found = found[: len(data[WEIGHT]) - 1]
     return (
         np.packbits(found > 0).tobytes().hex() if np.isin(found, (0, 1)).all() else None

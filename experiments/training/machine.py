@@ -149,7 +149,7 @@ def use_cache() -> None:
         entry = "Error (reading|writing) persistent compilation cache entry"
         warnings.filterwarnings("ignore", f"{entry}|Cache value for key")
         if SHORTEST.upper() not in os.environ:
-            # A run compiles some thirty programs: below 1 s each, but half its time.
+            # A run compiles some fifteen programs: below 1 s each, but half its time.
             jax.config.update(SHORTEST, 0.0)
 
 

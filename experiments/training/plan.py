@@ -16,7 +16,7 @@ import optax
 
 import syncalgos
 from experiments.command import factories
-from experiments.command.factories import ALGORITHM, TASK
+from experiments.command.factories import ALGORITHM, OWN, TASK
 from experiments.tasks.task import (
     Data,
     Tables,
@@ -85,6 +85,25 @@ class Varied(NamedTuple):
         return {**given, "arguments": {k: x for k, x in own.items() if x is not None}}
 
 
+class Timetable(NamedTuple):
+    """When a run sends, and what its center includes then.
+
+    Attributes:
+        acts: the local steps at which a sync may act, of `syncalgos.describe`.
+        lands: the local steps at which the result of a sync arrives.
+        ends: whether a round ends at each step, (steps,); None if only the run decides.
+        center_steps: the last local step that the evaluated model includes, after 0, 1,
+            … local steps; None if only the run decides.
+        unsynced: the reason why no sync comes, with a remedy; "" if one comes.
+    """
+
+    acts: Callable[[Any], Any]
+    lands: Callable[[Any], Any]
+    ends: np.ndarray | None
+    center_steps: np.ndarray | None
+    unsynced: str = ""
+
+
 @dataclass
 class Programs:
     """The compiled programs of a run, which other runs of a study may share.
@@ -100,6 +119,7 @@ class Programs:
             at them; None until a run needs it.
         hits: whether a model is right on each held-out example; None until a run
             needs it.
+        timetable: that of the last run; None before it.
     """
 
     settings: Settings
@@ -110,6 +130,7 @@ class Programs:
     rate: MeasureRate | None = None
     measuring: tuple[np.ndarray, DataParallel] | None = None
     hits: Callable[..., jax.Array] | None = None
+    timetable: Timetable | None = None
 
     def serve(self, settings: Settings) -> bool:
         """Whether a run with other settings can use these programs."""
@@ -196,6 +217,11 @@ def make_task(config: RunConfig) -> Task:
         "axis": WORKERS,
     }
     return factories.call(TASK, config.task, config.task_arguments, offered, check_task)
+
+
+def is_custom(name: str) -> bool:
+    """Whether a task or an algorithm is the user's own."""
+    return ":" in name or name == OWN
 
 
 def make_method(

@@ -30,6 +30,7 @@ from experiments.training.plan import (
     Plan,
     Programs,
     check_data,
+    is_custom,
     make_algorithm,
     make_plan,
     make_trainer,
@@ -207,7 +208,7 @@ def _warn_if_slow(plan: Plan, params: PyTree, buffers: PyTree, data: Data) -> No
     c, task = plan.config, plan.task
     is_on_cpu = plan.trainer.layout.devices[0].platform == "cpu"
     # The models of this project have no convolutions on CPUs.
-    may_be_slow = is_on_cpu and c.dispatch_steps > 1 and _is_custom(c.task)
+    may_be_slow = is_on_cpu and c.dispatch_steps > 1 and is_custom(c.task)
     if may_be_slow and convolves(task, params, buffers, data.test):
         terminal.say(
             "convolutions are several times slower on CPUs in dispatches of "
@@ -238,16 +239,12 @@ def _shards(plan: Plan, data: Data) -> list[np.ndarray] | None:
     return sampling.shards(c.partition, data.groups, data.examples, c.workers, c.seed)
 
 
-def _is_custom(task: str) -> bool:
-    return ":" in task or task == OWN
-
-
 def _model(plan: Plan, data: Data) -> tuple[PyTree, PyTree]:
     """Returns the task's params and buffers, checked."""
-    c, is_custom = plan.config, _is_custom(plan.config.task)
+    c = plan.config
     with refused("task", c.task):
         params, buffers = check_model(plan.task, c.seed)
-        if is_custom:  # it is tried out on shapes
+        if is_custom(c.task):  # it is tried out on shapes
             check_apply(plan.task, params, buffers, data.test)
             check_indices(plan.task, params, buffers, data)
         if c.mesh is not None:

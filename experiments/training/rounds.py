@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 import syncalgos
-from experiments.training.plan import Plan
+from experiments.training.plan import Plan, Timetable, is_custom
 from experiments.training.progress import DISPLACEMENTS, Progress
 from syncalgos import Communication, Replica, Strategy, TrainState
 
 FARTHEST = 2**12  # steps within which the first sync is looked for
 
+_read_metrics = jax.jit(syncalgos.sync_metrics)  # by one program, not five
 Count = Callable[[Progress], Communication | None]
 """Returns a worker's communication from a Progress; None if it is unknown."""
 
@@ -86,21 +87,29 @@ def ends_of(
     Returns:
         (steps,) booleans; None if only the run decides.
     """
-    strategy, is_shared = plan.method.strategy, plan.task.kept == "shared"
-    # An inner optimizer may use the loss, which workers that combine gradients share.
-    may_share_loss = syncalgos.describe(strategy).combines_grads
-    # One worker sends nothing, but its rounds end. Shared tables, and the loss that an
-    # optimizer uses, are sent at every step and must not count.
-    if is_shared or plan.config.workers == 1 or may_share_loss:
-        sent, strategy = None, plan.method.algorithm if is_shared else strategy
-    if sent is None:
+    if sent is None or not _counts_run(plan):
         try:
             sent = syncalgos.communication(
-                strategy, replica, workers=max(plan.config.workers, 2), steps=steps
+                _evaluated(plan),
+                replica,
+                workers=max(plan.config.workers, 2),
+                steps=steps,
             )
         except (ValueError, jax.errors.ConcretizationTypeError):
             return None  # the engine reports the latter with the first state
     return np.diff(sent.per_step, prepend=0.0) > 0
+
+
+def _counts_run(plan: Plan) -> bool:
+    """Whether a round ends exactly where the trainer of a run sends anything.
+
+    One worker sends nothing, but its rounds end. Shared tables, and the loss that an
+    optimizer uses, are sent at every step and must not count.
+    """
+    # An inner optimizer may use the loss, which workers that combine gradients share.
+    may_share_loss = syncalgos.describe(plan.method.strategy).combines_grads
+    is_shared = plan.task.kept == "shared"
+    return not (is_shared or plan.config.workers == 1 or may_share_loss)
 
 
 def planned(plan: Plan, state: TrainState) -> Rounds:
@@ -110,29 +119,75 @@ def planned(plan: Plan, state: TrainState) -> Rounds:
         sent = plan.trainer.communication(state, c.steps)
     except ValueError:  # only the run decides
         sent = None
-    ends = ends_of(plan, replica, c.steps, sent)
-    rounds = Rounds(
+    timetable = find_timetable(plan, replica, sent)
+    return Rounds(
         sent=_count(plan, state, sent),
         is_fixed=sent is not None,
-        ends=ends,
-        center_steps=_center_steps(plan, ends, c.steps),
+        ends=timetable.ends,
+        center_steps=timetable.center_steps,
+        unsynced=timetable.unsynced,
     )
-    is_trained = rounds.center_steps is None or rounds.center_steps.any()
+
+
+def find_timetable(
+    plan: Plan, replica: Replica, sent: Communication | None
+) -> Timetable:
+    """Returns the timetable of a run, which runs of the same programs often share.
+
+    Args:
+        plan: the plan of the run.
+        replica: one worker's replica, arrays or their shapes.
+        sent: the communication of the run's trainer, if it is known in advance.
+    """
+    last = plan.programs.timetable
+    if last is not None and _keeps_time(plan, replica, sent, last):
+        return last
+    timetable = _make_timetable(plan, replica, sent)
+    plan.programs.timetable = timetable
+    return timetable
+
+
+def _keeps_time(
+    plan: Plan, replica: Replica, sent: Communication | None, last: Timetable
+) -> bool:
+    """Whether a run has the timetable of the last run; False if that is not sure."""
+    if is_custom(plan.config.algo):  # it may do other than it declares
+        return False
+    # Sets of steps are equal if no number decides them.
+    description = syncalgos.describe(plan.method.strategy)
+    if (last.acts, last.lands) != (description.acts, description.lands):
+        return False
+    if sent is None or not _counts_run(plan):
+        return True
+    ends = ends_of(plan, replica, plan.config.steps, sent)
+    return ends is not None and last.ends is not None and (ends == last.ends).all()
+
+
+def _make_timetable(
+    plan: Plan, replica: Replica, sent: Communication | None
+) -> Timetable:
+    """Finds the ends of the rounds, and what the center includes after each step."""
+    c = plan.config
+    ends = ends_of(plan, replica, c.steps, sent)
+    center_steps = _center_steps(plan, ends, c.steps)
+    of_run = syncalgos.describe(plan.method.strategy)
+    timetable = Timetable(of_run.acts, of_run.lands, ends, center_steps)
+    is_trained = center_steps is None or center_steps.any()
     if ends is None or (ends.any() and is_trained):
-        return rounds
+        return timetable
     description = syncalgos.describe(_evaluated(plan), workers=c.workers)
     first_change = _first_change(plan, replica)
     # Each worker's center may change on its own.
     sends_nothing = first_change is None and not ends.any()
     if sends_nothing and description.acting_steps(c.steps).size:
-        return rounds._replace(
+        return timetable._replace(
             unsynced=(
                 f"{c.algo} sends nothing, as its sync and reduce call no collective"
             ),
             center_steps=np.arange(c.steps + 1),
         )
     unsynced = _describe_no_sync(plan, first_change, is_late=bool(ends.any()))
-    return rounds._replace(unsynced=unsynced)
+    return timetable._replace(unsynced=unsynced)
 
 
 def _describe_no_sync(plan: Plan, first_change: int | None, is_late: bool) -> str:
@@ -291,7 +346,7 @@ def figures(state: TrainState, ends: np.ndarray | None) -> dict[str, float]:
         return unknown
     # One worker of this process; all have the same.
     own_state = jax.tree.map(lambda x: x.addressable_shards[0].data, state.sync)
-    metrics = syncalgos.sync_metrics(own_state, ended_steps[-1])
+    metrics = jax.device_get(_read_metrics(own_state, ended_steps[-1]))
     if "measured" not in metrics:
         return unknown
     move, spread, cosine, _ = (float(x[0]) for x in metrics["measured"])

@@ -111,7 +111,8 @@ def python_numbers(hyperparams: PyTree) -> PyTree:
                 f"{name} must be a number, got {checks.shown(x)}; train the settings "
                 "in turn: numbers are data, so the program is compiled once"
             )
-        if isinstance(x, str | bool) or not np.isreal(x):
+        # On the host: np.isreal of a jax array would compile programs.
+        if isinstance(x, str | bool) or not np.isreal(np.asarray(x)):
             raise ValueError(f"{name} must be a number, got {checks.shown(x)}")
         value = np.asarray(x).item()
         if isinstance(value, int):

@@ -302,6 +302,8 @@ class DataParallel:
         state: TrainState,
         training: tuple[PyTree] | tuple[PyTree, PyTree | None],
         held_out: tuple[PyTree] | tuple[PyTree, PyTree | None],
+        *,
+        assesses: bool = False,
     ) -> None:
         """Compiles all programs that a training needs after `init`, and runs nothing.
 
@@ -314,6 +316,8 @@ class DataParallel:
             training: the arguments of `run` after the state: (batches,), or (rows,
                 data).
             held_out: those of `evaluate`, whose batches have to divide evenly.
+            assesses: whether the training calls `assess` in place of `evaluate`,
+                `center` and `divergence`.
 
         Raises:
             ValueError: as in `run` and `evaluate`.
@@ -324,12 +328,15 @@ class DataParallel:
         steps, data = self._cut_pair(training, self._worker.accumulate)
         rows, held_out_data = self._cut_pair(held_out, 1)
         compiled = self._compiled
-        calls = [
-            compiled.of_state(worker.RUN, state, steps, data),
-            compiled.of_state(worker.EVALUATE, state, rows, held_out_data),
-            compiled.of_params(worker.DIVERGENCE, state),
-            compiled.of_state(worker.CENTER, state),
-        ]
+        calls = [compiled.of_state(worker.RUN, state, steps, data)]
+        if assesses and self._assesses_at_once:
+            calls.append(compiled.of_state(worker.ASSESS, state, rows, held_out_data))
+        else:
+            calls += [
+                compiled.of_state(worker.EVALUATE, state, rows, held_out_data),
+                compiled.of_params(worker.DIVERGENCE, state),
+                compiled.of_state(worker.CENTER, state),
+            ]
         compiled.compile(calls)
 
     @outside_meshes
@@ -505,6 +512,41 @@ class DataParallel:
         # The strategy's state is left out because the program does not read it.
         call = self._compiled.of_params(worker.DIVERGENCE, state)
         return float(self._compiled.run(call).common)
+
+    @outside_meshes
+    def assess(
+        self, state: TrainState, batches: PyTree, data: PyTree | None = None
+    ) -> tuple[dict[str, jax.Array], Replica, float]:
+        """Evaluates the center, and returns it and the divergence with its metrics.
+
+        One program computes all three, which compiles in less time than one for each of
+        `evaluate`, `center` and `divergence`. If workers are meshes, or share tables by
+        rows, it calls these.
+
+        Args:
+            state: as in `run`; it stays usable.
+            batches, data: as in `evaluate`.
+
+        Returns:
+            (the metrics of `evaluate`, the model of `center`, `divergence`).
+        """
+        is_even = not arguments.left_over(batches, self.layout)
+        if not (self._assesses_at_once and is_even):
+            metrics = self.evaluate(state, batches, data)
+            return metrics, self.center(state), self.divergence(state)
+        self._check(state)
+        self._warn_of_untrained(state)
+        batches, data = self._cut(batches, data, 1)
+        call = self._compiled.of_state(worker.ASSESS, state, batches, data)
+        metrics, center, divergence = self._compiled.run(call).common
+        center = jax.tree.map(self.layout.of_first_worker, center)
+        return metrics, center, float(divergence)
+
+    @property
+    def _assesses_at_once(self) -> bool:
+        """Whether one program can evaluate a model and return it."""
+        # Whole tables need not fit on a device, and the model of a mesh is cut.
+        return self._worker.sharded is None and not self.layout.axes
 
     def communication(
         self,

@@ -280,11 +280,18 @@ def divergence(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
     return Outputs((), jnp.sqrt(collectives.mean(optax.tree.norm(apart, squared=True))))
 
 
+def assess(worker: Worker, own: Own, inputs: Inputs) -> Outputs:
+    """The results of `evaluate`, `center` and `divergence`, by one program."""
+    programs = evaluate, center, divergence
+    return Outputs((), tuple(x(worker, own, inputs).common for x in programs))
+
+
 INIT = Program(init)
 RUN = Program(run, takes_steps=True)
 EVALUATE = Program(evaluate)
 CENTER = Program(center, makes_model=True)
 DIVERGENCE = Program(divergence)
+ASSESS = Program(assess)
 
 
 def accumulated(

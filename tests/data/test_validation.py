@@ -117,9 +117,11 @@ def test_the_part_is_drawn_at_random_and_always_the_same(groups):
     assert abs(within.mean() - size / 2) < 5 * 0.29 * size / np.sqrt(0.3 * size)
 
 
-def test_test_data_is_not_looked_at():
-    split = feeding.split(numbered()._replace(test=None), 0.1)
+def test_of_test_data_only_the_size_is_looked_at():
+    without_values = {"number": range(70)}
+    split = feeding.split(numbered()._replace(test=without_values), 0.1)
     assert len(split.test["number"]) == 100
+    assert split.num_test == 70
 
 
 def test_the_part_of_a_part_is_of_what_was_left():

@@ -327,6 +327,42 @@ def test_debugging_tools_of_jax_work():
         assert np.isfinite(metrics["loss"]).all()
 
 
+def check_assessment(trainer, batches=BATCHES):
+    state, _ = trainer.run(trainer.init(make_params()), BATCHES)
+    expected = (
+        trainer.evaluate(state, batches),
+        trainer.center(state),
+        trainer.divergence(state),
+    )
+    assert expected[2] > 0
+    assert_equal(host(trainer.assess(state, batches)), host(expected))
+
+
+@pytest.mark.parametrize("backend", tiers(["pmap", "shard_map", "vmap"], ["shard_map"]))
+def test_an_assessment_is_what_three_programs_tell(backend):
+    # Its center is that of the last sync, before some local steps.
+    strategy = syncalgos.bmuf(5, nesterov=True)
+    check_assessment(make_trainer(strategy, backend=backend))
+
+
+@pytest.mark.slow
+def test_batches_that_do_not_divide_are_assessed_too():
+    uneven = jax.tree.map(lambda x: x[:, :-1], BATCHES)
+    check_assessment(make_trainer(syncalgos.bmuf(5)), uneven)
+
+
+@pytest.mark.slow
+def test_an_assessment_that_was_compiled_before_is_the_one_that_runs():
+    trainer = make_trainer(syncalgos.bmuf(3))
+    state, data = trainer.init(make_params()), trainer.place(DATA)
+    held_out = ROWS[:2], data
+    trainer.compile(state, (ROWS, data), held_out, assesses=True)
+    seconds = trainer.compile_seconds
+    state, _ = trainer.run(state, ROWS, data)
+    trainer.assess(state, *held_out)
+    assert trainer.compile_seconds == seconds
+
+
 @pytest.mark.slow
 def test_programs_compiled_side_by_side_are_those_that_run():
     def made():

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from commands import COMPARE, execute
 from tiers import tiers
 
 from experiments.command.factories import ALGORITHM, describe
@@ -96,15 +97,26 @@ def test_what_is_structure_has_a_program_of_its_own(tmp_path):
 
 
 @pytest.mark.slow
-def test_trials_share_the_program_of_the_runs_to_report(tmp_path):
+def test_trials_share_the_programs_of_the_runs_to_report(tmp_path):
     runs = Runs(tmp_path)
     runs.make("--algo bmuf --period 2 --validation 0.2 --batch-size 8")
-    programs = {key.program for key in runs.trainer._compiled.programs}
-    before = len(runs.trainer._compiled.programs)
+    first, programs = runs.programs, {*runs.trainer._compiled.programs}
     runs.make("--algo bmuf --period 2 --batch-size 8")
-    after = runs.trainer._compiled.programs
-    # The test data alone has another shape.
-    assert len(after) <= before + 1 and {key.program for key in after} == programs
+    assert runs.programs is first
+    assert {*runs.trainer._compiled.programs} == programs
+
+
+@pytest.mark.slow
+def test_the_default_study_compiles_ten_programs_for_each_algorithm(tmp_path):
+    cache = tmp_path / "cache"
+    variables = {
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    command = "--steps 100 --seeds 2 --tune lr=0.1,0.2"
+    execute(command, tmp_path / "out", COMPARE, **variables).with_code(0)
+    programs = sorted(path.name.split("-")[0] for path in cache.glob("*-cache"))
+    assert 20 < len(programs) <= 30, programs
 
 
 ALIKE = """

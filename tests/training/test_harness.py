@@ -75,6 +75,17 @@ def test_every_held_out_example_counts_once(workers, batch):
     np.testing.assert_array_equal(np.sort(rows[rows < 360]), np.arange(360))
 
 
+@pytest.mark.parametrize("batch", [1024, 50])
+def test_filled_data_have_the_shapes_of_more_data_and_the_same_mean(batch):
+    values = np.arange(144.0, dtype=np.float32)
+    data, rows = held_out({"v": values}, 8, batch, least=360)
+    more_data, more_rows = held_out({"v": np.arange(360.0)}, 8, batch)
+    assert rows.shape == more_rows.shape
+    assert data["v"].shape == more_data["v"].shape
+    weighted = data["weight"][rows] * data["v"][rows]
+    assert np.mean(weighted, dtype=np.float64) == pytest.approx(values.mean(), rel=1e-6)
+
+
 @pytest.mark.parametrize(
     ("steps", "every_", "most"), [(960, 96, 96), (100, 30, 7), (5, 5, 100), (10, 3, 1)]
 )
