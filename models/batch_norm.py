@@ -51,17 +51,18 @@ def apply(
     Source: Ioffe and Szegedy, "Batch normalization: accelerating deep network training
     by reducing internal covariate shift", ICML 2015.
     """
-    mean, var = buffers["mean"], buffers["var"]
+    mean = buffers["mean"]
+    var = buffers["var"]
     if train:
 
         def batch_mean(values: jax.Array) -> jax.Array:
-            local = jnp.mean(values, axis=tuple(range(x.ndim - 1)))
-            return local if axis_name is None else lax.pmean(local, axis_name)
+            local_mean = jnp.mean(values, axis=tuple(range(x.ndim - 1)))
+            return local_mean if axis_name is None else lax.pmean(local_mean, axis_name)
 
-        wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-        mean = batch_mean(wide)
+        float_x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        mean = batch_mean(float_x)
         # A second pass: mean(x²) - mean(x)² would cancel where the mean is far from 0.
-        var = batch_mean((wide - mean) ** 2)
+        var = batch_mean((float_x - mean) ** 2)
         buffers = {
             "mean": momentum * buffers["mean"] + (1 - momentum) * mean,
             "var": momentum * buffers["var"] + (1 - momentum) * var,

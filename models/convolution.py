@@ -72,17 +72,19 @@ def by_patches(
     # The gradient gathers its patches again. Keeping them, nine times x, is no faster:
     # ResNet-20 at batch 32 then takes 251 MiB instead of 140.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def product(x: jax.Array, w: jax.Array) -> jax.Array:
-        patches = jnp.concatenate(_shifts(x, w.shape[:2], stride, padding, 0), axis=-1)
+    def multiply_patches(x: jax.Array, w: jax.Array) -> jax.Array:
+        shifts = _shifted_windows(x, w.shape[:2], stride, padding, fill=0)
+        patches = jnp.concatenate(shifts, axis=-1)
         return patches @ w.reshape(-1, w.shape[-1])
 
-    return product(x, w)
+    return multiply_patches(x, w)
 
 
 def max_pool(x: jax.Array, size: int = 2) -> jax.Array:
     """Pools maxima of size×size tiles; drops rows and columns that fill no tile."""
     batch, height, width, channels = x.shape
-    rows, columns = height // size, width // size
+    rows = height // size
+    columns = width // size
     x = x[:, : rows * size, : columns * size]
     x = x.reshape(batch, rows, size, columns, size, channels)
     # XLA's gradient of reduce_window is slow on CPU, and that of max(axis) 15 % slower.
@@ -92,22 +94,22 @@ def max_pool(x: jax.Array, size: int = 2) -> jax.Array:
 
 def overlapping_max_pool(x: jax.Array, size: int = 3, stride: int = 2) -> jax.Array:
     """Pools maxima of size×size windows, a stride apart, with SAME padding."""
-    shifts = _shifts(x, (size, size), stride, "SAME", -jnp.inf)
+    shifts = _shifted_windows(x, (size, size), stride, "SAME", fill=-jnp.inf)
     return functools.reduce(jnp.maximum, shifts)
 
 
-def _shifts(
+def _shifted_windows(
     x: jax.Array, kernel: tuple[int, ...], stride: int, padding: Padding, fill: float
 ) -> list[jax.Array]:
     """Returns the entries of the padded images at each window position."""
     pads = lax.padtype_to_pads(x.shape[1:3], kernel, (stride, stride), padding)
     x = jnp.pad(x, [(0, 0), *pads, (0, 0)], constant_values=fill)
     rows, columns = (  # the first window's, and one for each stride that follows
-        max((size - k) // stride * stride + 1, 0)
-        for size, k in zip(x.shape[1:3], kernel, strict=True)
+        max((size - kernel_size) // stride * stride + 1, 0)
+        for size, kernel_size in zip(x.shape[1:3], kernel, strict=True)
     )
-    return [
-        x[:, i : i + rows : stride, j : j + columns : stride]
-        for i in range(kernel[0])
-        for j in range(kernel[1])
-    ]
+    shifts = []
+    for i in range(kernel[0]):
+        for j in range(kernel[1]):
+            shifts.append(x[:, i : i + rows : stride, j : j + columns : stride])
+    return shifts

@@ -33,10 +33,8 @@ def init(key: Any, length: int = 40, classes: int = 10, channels: int = 25) -> P
         "conv3": (1, 3, channels, channels),
         "dense": (length // 8 * channels, classes),
     }
-    return {
-        name: {"w": w, "b": jnp.zeros(w.shape[-1])}
-        for name, w in he_normal(key, shapes).items()
-    }
+    weights = he_normal(key, shapes)
+    return {name: {"w": w, "b": jnp.zeros(w.shape[-1])} for name, w in weights.items()}
 
 
 def apply(params: Params, x: jax.Array) -> jax.Array:

@@ -19,10 +19,10 @@ LAYERED = {"tokens": 0, "positions": 0, "blocks": 1, "norm": 0}
 """The number of leading axes that count layers, for each part of the params."""
 
 # Columns of what a device computes by itself, rows of what the devices then add up.
-CUT = {"qkv": -1, "out": -2, "up": -1, "down": -2}
+CUT_DIMENSIONS = {"qkv": -1, "out": -2, "up": -1, "down": -2}
 
 # The parts of a block by their names in Hugging Face's GPT-2.
-THEIRS = {
+GPT2_PARTS = {
     "norm1": "ln_1",
     "qkv": "attn.c_attn",
     "out": "attn.c_proj",
@@ -70,7 +70,7 @@ class Shape(NamedTuple):
     def layered(self) -> dict[str, int]:
         """The part of LAYERED that is about these params."""
         absent = {"positions"} if self.rotary else set()
-        return {part: n for part, n in LAYERED.items() if part not in absent}
+        return {part: axes for part, axes in LAYERED.items() if part not in absent}
 
 
 # gpt2*: Radford et al. 2019, the layers and widths of table 2; the first is called 124M
@@ -176,9 +176,11 @@ def apply(
     rotary positions: Su et al., "RoFormer: Enhanced transformer with rotary position
     embedding", 2021.
     """
-    rotary, time = "positions" not in params, tokens.shape[1]
+    rotary = "positions" not in params
+    time = tokens.shape[1]
     width = params["blocks"]["out"]["w"].shape[-2]
-    if not rotary and time > (context := len(params["positions"])):
+    context = time if rotary else len(params["positions"])
+    if time > context:
         raise ValueError(f"gpt: {time} tokens are longer than the context of {context}")
     if width % heads:
         raise ValueError(f"gpt: a width of {width} does not divide into {heads} heads")
@@ -194,12 +196,12 @@ def apply(
     # Keeping only the results of matmuls takes 91 MB instead of 216 for a gradient, in
     # 0.85 times the time; `remat` 52 MB, 1.1 times (16 × 128 tokens, 4 layers, CPU).
     # Inside a scan XLA cannot merge the two computations: no barrier is needed.
-    kept = None if remat else jax.checkpoint_policies.dots_saveable
-    block = partial(_block, heads, time, rotary)
-    block = jax.checkpoint(block, prevent_cse=False, policy=kept)
-    x, _ = lax.scan(block, x, params["blocks"])
+    policy = None if remat else jax.checkpoint_policies.dots_saveable
+    apply_block = partial(_apply_block, heads, time, rotary)
+    apply_block = jax.checkpoint(apply_block, prevent_cse=False, policy=policy)
+    x, _ = lax.scan(apply_block, x, params["blocks"])
     logits = _norm(params["norm"], x) @ table.T.astype(x.dtype)
-    return _wide(logits).reshape(*tokens.shape, -1)
+    return _as_float32(logits).reshape(*tokens.shape, -1)
 
 
 def shardings(heads: int) -> Rule:
@@ -212,15 +214,18 @@ def shardings(heads: int) -> Rule:
         heads: attention heads, which "tensor" must divide.
     """
 
-    def spec(path: str, shape: tuple[int, ...], sizes: Mapping[str, int]):
+    def spec(
+        path: str, shape: tuple[int, ...], sizes: Mapping[str, int]
+    ) -> PartitionSpec:
         if heads % sizes.get(TENSOR, 1):
             raise ValueError(
                 f"gpt: {TENSOR}={sizes[TENSOR]} does not divide the {heads} heads"
             )
-        part, *rest = path.split("/")
+        part, *block_path = path.split("/")
         if len(shape) - LAYERED[part] != 2:
             return PartitionSpec()
-        return matrix(shape, sizes, LAYERED[part], CUT.get(rest[0]) if rest else None)
+        tensor = CUT_DIMENSIONS.get(block_path[0]) if block_path else None
+        return matrix(shape, sizes, LAYERED[part], tensor)
 
     return Rule((FSDP, TENSOR), spec)
 
@@ -247,7 +252,7 @@ def to_huggingface(
             f"gpt: the heads of a GPT-2 divide its width, {width}; "
             f"these are {heads}, of {attention} numbers together"
         )
-    end = vocabulary - 1 if vocabulary == SHAPES["gpt2"].vocabulary else None
+    end_token = vocabulary - 1 if vocabulary == SHAPES["gpt2"].vocabulary else None
     config = {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -260,14 +265,16 @@ def to_huggingface(
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         # Of other vocabularies no token is known to be an end.
-        "bos_token_id": end,
-        "eos_token_id": end,
+        "bos_token_id": end_token,
+        "eos_token_id": end_token,
         # Nothing was dropped here.
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+        "attn_pdrop": 0.0,
+        "embd_pdrop": 0.0,
+        "resid_pdrop": 0.0,
     }
     params = jax.tree.map(np.asarray, params)
-    blocks = {"b": np.zeros((layers, 3 * width), np.float32)}
-    blocks = params["blocks"] | {"qkv": blocks | params["blocks"]["qkv"]}
+    zero_bias = {"b": np.zeros((layers, 3 * width), np.float32)}
+    blocks = params["blocks"] | {"qkv": zero_bias | params["blocks"]["qkv"]}
     # Theirs are (inputs, outputs), as ours.
     tensors = {
         "wte.weight": params["tokens"],
@@ -275,26 +282,26 @@ def to_huggingface(
         "ln_f.weight": params["norm"]["scale"],
         "ln_f.bias": params["norm"]["b"],
     }
-    for part, theirs in THEIRS.items():
+    for part, gpt2_part in GPT2_PARTS.items():
         weight = blocks[part]["scale" if "norm" in part else "w"]
         for i in range(layers):
-            tensors[f"h.{i}.{theirs}.weight"] = weight[i]
-            tensors[f"h.{i}.{theirs}.bias"] = blocks[part]["b"][i]
+            tensors[f"h.{i}.{gpt2_part}.weight"] = weight[i]
+            tensors[f"h.{i}.{gpt2_part}.bias"] = blocks[part]["b"][i]
     return config, {f"transformer.{name}": x for name, x in tensors.items()}
 
 
-def _block(
+def _apply_block(
     heads: int, time: int, rotary: bool, x: jax.Array, block: Params
 ) -> tuple[jax.Array, None]:
     """Adds attention, then the MLP, to x, (batch × time, width)."""
     # Of another type before they are gathered: devices then send half the bytes.
-    whole = {
-        name: gathered(block[name]["w"].astype(x.dtype), cut)
-        for name, cut in CUT.items()
-    }
-    block = block | {name: block[name] | {"w": w} for name, w in whole.items()}
-    read = _attention(heads, time, rotary, block, _norm(block["norm1"], x))
-    x = x + _linear(block["out"], read)
+    layers = {}
+    for name, cut_dimension in CUT_DIMENSIONS.items():
+        w = gathered(block[name]["w"].astype(x.dtype), cut_dimension)
+        layers[name] = block[name] | {"w": w}
+    block = block | layers
+    attended = _attention(heads, time, rotary, block, _norm(block["norm1"], x))
+    x = x + _linear(block["out"], attended)
     hidden = jax.nn.gelu(_linear(block["up"], _norm(block["norm2"], x)))  # by tanh
     return x + _linear(block["down"], hidden), None
 
@@ -307,22 +314,25 @@ def _attention(
     # (batch, time, heads, head size)
     q, k, v = (y.reshape(-1, time, heads, y.shape[-1] // heads) for y in qkv)
     if rotary:
-        q, k = _turned(q), _turned(k)
-    scores = _wide(jnp.einsum("bqhd,bkhd->bhqk", q, k)) / q.shape[-1] ** 0.5
+        q = _rotate_positions(q)
+        k = _rotate_positions(k)
+    products = jnp.einsum("bqhd,bkhd->bhqk", q, k)
+    scores = _as_float32(products) / q.shape[-1] ** 0.5
     causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
     weights = jax.nn.softmax(jnp.where(causal, scores, -jnp.inf)).astype(x.dtype)
     return jnp.einsum("bhqk,bkhd->bqhd", weights, v).reshape(len(x), -1)
 
 
-def _turned(x: jax.Array) -> jax.Array:
+def _rotate_positions(x: jax.Array) -> jax.Array:
     """Turns pairs of numbers of (batch, time, heads, size) by their position."""
     half = x.shape[-1] // 2  # a pair is numbers i and i + half
     rates = 10000.0 ** (-jnp.arange(half) / half)
     angles = jnp.arange(x.shape[1])[:, None, None] * rates  # (time, 1, half)
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    a, b = jnp.split(_wide(x), 2, axis=-1)
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return turned.astype(x.dtype)
+    cos = jnp.cos(angles)
+    sin = jnp.sin(angles)
+    a, b = jnp.split(_as_float32(x), 2, axis=-1)
+    rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return rotated.astype(x.dtype)
 
 
 def _linear(layer: Params, x: jax.Array) -> jax.Array:
@@ -333,14 +343,14 @@ def _linear(layer: Params, x: jax.Array) -> jax.Array:
 
 def _norm(layer: Params, x: jax.Array) -> jax.Array:
     """Layer norm over the last axis."""
-    wide = _wide(x)
-    centred = wide - wide.mean(-1, keepdims=True)
+    float_x = _as_float32(x)
+    centred = float_x - float_x.mean(-1, keepdims=True)
     variance = (centred**2).mean(-1, keepdims=True)
     y = centred * lax.rsqrt(variance + 1e-5) * layer["scale"] + layer["b"]
     return y.astype(x.dtype)
 
 
-def _wide(x: jax.Array) -> jax.Array:
+def _as_float32(x: jax.Array) -> jax.Array:
     """Returns x as float32 at least."""
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

@@ -31,10 +31,13 @@ def init(
         width, inputs, outputs).
     """
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in sides)
-    shapes: Shapes = {"conv1": (5, 5, channels, 16), "conv2": (5, 5, 16, 32)}
-    shapes["dense"] = rows * columns * 32, classes
-    drawn = he_normal(key, shapes)
-    return {name: {"w": w, "b": jnp.zeros(w.shape[-1])} for name, w in drawn.items()}
+    shapes: Shapes = {
+        "conv1": (5, 5, channels, 16),
+        "conv2": (5, 5, 16, 32),
+        "dense": (rows * columns * 32, classes),
+    }
+    weights = he_normal(key, shapes)
+    return {name: {"w": w, "b": jnp.zeros(w.shape[-1])} for name, w in weights.items()}
 
 
 def apply(params: Params, x: jax.Array) -> jax.Array:

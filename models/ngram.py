@@ -68,8 +68,8 @@ def logits(params: Params, contexts: jax.Array) -> jax.Array:
 def full_loss(params: Params, contexts: jax.Array, targets: jax.Array) -> jax.Array:
     """Computes the cross-entropy of targets, (batch,), by the full softmax."""
     scores = logits(params, contexts)
-    target = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
-    return jax.nn.logsumexp(scores, axis=1) - target
+    target_logits = jnp.take_along_axis(scores, targets[:, None], axis=1)[:, 0]
+    return jax.nn.logsumexp(scores, axis=1) - target_logits
 
 
 def sampled_loss(
@@ -104,15 +104,18 @@ def sampled_loss(
     a neural probabilistic language model", 2008; Jean et al., "On using very large
     target vocabulary for neural machine translation", 2015.
     """
-    batch, k = len(targets), len(negatives)
+    batch = len(targets)
+    k = len(negatives)
     ids = jnp.concatenate([targets, negatives])
-    outputs, bias = lookup(params["outputs"], ids), lookup(params["bias"], ids)
+    outputs = lookup(params["outputs"], ids)  # (batch + k, width)
+    bias = lookup(params["bias"], ids)
     hidden = features(params, contexts, lookup)
-    target = (hidden * outputs[:batch]).sum(1) + bias[:batch]
-    weighted = hidden @ outputs[batch:].T + bias[batch:]  # (batch, k)
+    target_logits = (hidden * outputs[:batch]).sum(1) + bias[:batch]
+    negative_logits = hidden @ outputs[batch:].T + bias[batch:]  # (batch, k)
     # The negatives alone: with the target corrected as well, a fitted unigram model
     # gives the first word of Zipf's law 0.229 instead of 0.193.
-    weighted -= jnp.asarray(log_q)[negatives] + math.log(k)
-    weighted = jnp.where(negatives == targets[:, None], -jnp.inf, weighted)
-    scores = jnp.concatenate([target[:, None], weighted], axis=1)
-    return jax.nn.logsumexp(scores, axis=1) - target
+    corrected_logits = negative_logits - (jnp.asarray(log_q)[negatives] + math.log(k))
+    is_target = negatives == targets[:, None]
+    corrected_logits = jnp.where(is_target, -jnp.inf, corrected_logits)
+    scores = jnp.concatenate([target_logits[:, None], corrected_logits], axis=1)
+    return jax.nn.logsumexp(scores, axis=1) - target_logits

@@ -4,6 +4,7 @@ Source: He et al., "Deep residual learning for image recognition", CVPR 2016.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from models import batch_norm
 from models.convolution import conv, he_normal, overlapping_max_pool
 
 PyTree = Any
+Layer = Callable[[PyTree, PyTree, jax.Array, int], tuple[jax.Array, PyTree]]
 
 
 class Spec(NamedTuple):
@@ -66,38 +68,51 @@ def init(
     """
     kernel, width, _ = spec.stem
     weights = {"stem": (kernel, kernel, channels, width), "stages": []}
-    for blocks, inner, stride in spec.stages:
-        first, outer = _block_shapes(spec, width, inner, stride)
-        rest, width = _block_shapes(spec, outer, inner, stride=1)
-        stacked = {name: (blocks - 1, *shape) for name, shape in rest.items()}
-        weights["stages"].append({"first": first, "rest": stacked})
+    for blocks, block_channels, stride in spec.stages:
+        first_shapes, width = _block_shapes(spec, width, block_channels, stride)
+        later_shapes, width = _block_shapes(spec, width, block_channels, stride=1)
+        stacked = {name: (blocks - 1, *shape) for name, shape in later_shapes.items()}
+        weights["stages"].append({"first": first_shapes, "rest": stacked})
     weights = he_normal(key, {**weights, "dense": (width, classes)})
     dense = {"w": weights.pop("dense"), "b": jnp.zeros(classes)}
 
-    def norm(w: jax.Array) -> tuple[PyTree, PyTree]:
+    def init_norm(w: jax.Array) -> tuple[PyTree, PyTree]:
         norms = batch_norm.init(w.shape[-1])
         return jax.tree.map(lambda x: jnp.tile(x, (*w.shape[:-4], 1)), norms)
 
-    params = jax.tree.map(lambda w: {"w": w, **norm(w)[0]}, weights)
+    params = jax.tree.map(lambda w: {"w": w, **init_norm(w)[0]}, weights)
     for stage in params["stages"]:
         for block in stage.values():
-            last = block["conv3" if spec.bottleneck else "conv2"]
-            last["scale"] = jnp.zeros_like(last["scale"])
-    return {**params, "dense": dense}, jax.tree.map(lambda w: norm(w)[1], weights)
+            last_layer = block["conv3" if spec.bottleneck else "conv2"]
+            last_layer["scale"] = jnp.zeros_like(last_layer["scale"])
+    buffers = jax.tree.map(lambda w: init_norm(w)[1], weights)
+    return {**params, "dense": dense}, buffers
+
+
+class _BlockShapes(NamedTuple):
+    weights: dict[str, tuple[int, ...]]
+    output_channels: int
 
 
 def _block_shapes(
-    spec: Spec, width: int, inner: int, stride: int
-) -> tuple[dict[str, tuple[int, ...]], int]:
+    spec: Spec, input_channels: int, channels: int, stride: int
+) -> _BlockShapes:
     """Returns the shapes of a block's weights, and its output channels."""
     if not spec.bottleneck:
-        return {"conv1": (3, 3, width, inner), "conv2": (3, 3, inner, inner)}, inner
-    outer = 4 * inner
-    shapes = {"conv1": (1, 1, width, inner), "conv2": (3, 3, inner, inner)}
-    shapes["conv3"] = (1, 1, inner, outer)
-    if stride > 1 or width != outer:
-        shapes["shortcut"] = (1, 1, width, outer)
-    return shapes, outer
+        shapes = {
+            "conv1": (3, 3, input_channels, channels),
+            "conv2": (3, 3, channels, channels),
+        }
+        return _BlockShapes(shapes, channels)
+    output_channels = 4 * channels
+    shapes = {
+        "conv1": (1, 1, input_channels, channels),
+        "conv2": (3, 3, channels, channels),
+        "conv3": (1, 1, channels, output_channels),
+    }
+    if stride > 1 or input_channels != output_channels:
+        shapes["shortcut"] = (1, 1, input_channels, output_channels)
+    return _BlockShapes(shapes, output_channels)
 
 
 def apply(
@@ -129,45 +144,59 @@ def apply(
     right and down than in PyTorch.
     """
 
-    def layer(params, buffers, x, stride):
+    def apply_layer(
+        params: PyTree, buffers: PyTree, x: jax.Array, stride: int
+    ) -> tuple[jax.Array, PyTree]:
         y = conv(x, params["w"], stride)
         return batch_norm.apply(params, buffers, y, train, axis_name)
 
-    block = functools.partial(_block, layer)
+    apply_block = functools.partial(_apply_block, apply_layer)
     if remat:
-        block = jax.checkpoint(block, static_argnums=3)
-    x, stem = layer(params["stem"], buffers["stem"], x, spec.stem[-1])
+        apply_block = jax.checkpoint(apply_block, static_argnums=3)
+    x, stem_buffers = apply_layer(params["stem"], buffers["stem"], x, spec.stem[-1])
     x = jax.nn.relu(x)
     if spec.pool:
         x = overlapping_max_pool(x)
-    stages = []
-    for (_, _, stride), own, stats in zip(
+    new_stages = []
+    for (_, _, stride), stage, stage_buffers in zip(
         spec.stages, params["stages"], buffers["stages"], strict=True
     ):
-        x, first = block(own["first"], stats["first"], x, stride)
+        x, first_buffers = apply_block(
+            stage["first"], stage_buffers["first"], x, stride
+        )
         # No slower than block after block beyond noise (CPU time of a step: ResNet-20
         # 359 ms against 344, ResNet-50 448 against 454). Unrolled, XLA on CPU merges
         # the two computations of remat.
-        x, rest = lax.scan(
-            lambda x, other: block(*other, x, 1), x, (own["rest"], stats["rest"])
+        x, later_buffers = lax.scan(
+            lambda x, block: apply_block(*block, x, 1),
+            x,
+            (stage["rest"], stage_buffers["rest"]),
         )
-        stages.append({"first": first, "rest": rest})
+        new_stages.append({"first": first_buffers, "rest": later_buffers})
     logits = x.mean((1, 2)) @ params["dense"]["w"] + params["dense"]["b"]
-    return logits, {"stem": stem, "stages": stages}
+    return logits, {"stem": stem_buffers, "stages": new_stages}
 
 
-def _block(layer, params, buffers, x, stride):
+def _apply_block(
+    apply_layer: Layer, params: PyTree, buffers: PyTree, x: jax.Array, stride: int
+) -> tuple[jax.Array, PyTree]:
     """Adds the output of a block's layers to its shortcut."""
-    y, stats = x, {}
-    *names, strided, last = [name for name in params if name != "shortcut"]
-    for name in (*names, strided, last):
-        y, stats[name] = layer(
-            params[name], buffers[name], y, stride if name == strided else 1
-        )
-        y = y if name == last else jax.nn.relu(y)
+    *_, strided_layer, last_layer = [name for name in params if name != "shortcut"]
+    y = x
+    new_buffers = {}
+    for name, layer in params.items():
+        if name == "shortcut":
+            continue
+        layer_stride = stride if name == strided_layer else 1
+        y, new_buffers[name] = apply_layer(layer, buffers[name], y, layer_stride)
+        if name != last_layer:
+            y = jax.nn.relu(y)
     if "shortcut" in params:
-        x, stats["shortcut"] = layer(params["shortcut"], buffers["shortcut"], x, stride)
+        shortcut, new_buffers["shortcut"] = apply_layer(
+            params["shortcut"], buffers["shortcut"], x, stride
+        )
     else:
-        x = x[:, ::stride, ::stride]
-        x = jnp.pad(x, [*[(0, 0)] * 3, (0, y.shape[-1] - x.shape[-1])])
-    return jax.nn.relu(x + y), stats
+        shortcut = x[:, ::stride, ::stride]
+        new_channels = y.shape[-1] - shortcut.shape[-1]
+        shortcut = jnp.pad(shortcut, [(0, 0), (0, 0), (0, 0), (0, new_channels)])
+    return jax.nn.relu(shortcut + y), new_buffers

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import jax
 from jax.sharding import AxisType, PartitionSpec
 
-FSDP, TENSOR = "fsdp", "tensor"
+FSDP = "fsdp"
+TENSOR = "tensor"
 
 Spec = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
 
@@ -55,20 +56,20 @@ def matrix(
     if FSDP in sizes:
         # Not the layers' dimension: a scan reads one layer at a time, which would then
         # lie on a single device.
-        free = [i for i in range(layered, len(shape)) if axes[i] is None]
-        fitting = [i for i in free if shape[i] % sizes[FSDP] == 0]
-        if fitting:
-            axes[max(fitting, key=lambda i: shape[i])] = FSDP
+        free_dimensions = [i for i in range(layered, len(shape)) if axes[i] is None]
+        divisible = [i for i in free_dimensions if shape[i] % sizes[FSDP] == 0]
+        if divisible:
+            axes[max(divisible, key=lambda i: shape[i])] = FSDP
     return PartitionSpec(*axes)
 
 
-def _matrices(
+def _shard_matrix(
     path: str, shape: tuple[int, ...], sizes: Mapping[str, int]
 ) -> PartitionSpec:
     return matrix(shape, sizes) if len(shape) == 2 else PartitionSpec()
 
 
-MATRICES = Rule((FSDP,), _matrices)
+MATRICES = Rule((FSDP,), _shard_matrix)
 """Shards each array of two dimensions; others, such as biases, stay whole."""
 
 
