@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from syncalgos._calls import suggest_arguments
-from syncalgos._combinators.introspection import axis_of
+from syncalgos._combinators.introspection import axis_of, check_mapped
 from syncalgos._engine import inner_fit
 from syncalgos._host_arrays import taken
 from syncalgos._optax_states import GIVEN_LOSS
 from syncalgos.collectives import Axis, PyTree
+from syncalgos.collectives._axes import mapped_names
 from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.strategy import (
     Replica,
@@ -98,6 +99,7 @@ def as_optimizer(
     Lookahead.
     """
     check_strategy("as_optimizer", strategy)
+    check_mapped("as_optimizer", strategy)
     check_optimizer("as_optimizer: inner", inner)
     axis = axis_of(strategy)
 
@@ -213,7 +215,7 @@ def _without_arrays(params: PyTree) -> PyTree:
 
 def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
     """Returns the function's result with a single worker along the axis."""
-    for name in (axis,) if isinstance(axis, str) else axis:
+    for name in mapped_names(axis):
         function = partial(_along, name, function)
     return function()
 

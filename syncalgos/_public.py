@@ -50,6 +50,9 @@ from syncalgos.algorithms import *  # noqa: F403  every algorithm
 from syncalgos.algorithms import ALGORITHMS as ALGORITHMS
 from syncalgos.collectives import WORKERS as WORKERS
 from syncalgos.collectives._graphs import graph as graph
+from syncalgos.collectives._peers import Peers as Peers
+from syncalgos.collectives._peers import Transport as Transport
+from syncalgos.collectives._peers import TransportError as TransportError
 from syncalgos.strategy import MeanCenter as MeanCenter
 from syncalgos.strategy import MeanOfGrads as MeanOfGrads
 from syncalgos.strategy import Replica as Replica

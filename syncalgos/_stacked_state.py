@@ -13,6 +13,7 @@ from syncalgos._calls import suggest_arguments
 from syncalgos._combinators import rules
 from syncalgos._combinators.introspection import (
     axis_of,
+    check_mapped,
     has_reduce,
     mean_center,
 )
@@ -85,6 +86,7 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         Array([2., 2.], dtype=float32)
     """
     check_strategy("stacked", strategy)
+    check_mapped("stacked", strategy)
     axis = axis_of(strategy)
     if not isinstance(axis, str):
         raise ValueError(

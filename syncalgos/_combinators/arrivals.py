@@ -13,6 +13,7 @@ import numpy as np
 from syncalgos._combinators import introspection
 from syncalgos._combinators.introspection import Arrival
 from syncalgos.collectives import WORKERS, Axis
+from syncalgos.collectives._axes import ANALYZED, mapped_names
 from syncalgos.steps import ALWAYS, Steps
 from syncalgos.strategy import Strategy
 
@@ -172,11 +173,12 @@ def table(
     def ask_worker(_, numbers):
         return ask(numbers)
 
-    axes = (axis,) if isinstance(axis, str) else axis
+    axes = mapped_names(axis)
     for name in reversed(axes):
         ask_worker = jax.vmap(ask_worker, (0, None), axis_name=name)
     shape = workers, *[1] * (len(axes) - 1)
-    belongs = np.asarray(jax.jit(ask_worker)(np.zeros(shape), numbers))
+    with ANALYZED.set_to(True):
+        belongs = np.asarray(jax.jit(ask_worker)(np.zeros(shape), numbers))
     return belongs[(0,) * len(axes)]  # all workers have the same
 
 

@@ -6,6 +6,7 @@ from operator import or_
 
 from syncalgos._combinators import introspection, rules
 from syncalgos.collectives import PyTree
+from syncalgos.collectives._peers import Peers
 from syncalgos.steps import NEVER
 from syncalgos.strategy import MeanCenter, Strategy, check_strategy, factory
 
@@ -25,8 +26,9 @@ def chain(*strategies: Strategy) -> Strategy:
         smallest of the members that send.
 
     Raises:
-        ValueError: an argument is not a Strategy, or `paced` comes after a member that
-            syncs at the same steps, whose result resting workers would lose.
+        ValueError: an argument is not a Strategy; members send over Peers and over
+            another axis; or `paced` comes after a member that syncs at the same steps,
+            whose result resting workers would lose.
 
     Example:
         >>> import optax
@@ -39,6 +41,7 @@ def chain(*strategies: Strategy) -> Strategy:
     for strategy in strategies:
         check_strategy("chain", strategy)
     _check_paces(strategies)
+    _check_peers(strategies)
 
     def init(params):
         return tuple(strategy.init(params) for strategy in strategies)
@@ -80,6 +83,19 @@ def _check_paces(strategies: tuple[Strategy, ...]) -> None:
         if has_synced and rules.KINDS["paced"](strategy):
             raise rules.make_error("chain", "paced after a sync")
         has_synced |= introspection.ever_syncs(strategy)
+
+
+def _check_peers(strategies: tuple[Strategy, ...]) -> None:
+    """Refuses Peers beside another axis, along which nothing would be mapped."""
+    sending = filter(introspection.sends, strategies)
+    axes = [introspection.axis_of(strategy) for strategy in sending]
+    peers = next((axis for axis in axes if isinstance(axis, Peers)), None)
+    others = [axis for axis in axes if axis != peers]
+    if peers is not None and others:
+        raise ValueError(
+            f"chain: one member sends over {peers}, and another over {others[0]}: make "
+            "one Peers, and give it as axis to every member that sends"
+        )
 
 
 def _chained_center(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from syncalgos.collectives import WORKERS, Axis, PyTree
+from syncalgos.collectives._peers import Peers
 from syncalgos.steps import ALWAYS, NEVER, Steps, as_steps
 from syncalgos.strategy import (
     MeanCenter,
@@ -383,6 +384,25 @@ def axis_of(*strategies: Strategy) -> Axis:
         if axis != WORKERS:
             return axis
     return WORKERS
+
+
+def check_mapped(where: str, strategy: Strategy) -> None:
+    """Refuses a strategy whose workers are processes that a transport joins.
+
+    Args:
+        where: the function that maps the strategy's axis itself, for the message.
+        strategy: the strategy.
+
+    Raises:
+        ValueError: the strategy's axis is Peers.
+    """
+    axis = axis_of(strategy)
+    if isinstance(axis, Peers):
+        raise ValueError(
+            f"{where}: maps the strategy's axis itself, but the workers of this "
+            f"strategy are processes, axis={axis}: leave out axis=, or call the "
+            "strategy's functions in a step of your own"
+        )
 
 
 def has_center(strategy: Strategy) -> bool:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from syncalgos import _jaxprs
 from syncalgos.collectives import Axis, PyTree
-from syncalgos.collectives._axes import names_of
+from syncalgos.collectives._axes import ANALYZED, Peers, mapped_names, names_of
 
 OWN = "own"
 """Stands for a value that depends on own values by a way on which nothing is sent."""
@@ -47,8 +47,15 @@ def trace(function: Callable[[PyTree], PyTree], tree: PyTree, axis: Axis) -> Tra
         tree: arrays.
         axis: the mapped axis or axes over which the workers lie.
     """
-    jaxpr = jax.make_jaxpr(function)(tree)
-    names = {*names_of(axis)}
+    if isinstance(axis, Peers) and not ANALYZED.get():
+        # Callbacks show no axis; the mapped axes that stand for processes are shown.
+        axis_sizes = [*zip(mapped_names(axis), (1, axis.size), strict=True)]
+        with ANALYZED.set_to(True):
+            jaxpr = jax.make_jaxpr(function, axis_env=axis_sizes)(tree)
+        names = {*mapped_names(axis)}
+    else:
+        jaxpr = jax.make_jaxpr(function)(tree)
+        names = {*names_of(axis)}
 
     def is_sent(equation: Any) -> bool:
         named = names & {*_jaxprs.axes(equation)}

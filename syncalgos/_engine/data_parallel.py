@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 
 from syncalgos import checks
 from syncalgos._calls import suggest_arguments
+from syncalgos._combinators.introspection import check_mapped
 from syncalgos._dtypes import narrow, widen
 from syncalgos._engine import arguments, inner_step, sharded_tables, worker
 from syncalgos._engine.agreement import check_agreement
@@ -140,6 +141,7 @@ class DataParallel:
             if isinstance(inner, optax.MultiSteps):
                 inner = inner.gradient_transformation()
             check_strategy("DataParallel", outer)
+            check_mapped("DataParallel", outer)
             check_optimizer("optimizer", inner)
             if tables is not None:
                 outer = sharded_tables.beside(outer, tables, inner)

@@ -20,7 +20,7 @@ from syncalgos._combinators.introspection import axis_of
 from syncalgos._dtypes import weak_floats
 from syncalgos._ledger.traced import ASKED, Branches, Walk, add_up
 from syncalgos.collectives import PyTree
-from syncalgos.collectives._axes import COUNTED
+from syncalgos.collectives._axes import ANALYZED, COUNTED, mapped_names
 from syncalgos.strategy import (
     Replica,
     Strategy,
@@ -184,8 +184,7 @@ def counter(
     """
     workers = checks.whole("workers", workers, least=1)
     steps = checks.whole("steps", steps, least=1)
-    axis = axis_of(make(hyperparams))
-    names = (axis,) if isinstance(axis, str) else axis
+    names = mapped_names(axis_of(make(hyperparams)))
     inner_axes = len(names) - 1
     counted_layout = (workers, *[1] * inner_axes)
     layout = layout or (*[1] * inner_axes, workers)
@@ -272,8 +271,7 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
         ValueError: the strategy sends in a branch that depends on more than the step
             and the decisions of `decided`.
     """
-    axis = axis_of(strategy)
-    inner_axes = 0 if isinstance(axis, str) else len(axis) - 1
+    inner_axes = len(mapped_names(axis_of(strategy))) - 1
     layout = (workers, *[1] * inner_axes)
     walk = _trace(lambda numbers: strategy, None, replica, layout)
     # Decisions count as known values; which ones they are does not matter here.
@@ -317,8 +315,7 @@ def _trace(
     replica = jax.tree.map(_shape_of, replica)
     check_params(replica.params)
     replica = seeing(strategy, replica)
-    axis = axis_of(strategy)
-    names = (axis,) if isinstance(axis, str) else axis
+    names = mapped_names(axis_of(strategy))
     sizes = dict(zip(names, layout, strict=True))
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
@@ -331,7 +328,8 @@ def _trace(
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
-        with COUNTED.set_to(names if math.prod(layout) > 1 else ()):
+        counted_names = names if math.prod(layout) > 1 else ()
+        with ANALYZED.set_to(True), COUNTED.set_to(counted_names):
             _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
             given = hyperparams, replica, state
             jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)

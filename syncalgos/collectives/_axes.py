@@ -1,9 +1,12 @@
 """The axes over which workers lie, and a worker's place along them.
 
-An `axis` is the name of a mapped axis, or a tuple of names with the outermost first.
+An `axis` is the name of a mapped axis, a tuple of names with the outermost first, or
+Peers, whose workers are processes that nothing maps.
 """
 
-from collections.abc import Iterable, Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
@@ -12,12 +15,16 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-Axis = str | tuple[str, ...]
+from syncalgos.collectives import _peers
+from syncalgos.collectives._peers import Peers
+
+Axis = str | tuple[str, ...] | Peers
 
 WORKERS: tuple[str, str] = ("devices", "lanes")
 """The axes over which `DataParallel` lays its workers, in row-major order."""
 
 Value = TypeVar("Value")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Setting(Generic[Value]):
@@ -60,6 +67,44 @@ COUNTED: Setting[tuple[str, ...]] = Setting("counted", ())
 """The axes over which all workers lie, while traffic is counted."""
 
 
+ANALYZED: Setting[bool] = Setting("analyzed", False)
+"""Whether code is traced only to be analyzed: WORKERS, mapped, then stand for Peers."""
+
+
+def over_peers(peer_function: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Decorates a function of an axis: over Peers, another function is called.
+
+    Args:
+        peer_function: it takes the same arguments, and Peers as the axis.
+    """
+
+    def decorate(function: Function) -> Function:
+        signature = inspect.signature(function)
+        place = [*signature.parameters].index("axis")
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            axis = args[place] if len(args) > place else kwargs.get("axis")
+            if not isinstance(axis, Peers):
+                return function(*args, **kwargs)
+            if not ANALYZED.get():
+                return peer_function(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            bound.arguments["axis"] = WORKERS
+            return function(*bound.args, **bound.kwargs)
+
+        return call  # type: ignore[return-value]  # the same type for its callers
+
+    return decorate
+
+
+def mapped_names(axis: Axis) -> tuple[str, ...]:
+    """Returns the names of the axes to map where a strategy is analyzed."""
+    if isinstance(axis, Peers):
+        return WORKERS
+    return (axis,) if isinstance(axis, str) else axis
+
+
 def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
     """Refuses some of the axes over which all workers lie, without the outermost.
 
@@ -73,6 +118,7 @@ def check_whole(what: str, names: set[str], every: tuple[str, ...]) -> None:
         )
 
 
+@over_peers(_peers.size)
 def size(axis: Axis = WORKERS) -> int:
     """Returns the number of workers along the axis, a Python int.
 
@@ -82,7 +128,8 @@ def size(axis: Axis = WORKERS) -> int:
         NameError: no axis of that name is mapped.
         ValueError: traffic is counted, and the axis is only a part of the workers'.
     """
-    for name in (axis,) if isinstance(axis, str) else axis:
+    names = mapped_names(axis)
+    for name in names:
         try:
             lax.axis_size(name)
         except NameError:
@@ -95,9 +142,8 @@ def size(axis: Axis = WORKERS) -> int:
             raise NameError(
                 f"unbound axis name: no axis {name!r} is mapped here"
             ) from None
-    names = {axis} if isinstance(axis, str) else {*axis}
-    check_whole("a collective", names, COUNTED.get())
-    return lax.axis_size(axis)
+    check_whole("a collective", {*names}, COUNTED.get())
+    return lax.axis_size(names)
 
 
 def names_of(axis: Axis) -> tuple[str, ...]:
@@ -108,7 +154,7 @@ def names_of(axis: Axis) -> tuple[str, ...]:
         ValueError: shard_map was called without check_vma=False.
     """
     size(axis)
-    names = (axis,) if isinstance(axis, str) else tuple(axis)
+    names = mapped_names(axis)
     if any(jax.typeof(lax.axis_index(name)).mat.varying for name in names):
         raise ValueError(
             "call jax.shard_map with check_vma=False: with its check on, jax.grad adds "
@@ -123,6 +169,7 @@ def several(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if lax.axis_size(name) > 1)
 
 
+@over_peers(_peers.index)
 def index(axis: Axis = WORKERS) -> jax.Array:
     """Returns this worker's number, an int32 scalar, from 0 in row-major order."""
     names = several(names_of(axis))

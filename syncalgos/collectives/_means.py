@@ -7,11 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos._dtypes import PyTree, narrow, on_floats, widen
+from syncalgos.collectives import _peer_collectives
 from syncalgos.collectives._axes import (
     WORKERS,
     Axis,
     index,
     names_of,
+    over_peers,
     platform,
     several,
     size,
@@ -42,23 +44,22 @@ def mean(tree: PyTree, axis: Axis = WORKERS, share: jax.Array | None = None) -> 
         float32 over the lanes of a device, divided, and then rounded; between devices
         these quotients are sent and added. With a share they are sent in float32.
     """
-    names = names_of(axis)
     workers = size(axis)
 
     def mean_of_floats(leaves: list[jax.Array]) -> list[jax.Array]:
         if share is None:
-            return _total(leaves, names, workers)
+            return _total(leaves, axis, workers)
         # In float32: the product of a float16 and a worker's share may overflow.
         weighted = times_share(widen(leaves), share)
-        return narrow(_total(weighted, names, workers), leaves)
+        return narrow(_total(weighted, axis, workers), leaves)
 
     return on_floats(mean_of_floats, tree)
 
 
-def _total(
-    leaves: list[jax.Array], names: tuple[str, ...], over: int = 1
-) -> list[jax.Array]:
+@over_peers(_peer_collectives.total)
+def _total(leaves: list[jax.Array], axis: Axis, over: int = 1) -> list[jax.Array]:
     """Returns the sum over the workers of every leaf, divided by a number."""
+    names = names_of(axis)
     outer, lane = names[:-1], names[-1]
     sums, short = leaves, [widen(x).dtype != x.dtype for x in leaves]
     if outer and _worth_a_loop(leaves, lane):
@@ -132,6 +133,13 @@ def group_mean(tree: PyTree, groups: int, axis: Axis = WORKERS) -> PyTree:
     if groups == 1:
         return mean(tree, axis)
     no_mean("a mean of groups")
+    return _mean_of_group(tree, groups, axis)
+
+
+@over_peers(_peer_collectives.mean_of_group)
+def _mean_of_group(tree: PyTree, groups: int, axis: Axis) -> PyTree:
+    """`group_mean`, for at least two groups that divide the workers."""
+    workers = size(axis)
     outer, lane = names_of(axis)[:-1], names_of(axis)[-1]
     lanes, members = lax.axis_size(lane), workers // groups
     mine = index(axis) // members
@@ -187,7 +195,7 @@ def agreed(
 
     def mean_of_equals(leaves: list[jax.Array]) -> list[jax.Array]:
         masked = [jnp.where(is_other, 0, x) for x in leaves]
-        first = widen(_total(masked, names_of(axis)))
+        first = widen(_total(masked, axis))
         # The difference of two infinities is no number.
         first = [jnp.where(jnp.isfinite(x), x, 0) for x in first]
         # In float32: the difference of two short floats, or their sum, may overflow.

@@ -60,7 +60,7 @@ def summed(leaves: Sequence[jax.Array], names: tuple[str, ...]) -> list[jax.Arra
         return [lax.psum(x, names) for x in leaves]
     # Joined in one program, each number is still summed as in its own leaf.
     found = [*leaves]
-    for bucket in _buckets(leaves):
+    for bucket in buckets(leaves):
         joined = [leaves[i].reshape(-1) for i in bucket]
         total = lax.psum(_joined(joined), names)
         ends = np.cumsum([x.size for x in joined])[:-1]
@@ -82,7 +82,7 @@ def _joined(flat: Sequence[jax.Array]) -> jax.Array:
     return whole
 
 
-def _buckets(leaves: Sequence[jax.Array]) -> list[list[int]]:
+def buckets(leaves: Sequence[jax.Array | np.ndarray]) -> list[list[int]]:
     """Groups leaf numbers in order: leaves of one dtype, at most BUCKET bytes."""
     buckets: list[list[int]] = []
     room: dict[np.dtype, int] = {}  # in the last bucket of a dtype

@@ -16,12 +16,22 @@ import jax.numpy as jnp
 from jax import lax
 
 from syncalgos._dtypes import PyTree
-from syncalgos.collectives._axes import WORKERS, Axis, index, names_of, several, size
+from syncalgos.collectives import _peer_collectives
+from syncalgos.collectives._axes import (
+    WORKERS,
+    Axis,
+    index,
+    names_of,
+    over_peers,
+    several,
+    size,
+)
 from syncalgos.collectives._marks import marked
 from syncalgos.collectives._messages import moved
 from syncalgos.collectives._shares import no_mean
 
 
+@over_peers(_peer_collectives.gather)
 @marked
 def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Gathers every worker's leaves: a leaf of shape S becomes (workers, *S).
@@ -55,6 +65,7 @@ def gather(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     return form.unflatten([y.reshape(size(axis), *jnp.shape(x)) for y, x in pairs])
 
 
+@over_peers(_peer_collectives.shift)
 @marked
 def shift(tree: PyTree, by: int, axis: Axis = WORKERS) -> PyTree:
     """Shifts leaves around a ring: worker i receives those of worker i + by.
@@ -96,6 +107,7 @@ def _permuted(
     return moved(leaves, lambda x: lax.ppermute(x, name, pairs), [name])
 
 
+@over_peers(_peer_collectives.exchange)
 @marked
 def exchange(
     tree: PyTree,
@@ -133,6 +145,7 @@ def exchange(
     return lax.switch(chosen, [functools.partial(permute, row) for row in sources])
 
 
+@over_peers(_peer_collectives.all_to_all)
 @marked
 def all_to_all(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Transposes rows, (workers, *S): row j of worker i becomes row i of worker j.

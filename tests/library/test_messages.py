@@ -116,7 +116,7 @@ def test_powersgd_calls_twice_between_processes(between_processes):
 )
 def test_buckets_hold_each_leaf_once_and_one_dtype(given):
     arrays = [np.zeros(size, dtype) for size, dtype in given]
-    buckets = _messages._buckets(arrays)
+    buckets = _messages.buckets(arrays)
     assert sorted(i for bucket in buckets for i in bucket) == [*range(len(arrays))]
     assert all(len({arrays[i].dtype for i in bucket}) == 1 for bucket in buckets)
 

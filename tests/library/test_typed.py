@@ -52,4 +52,5 @@ def test_what_is_typed_runs():
     assert len(typed.described()) > 8
     assert "all_reduce" in typed.before_it_runs().branched
     assert typed.alone()["w"].shape == (4,)
+    assert typed.among_peers().params["w"].shape == (4,)
     assert typed.in_a_stack()["w"].shape == (4,)

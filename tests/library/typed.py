@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
+from numpy.typing import NDArray
 
 import syncalgos as sa
 from syncalgos.writing import collectives
@@ -236,6 +237,32 @@ def in_a_stack() -> Any:
     _, state = strategy.reduce(params, replica, state, 0)
     replica, state = strategy.sync(replica, state, 0)
     return strategy.center(replica.params, state)
+
+
+class Alone:
+    """The transport of a single process."""
+
+    rank = 0
+    size = 1
+
+    def all_gather(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        return [x[None] for x in arrays]
+
+    def all_reduce(self, arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        return arrays
+
+
+def among_peers() -> sa.Replica:
+    """Averages over a process group of one process."""
+    transport: sa.Transport = Alone()
+    peers = sa.Peers(transport)
+    strategy = sa.model_averaging(1, axis=peers)
+    replica, state = sa.Replica(PARAMS), strategy.init(PARAMS)
+    try:
+        replica, _ = peers.run(strategy.sync, replica, state, 0)
+    except sa.TransportError:
+        raise AssertionError from None
+    return replica
 
 
 def alone() -> Any:
