@@ -14,6 +14,7 @@ from syncalgos import checks
 from syncalgos._calls import suggest_arguments
 from syncalgos._combinators.introspection import axis_of
 from syncalgos.collectives import PyTree
+from syncalgos.collectives._axes import ANALYZED, mapped_names
 from syncalgos.reducers._reducer import check_optimizer
 from syncalgos.strategy import Replica, Strategy, check_params, check_strategy, seeing
 
@@ -226,11 +227,13 @@ def _follow(
     gradient: float,
 ) -> Track:
     """Yields the mean of each leaf of the center after each step, chunk by chunk."""
-    carry = _begin(parts, workers, hyperparams, params)
+    with ANALYZED.set_to(True):
+        carry = _begin(parts, workers, hyperparams, params)
     for first_step in range(0, steps, CHUNK_STEPS):
-        carry, positions = _take_steps(
-            parts, hyperparams, learning_rate, gradient, carry, np.int32(first_step)
-        )
+        with ANALYZED.set_to(True):
+            carry, positions = _take_steps(
+                parts, hyperparams, learning_rate, gradient, carry, np.int32(first_step)
+            )
         # On the host, which needs no program; all workers have the same center.
         positions = np.asarray(positions, np.float64)
         yield positions.reshape(CHUNK_STEPS, -1, positions.shape[-1]).mean(1)
@@ -281,8 +284,7 @@ def _take_steps(
 
 
 def _axis_names(strategy: Strategy) -> tuple[str, ...]:
-    axis = axis_of(strategy)
-    return (axis,) if isinstance(axis, str) else tuple(axis)
+    return mapped_names(axis_of(strategy))
 
 
 def _over_workers(

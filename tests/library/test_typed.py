@@ -51,6 +51,7 @@ def test_what_is_typed_runs():
     assert all(count > 0 for count in typed.sent())
     assert len(typed.described()) > 8
     assert "all_reduce" in typed.before_it_runs().branched
+    assert typed.lengthened() == pytest.approx(2, rel=1e-3)
     assert typed.alone()["w"].shape == (4,)
     assert typed.among_peers().params["w"].shape == (4,)
     assert typed.in_a_stack()["w"].shape == (4,)

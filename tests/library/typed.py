@@ -229,6 +229,12 @@ def described() -> list[int]:
     return [*description.acting_steps(8), *description.included_steps(8)]
 
 
+def lengthened() -> float | None:
+    """Measures how much BMUF lengthens steps."""
+    result: sa.EffectiveRate = sa.effective_rate(sa.bmuf(4), INNER, workers=2)
+    return result.gain
+
+
 def in_a_stack() -> Any:
     """Takes a step of a strategy of stacked replicas."""
     strategy = sa.stacked(sa.easgd(1, axis="replica"))
