@@ -7,7 +7,7 @@ import sys
 from experiments.aim import config
 from experiments.command import flags
 from experiments.command.errors import guarded
-from experiments.command.stopping import Stopped
+from experiments.command.stopping import ReadSignal
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,7 +23,7 @@ def main(argv: list[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else argv
 
-    def program(stopped: Stopped) -> int:
+    def program(read_signal: ReadSignal) -> int:
         asked = config.read(argv)
         from experiments.aim import jobs  # slow: imports rich
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.command import stopping
-from experiments.command.stopping import Stopped, Terminated
+from experiments.command.stopping import ReadSignal, Terminated
 
 ROOT = Path(__file__).parents[2]
 # Python's own library, and ours.
@@ -172,7 +172,9 @@ def place(error: BaseException) -> str:
     return ""
 
 
-def guarded(program: Callable[[Stopped], int | None], has_starter: bool = False) -> int:
+def guarded(
+    program: Callable[[ReadSignal], int | None], has_starter: bool = False
+) -> int:
     """Runs a program: errors become one line, and a signal stops it gently.
 
     Args:

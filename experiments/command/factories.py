@@ -22,9 +22,6 @@ from syncalgos import ALIASES, checks
 OWN = "your own"  # the name of an object that Python code passed
 PUBLISHED = Path(__file__).parent / "published.toml"
 EMPTY = inspect.Parameter.empty
-# The names in the sources of factories that need no import.
-NAMES = {"bool": bool, "float": float, "int": int, "str": str, "Any": Any}
-NAMES |= {"Literal": typing.Literal, "Callable": Callable, "checks": checks}
 # Flags of algorithms whose parameters have the names of the inner optimizer's flags.
 SPELLED = {"b1": "beta1", "b2": "beta2"}
 # The flags of run and of compare, which would be read in place of a factory's own.
@@ -39,23 +36,12 @@ RESERVED = """
 """
 
 
-class _Unknown:
-    """The value of an expression that needs an import."""
-
-    def __call__(self, *_: Any, **__: Any) -> "_Unknown":
-        return self
-
-    __getattr__ = __getitem__ = __or__ = __ror__ = __call__
+class _Unread:
+    """A default that only importing its module would tell: such a one is no flag's."""
 
 
-class _Names(dict[str, Any]):
-    """Names of a source, of which the missing ones are unknown."""
-
-    def __missing__(self, name: str) -> _Unknown:
-        return UNKNOWN
-
-
-UNKNOWN = _Unknown()
+# The types that a registered factory's source may name, beside unions of them.
+_TYPES = {"bool": bool, "float": float, "int": int, "str": str}
 
 # The registered names are those of the files, so that none is imported.
 _TASKS = Path(tasks.__file__).parent
@@ -196,16 +182,91 @@ def describe(kind: Kind, name: str) -> Factory:
     """
     if ":" in name or name == OWN:
         return of_function(kind, name, named(kind, name))
-    # Its head alone is run, and what needs an import is unknown. A test compares the
-    # result with the functions' own signatures.
+    # A test compares the result with the functions' own signatures.
     path = kind.files[_known(kind, name)]
     functions = ast.parse(path.read_bytes()).body
     [head] = [x for x in functions if isinstance(x, ast.FunctionDef) and x.name == name]
-    head.body, names = head.body[:1], _Names(NAMES)  # of the body, the docstring
-    head.decorator_list = []
-    code = compile(ast.Module([head], []), str(path), "exec")
-    exec(code, {"__builtins__": {}}, names)
-    return of_function(kind, name, names[name])
+    return _checked(Factory(kind, name, _read_parameters(head), _read_doc(head)))
+
+
+def _read_doc(function: ast.FunctionDef) -> str:
+    """Reads the docstring of a function's source, as inspect.getdoc returns it."""
+    return ast.get_docstring(function) or ""
+
+
+def _read_parameters(function: ast.FunctionDef) -> list[inspect.Parameter]:
+    """Reads the parameters of a function from its source, without running it."""
+    arguments = function.args
+    kinds = inspect._ParameterKind
+    positional = [*arguments.posonlyargs, *arguments.args]
+    num_required = len(positional) - len(arguments.defaults)
+    parameters: list[inspect.Parameter] = []
+    for index, argument in enumerate(positional):
+        is_named = index >= len(arguments.posonlyargs)
+        place = kinds.POSITIONAL_OR_KEYWORD if is_named else kinds.POSITIONAL_ONLY
+        default = None
+        if index >= num_required:
+            default = arguments.defaults[index - num_required]
+        parameters.append(_read_parameter(argument, place, default))
+    if arguments.vararg is not None:
+        parameters.append(_read_parameter(arguments.vararg, kinds.VAR_POSITIONAL, None))
+    for argument, default in zip(
+        arguments.kwonlyargs, arguments.kw_defaults, strict=True
+    ):
+        parameters.append(_read_parameter(argument, kinds.KEYWORD_ONLY, default))
+    if arguments.kwarg is not None:
+        parameters.append(_read_parameter(arguments.kwarg, kinds.VAR_KEYWORD, None))
+    return parameters
+
+
+def _read_parameter(
+    argument: ast.arg, place: Any, default: ast.expr | None
+) -> inspect.Parameter:
+    """Reads one parameter; a type that is not known is left out."""
+    value: Any = EMPTY
+    if default is not None:
+        value = _read_default(default)
+    annotation: Any = EMPTY
+    if argument.annotation is not None:
+        annotation = _read_type(argument.annotation)
+    return inspect.Parameter(argument.arg, place, default=value, annotation=annotation)
+
+
+def _read_default(node: ast.expr) -> Any:
+    """Reads a default: a literal, or a quotient of two, such as 64 / 4096."""
+    try:
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            return ast.literal_eval(node.left) / ast.literal_eval(node.right)
+        return ast.literal_eval(node)
+    except ValueError:
+        return _Unread()
+
+
+def _read_type(node: ast.expr) -> Any:
+    """Reads a type: of `_TYPES` or `checks`, None, Literal, Callable, or their union.
+
+    Returns:
+        The type; EMPTY if anything in it is not known.
+    """
+    match node:
+        case ast.Constant(value=None):
+            return types.NoneType
+        case ast.Name(id=name):
+            return _TYPES.get(name, EMPTY)
+        case ast.Attribute(value=ast.Name(id="checks"), attr=name):
+            return getattr(checks, name)
+        case ast.Subscript(value=ast.Name(id="Literal"), slice=values):
+            words = ast.literal_eval(values)
+            return typing.Literal[words]
+        case ast.Subscript(value=ast.Name(id="Callable")):
+            return Callable
+        case ast.BinOp(left=left, op=ast.BitOr(), right=right):
+            members = _read_type(left), _read_type(right)
+            if EMPTY in members:
+                return EMPTY
+            return typing.Union[members]  # noqa: UP007  of values
+        case _:
+            return EMPTY
 
 
 def spellings(names: Collection[str]) -> dict[str, str]:
@@ -226,10 +287,15 @@ def of_function(kind: Kind, name: str, function: Callable[..., Any]) -> Factory:
     except (NameError, TypeError):  # only a type checker can resolve them
         hints = {}
     typed = [p.replace(annotation=hints.get(p.name, EMPTY)) for p in parameters]
-    made = Factory(kind, name, typed, inspect.getdoc(function) or "")
-    if same := sorted({*made.flags} & {*RESERVED.split()}):
-        raise made._named_as_flag(same[0])
-    return made
+    return _checked(Factory(kind, name, typed, inspect.getdoc(function) or ""))
+
+
+def _checked(factory: Factory) -> Factory:
+    """Returns the factory; raises a BadRequest for a parameter named as a flag."""
+    reserved_names = sorted({*factory.flags} & {*RESERVED.split()})
+    if reserved_names:
+        raise factory._named_as_flag(reserved_names[0])
+    return factory
 
 
 def named(kind: Kind, name: str) -> Callable[..., Any]:
@@ -354,7 +420,7 @@ def passed_arguments(
 def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     """Returns the arguments of `add_argument` for a parameter's type."""
     hint = parameter.annotation
-    hint = type(parameter.default) if hint in (EMPTY, UNKNOWN) else hint
+    hint = type(parameter.default) if hint is EMPTY else hint
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if is_union else (hint,)
     may_be_none = types.NoneType in options

@@ -4,13 +4,11 @@ This module imports nothing else of the project, so that downloads can import it
 """
 
 import atexit
-import inspect
 import os
 import re
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedWriter, FileIO, TextIOWrapper
@@ -27,17 +25,12 @@ INTERRUPTED = 130
 # The signals that ask a program to stop: Ctrl-C, a scheduler, a closed terminal (which
 # Windows does not tell).
 SIGNALS = [x for x in signal.Signals if x.name in ("SIGINT", "SIGTERM", "SIGHUP")]
-# The files of jax whose functions run while it traces, lowers or compiles a program.
-COMPILING = (
-    os.path.join("jax", "_src", "interpreters", "partial_eval.py"),
-    os.path.join("jax", "_src", "interpreters", "mlir.py"),
-    os.path.join("jax", "_src", "compiler.py"),
-)
 _decided: list[int] = []  # the exit code, once it is decided
 _owed: list[Callable[[], None]] = []
 _trained: set[object] = set()  # runs under way that have something to save
+_compiling: set[object] = set()  # blocks under way in which programs are compiled
 
-Stopped = Callable[[], int]
+ReadSignal = Callable[[], int]
 """Returns the number of the signal that asks the program to stop, or 0."""
 
 # Escape sequences of terminals: CSI, then strings such as a window's title, then all
@@ -139,14 +132,14 @@ class Stop:
         self._looks = True
         return self._received[0] if self._received else 0
 
-    def handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(self, number: int, _: FrameType | None) -> None:
         """Handles a signal: it ends the program at once, or waits for the dispatch."""
         if self._received and not self._has_starter:
             end(stopped_by(self._received[0]))
         self._received.append(number)
         if self._received[1:] or _decided:
             return
-        why = self._reason_to_end(frame)
+        why = self._reason_to_end()
         if not (why and self._has_starter):  # all its processes would say so
             line = why or "stopping after this dispatch; a second signal stops at once"
             try:
@@ -162,7 +155,7 @@ class Stop:
                 end(stopped_by(number))
             raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
-    def _reason_to_end(self, frame: FrameType | None) -> str:
+    def _reason_to_end(self) -> str:
         """Returns a reason to end the program at once; "" if the signal must wait.
 
         There is nothing to save before the first dispatch, or during its compilation.
@@ -170,7 +163,9 @@ class Stop:
         """
         if not self._looks:
             return "stopped with nothing to save"
-        return "" if _trained or not _is_compiling(frame) else "stopped while compiling"
+        if _compiling and not _trained:
+            return "stopped while compiling"
+        return ""
 
 
 @contextmanager
@@ -183,16 +178,15 @@ def keeping_results() -> Iterator[Callable[[], None]]:
         _trained.discard(run)
 
 
-def _is_compiling(frame: FrameType | None) -> bool:
-    """Whether jax traces or compiles a program, or the engine waits for that."""
-    # Already imported, if any program compiles.
-    from syncalgos import DataParallel
-
-    waiting = inspect.unwrap(DataParallel.compile).__code__
-    return any(
-        x.f_code is waiting or x.f_code.co_filename.endswith(COMPILING)
-        for x, _ in traceback.walk_stack(frame)
-    )
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Marks a block that compiles programs, which a signal may end at once."""
+    block = object()
+    _compiling.add(block)
+    try:
+        yield
+    finally:
+        _compiling.discard(block)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Runs a command line in the processes that it asks for: one, or several."""
 
 from experiments.command.errors import BadRequest, guarded, refusing
-from experiments.command.stopping import Stopped
+from experiments.command.stopping import ReadSignal
 from experiments.processes import network
 from experiments.processes.starter import given_to_starter, start
 from experiments.training.config import RunConfig, parse
@@ -23,7 +23,7 @@ def run(argv: list[str], started: float) -> int:
     """
     given = given_to_starter()
 
-    def program(stopped: Stopped) -> int:
+    def program(read_signal: ReadSignal) -> int:
         config = parse(argv)
         _check_files(config)
         group = requested(config)
@@ -33,13 +33,13 @@ def run(argv: list[str], started: float) -> int:
         from experiments.one_run import make
 
         if not group.coordinator:
-            return make(config, argv, started, stopped)
+            return make(config, argv, started, read_signal)
         from experiments.processes.join import Member
 
         def train(config: RunConfig, group: ProcessGroup) -> int:
-            return make(config, given or argv, started, stopped, group)
+            return make(config, given or argv, started, read_signal, group)
 
-        return Member(group, stopped, given is not None).run(config, train)
+        return Member(group, read_signal, given is not None).run(config, train)
 
     return guarded(program, has_starter=given is not None)
 

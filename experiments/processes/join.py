@@ -76,15 +76,16 @@ class Member:
 
     Args:
         group: the number of this process, and of all, and the address of process 0.
-        stopped: looked at before each dispatch.
+        read_signal: called before each dispatch.
         has_starter: whether a command of ours started all processes here. It ends them
             at a second signal, and they share its terminal.
     """
 
     def __init__(
-        self, group: ProcessGroup, stopped: stopping.Stopped, has_starter: bool
+        self, group: ProcessGroup, read_signal: stopping.ReadSignal, has_starter: bool
     ):
-        self._group, self._stopped, self._has_starter = group, stopped, has_starter
+        self._group, self._has_starter = group, has_starter
+        self._read_signal = read_signal
         self._errors = stopping.sole_output(group.is_first)
         self._ending = threading.Lock()
 
@@ -165,7 +166,7 @@ class Member:
         except RuntimeError:
             line = f"process 0 at {self._group.coordinator} is gone ({text})"
         self._linger()
-        number = self._stopped()
+        number = self._read_signal()
         code = stopping.stopped_by(number) if number else stopping.TERMINATED
         self._end(code, line)
 

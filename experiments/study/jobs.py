@@ -34,7 +34,13 @@ from experiments.command.stopping import UNCONNECTED
 from experiments.processes import certificates
 from experiments.study import making, worker
 from experiments.study.config import StudyConfig
-from experiments.study.making import Made, Missing, Plan, Refused, StudyProgress
+from experiments.study.making import (
+    FinishedRun,
+    Missing,
+    Refused,
+    StudyProgress,
+    StudyQueue,
+)
 from experiments.study.own_workers import HERE, OwnWorkers
 from experiments.study.runs import is_done
 from experiments.training.config import RunConfig
@@ -73,7 +79,7 @@ class Job:
 
 
 def make(
-    config: StudyConfig, bar: StudyProgress, asked_to_stop: stopping.Stopped
+    config: StudyConfig, bar: StudyProgress, asked_to_stop: stopping.ReadSignal
 ) -> None:
     """Makes all runs of a plan on a cluster.
 
@@ -84,7 +90,7 @@ def make(
 
     Raises:
         BadRequest: the workers of this command's own cluster are unfit.
-        Stopped: the user asked to stop. Runs in progress are discarded.
+        StopRequested: the user asked to stop. Runs in progress are discarded.
         MayPass: the scheduler or all workers of this command's own cluster are gone.
             Completed runs are kept.
         OSError: a file cannot be written. Completed runs are kept.
@@ -97,7 +103,7 @@ def make(
         jobs = Jobs(dask, _order(config, plan), bar)
         while not plan.is_over:
             if asked_to_stop():
-                raise making.Stopped
+                raise making.StopRequested
             jobs.step()
             time.sleep(TICK)
 
@@ -114,7 +120,7 @@ def job_environment(devices: int | None) -> dict[str, str]:
     return environment(jax.local_device_count(), threads())
 
 
-def _order(config: StudyConfig, plan: Plan) -> worker.Order:
+def _order(config: StudyConfig, plan: StudyQueue) -> worker.Order:
     """Returns what all tasks have in common."""
     environ = job_environment(config.devices_per_job)
     environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "")
@@ -280,19 +286,19 @@ class Jobs:
             self._bar.say("no Dask worker is available: waiting for one")
 
 
-def _outcome(job: Job) -> Made | Refused | None:
+def _outcome(job: Job) -> FinishedRun | Refused | None:
     """Returns how a run ended; None if its worker is lost."""
     if not job.future.done():
         return None
     try:
         outcome = job.future.result(ANSWER)
-    except (making.Stopped, TimeoutError):  # the worker ends, or has just done so
+    except (making.StopRequested, TimeoutError):  # the worker ends, or has just done so
         return None
     except OSError:  # a full disk would stop all others, too
         raise
     except Exception as error:
         return making.described(error)
-    if isinstance(outcome, Made) and not _is_seen(job.run.folder):
+    if isinstance(outcome, FinishedRun) and not _is_seen(job.run.folder):
         return Refused(
             "its files do not appear in the study's folder: workers must see it at "
             "the same path"

@@ -41,11 +41,11 @@ OF_RUN = re.compile(
 News = tuple[int, int, float] | str
 
 
-class Stopped(Exception):
+class StopRequested(Exception):
     """The user asked to stop; the current run is discarded."""
 
 
-class Made(NamedTuple):
+class FinishedRun(NamedTuple):
     """The run is complete; the words are its results."""
 
     words: str
@@ -100,7 +100,7 @@ class Missing(NamedTuple):
         return self.runs.config_of(self.seed)
 
 
-class Plan:
+class StudyQueue:
     """The missing runs, handed out to jobs, and their outcomes.
 
     Final runs wait only for the trials of their own variant.
@@ -166,10 +166,10 @@ class Plan:
         self._taken[run.number] += 1
         return run
 
-    def ended(self, run: Missing, outcome: Made | Refused) -> None:
+    def ended(self, run: Missing, outcome: FinishedRun | Refused) -> None:
         """Counts a run, which was made or failed."""
         self._taken[run.number] -= 1
-        if isinstance(outcome, Made):
+        if isinstance(outcome, FinishedRun):
             self.done += 1
         else:
             self.failures.append((run, outcome))
@@ -246,8 +246,8 @@ class Maker(Loader):
         config: RunConfig,
         folder: Path,
         report: Callable[[News], None],
-        asked_to_stop: stopping.Stopped,
-    ) -> Made | Refused:
+        asked_to_stop: stopping.ReadSignal,
+    ) -> FinishedRun | Refused:
         """Executes one run.
 
         Args:
@@ -257,7 +257,7 @@ class Maker(Loader):
             asked_to_stop: function that is called before each dispatch.
 
         Raises:
-            Stopped: it was asked to stop.
+            StopRequested: it was asked to stop.
             OSError: a file cannot be written.
         """
         started = time.perf_counter()
@@ -279,15 +279,15 @@ class Maker(Loader):
                     own, shown, asked_to_stop, evaluate_at_end_only=is_trial
                 )
                 if outcome.stopped:
-                    raise Stopped
+                    raise StopRequested
                 summary["correct"] = correct(run, outcome)
                 own.close(summary)
-        except (Stopped, OSError):
+        except (StopRequested, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
         except Exception as error:
             return described(error)
-        return Made(_results(summary))
+        return FinishedRun(_results(summary))
 
 
 def described(error: Exception) -> Refused:
@@ -375,7 +375,7 @@ class StudyProgress:
         made: the number of runs made.
     """
 
-    def __init__(self, plan: Plan, bar: Progress):
+    def __init__(self, plan: StudyQueue, bar: Progress):
         self.made, self.plan, self._bar = 0, plan, bar
         self._lines, self._said = dict[str, TaskID](), set[str]()
         self._started = time.perf_counter()
@@ -395,11 +395,11 @@ class StudyProgress:
             self._bar.update(self._lines[run.name], completed=done / steps, left=text)
         self._show_all()
 
-    def end(self, run: Missing, outcome: Made | Refused) -> None:
+    def end(self, run: Missing, outcome: FinishedRun | Refused) -> None:
         """Counts a run, ends its line, and shows its results or why it failed."""
         self.plan.ended(run, outcome)
         self.drop(run)
-        if isinstance(outcome, Made):
+        if isinstance(outcome, FinishedRun):
             self.made += 1
             at, left = f"{self.plan.done}/{self.plan.total}", self._left()
             self.say(f"run {at} {run.name}: {outcome.words}  {left}".rstrip())
@@ -448,13 +448,13 @@ class StudyProgress:
 
 
 @contextmanager
-def progress(plan: Plan) -> Iterator[StudyProgress]:
+def progress(plan: StudyQueue) -> Iterator[StudyProgress]:
     """Shows bars if stderr is a terminal, otherwise a line for each run."""
     with terminal.bar(terminal.elapsed_time(), "{task.fields[left]}") as bar:
         yield StudyProgress(plan, bar)
 
 
-def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> None:
+def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.ReadSignal) -> None:
     """Makes all runs of a plan in this process, one after the other."""
     number = 0
     while (run := bar.plan.take(number)) is not None:
@@ -462,7 +462,7 @@ def here(maker: Maker, bar: StudyProgress, asked_to_stop: stopping.Stopped) -> N
         maker.turn_to(number)
         # Before the first run nothing can be lost: the signal ends the process.
         if bar.made and asked_to_stop():
-            raise Stopped
+            raise StopRequested
         bar.begin(run)
         show = partial(bar.show, run)
         bar.end(run, maker.make(run.config, run.folder, show, asked_to_stop))

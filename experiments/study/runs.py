@@ -193,7 +193,7 @@ def damage(run: Path) -> str:
     return _content(run)[1]
 
 
-def _content(run: Path) -> tuple[run_folder.Made | None, str]:
+def _content(run: Path) -> tuple[run_folder.RunFiles | None, str]:
     """Returns the files of a complete run, and which one is damaged, and how."""
     # An OSError is not caught: it says nothing about the content of a file.
     try:

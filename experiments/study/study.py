@@ -27,7 +27,7 @@ from experiments.command.words import cleaned, literal, without
 from experiments.study import analysis, jobs, making, page, worker
 from experiments.study.config import PROGRAM, StudyConfig
 from experiments.study.jobs import ANSWER, reach
-from experiments.study.making import Maker, Missing, Plan, Stopped, progress
+from experiments.study.making import Maker, Missing, StopRequested, StudyQueue, progress
 from experiments.study.results import Report
 from experiments.study.runs import RunSet, chosen, command_of, further, run_sets
 from experiments.study.statistics import ACCURACY, measure
@@ -44,7 +44,7 @@ FINAL = "train_loss", "diverged", "bytes_per_worker", "lr", "effective_lr", *SAM
 
 
 def run(
-    config: StudyConfig, argv: Sequence[str], asked_to_stop: stopping.Stopped
+    config: StudyConfig, argv: Sequence[str], asked_to_stop: stopping.ReadSignal
 ) -> int | None:
     """Makes the missing runs, then the report of all runs.
 
@@ -77,7 +77,7 @@ def run(
 
 
 @contextmanager
-def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
+def opened(config: StudyConfig) -> Iterator[tuple[StudyQueue, Maker]]:
     """Locks a study's folder, and yields the plan of its runs.
 
     Raises:
@@ -103,14 +103,17 @@ def opened(config: StudyConfig) -> Iterator[tuple[Plan, Maker]]:
             if not (out / NAME).exists():
                 files.write_json(out / NAME, identity)
             choose = partial(chosen, measure_key=config.measure)
-            plan = Plan(runs, choose, partial(further, config, maker))
+            plan = StudyQueue(runs, choose, partial(further, config, maker))
             if refusal is not None and plan.missing:
                 raise refusal
             yield plan, maker
 
 
 def make_runs(
-    config: StudyConfig, plan: Plan, maker: Maker, asked_to_stop: stopping.Stopped
+    config: StudyConfig,
+    plan: StudyQueue,
+    maker: Maker,
+    asked_to_stop: stopping.ReadSignal,
 ) -> bool:
     """Makes all runs of a plan; returns whether it finished.
 
@@ -139,7 +142,7 @@ def make_runs(
                 jobs.make(config, bar, asked_to_stop)
             else:
                 making.here(maker, bar, asked_to_stop)
-        except Stopped:
+        except StopRequested:
             bar.say(f"stopped after {plan.done} of {plan.total} runs")
             return False
     return True
@@ -159,7 +162,7 @@ def command(run: Missing, devices: int | None, more: Sequence[str] = ()) -> str:
     return shlex.join([*prefix, *words])
 
 
-def show_commands(config: StudyConfig, plan: Plan) -> None:
+def show_commands(config: StudyConfig, plan: StudyQueue) -> None:
     """Shows the commands of the missing runs, and how many more will follow."""
     for run in plan.waiting:
         # An interrupted run continues if it has a checkpoint.
@@ -178,7 +181,7 @@ def show_commands(config: StudyConfig, plan: Plan) -> None:
         terminal.say(f"{listed_runs} of {plan.total} runs are listed")
 
 
-def ended(plan: Plan) -> list[RunSet]:
+def ended(plan: StudyQueue) -> list[RunSet]:
     """Returns the runs to report, read from their files."""
     # A report depends only on the files: those just made are read again, too.
     runs = [each.read() for each in plan.found if each is not None]
@@ -195,7 +198,7 @@ def _use_devices(config: StudyConfig) -> None:
     jax.devices()
 
 
-def _failed(config: StudyConfig, plan: Plan, runs: Sequence[RunSet]) -> int:
+def _failed(config: StudyConfig, plan: StudyQueue, runs: Sequence[RunSet]) -> int:
     """Says what failed; returns the exit code if no report is possible, otherwise 0."""
     first_run, refusal = plan.failures[0]
     if not runs and all(refused.is_request for _, refused in plan.failures):
@@ -229,7 +232,7 @@ def _quoted(word: str) -> str:
 
 
 def _report(
-    config: StudyConfig, report: Report, runs: Sequence[RunSet], plan: Plan
+    config: StudyConfig, report: Report, runs: Sequence[RunSet], plan: StudyQueue
 ) -> int:
     """Writes the files of a study beside those of its runs, and shows its table."""
     write_error = ""

@@ -21,7 +21,7 @@ from experiments.training.machine import versions
 if TYPE_CHECKING:
     from distributed import Worker
 
-    from experiments.study.making import Made, Maker, News, Refused
+    from experiments.study.making import FinishedRun, Maker, News, Refused
 
 
 PACKAGES = "syncalgos", "models", "experiments"
@@ -98,7 +98,7 @@ def check(order: Order) -> None:
 
 def make_run(
     order: Order, number: int, config: Mapping[str, Any], folder: str
-) -> "Made | Refused":
+) -> "FinishedRun | Refused":
     """Executes a run on this Dask worker, which has passed `check`.
 
     Args:
@@ -108,7 +108,7 @@ def make_run(
         folder: the folder of its files.
 
     Raises:
-        Stopped: the command or the scheduler is gone, or this worker ends.
+        StopRequested: the command or the scheduler is gone, or this worker ends.
         OSError: a file cannot be written.
     """
     from distributed import get_worker

@@ -4,6 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, NoReturn
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
+from experiments.command import stopping
 from experiments.command.errors import BadRequest, explained
 from experiments.command.factories import TASK
 from experiments.data import feeding, sampling
@@ -303,10 +305,16 @@ def _dispatch(
     # Seconds exclude compilation, which the first dispatch includes.
     start, compiled = time.perf_counter(), trainer.compile_seconds
     try:
-        # Otherwise the first evaluation would have to wait for its compilation.
-        if to_compile is not None:
-            trainer.compile(state, given, to_compile, assesses=True)
-        state, metrics = trainer.run(state, *given)
+        if to_compile is None:
+            state, metrics = trainer.run(state, *given)
+        else:
+            # Otherwise the first evaluation would have to wait for its compilation.
+            with stopping.compiling():
+                trainer.compile(state, given, to_compile, assesses=True)
+            # Of several processes, each compiles a program at its first call.
+            is_alone = trainer.layout.processes == 1
+            with nullcontext() if is_alone else stopping.compiling():
+                state, metrics = trainer.run(state, *given)
     except LaneFormError as error:
         raise BadRequest(f"--task {run.config.task}: {error}") from error
     # Unlike np.asarray, this can be interrupted by Ctrl-C.

@@ -84,7 +84,7 @@ def finish(out: Path, summary: dict[str, Any], lines: list[dict[str, Any]]) -> N
     files.write_json(out / "summary.json", summary, *(out / name for name in NAMES[:2]))
 
 
-class Made(NamedTuple):
+class RunFiles(NamedTuple):
     """The contents of the files of a run."""
 
     config: dict[str, Any]
@@ -92,7 +92,7 @@ class Made(NamedTuple):
     lines: list[Line]
 
 
-def read_run(out: Path) -> Made | None:
+def read_run(out: Path) -> RunFiles | None:
     """Reads the files of a run; returns None if it has not finished.
 
     Raises:
@@ -106,4 +106,4 @@ def read_run(out: Path) -> Made | None:
     # A stopped run of a `compare --list` command also has a summary.
     if summary.get("stopped"):
         return None
-    return Made(files.read(beside[0]), summary, files.read_lines(beside[1]))
+    return RunFiles(files.read(beside[0]), summary, files.read_lines(beside[1]))

@@ -5,8 +5,8 @@ import shlex
 import pytest
 from commands import ROOT
 
-from experiments.compare import main
 from experiments.study import page
+from experiments.study.main import main
 
 
 @pytest.fixture(scope="session", autouse=True)

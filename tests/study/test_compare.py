@@ -24,7 +24,7 @@ from studies import (
 )
 
 from experiments import api, files
-from experiments.compare import main
+from experiments.study.main import main
 from experiments.study.making import cleaned, unfinished
 from experiments.study.study import _quoted
 

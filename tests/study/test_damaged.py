@@ -17,9 +17,9 @@ from experiments import files
 from experiments.aim import jobs as aim_jobs
 from experiments.checkpoint.resume import check_config
 from experiments.command.errors import BadRequest
-from experiments.compare import main as compare_main
 from experiments.run import main as run_main
 from experiments.study import jobs, runs, study
+from experiments.study.main import main as compare_main
 from experiments.training import config, export, run_folder
 from syncalgos import Replica
 

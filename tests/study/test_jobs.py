@@ -29,7 +29,7 @@ from experiments.api import compare
 from experiments.run import main as run_main
 from experiments.study.jobs import Unreachable, reach
 from experiments.study.jobs import cluster as of_command
-from experiments.study.making import Made, Plan, Refused
+from experiments.study.making import FinishedRun, Refused, StudyQueue
 from experiments.study.runs import RunSet
 from experiments.study.variants import Variant
 from experiments.training.config import RunConfig
@@ -123,7 +123,7 @@ def planned(folder, variants=2, seeds=3, trials=2):
 
 
 def plan_of(sets):
-    return Plan(sets, lambda made: made._replace(values={"lr": "0.1"}))
+    return StudyQueue(sets, lambda made: made._replace(values={"lr": "0.1"}))
 
 
 @given(
@@ -151,7 +151,7 @@ def test_each_run_is_handed_out_once_and_finals_after_their_own_trials(
         if not run.runs.is_trial:
             assert sum(x.startswith(f"{run.runs.name} ") for x in made) == trials
         made.append(run.name)
-        plan.ended(run, Made(""))
+        plan.ended(run, FinishedRun(""))
     assert len({*made}) == len(made) == plan.total == plan.done
     assert plan.total == variants * (trials + seeds)
 
@@ -160,10 +160,10 @@ def test_a_job_stays_with_its_variant_or_begins_one_that_no_other_job_has(tmp_pa
     plan = plan_of(planned(tmp_path, variants=3, seeds=1, trials=2))
     first, second = plan.take(), plan.take()
     assert first and second and (first.number, second.number) == (0, 1)
-    plan.ended(second, Made(""))
+    plan.ended(second, FinishedRun(""))
     third = plan.take(second.number)
     assert third and third.number == second.number
-    plan.ended(first, Made(""))
+    plan.ended(first, FinishedRun(""))
     rest = [plan.take(1) for _ in range(3)]
     assert [run.number for run in rest if run] == [0, 2, 2]
 
@@ -173,16 +173,18 @@ def test_runs_that_are_there_are_not_planned(tmp_path):
     sets[0].run(0).mkdir(parents=True)
     for seed, stopped in ((1, False), (2, True)):
         write(sets[0].run(seed), "bmuf", (0.1, 0.2, 0.3), stopped=stopped)
-    plan = Plan(sets, lambda made: made)
+    plan = StudyQueue(sets, lambda made: made)
     assert [run.seed for run in plan.waiting] == [0, 2]
     assert (plan.done, plan.total) == (1, 3)
 
 
 def test_failed_trials_leave_their_variant_without_runs_alone(tmp_path):
     sets = planned(tmp_path, variants=2, seeds=2, trials=1)
-    plan = Plan(sets, lambda made: None if made.number == 0 else made)
+    plan = StudyQueue(sets, lambda made: None if made.number == 0 else made)
     while run := plan.take():
-        plan.ended(run, Refused("bad") if run.name.startswith("v0") else Made(""))
+        plan.ended(
+            run, Refused("bad") if run.name.startswith("v0") else FinishedRun("")
+        )
     assert [x is None for x in plan.found] == [True, False]
     assert [x.line for _, x in plan.failures][-1].startswith("all of its trials failed")
 
@@ -387,7 +389,7 @@ def test_workers_that_cannot_start_are_no_passing_error(long_study, tmp_path):
     (folder / "distributed" / "__init__.py").write_text("raise ImportError\n")
     program = [sys.executable, "-c"]
     program += [
-        "import sys; import distributed; from experiments.compare import main\n"
+        "import sys; import distributed; from experiments.study.main import main\n"
         f"sys.path.insert(0, {str(folder)!r})\n"
         "sys.exit(main(sys.argv[1:]))"
     ]
@@ -486,7 +488,7 @@ def test_a_worker_killed_in_a_run_loses_nothing(serial, tmp_path):
 def test_a_run_that_hangs_is_named(tmp_path):
     program = [sys.executable, "-c"]
     program += [
-        "import sys; from experiments.compare import main\n"
+        "import sys; from experiments.study.main import main\n"
         "from experiments.study import jobs; jobs.SILENCE = 3.0\n"
         "sys.exit(main(sys.argv[1:]))"
     ]

@@ -8,7 +8,7 @@ from commands import COMPARE, execute
 from tiers import tiers
 
 from experiments.command.factories import ALGORITHM, describe
-from experiments.study.making import Made, Maker
+from experiments.study.making import FinishedRun, Maker
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 
@@ -26,7 +26,7 @@ class Runs:
         config = parse([*WORDS.split(), *FAST.split(), *words.split()])
         out = self.folder / words.replace(" ", "") / f"seed-{config.seed}"
         made = self.maker.make(config, out, lambda news: None, lambda: 0)
-        assert isinstance(made, Made), made
+        assert isinstance(made, FinishedRun), made
         return json.loads((out / "summary.json").read_text())
 
     @property

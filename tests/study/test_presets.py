@@ -8,11 +8,11 @@ import pytest
 from small_tasks import SMALL, folder_of
 from tiers import tiers
 
-import experiments.compare as compare
 import syncalgos
 from experiments.command import factories
 from experiments.command.words import as_words, parameter
 from experiments.study import config, presets, runs
+from experiments.study.main import main as compare_main
 from experiments.training.config import parse
 
 NAMES = presets.NAMES
@@ -121,7 +121,7 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
         f"--out={tmp_path / 'out'}",
         *few,
     ]
-    assert compare.main(["--preset", name, *words]) == 0
+    assert compare_main(["--preset", name, *words]) == 0
     finals = (tmp_path / "out/finals.jsonl").read_text().splitlines()
     assert len(finals) == len(decided.variants) * (1 + bool(decided.tuned))
 

@@ -15,13 +15,13 @@ from commands import PROGRAM, ROOT, TIMEOUT, environment
 from faults import commands, until
 from lasting import files, run
 
-import experiments.compare as compare
 from experiments import one_run
 from experiments import run as command_line
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER
 from experiments.checkpoint.shards import find_steps
 from experiments.command.errors import BadRequest
+from experiments.study.main import main as compare_main
 
 TINY = "--task tiny_tasks:drawing --workers 2 --algo bmuf --period 4 --eval-every 4"
 LONG = f"{TINY} --steps 40000 --checkpoint-every 4 --eval-every 40000"
@@ -55,7 +55,7 @@ def test_processes_hold_a_folder_over_a_restart_and_to_the_end(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("main", "words"),
-    [(command_line.main, f"{TINY} --steps 4 --resume"), (compare.main, STUDY)],
+    [(command_line.main, f"{TINY} --steps 4 --resume"), (compare_main, STUDY)],
 )
 def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, capsys):
     out = tmp_path / "out"

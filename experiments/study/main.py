@@ -1,0 +1,31 @@
+"""The command line of a study."""
+
+import sys
+
+from experiments.command.errors import guarded
+from experiments.command.stopping import ReadSignal
+from experiments.study import config
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+        argv: the flags; None means those of the process.
+
+    Returns:
+        The exit code: 0 done, even if runs diverged (the report shows them); 1 runs
+        failed, or the report could not be written; 2 bad request; 4 no scheduler
+        answers; 75 stopped by SIGTERM, SIGHUP, a full disk, a lost scheduler or lost
+        workers; 130 stopped by Ctrl-C. After 1, 75 and 130, the same command continues
+        the study.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+
+    def program(read_signal: ReadSignal) -> int | None:
+        asked = config.read(argv)
+        from experiments.study import study  # slow: imports jax
+
+        return study.run(asked, argv, read_signal)
+
+    return guarded(program)
