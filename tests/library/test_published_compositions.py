@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("float64")
 WORKERS, DELAY = 4, 2
 MATCHINGS = [[1, 0, 3, 2], [2, 3, 0, 1]]
 SGD = optax.sgd(LR, momentum=MOMENTUM)
-PROGRAM = runpy.run_path(str(ROOT / "examples" / "compositions.py"))
 
 
 def loscar():
@@ -129,7 +128,8 @@ CASES = {
 def test_composition_is_its_papers_update(name):
     recurrence, arguments = CASES[name]
     path = [(center, list(theta)) for center, theta in recurrence()]
-    strategy = PROGRAM[name](**arguments)
+    program = runpy.run_path(str(ROOT / "examples" / "compositions.py"))
+    strategy = program[name](**arguments)
 
     trained = train(strategy, SGD, WORKERS, tuple(range(1, STEPS + 1)), (X, TARGET))
 
