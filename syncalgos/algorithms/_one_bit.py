@@ -79,7 +79,7 @@ def check_adam(where: str, b1: float, b2: float, eps: float) -> Adam:
 def init_state(params: PyTree, axis: Axis) -> OneBitAdamState:
     """The state before the first step."""
     zero = zeros(params)
-    return OneBitAdamState(zero, zero, zero, _hops.own_parts(zero, axis))
+    return OneBitAdamState(zero, zero, zero, _hops.init_part(zero, axis))
 
 
 def in_signs(
@@ -108,7 +108,7 @@ def in_signs(
         part_residual: jax.Array,
         pieces: _stacking.Pieces,
     ) -> tuple[jax.Array, ...]:
-        average = pieces.each(partial(_signs.twice, axis=axis))
+        average = pieces.map(partial(_signs.mean_of_signs, axis=axis))
         *results, part_residual = average(
             pieces.split(x + e), pieces.split(v > 0), part_residual
         )

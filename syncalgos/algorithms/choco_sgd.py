@@ -9,7 +9,7 @@ from syncalgos._dtypes import widen, zeros
 from syncalgos.collectives import _topology as peers
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._reducer import is_sent, over_leaves
-from syncalgos.reducers._sparse import largest, placed
+from syncalgos.reducers._sparse import choose_largest, place_values
 from syncalgos.strategy import (
     WORKERS,
     Axis,
@@ -96,11 +96,11 @@ def choco_sgd(
     def mix_piece(
         x: jax.Array, x_hat: jax.Array, pull: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        message = largest(x.astype(x_hat.dtype) - x_hat, density)
+        message = choose_largest(x.astype(x_hat.dtype) - x_hat, density)
         (links,) = peers.links(graph, axis)
         messages = [message, *(peers.hear(message, link, axis) for link in links)]
         q, *peer_changes = (
-            placed(values, indices, x_hat) for values, indices in messages
+            place_values(values, indices, x_hat) for values, indices in messages
         )
         x_hat = x_hat + q
         pull = pull + peers.pull(q, peer_changes, links, axis)
@@ -111,7 +111,7 @@ def choco_sgd(
     ) -> tuple[jax.Array, ...]:
         if not is_sent(x):
             return x, x_hat, pull
-        mixed = pieces.each(mix_piece)(*map(pieces.split, (x, x_hat, pull)))
+        mixed = pieces.map(mix_piece)(*map(pieces.split, (x, x_hat, pull)))
         return tuple(map(pieces.join, mixed))
 
     def sync(

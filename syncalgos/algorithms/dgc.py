@@ -107,7 +107,7 @@ def dgc(
             return u, u, v
         u = m * u + g
         reducer = reducers.top_k(density, axis=axis)
-        combine = pieces.each(lambda x: reducer.combine(x, (), 0)[:2])
+        combine = pieces.map(lambda x: reducer.combine(x, (), 0)[:2])
         combined, sent_entries = map(pieces.join, combine(pieces.split(v + u)))
         return combined, jnp.where(sent_entries != 0, 0, u), v + u - sent_entries
 

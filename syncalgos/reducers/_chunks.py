@@ -1,7 +1,7 @@
 """The largest entries of each chunk, in few bits, as SparseLoCo sends them."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from syncalgos import checks, collectives
 from syncalgos._dtypes import wide_dtype, widen
 from syncalgos.collectives import WORKERS, Axis
 from syncalgos.reducers import _dense, _hops, _stacking
-from syncalgos.reducers._reducer import Reducer, leafwise, share_of
+from syncalgos.reducers._reducer import Reducer, count_share, leafwise
 from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import factory
 
@@ -63,36 +63,42 @@ def chunked_top_k(
     if bits is not None:
         _dense.check_bits("chunked_top_k", bits)
 
-    def combine(x):
-        count = -(-x.size // chunk)
-        length = -(-x.size // count)
-        flat = jnp.pad(x.reshape(-1), (0, count * length - x.size))
-        chunks = flat.reshape(count, length)
-        most = share_of(density, length)
+    def combine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        num_chunks = -(-x.size // chunk)
+        length = -(-x.size // num_chunks)
+        padded = jnp.pad(x.reshape(-1), (0, num_chunks * length - x.size))
+        chunks = padded.reshape(num_chunks, length)
+        num_largest = count_share(density, length)
         # Ties go to the first: alike on every backend, as lax.top_k is stable.
-        _, chosen = jax.lax.top_k(jnp.abs(chunks), most)  # (chunks, most)
+        _, chosen = jax.lax.top_k(jnp.abs(chunks), num_largest)  # (chunks, largest)
         values = jnp.take_along_axis(chunks, chosen, axis=1).reshape(-1)
-        flat, short = chosen.reshape(-1), _hops.index_dtype(length)
         # A chunk of 4,096 entries needs 12 bits an index; the shortest dtype has 16.
-        in_12 = length <= 2**12
-        packed = _hops.pack_12(flat) if in_12 else flat.astype(short)
-        code = packed, encode(bits, values)
+        fits_12_bits = length <= 2**12
+        if fits_12_bits:
+            packed = _hops.pack_12(chosen.reshape(-1))
+        else:
+            packed = chosen.reshape(-1).astype(_hops.index_dtype(length))
+        message = packed, encode(bits, values)
 
-        def read(code):
-            packed, values = code
-            indices = _hops.unpack_12(packed, count * most) if in_12 else packed
+        def read(message: Any) -> tuple[jax.Array, jax.Array]:
+            packed, code = message
+            indices = packed
+            if fits_12_bits:
+                indices = _hops.unpack_12(packed, num_chunks * num_largest)
             indices = indices.astype(jnp.int32).reshape(chosen.shape)
-            return indices, decode(bits, values, chosen.shape)
+            return indices, decode(bits, code, chosen.shape)
 
         # Added and not set: two workers may have sent the same entry.
-        def spread(indices, values):
+        def spread(indices: jax.Array, values: jax.Array) -> jax.Array:
             zeros = jnp.zeros(chunks.shape, wide_dtype(x.dtype))
-            rows = jnp.arange(count)[:, None]
+            rows = jnp.arange(num_chunks)[:, None]
             total = zeros.at[rows, indices].add(widen(values))
             return total.reshape(-1)[: x.size].reshape(x.shape)
 
-        every = jax.vmap(read)(collectives.gather(code, axis))
-        return spread(*every) / collectives.size(axis), spread(*read(code))
+        # (workers, chunks, largest) each
+        indices, values = jax.vmap(read)(collectives.gather(message, axis))
+        mean = spread(indices, values) / collectives.size(axis)
+        return mean, spread(*read(message))
 
     return leafwise(combine, layered)
 
@@ -102,17 +108,19 @@ def encode(bits: int | None, values: jax.Array) -> tuple[jax.Array, ...]:
     # A table would be longer than the values.
     if bits is None or values.size <= 2**bits:
         return (values,)
-    bins, values = 2**bits, widen(values)
+    bins = 2**bits
+    values = widen(values)
     centred = values - jnp.mean(values)
     # Identical values have no spread: any width puts them into the middle bin.
     width = SIGMAS / bins * jnp.std(values, ddof=1)
     scaled = jnp.round(centred / jnp.where(width > 0, width, 1) + bins / 2)
-    number = jnp.clip(scaled, 0, bins - 1).astype(jnp.uint8)
+    bin_numbers = jnp.clip(scaled, 0, bins - 1).astype(jnp.uint8)
     zeros = jnp.zeros(bins, values.dtype)
-    table = zeros.at[number].add(values) / jnp.maximum(zeros.at[number].add(1), 1)
+    counts = zeros.at[bin_numbers].add(1)
+    table = zeros.at[bin_numbers].add(values) / jnp.maximum(counts, 1)
     # NaN and infinity have no bin. A table of NaN keeps them visible.
     table = jnp.where(jnp.all(jnp.isfinite(values)), table, jnp.nan)
-    return _hops.pack(number, bits), table
+    return _hops.pack(bin_numbers, bits), table
 
 
 def decode(

@@ -32,14 +32,14 @@ def components(
     counts = [-(-n // s) for n, s in zip(matrix.shape, sides, strict=True)]
     padding = [(0, -n % s) for n, s in zip(matrix.shape, sides, strict=True)]
     bases = [_basis(n) for n in sides]
-    cut = _turned(shards.parted(jnp.pad(matrix, padding), counts), bases)
+    chunks = _multiply_axes(shards.split_array(jnp.pad(matrix, padding), counts), bases)
 
-    def back(flat: jax.Array) -> jax.Array:
-        parts = _turned(flat.reshape(-1, *sides), [basis.T for basis in bases])
-        padded = shards.joined(parts, counts)
+    def invert(flat: jax.Array) -> jax.Array:
+        parts = _multiply_axes(flat.reshape(-1, *sides), [basis.T for basis in bases])
+        padded = shards.join_array(parts, counts)
         return padded[tuple(map(slice, matrix.shape))].reshape(x.shape)
 
-    return cut.reshape(len(cut), -1), back
+    return chunks.reshape(len(chunks), -1), invert
 
 
 def largest_components(
@@ -60,23 +60,24 @@ def largest_components(
     Source: Peng, Quesnelle and Kingma, "DeMo", 2024, algorithm 1.
     """
 
-    def combine(x):
+    def combine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         collectives.no_mean("a mean over the senders of a component")
-        parts, back = components(x, chunk)  # (chunks, components)
+        chunks, invert = components(x, chunk)  # (chunks, components)
         # All are sent: no index is needed.
-        if parts.shape[1] <= count:
+        if chunks.shape[1] <= count:
             return collectives.mean(x, axis), x
-        _, chosen = jax.lax.top_k(jnp.abs(parts), count)
-        q = jnp.take_along_axis(parts, chosen, axis=1)  # (chunks, count)
-        short = chosen.astype(_hops.index_dtype(parts.shape[1]))
-        indices, values = collectives.gather((short, q), axis)
-        rows, zeros = jnp.arange(len(parts))[:, None], jnp.zeros_like(parts)
-        places = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
+        _, chosen = jax.lax.top_k(jnp.abs(chunks), count)
+        q = jnp.take_along_axis(chunks, chosen, axis=1)  # (chunks, count)
+        short_indices = chosen.astype(_hops.index_dtype(chunks.shape[1]))
+        indices, values = collectives.gather((short_indices, q), axis)
+        rows = jnp.arange(len(chunks))[:, None]
+        zeros = jnp.zeros_like(chunks)
+        entries = rows, indices.astype(jnp.int32)  # (workers, chunks, count)
         # As in the authors' code. A mean over all workers, as in the SparseLoCo paper,
         # would keep error feedback exact.
-        senders = zeros.at[places].add(1.0)
-        mean = zeros.at[places].add(values) / jnp.maximum(senders, 1)
-        return back(mean), back(zeros.at[rows, chosen].set(q))
+        senders = zeros.at[entries].add(1.0)
+        mean = zeros.at[entries].add(values) / jnp.maximum(senders, 1)
+        return invert(mean), invert(zeros.at[rows, chosen].set(q))
 
     return leafwise(combine, layered)
 
@@ -97,22 +98,23 @@ def side(length: int, longest: int) -> int:
 def _basis(size: int) -> np.ndarray:
     """The orthonormal cosine vectors of a length, in rows."""
     # Chunks are short: a product compiles much faster than Fourier transforms do.
-    row, column = np.arange(size)[:, None], np.arange(size)
+    row = np.arange(size)[:, None]
+    column = np.arange(size)
     cosines = np.cos(np.pi / size * (column + 0.5) * row) * np.sqrt(2 / size)
     cosines[0] /= np.sqrt(2)
     return cosines
 
 
-def _turned(x: jax.Array, matrices: list[np.ndarray]) -> jax.Array:
+def _multiply_axes(x: jax.Array, matrices: list[np.ndarray]) -> jax.Array:
     """Multiplies each axis of a chunk by a matrix; the axes stay in their places.
 
     Args:
         x: (chunks, side) or (chunks, side, side).
         matrices: (side, side) for each axis, of the cosines or its transpose.
     """
-    *first, last = (jnp.asarray(matrix, x.dtype) for matrix in matrices)
+    *row_matrices, column_matrix = (jnp.asarray(m, x.dtype) for m in matrices)
     # One product for each chunk: a single product for all would transpose them twice.
-    for factor in first:
-        each = jnp.broadcast_to(factor, (len(x), *factor.shape))
-        x = jnp.matmul(each, x, precision="highest")
-    return jnp.matmul(x, last.T, precision="highest")
+    for matrix in row_matrices:
+        repeated = jnp.broadcast_to(matrix, (len(x), *matrix.shape))
+        x = jnp.matmul(repeated, x, precision="highest")
+    return jnp.matmul(x, column_matrix.T, precision="highest")

@@ -44,13 +44,16 @@ def mean(accumulate: Any = None, *, axis: Axis = WORKERS) -> Reducer:
     if accumulate is not None:
         accumulate = check_float("mean: accumulate", accumulate)
 
-    def combine(updates, state, step):
-        own = jax.tree.map(jnp.asarray, updates)
+    def combine(
+        updates: PyTree, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        arrays = jax.tree.map(jnp.asarray, updates)
         if accumulate is None:
-            return collectives.mean(own, axis), updates, state
+            return collectives.mean(arrays, axis), updates, state
         # All leaves in one call: how lanes are best summed depends on all of them.
-        wide = on_floats(lambda xs: [x.astype(accumulate) for x in xs], own)
-        return narrow(collectives.mean(wide, axis), own), updates, state
+        wide_arrays = on_floats(lambda xs: [x.astype(accumulate) for x in xs], arrays)
+        mean = collectives.mean(wide_arrays, axis)
+        return narrow(mean, arrays), updates, state
 
     return Reducer(combine, mean_over=axis if accumulate is None else None)
 
@@ -77,14 +80,15 @@ def cast(dtype: Any, *, axis: Axis = WORKERS) -> Reducer:
     bits = jnp.uint16 if dtype.itemsize == 2 else jnp.uint8
 
     # Sent as integers: XLA on CPU widens short floats in collectives.
-    def to_bits(x, draws):
+    def to_bits(x: jax.Array, draws: Any) -> jax.Array:
         return jax.lax.bitcast_convert_type(x.astype(dtype), bits)
 
-    def from_bits(code, length):
+    def from_bits(code: jax.Array, length: int) -> jax.Array:
         return jax.lax.bitcast_convert_type(code, dtype)
 
-    def combine(x):
-        return _hops.all_reduce(x, _hops.Code(to_bits, from_bits), axis)[:2]
+    def combine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        result = _hops.all_reduce(x, _hops.Code(to_bits, from_bits), axis)
+        return result.mean, result.sent_leaf
 
     return leafwise(combine)
 
@@ -141,12 +145,12 @@ def quantized(
 def check_float(label: str, dtype: Any) -> np.dtype:
     """Returns a dtype of floats, or raises a ValueError."""
     try:
-        made = jnp.dtype(dtype)
+        checked_dtype = jnp.dtype(dtype)
     except TypeError:
-        made = None
-    if made is None or not jnp.issubdtype(made, jnp.floating):
+        checked_dtype = None
+    if checked_dtype is None or not jnp.issubdtype(checked_dtype, jnp.floating):
         raise ValueError(f"{label} must be a dtype of floats, got {dtype!r}")
-    return made
+    return checked_dtype
 
 
 def check_bits(where: str, bits: Any) -> None:
@@ -158,21 +162,22 @@ def check_bits(where: str, bits: Any) -> None:
 
 def encode(bits: int, x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Rounds a vector by uniform draws; returns its levels, packed, and its scales."""
-    levels, per_byte = 2 ** (bits - 1) - 1, 8 // bits
+    levels = 2 ** (bits - 1) - 1
+    per_byte = 8 // bits
     count = -(-x.size // BLOCK)
     length = -(-x.size // (count * per_byte)) * per_byte
 
-    def in_blocks(v):
+    def cut_into_blocks(v: jax.Array) -> jax.Array:
         return jnp.pad(v, (0, count * length - v.size)).reshape(count, length)
 
-    blocks = in_blocks(x)
+    blocks = cut_into_blocks(x)  # (blocks, length)
     scale = jnp.max(jnp.abs(blocks), axis=1, keepdims=True)
     # No level is infinite: a scale of NaN keeps infinity visible.
     scale = jnp.where(jnp.isfinite(scale), scale, jnp.nan)
     # XLA divides by a reciprocal, which would be 0 near the largest float32.
     unit = jnp.where(scale > 2.0**100, 2.0**-50, 1.0)
     ratio = (blocks * unit) / jnp.where(scale > 0, scale * unit, 1)
-    level = jnp.floor(levels * ratio + in_blocks(draws))
+    level = jnp.floor(levels * ratio + cut_into_blocks(draws))
     level = jnp.clip(level, -levels, levels) + levels
     return _hops.pack(level, bits), scale
 
@@ -236,38 +241,53 @@ def low_bit(
     period = checks.whole("low_bit: reset_period", reset_period, least=1)
 
     # Draws of 1/2 round to the nearest level.
-    def to_nearest(x, _):
+    def to_nearest(x: jax.Array, draws: Any) -> tuple[jax.Array, jax.Array]:
         return encode(bits, x, jnp.full(x.shape, 0.5, x.dtype))
 
     code = _hops.Code(to_nearest, partial(decode, bits))
 
-    def init(params):
+    def init(params: PyTree) -> LowBitState:
         residual = zeros(params)
-        return LowBitState(residual, _hops.own_parts(residual, axis))
+        return LowBitState(residual, _hops.init_part(residual, axis))
 
-    def combine(updates, state, step: Any):
+    def combine(
+        updates: PyTree, state: LowBitState, step: Any
+    ) -> tuple[PyTree, PyTree, LowBitState]:
         check_step(step)
-        kept = (step + 1) % period != 0
-        takes = collectives.takes_part()
+        keeps = (step + 1) % period != 0
+        participates = collectives.takes_part()
 
-        def left(e, lost):
-            return jnp.where(kept, beta * e + (1 - beta) * lost, 0)
+        def update_residual(e: jax.Array, lost: jax.Array) -> jax.Array:
+            return jnp.where(keeps, beta * e + (1 - beta) * lost, 0)
 
-        def piece(owed, part):
-            return _hops.all_reduce(owed, code, axis, residual=part)
+        def reduce_piece(owed: jax.Array, part_residual: jax.Array) -> _hops.Combined:
+            return _hops.all_reduce(owed, code, axis, residual=part_residual)
 
-        def leaf(x, e, part, pieces):
+        def combine_leaf(
+            x: jax.Array,
+            e: jax.Array,
+            part_residual: jax.Array,
+            pieces: _stacking.Pieces,
+        ) -> tuple[jax.Array, ...]:
             if not is_sent(x):
-                return x, x, e, part
-            owed = jnp.where(takes, widen(x) + e, 0)
-            found = pieces.each(piece)(pieces.split(owed), part)
-            mean, sent = pieces.join(found.mean), pieces.join(found.sent)
-            lost = jnp.where(takes, left(e, owed - sent), jnp.where(kept, e, 0))
-            own = lost, left(part, found.lost)
-            return mean.astype(x.dtype), sent.astype(x.dtype), *own
+                return x, x, e, part_residual
+            owed = jnp.where(participates, widen(x) + e, 0)
+            result = pieces.map(reduce_piece)(pieces.split(owed), part_residual)
+            mean = pieces.join(result.mean).astype(x.dtype)
+            sent_leaf = pieces.join(result.sent_leaf)
+            residual = jnp.where(
+                participates,
+                update_residual(e, owed - sent_leaf),
+                jnp.where(keeps, e, 0),
+            )
+            part_residual = update_residual(part_residual, result.lost)
+            return mean, sent_leaf.astype(x.dtype), residual, part_residual
 
         pieces = _stacking.pieces_like(0, updates)
-        combined, sent, *new = over_leaves(leaf, 4, updates, *state, pieces)
-        return combined, sent, if_finite(combined, LowBitState(*new), state)
+        combined, sent_updates, *new_state = over_leaves(
+            combine_leaf, 4, updates, *state, pieces
+        )
+        new_state = if_finite(combined, LowBitState(*new_state), state)
+        return combined, sent_updates, new_state
 
     return Reducer(combine, init, takes_feedback=False)

@@ -1,6 +1,6 @@
 """Reducers around reducers: losses are sent later, or results arrive later."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from syncalgos import checks, collectives
 from syncalgos._dtypes import if_finite, narrow, widen, zeros
 from syncalgos.collectives import WORKERS, Axis, PyTree
-from syncalgos.reducers._reducer import Reducer, combined_by
+from syncalgos.reducers._reducer import Reducer, call_combine
 from syncalgos.reducers._resolve import AnyReducer, resolve
 from syncalgos.strategy import factory
 
@@ -51,31 +51,35 @@ def error_feedback(
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; with decay: Sarfi
     et al., "SparseLoCo", 2025.
     """
-    made = _fed("error_feedback", reducer, axis, seed)
+    wrapped = _resolve_with_feedback("error_feedback", reducer, axis, seed)
     decay = checks.share("error_feedback: decay", decay)
 
-    def init(params):
-        return FeedbackState(zeros(params), made.init(params))
+    def init(params: PyTree) -> FeedbackState:
+        return FeedbackState(zeros(params), wrapped.init(params))
 
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: FeedbackState, step: Any
+    ) -> tuple[PyTree, PyTree, FeedbackState]:
         # Counts and other integers have no residual.
-        def add(x, e):
+        def add_residual(x: jax.Array, e: jax.Array) -> jax.Array:
             return x + decay * e if jnp.issubdtype(x.dtype, jnp.floating) else x
 
-        owed = jax.tree.map(add, widen(updates), state.residual)
-        takes = collectives.takes_part()
-        if takes is not True:  # one that skips a round sends nothing
-            owed = jax.tree.map(lambda x: jnp.where(takes, x, 0), owed)
-        combined, sent, inner = combined_by(made.combine, owed, state.reducer, step)
+        owed = jax.tree.map(add_residual, widen(updates), state.residual)
+        participates = collectives.takes_part()
+        if participates is not True:  # a worker that skips a round sends nothing
+            owed = jax.tree.map(lambda x: jnp.where(participates, x, 0), owed)
+        combined, sent_updates, inner_state = call_combine(
+            wrapped.combine, owed, state.reducer, step
+        )
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
-        def left(x, mine, e):
-            return jnp.where(jnp.isfinite(x) & takes, x - mine, e)
+        def update_residual(x: jax.Array, sent_x: jax.Array, e: jax.Array) -> jax.Array:
+            return jnp.where(jnp.isfinite(x) & participates, x - sent_x, e)
 
-        residual = jax.tree.map(left, owed, sent, state.residual)
-        state = if_finite(combined, FeedbackState(residual, inner), state)
-        return narrow(combined, updates), narrow(sent, updates), state
+        residual = jax.tree.map(update_residual, owed, sent_updates, state.residual)
+        new_state = if_finite(combined, FeedbackState(residual, inner_state), state)
+        return narrow(combined, updates), narrow(sent_updates, updates), new_state
 
     return Reducer(combine, init)
 
@@ -139,61 +143,70 @@ def ef21(
     Richtárik, "Momentum provably improves error feedback!", NeurIPS 2023; Gruntkowska
     et al., "Error feedback for Muon and friends", 2025.
     """
-    made = _fed("ef21", reducer, axis, seed)
+    wrapped = _resolve_with_feedback("ef21", reducer, axis, seed)
     beta = checks.real("ef21: local_momentum", local_momentum, least=0, below=1)
 
-    def init(params):
+    def init(params: PyTree) -> Ef21State:
         zero = zeros(params)
-        return Ef21State(zero, zero, zero, made.init(params))
+        return Ef21State(zero, zero, zero, wrapped.init(params))
 
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: Ef21State, step: Any
+    ) -> tuple[PyTree, PyTree, Ef21State]:
         collectives.no_mean("a mean of the workers' own momenta")
 
-        def average(m, x):
+        def update_momentum(m: jax.Array, x: jax.Array) -> jax.Array:
             # Counts and other integers have no momentum.
-            floats = jnp.issubdtype(x.dtype, jnp.floating)
-            return beta * m + (1 - beta) * x if floats else x
+            has_momentum = jnp.issubdtype(x.dtype, jnp.floating)
+            return beta * m + (1 - beta) * x if has_momentum else x
 
-        momentum = jax.tree.map(average, state.momentum, widen(updates))
-        unknown = jax.tree.map(jnp.subtract, momentum, state.known)
-        change, sent, inner = combined_by(made.combine, unknown, state.reducer, step)
+        momentum = jax.tree.map(update_momentum, state.momentum, widen(updates))
+        changes = jax.tree.map(jnp.subtract, momentum, state.known)
+        mean_change, sent_changes, inner_state = call_combine(
+            wrapped.combine, changes, state.reducer, step
+        )
 
         # An entry that is not finite may not have been sent, and would stay
         # permanently.
-        def kept(m, old):
-            return jnp.where(jnp.isfinite(m), m, old)
+        def keep_finite(m: jax.Array, old_m: jax.Array) -> jax.Array:
+            return jnp.where(jnp.isfinite(m), m, old_m)
 
-        momentum = jax.tree.map(kept, momentum, state.momentum)
-        known = jax.tree.map(jnp.add, state.known, sent)
-        mean = jax.tree.map(jnp.add, state.mean, change)
-        new = if_finite(mean, Ef21State(momentum, known, mean, inner), state)
-        return narrow(mean, updates), narrow(known, updates), new
+        momentum = jax.tree.map(keep_finite, momentum, state.momentum)
+        public_copy = jax.tree.map(jnp.add, state.known, sent_changes)
+        mean = jax.tree.map(jnp.add, state.mean, mean_change)
+        new_state = Ef21State(momentum, public_copy, mean, inner_state)
+        new_state = if_finite(mean, new_state, state)
+        return narrow(mean, updates), narrow(public_copy, updates), new_state
 
     return Reducer(combine, init, takes_feedback=False)
 
 
-def _resolved(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
+def _resolve_any(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
     """Returns the reducer; another transformation counts as having sent its result."""
-    made = resolve(where, reducer, axis, seed)
-    if isinstance(made, Reducer):
-        return made
+    resolved = resolve(where, reducer, axis, seed)
+    if isinstance(resolved, Reducer):
+        return resolved
 
-    def combine(updates, state, step):
-        combined, state = made.update(updates, state, None, step=step)
+    def combine(
+        updates: PyTree, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree, PyTree]:
+        combined, state = resolved.update(updates, state, None, step=step)
         return combined, combined, state
 
-    return Reducer(combine, made.init)
+    return Reducer(combine, resolved.init)
 
 
-def _fed(where: str, reducer: AnyReducer, axis: Axis, seed: int) -> Reducer:
+def _resolve_with_feedback(
+    where: str, reducer: AnyReducer, axis: Axis, seed: int
+) -> Reducer:
     """Returns the reducer; raises a ValueError for one that takes no feedback."""
-    made = _resolved(where, reducer, axis, seed)
-    if not made.takes_feedback:
+    resolved = _resolve_any(where, reducer, axis, seed)
+    if not resolved.takes_feedback:
         raise ValueError(
             f"{where}: reducer cannot have feedback: median, trimmed and clipped lose "
             "nothing to send later, and low_bit and ef21 have their own feedback"
         )
-    return made
+    return resolved
 
 
 class LateState(NamedTuple):
@@ -227,13 +240,17 @@ def late(
     Raises:
         ValueError: an unknown reducer.
     """
-    made = _resolved("late", reducer, axis, seed)
+    wrapped = _resolve_any("late", reducer, axis, seed)
 
-    def init(params):
-        return LateState(jax.tree.map(jnp.zeros_like, params), made.init(params))
+    def init(params: PyTree) -> LateState:
+        return LateState(jax.tree.map(jnp.zeros_like, params), wrapped.init(params))
 
-    def combine(updates, state, step):
-        combined, _, inner = combined_by(made.combine, updates, state.reducer, step)
-        return state.under_way, state.under_way, LateState(combined, inner)
+    def combine(
+        updates: PyTree, state: LateState, step: Any
+    ) -> tuple[PyTree, PyTree, LateState]:
+        combined, _, inner_state = call_combine(
+            wrapped.combine, updates, state.reducer, step
+        )
+        return state.under_way, state.under_way, LateState(combined, inner_state)
 
-    return Reducer(combine, init, calls_late=1 + made.calls_late)
+    return Reducer(combine, init, calls_late=1 + wrapped.calls_late)

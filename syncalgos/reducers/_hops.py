@@ -37,12 +37,12 @@ class Combined(NamedTuple):
 
     Attributes:
         mean: the mean as all workers decode it, in the leaf's shape.
-        sent: this worker's own leaf, as the others decode it.
+        sent_leaf: this worker's own leaf, as the others decode it.
         lost: the loss of the second hop, of the part that this worker averages.
     """
 
     mean: jax.Array
-    sent: jax.Array
+    sent_leaf: jax.Array
     lost: jax.Array
 
 
@@ -51,23 +51,26 @@ def part_size(size: int, axis: Axis = WORKERS) -> int:
     return -(-size // collectives.size(axis))
 
 
-def in_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
+def split_into_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
     """Cuts a leaf into the workers' parts: (workers, part), zeros at the end."""
-    n, part = collectives.size(axis), part_size(x.size, axis)
-    return jnp.pad(x.reshape(-1), (0, n * part - x.size)).reshape(n, part)
+    workers = collectives.size(axis)
+    part = part_size(x.size, axis)
+    padded = jnp.pad(x.reshape(-1), (0, workers * part - x.size))
+    return padded.reshape(workers, part)
 
 
-def own_parts(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
+def init_part(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
     """Cuts a tree of zeros down to the parts that a worker averages."""
 
-    def part(x, pieces):
-        return pieces.each(lambda x: in_parts(x, axis)[0])(pieces.split(x))
+    def take_part(x: jax.Array, pieces: _stacking.Pieces) -> jax.Array:
+        take = pieces.map(lambda x: split_into_parts(x, axis)[0])
+        return take(pieces.split(x))
 
-    return jax.tree.map(part, tree, _stacking.pieces_like(0, tree))
+    return jax.tree.map(take_part, tree, _stacking.pieces_like(0, tree))
 
 
-def whole(parts: jax.Array, like: jax.Array) -> jax.Array:
-    """Joins the parts of `in_parts` in the shape of a leaf."""
+def join_parts(parts: jax.Array, like: jax.Array) -> jax.Array:
+    """Joins the parts of `split_into_parts` in the shape of a leaf."""
     return parts.reshape(-1)[: like.size].reshape(like.shape)
 
 
@@ -102,46 +105,55 @@ def all_reduce(
     # Codes cannot be summed on the way. Gathering all codes sends (N - 1) times the
     # array: from 8 workers on, 8-bit codes then take more than float32 in a ring. Two
     # hops send 2 (N - 1)/N times the array at any N.
-    rows = in_parts(x.astype(wide_dtype(x.dtype)), axis)
-    second, part = second or code, rows.shape[1]
-    of_parts, of_mine = None, None
+    rows = split_into_parts(x.astype(wide_dtype(x.dtype)), axis)  # (workers, part)
+    part = rows.shape[1]
+    mean_code = second or code
+    row_extras = None
+    mean_extras = None
     if beside is not None:
         beside = beside.reshape(len(rows) + 1, part)
-        of_parts, of_mine = beside[:-1], beside[-1]
+        row_extras = beside[:-1]  # (workers, part)
+        mean_extras = beside[-1]
 
-    def decoded(code, sent):  # (workers, part)
-        return jax.vmap(lambda s: code.decode(s, part))(sent).astype(rows.dtype)
+    def decode_rows(code: Code, messages: Any) -> jax.Array:  # (workers, part)
+        decode = jax.vmap(lambda message: code.decode(message, part))
+        return decode(messages).astype(rows.dtype)
 
-    sent = jax.vmap(code.encode)(rows, of_parts)
+    messages = jax.vmap(code.encode)(rows, row_extras)
     # Row i of what arrives is worker i's code of the part that this worker averages.
-    arrived = collectives.all_to_all(sent, axis)
+    arrived = collectives.all_to_all(messages, axis)
 
     # One after the other: XLA on CPU takes 10 times as long to sum over a leading axis.
-    def add(found, one):
-        value, (total, most) = code.decode(one, part).astype(rows.dtype), found
-        return (total + value, jnp.maximum(most, value)), None
+    def add(carry: Any, message: Any) -> tuple[Any, None]:
+        total, maximum = carry
+        value = code.decode(message, part).astype(rows.dtype)
+        return (total + value, jnp.maximum(maximum, value)), None
 
-    none = jnp.zeros(part, rows.dtype)
-    (total, most), _ = jax.lax.scan(add, (none, none - jnp.inf), arrived)
-    owed = jnp.where(largest, most, total / len(rows) + residual)
-    sent_on = second.encode(owed, of_mine)
-    means = decoded(second, collectives.gather(sent_on, axis))
-    lost = owed - second.decode(sent_on, part).astype(owed.dtype)
-    return Combined(whole(means, x), whole(decoded(code, sent), x), lost)
+    zero = jnp.zeros(part, rows.dtype)
+    (total, maximum), _ = jax.lax.scan(add, (zero, zero - jnp.inf), arrived)
+    owed = jnp.where(largest, maximum, total / len(rows) + residual)
+    message = mean_code.encode(owed, mean_extras)
+    means = decode_rows(mean_code, collectives.gather(message, axis))
+    lost = owed - mean_code.decode(message, part).astype(owed.dtype)
+    decoded_rows = decode_rows(code, messages)
+    return Combined(join_parts(means, x), join_parts(decoded_rows, x), lost)
 
 
 def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Reducer:
     """A reducer by `all_reduce`, with each worker's own draws for `encode`."""
     seed = checks.seed(seed)
 
-    def combine(x, draws):
-        return all_reduce(x, code, axis, draws, second=second)[:2]
+    def combine(x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
+        result = all_reduce(x, code, axis, draws, second=second)
+        return result.mean, result.sent_leaf
 
     # One draw for each entry of all parts, and for each entry of this worker's mean.
-    def size(x):
+    def count_draws(x: jax.ShapeDtypeStruct) -> int:
         return (collectives.size(axis) + 1) * part_size(x.size, axis)
 
-    return leafwise(combine, draws=Draws(size, partial(own_key, seed, axis=axis)))
+    return leafwise(
+        combine, draws=Draws(count_draws, partial(own_key, seed, axis=axis))
+    )
 
 
 def pack(levels: jax.Array, bits: int) -> jax.Array:

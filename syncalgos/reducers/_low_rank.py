@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from syncalgos import checks
 from syncalgos._dtypes import if_finite, root, widen
-from syncalgos.collectives import WORKERS, Axis
+from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.reducers import _stacking
-from syncalgos.reducers._reducer import Reducer, is_sent, share_of
+from syncalgos.reducers._reducer import Reducer, count_share, is_sent
 from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import factory
 
@@ -61,11 +62,11 @@ def power_sgd(
     min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
     layered = _stacking.check("power_sgd: layered", layered)
 
-    def sent_at(rows: int, columns: int) -> int:
+    def find_rank(rows: int, columns: int) -> int:
         r = min(rank, rows, columns)
         return r if rows * columns > min_rate * r * (rows + columns) else 0
 
-    return _iterated(sent_at, _product, seed, layered, axis)
+    return _power_iteration(find_rank, _product, seed, layered, axis)
 
 
 def orthonormal_steps(
@@ -94,12 +95,12 @@ def orthonormal_steps(
     """
 
     def rank(rows: int, columns: int) -> int:
-        return share_of(rank_fraction, min(rows, columns))
+        return count_share(rank_fraction, min(rows, columns))
 
-    return _iterated(rank, _unit_product, seed, layered, axis)
+    return _power_iteration(rank, _unit_product, seed, layered, axis)
 
 
-def _iterated(
+def _power_iteration(
     rank: Callable[[int, int], int],
     product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     seed: int,
@@ -116,82 +117,98 @@ def _iterated(
         axis: the mapped axis or axes over which the workers lie.
     """
 
-    def init(params):
-        def first(number, x, pieces):
-            leading, layer = pieces.leading(x.shape)
-            is_matrix = is_sent(x) and len(layer) > 1
-            r = rank(math.prod(layer[:-1]), layer[-1]) if is_matrix else 0
+    def init(params: PyTree) -> list[Any]:
+        def draw_q(number: int, x: jax.Array, pieces: _stacking.Pieces) -> Any:
+            leading_axes, layer = pieces.leading(x.shape)
+            if not is_sent(x) or len(layer) < 2:
+                return ()
+            r = rank(math.prod(layer[:-1]), layer[-1])
             if not r:
                 return ()
             key = jax.random.fold_in(jax.random.key(seed), number)
             dtype = widen(jnp.zeros((), x.dtype)).dtype
-            return jax.random.normal(key, (*leading, layer[-1], r), dtype)
+            return jax.random.normal(key, (*leading_axes, layer[-1], r), dtype)
 
         leaves = [*map(jnp.asarray, jax.tree.leaves(params))]
-        owns = _stacking.pieces(layered, params)
-        return [*map(first, range(len(leaves)), leaves, owns)]
+        leaf_pieces = _stacking.pieces(layered, params)
+        return [*map(draw_q, range(len(leaves)), leaves, leaf_pieces)]
 
     # P and Q in one step, as in the paper; the authors' package takes half an iteration
     # a step, and sends half as much. All leaves' P are sent together, then everything
     # else. Values are found by the numbers of their leaves.
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: list[Any], step: Any
+    ) -> tuple[PyTree, PyTree, list[Any]]:
         leaves, form = jax.tree.flatten(jax.tree.map(jnp.asarray, updates))
-        dense = {i: x for i, x in enumerate(leaves) if isinstance(state[i], tuple)}
-        owns = _stacking.pieces(layered, updates)
-        owns = [_stacking.Pieces(0) if i in dense else x for i, x in enumerate(owns)]
-        layers = {i: owns[i].split(x) for i, x in enumerate(leaves) if i not in dense}
+        leaf_pieces = _stacking.pieces(layered, updates)
+        dense: dict[int, jax.Array] = {}
+        layers: dict[int, jax.Array] = {}  # (*pieces, rows …, columns)
+        for i, x in enumerate(leaves):
+            if isinstance(state[i], tuple):
+                dense[i] = x
+                leaf_pieces[i] = _stacking.Pieces(0)
+            else:
+                layers[i] = leaf_pieces[i].split(x)
 
-        def each(f, *values):
-            return {i: owns[i].each(f)(*(v[i] for v in values)) for i in layers}
+        def map_layers(function: Callable[..., Any], *values: Any) -> dict[int, Any]:
+            results = {}
+            for i in layers:
+                arguments = [value[i] for value in values]
+                results[i] = leaf_pieces[i].map(function)(*arguments)
+            return results
 
-        def joined(found):
-            return form.unflatten([x.join(found[i]) for i, x in enumerate(owns)])
+        def join_leaves(values: dict[int, jax.Array]) -> PyTree:
+            joined = [x.join(values[i]) for i, x in enumerate(leaf_pieces)]
+            return form.unflatten(joined)
 
-        ps = each(
-            _orthonormal, _stacking.means(owns, each(_times, layers, state), axis)
-        )
+        products = map_layers(_multiply_by_q, layers, state)  # M Q, (rows, r)
+        mean_products = _stacking.means(leaf_pieces, products, axis)
+        bases = map_layers(_orthonormalize, mean_products)  # P̂
         # The worker's own share, from which feedback is computed. With the mean's
         # share, as in the authors' first code, the residual would add up the workers'
         # differences.
-        shares = each(_share, layers, ps)
-        means = _stacking.means(owns, {**shares, **dense}, axis)
-        combined = joined({**means, **each(product, ps, means, layers)})
-        sent = joined({**dense, **each(_product, ps, shares, layers)})
-        kept = each(_kept, means, state)
-        new = [kept.get(i, q) for i, q in enumerate(state)]
-        return combined, sent, if_finite(combined, new, state)
+        own_factors = map_layers(_multiply_by_basis, layers, bases)  # Mᵀ P̂
+        means = _stacking.means(leaf_pieces, {**own_factors, **dense}, axis)
+        combined_layers = map_layers(product, bases, means, layers)
+        combined = join_leaves({**means, **combined_layers})
+        sent_layers = map_layers(_product, bases, own_factors, layers)
+        sent_updates = join_leaves({**dense, **sent_layers})
+        next_qs = map_layers(_choose_next_q, means, state)
+        new_state = [next_qs.get(i, q) for i, q in enumerate(state)]
+        return combined, sent_updates, if_finite(combined, new_state, state)
 
     return Reducer(combine, init)
 
 
-def _times(x: jax.Array, q: jax.Array) -> jax.Array:
+def _multiply_by_q(x: jax.Array, q: jax.Array) -> jax.Array:
     """Returns M Q of a layer, (rows, r)."""
     return widen(x).reshape(-1, x.shape[-1]) @ q
 
 
 @jax.custom_jvp
-def _orthonormal(p: jax.Array) -> jax.Array:
+def _orthonormalize(p: jax.Array) -> jax.Array:
     """Returns P̂, an orthonormal basis of the columns of P, (rows, r)."""
     return jnp.linalg.qr(p)[0]
 
 
-@_orthonormal.defjvp
-def _turn(primals, tangents):
+@_orthonormalize.defjvp
+def _differentiate_basis(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     """The derivative of P̂, where columns that depend on others only keep apart."""
-    [p], [move] = primals, tangents
+    [p] = primals
+    [move] = tangents
     basis, r = jnp.linalg.qr(p)
     # Their directions are rounding errors: divided by these, derivatives explode.
     sizes = jnp.abs(jnp.diagonal(r))
     free = sizes > jnp.max(sizes) * max(p.shape) * jnp.finfo(p.dtype).eps
     r = jnp.where(free & free[:, None], r, jnp.eye(len(r), dtype=r.dtype))
     move = jnp.where(free, move, 0)
-    by = jax.scipy.linalg.solve_triangular(r, move.T, trans="T").T
-    along = basis.T @ by
-    lower = jnp.tril(along, -1)
-    return basis, basis @ (lower - lower.T - along) + by
+    change = jax.scipy.linalg.solve_triangular(r, move.T, trans="T").T  # (rows, r)
+    inside = basis.T @ change
+    lower = jnp.tril(inside, -1)
+    return basis, basis @ (lower - lower.T - inside) + change
 
 
-def _share(x: jax.Array, p: jax.Array) -> jax.Array:
+def _multiply_by_basis(x: jax.Array, p: jax.Array) -> jax.Array:
     """Returns Mᵀ P̂ of a layer, (columns, r)."""
     return widen(x).reshape(-1, x.shape[-1]).T @ p
 
@@ -208,7 +225,7 @@ def _unit_product(p: jax.Array, q: jax.Array, like: jax.Array) -> jax.Array:
     return _product(scale * p, q, like)
 
 
-def _kept(new: jax.Array, q: jax.Array) -> jax.Array:
+def _choose_next_q(new: jax.Array, q: jax.Array) -> jax.Array:
     """Returns the Q to begin the next step with."""
     # A gradient of zeros gives a Q of zeros, which may stay zero for good.
     return jnp.where(jnp.any(new != 0), new, q)

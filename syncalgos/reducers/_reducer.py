@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,8 +64,15 @@ class Reducer(_OfOptax):
         *args: Any,
         **kwargs: Any,
     ) -> "Reducer":
-        def update(updates, state, params=None, *, step=None, **_):
-            combined, _, state = combined_by(combine, updates, state, step)
+        def update(
+            updates: PyTree,
+            state: PyTree,
+            params: PyTree = None,
+            *,
+            step: Any = None,
+            **_: Any,
+        ) -> tuple[PyTree, PyTree]:
+            combined, _, state = call_combine(combine, updates, state, step)
             return combined, state
 
         return super().__new__(cls, init, update)
@@ -144,7 +151,7 @@ def _repeat(call: Call, changes: dict[str, Any]) -> Reducer:
     return dataclasses.replace(call.repeat(), **changes)
 
 
-def combined_by(
+def call_combine(
     combine: Callable, updates: PyTree, state: PyTree, step: Any
 ) -> tuple[PyTree, PyTree, PyTree]:
     """Calls the `combine` of a Reducer, whose trees must have the form of updates.
@@ -156,14 +163,15 @@ def combined_by(
     if type(result) is not tuple or len(result) != 3:
         raise ValueError(
             "combine of a Reducer must return (combined, sent, state), got "
-            f"{_kinds_of(result)}"
+            f"{_name_types(result)}"
         )
-    combined, sent, state = result
+    combined, sent_updates, new_state = result
     combined = require_same("a reducer", "combined", updates, combined)
-    return combined, require_same("a reducer", "sent", updates, sent), state
+    sent_updates = require_same("a reducer", "sent", updates, sent_updates)
+    return combined, sent_updates, new_state
 
 
-def _kinds_of(result: Any) -> str:
+def _name_types(result: Any) -> str:
     """The type of a result, with those of its parts if it is a tuple or a list."""
     if not isinstance(result, tuple | list):
         return type(result).__name__
@@ -199,53 +207,66 @@ def leafwise(
         takes_feedback: whether `error_feedback` may be around it.
     """
 
-    def leaf(x, pieces, *drawn):
+    def combine_leaf(
+        x: jax.Array, pieces: _stacking.Pieces, *leaf_draws: jax.Array
+    ) -> Sequence[jax.Array]:
         if not is_sent(x):
             return x, x
-        pair = pieces.each(combine)(pieces.split(x), *drawn)
+        pair = pieces.map(combine)(pieces.split(x), *leaf_draws)
         check_count("leafwise: combine", 2, pair)
         return [pieces.join(y).astype(x.dtype) for y in pair]
 
-    def tree(updates, state, step):
+    def combine_tree(
+        updates: PyTree, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree, PyTree]:
         updates = jax.tree.map(jnp.asarray, updates)
         pieces = _stacking.pieces_like(layered, updates)
-        drawn = () if draws is None else (_drawn(draws, updates, pieces, step),)
-        return *over_leaves(leaf, 2, updates, pieces, *drawn), state
+        trees = [updates, pieces]
+        if draws is not None:
+            trees.append(_draw_numbers(draws, updates, pieces, step))
+        combined, sent_updates = over_leaves(combine_leaf, 2, *trees)
+        return combined, sent_updates, state
 
-    return Reducer(tree, takes_feedback=takes_feedback)
+    return Reducer(combine_tree, takes_feedback=takes_feedback)
 
 
-def _drawn(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
+def _draw_numbers(draws: Draws, updates: PyTree, pieces: PyTree, step: Any) -> PyTree:
     """Draws each leaf's numbers; none for a leaf that is not sent."""
     check_step(step)
     leaves, form = jax.tree.flatten(updates)
-    owns = form.flatten_up_to(pieces)
+    leaf_pieces = form.flatten_up_to(pieces)
 
-    def shape(x, own):
-        leading, one = own.leading(x.shape)
-        count = draws.size(jax.ShapeDtypeStruct(one, x.dtype)) if is_sent(x) else 0
-        return (*leading, count)
+    def find_shape(x: jax.Array, pieces: _stacking.Pieces) -> tuple[int, ...]:
+        leading_axes, piece_shape = pieces.leading(x.shape)
+        count = 0
+        if is_sent(x):
+            count = draws.size(jax.ShapeDtypeStruct(piece_shape, x.dtype))
+        return (*leading_axes, count)
 
-    shapes = [*map(shape, leaves, owns)]
-    found: list[Any] = [None] * len(leaves)
-    alike: dict[Any, list[int]] = {}
-    for number, own in enumerate(owns):
-        alike.setdefault(own.cut and own.cut.axes, []).append(number)
+    shapes = [*map(find_shape, leaves, leaf_pieces)]
+    numbers_by_leaf: list[Any] = [None] * len(leaves)
+    leaves_by_axes: dict[Any, list[int]] = {}
+    for i, pieces_of_leaf in enumerate(leaf_pieces):
+        cut = pieces_of_leaf.cut
+        leaves_by_axes.setdefault(cut and cut.axes, []).append(i)
     # In one call for all leaves that are cut alike: each takes 0.3 s to compile. Each
     # device draws the numbers of its shards, and sends none of them to another.
-    for count, group in enumerate(alike.values()):
-        cut, key = owns[group[0]].cut, draws.key(step)
+    for group_number, group in enumerate(leaves_by_axes.values()):
+        cut = leaf_pieces[group[0]].cut
         shards = 1 if cut is None else cut.shards
         sizes = [math.prod(shapes[i]) // shards for i in group]
-        key = jax.random.fold_in(key, count) if count else key
+        key = draws.key(step)
+        if group_number:
+            key = jax.random.fold_in(key, group_number)
         if cut is None:
             numbers = uniform(key, sum(sizes))[None]
         else:
             numbers = cut.placed(jax.random.uniform(key, (shards, sum(sizes))))
+        # (shards, numbers of the group) -> (shards, numbers of a leaf) each
         parts = jnp.split(numbers, np.cumsum(sizes)[:-1], axis=1)
         for i, part in zip(group, parts, strict=True):
-            found[i] = part.reshape(shapes[i])
-    return form.unflatten(found)
+            numbers_by_leaf[i] = part.reshape(shapes[i])
+    return form.unflatten(numbers_by_leaf)
 
 
 def check_step(step: Any) -> None:
@@ -272,11 +293,15 @@ def over_leaves(function: Callable, count: int, *trees: PyTree) -> tuple[PyTree,
             tuple, in place of a leaf of the first, the subtree is passed whole.
     """
     leaves, form = jax.tree.flatten(trees[0])
-    rest = (form.flatten_up_to(tree) for tree in trees[1:])
-    results = [function(*each) for each in zip(leaves, *rest, strict=True)]
+    other_leaves = [form.flatten_up_to(tree) for tree in trees[1:]]
+    results = [function(*xs) for xs in zip(leaves, *other_leaves, strict=True)]
     for result in results:
         check_count("over_leaves: function", count, result)
-    return tuple(form.unflatten([r[i] for r in results]) for i in range(count))
+    new_trees = []
+    for i in range(count):
+        new_leaves = [result[i] for result in results]
+        new_trees.append(form.unflatten(new_leaves))
+    return tuple(new_trees)
 
 
 def check_count(label: str, count: int, result: Any) -> None:
@@ -286,11 +311,11 @@ def check_count(label: str, count: int, result: Any) -> None:
     """
     if not isinstance(result, tuple | list) or len(result) != count:
         raise ValueError(
-            f"{label} must return {count} values for a leaf, got {_kinds_of(result)}"
+            f"{label} must return {count} values for a leaf, got {_name_types(result)}"
         )
 
 
-def share_of(density: float, size: int) -> int:
+def count_share(density: float, size: int) -> int:
     """The number of entries in a share of `size`, rounded up: 7 of 100 at 0.07."""
     # In floats 0.07 · 100 is above 7.
     return math.ceil(density * size * (1 - 1e-12))
@@ -299,9 +324,11 @@ def share_of(density: float, size: int) -> int:
 def check_optimizer(where: str, optimizer: Any) -> None:
     """Raises a ValueError unless the argument is an optax optimizer."""
     if not isinstance(optimizer, Transformation):
-        named = getattr(optimizer, "__name__", None)
-        hint = f" (call it: {named}(…))" if callable(optimizer) and named else ""
-        if named == "schedule":  # each schedule of optax has this name
+        name = getattr(optimizer, "__name__", None)
+        hint = ""
+        if callable(optimizer) and name:
+            hint = f" (call it: {name}(…))"
+        if name == "schedule":  # each schedule of optax has this name
             hint = " (a schedule is the learning rate of one: optax.sgd(schedule))"
         if isinstance(optimizer, str):
             hint = f" (an optimizer is an object: optax.{optimizer}(…))"
@@ -309,5 +336,6 @@ def check_optimizer(where: str, optimizer: Any) -> None:
             hint = " (pass its .gradient_transformation())"
         if isinstance(getattr(optimizer, "tx", None), Transformation):  # nnx.Optimizer
             hint = " (pass its .tx)"
-        got = checks.shown(optimizer)
-        raise ValueError(f"{where} must be an optax optimizer, got {got}{hint}")
+        raise ValueError(
+            f"{where} must be an optax optimizer, got {checks.shown(optimizer)}{hint}"
+        )

@@ -3,16 +3,17 @@
 import functools
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import optax
 
 from syncalgos import checks
-from syncalgos.collectives import Axis
+from syncalgos.collectives import Axis, PyTree
 from syncalgos.reducers import _dense, _robust
 from syncalgos.reducers._reducer import Reducer, Transformation
 from syncalgos.strategy import require_same
 
-NAMED: dict[str, Callable[..., Transformation]] = {
+REDUCERS: dict[str, Callable[..., Transformation]] = {
     "mean": _dense.mean,
     "bf16": _dense.bf16,
     "fp16": _dense.fp16,
@@ -46,34 +47,37 @@ def resolve(
             object.
     """
     checks.seed(seed)
-    made = reducer
+    resolved = reducer
     if isinstance(reducer, str):
-        made = reducer = NAMED[checks.one_of("reducer", reducer, NAMED)]
+        resolved = reducer = REDUCERS[checks.one_of("reducer", reducer, REDUCERS)]
     if not isinstance(reducer, Transformation) and callable(reducer):
         parameters = inspect.signature(reducer).parameters
         missing = [name for name, p in parameters.items() if p.default is p.empty]
         if missing and "axis" in parameters:
-            called = getattr(reducer, "__name__", "it")
-            raise ValueError(f"{where}: call {called}(…) with {', '.join(missing)}")
-        if "axis" in parameters:
-            seeded = {"seed": seed} if "seed" in parameters else {}
-            made = reducer(axis=axis, **seeded)
-    if isinstance(made, Reducer):
-        return made.over(axis)
-    if isinstance(made, Transformation):
-        return _held(where, optax.with_extra_args_support(made))
+            name = getattr(reducer, "__name__", "it")
+            raise ValueError(f"{where}: call {name}(…) with {', '.join(missing)}")
+        if "axis" in parameters and "seed" in parameters:
+            resolved = reducer(axis=axis, seed=seed)
+        elif "axis" in parameters:
+            resolved = reducer(axis=axis)
+    if isinstance(resolved, Reducer):
+        return resolved.over(axis)
+    if isinstance(resolved, Transformation):
+        return _check_updates(where, optax.with_extra_args_support(resolved))
     raise ValueError(
         f"{where}: expected an optax GradientTransformation or a factory with a "
         f"keyword axis, got {reducer!r} (wrap a plain function in optax.stateless)"
     )
 
 
-def _held(
+def _check_updates(
     where: str, transformation: optax.GradientTransformationExtraArgs
 ) -> optax.GradientTransformationExtraArgs:
-    """Holds the updates that a transformation returns against those it was given."""
+    """Checks that a transformation returns updates of the form that it gets."""
 
-    def update(updates, state, params=None, **extra):
+    def update(
+        updates: PyTree, state: PyTree, params: PyTree = None, **extra: Any
+    ) -> tuple[PyTree, PyTree]:
         combined, state = transformation.update(updates, state, params, **extra)
         changer = f"{where}: the transformation"
         return require_same(changer, "updates", updates, combined), state

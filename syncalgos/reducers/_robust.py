@@ -5,7 +5,7 @@ takes as many bytes as the mean.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from syncalgos import checks, collectives
 from syncalgos._dtypes import root, widen
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.reducers import _hops
-from syncalgos.reducers._reducer import Reducer, is_sent, leafwise, share_of
+from syncalgos.reducers._reducer import Reducer, count_share, is_sent, leafwise
 from syncalgos.strategy import factory
 
 
@@ -37,7 +37,7 @@ def median(*, axis: Axis = WORKERS) -> Reducer:
     Source: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed
     learning", ICML 2018, its coordinate-wise median.
     """
-    return _middle(lambda n: (n - 1) // 2, axis)
+    return _trimmed_mean(lambda n: (n - 1) // 2, axis)
 
 
 @factory
@@ -64,7 +64,7 @@ def trimmed(share: float = 0.2, *, axis: Axis = WORKERS) -> Reducer:
     """
     checks.untraced("trimmed: share", share)
     share = checks.real("trimmed: share", share, above=0, below=0.5)
-    return _middle(lambda n: min(share_of(share, n), (n - 1) // 2), axis)
+    return _trimmed_mean(lambda n: min(count_share(share, n), (n - 1) // 2), axis)
 
 
 @factory
@@ -105,62 +105,72 @@ def clipped(
     radius = checks.real("clipped: radius", radius, above=0)
     iterations = checks.whole("clipped: iterations", iterations, least=1)
 
-    def init(params):
+    def init(params: PyTree) -> list[jax.Array]:
         leaves = filter(is_sent, map(jnp.asarray, jax.tree.leaves(widen(params))))
         return [jnp.zeros(_hops.part_size(x.size, axis), x.dtype) for x in leaves]
 
-    def nearer(rows: list[jax.Array], center: list[jax.Array]) -> list[jax.Array]:
-        apart = [x - v for x, v in zip(rows, center, strict=True)]  # (workers, part)
-        # 0 times infinity would be NaN, in derivatives too.
-        near = [jnp.isfinite(d) for d in apart]
-        apart = [jnp.where(ok, d, 0) for ok, d in zip(near, apart, strict=True)]
+    def move_center(rows: list[jax.Array], center: list[jax.Array]) -> list[jax.Array]:
+        distances = []  # (workers, part) each
+        row_is_finite = []
+        for x, v in zip(rows, center, strict=True):
+            distance = x - v
+            is_finite = jnp.isfinite(distance)
+            # 0 times infinity would be NaN, in derivatives too.
+            distances.append(jnp.where(is_finite, distance, 0))
+            row_is_finite.append(is_finite.all(1))
         # In units of the radius: squares of large values overflow later.
-        own = sum((jnp.sum((d / radius) ** 2, axis=1) for d in apart), start=0.0)
-        own = jnp.where(jnp.array([ok.all(1) for ok in near]).all(0), own, jnp.inf)
-        squares = collectives.mean(own, axis) * collectives.size(axis)
-        factor = 1 / jnp.maximum(1, root(squares))[:, None]
-        far = ~jnp.isfinite(squares)[:, None]
-        moves = [jnp.where(far, 0, d * factor.astype(d.dtype)) for d in apart]
+        part_squares = sum(
+            (jnp.sum((d / radius) ** 2, axis=1) for d in distances), start=0.0
+        )
+        part_squares = jnp.where(jnp.array(row_is_finite).all(0), part_squares, jnp.inf)
+        squares = collectives.mean(part_squares, axis) * collectives.size(axis)
+        factor = 1 / jnp.maximum(1, root(squares))[:, None]  # (workers, 1)
+        is_far = ~jnp.isfinite(squares)[:, None]
+        moves = [jnp.where(is_far, 0, d * factor.astype(d.dtype)) for d in distances]
         return [v + jnp.mean(d, axis=0) for v, d in zip(center, moves, strict=True)]
 
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: list[jax.Array], step: Any
+    ) -> tuple[PyTree, PyTree, list[jax.Array]]:
         collectives.no_mean("clipped")
         leaves, form = jax.tree.flatten(updates)
-        places = [i for i, x in enumerate(map(jnp.asarray, leaves)) if is_sent(x)]
-        rows = widen([_arrived(leaves[i], axis) for i in places])
-        for _ in range(iterations if places else 0):
-            state = nearer(rows, state)
-        for i, part in zip(places, state, strict=True):
-            leaves[i] = _sent_on(part, leaves[i], axis)
+        sent_leaves = [i for i, x in enumerate(leaves) if is_sent(jnp.asarray(x))]
+        rows = widen([_receive_part(leaves[i], axis) for i in sent_leaves])
+        if sent_leaves:
+            for _ in range(iterations):
+                state = move_center(rows, state)
+        for i, part in zip(sent_leaves, state, strict=True):
+            leaves[i] = _gather_parts(part, leaves[i], axis)
         return form.unflatten(leaves), updates, state
 
     return Reducer(combine, init, takes_feedback=False)
 
 
-def _middle(count: Callable[[int], int], axis: Axis) -> Reducer:
+def _trimmed_mean(count: Callable[[int], int], axis: Axis) -> Reducer:
     """The mean of the values between the extremes, `count(n)` of n at each end."""
 
-    def combine(x):
+    def combine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         collectives.no_mean("a median or trimmed mean")
-        n = collectives.size(axis)
+        workers = collectives.size(axis)
         # NaN is sorted last, among the largest.
-        ranked = jnp.sort(_arrived(x, axis), axis=0)
+        ranked = jnp.sort(_receive_part(x, axis), axis=0)  # (workers, part)
         # The authors' code subtracts the extremes from the sum: then a value of 1e30
         # would round all others away.
-        kept = widen(ranked[count(n) : n - count(n)])
-        return _sent_on(jnp.mean(kept, axis=0), x, axis), x
+        num_extremes = count(workers)
+        middle = widen(ranked[num_extremes : workers - num_extremes])
+        return _gather_parts(jnp.mean(middle, axis=0), x, axis), x
 
     return leafwise(combine, takes_feedback=False)
 
 
-def _arrived(x: jax.Array, axis: Axis) -> jax.Array:
+def _receive_part(x: jax.Array, axis: Axis) -> jax.Array:
     """Receives the part that this worker combines, of all workers: (workers, part)."""
-    return collectives.all_to_all(_hops.in_parts(x, axis), axis)
+    return collectives.all_to_all(_hops.split_into_parts(x, axis), axis)
 
 
-def _sent_on(part: jax.Array, like: jax.Array, axis: Axis) -> jax.Array:
+def _gather_parts(part: jax.Array, like: jax.Array, axis: Axis) -> jax.Array:
     """Gathers the leaf from all workers' parts, in its dtype."""
-    return _hops.whole(collectives.gather(part.astype(like.dtype), axis), like)
+    return _hops.join_parts(collectives.gather(part.astype(like.dtype), axis), like)
 
 
 # In units of the mean norm: a smaller difference counts as rounding.
@@ -203,13 +213,13 @@ def empty_norms(params: PyTree) -> Norms:
 
 
 def screened_mean(
-    tree: PyTree, seen: Norms, screen: Screen, axis: Axis
+    tree: PyTree, norms_so_far: Norms, screen: Screen, axis: Axis
 ) -> tuple[PyTree, PyTree, Norms]:
     """Averages the workers' leaves with weights exp(-norm), or 0 for an unusual norm.
 
     Args:
         tree: this worker's tree, at least float32.
-        seen: the statistics of its norms.
+        norms_so_far: the statistics of its norms.
         screen: the rule for usual norms.
         axis: the mapped axis or axes over which the workers lie.
 
@@ -221,49 +231,56 @@ def screened_mean(
     collectives.no_mean("EDiT's screened mean")
     leaves, form = jax.tree.flatten(tree)
     # 0 times NaN or infinity would be NaN, in derivatives too.
-    finite = jnp.array([jnp.isfinite(_norm(x)) for x in leaves], bool)
-    leaves = [jnp.where(ok, x, 0) for x, ok in zip(leaves, finite, strict=True)]
-    norms = jnp.array([_norm(x) for x in leaves], seen.mean.dtype)
-    usual = finite & _are_usual(norms, seen, screen)
-    of_all = collectives.gather(jnp.where(usual, norms, jnp.inf), axis)
-    on_any = jnp.isfinite(of_all).any(0)
+    is_finite = jnp.array([jnp.isfinite(_norm(x)) for x in leaves], bool)  # (leaves,)
+    leaves = [jnp.where(ok, x, 0) for x, ok in zip(leaves, is_finite, strict=True)]
+    norms = jnp.array([_norm(x) for x in leaves], norms_so_far.mean.dtype)
+    is_usual = is_finite & _find_usual(norms, norms_so_far, screen)
+    usual_norms = jnp.where(is_usual, norms, jnp.inf)
+    workers_norms = collectives.gather(usual_norms, axis)  # (workers, leaves)
+    on_any = jnp.isfinite(workers_norms).any(0)
     # softmax subtracts the smallest norm: exp(-norm) alone would be 0 for all.
-    weights = jax.nn.softmax(jnp.where(on_any, -of_all, 0), axis=0)
+    weights = jax.nn.softmax(jnp.where(on_any, -workers_norms, 0), axis=0)
     shares = weights[collectives.index(axis)] * collectives.size(axis)
-    each = zip(leaves, shares, usual, strict=True)
-    sent = [jnp.where(ok, share.astype(x.dtype) * x, 0) for x, share, ok in each]
+    weighted_leaves = []
+    for x, share, ok in zip(leaves, shares, is_usual, strict=True):
+        weighted_leaves.append(jnp.where(ok, share.astype(x.dtype) * x, 0))
 
-    def shortened(g):
+    def clip_leaf(g: jax.Array) -> jax.Array:
         return g * jnp.minimum(1, screen.leaf_clip / (_norm(g) + 1e-6))
 
-    mean = jax.tree.map(shortened, collectives.mean(form.unflatten(sent), axis))
-    noted = _with_norms(norms, seen, screen.forgetting)
-    seen = jax.tree.map(lambda new, old: jnp.where(finite, new, old), noted, seen)
-    return mean, form.unflatten([*on_any]), seen
+    mean = collectives.mean(form.unflatten(weighted_leaves), axis)
+    clipped_mean = jax.tree.map(clip_leaf, mean)
+    updated_norms = _update_norms(norms, norms_so_far, screen.forgetting)
+    new_norms = jax.tree.map(
+        lambda new, old: jnp.where(is_finite, new, old), updated_norms, norms_so_far
+    )
+    return clipped_mean, form.unflatten([*on_any]), new_norms
 
 
 def _norm(x: jax.Array) -> jax.Array:
     return root(jnp.sum(x * x))
 
 
-def _are_usual(norms: jax.Array, seen: Norms, screen: Screen) -> jax.Array:
-    least = LEAST_DEVIATION * seen.mean
+def _find_usual(norms: jax.Array, norms_so_far: Norms, screen: Screen) -> jax.Array:
+    least_deviation = LEAST_DEVIATION * norms_so_far.mean
     # Checkpoints of former versions may hold variances below 0.
-    deviation = jnp.maximum(jnp.sqrt(jnp.maximum(seen.variance, 0)), least)
-    is_near = norms <= seen.mean + screen.threshold * deviation
-    return (seen.number < screen.trusted) | is_near
+    deviation = jnp.maximum(
+        jnp.sqrt(jnp.maximum(norms_so_far.variance, 0)), least_deviation
+    )
+    is_near = norms <= norms_so_far.mean + screen.threshold * deviation
+    return (norms_so_far.number < screen.trusted) | is_near
 
 
-def _with_norms(norms: jax.Array, seen: Norms, forgetting: float) -> Norms:
+def _update_norms(norms: jax.Array, norms_so_far: Norms, forgetting: float) -> Norms:
     """Updates the statistics with norms."""
-    number = seen.number + 1
+    number = norms_so_far.number + 1
     # The share is 1 for the first norm, so statistics are exact from there on. The
     # authors' statistics start at 0, and need 120 syncs. Rounding may put the share
     # above 1, and then the variance below 0.
     share = jnp.minimum(1, -forgetting / jnp.expm1(number * jnp.log1p(-forgetting)))
-    apart = norms - seen.mean
-    mean = seen.mean + share * apart
-    variance = (1 - share) * (seen.variance + share * apart**2)
+    deviation = norms - norms_so_far.mean
+    mean = norms_so_far.mean + share * deviation
+    variance = (1 - share) * (norms_so_far.variance + share * deviation**2)
     # Unusual norms are included, as in the authors' code. Otherwise a leaf whose norms
     # have grown permanently would never move again.
     return Norms(number, mean, variance)

@@ -1,5 +1,7 @@
 """Reducers that send one bit per entry: its sign."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +49,7 @@ def sign(
     checks.seed(seed)
 
     # Gathered instead of sent in two hops: a mean of scaled signs is not a sign.
-    def scaled(x):
+    def average_scaled(x: jax.Array) -> tuple[jax.Array, jax.Array]:
         flat = x.astype(wide_dtype(x.dtype)).reshape(-1)
         scale = jnp.mean(jnp.abs(flat))
         bits = jnp.packbits(flat >= 0)
@@ -55,16 +57,16 @@ def sign(
 
         # One after the other: in float32 all workers' signs take 32 times the memory of
         # their codes.
-        def add(total, worker):
-            code, scale = worker
+        def add(total: jax.Array, message: Any) -> tuple[jax.Array, None]:
+            code, scale = message
             return total + scale * to_signs(code, x.size).astype(flat.dtype), None
 
         total, _ = jax.lax.scan(add, jnp.zeros_like(flat), (codes, scales))
         combined = total / len(scales)
-        sent = scale * jnp.where(flat >= 0, 1.0, -1.0)
-        return combined.reshape(x.shape), sent.reshape(x.shape)
+        sent_leaf = scale * jnp.where(flat >= 0, 1.0, -1.0)
+        return combined.reshape(x.shape), sent_leaf.reshape(x.shape)
 
-    return leafwise(scaled, layered)
+    return leafwise(average_scaled, layered)
 
 
 @factory
@@ -88,13 +90,14 @@ def tally(seed: int = 0, *, axis: Axis = WORKERS) -> Reducer:
     Source: Liu et al., "Distributed Lion", NeurIPS 2024, its averaged signs.
     """
 
-    def to_count(mean, draws):
-        n = collectives.size(axis)
-        return jnp.round((mean + 1) / 2 * n).astype(np.min_scalar_type(n))
+    def to_count(mean: jax.Array, draws: jax.Array) -> jax.Array:
+        workers = collectives.size(axis)
+        dtype = np.min_scalar_type(workers)
+        return jnp.round((mean + 1) / 2 * workers).astype(dtype)
 
-    def to_mean(count, length):
-        n = collectives.size(axis)
-        return (2.0 * count - n) / n
+    def to_mean(count: jax.Array, length: int) -> jax.Array:
+        workers = collectives.size(axis)
+        return (2.0 * count - workers) / workers
 
     return _hops.drawn(BITS, seed, axis, second=_hops.Code(to_count, to_mean))
 
@@ -114,48 +117,48 @@ def to_signs(code: jax.Array, length: int) -> jax.Array:
 BITS = _hops.Code(to_bits, to_signs)
 
 
-def twice(
-    x: jax.Array, kept: jax.Array, residual: jax.Array, axis: Axis = WORKERS
+def mean_of_signs(
+    x: jax.Array, is_live: jax.Array, residual: jax.Array, axis: Axis = WORKERS
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The mean of scaled signs, sent as scaled signs again, and both hops' losses.
 
     On both hops the scale of a part of the leaf is the mean of its magnitudes. The bit
-    of an entry that is not kept says whether it is 0.
+    of an entry that is not live says whether it is 0.
 
     Args:
         x: this worker's leaf.
-        kept: whether an entry is sent, or its mean is 0; identical on all workers.
+        is_live: whether an entry is sent, or its mean is 0; identical on all workers.
         residual: added to the mean of the part that this worker averages, (part,).
         axis: the mapped axis or axes over which the workers lie.
 
     Returns:
         The mean; the loss of x on the first hop; a magnitude for entries that are not
-        kept, above 0 if any worker's is not 0, and identical on all; the loss of this
+        live, above 0 if any worker's is not 0, and identical on all; the loss of this
         worker's part on the second hop.
     """
     collectives.no_mean("a mean of the workers' own momenta")
     if not x.size:
         return x, x, x, residual
-    rows = _hops.in_parts(kept, axis)
-    mine = rows[collectives.index(axis)]
-    beside = jnp.concatenate([rows, mine[None]])
-    marked = jnp.where(kept, x, jnp.where(x == 0, -1, jnp.abs(x)))
-    found = _hops.all_reduce(marked, SCALED, axis, beside, residual, largest=~mine)
-    new = jnp.where(kept, 0, jnp.maximum(found.mean, 0))
-    lost = jnp.where(kept, x - found.sent, jnp.where(new > 0, x, 0))
-    mean = jnp.where(kept, found.mean, 0)
-    return mean, lost, new, jnp.where(mine, found.lost, 0)
+    rows = _hops.split_into_parts(is_live, axis)  # (workers, part)
+    own_row = rows[collectives.index(axis)]
+    beside = jnp.concatenate([rows, own_row[None]])
+    marked = jnp.where(is_live, x, jnp.where(x == 0, -1, jnp.abs(x)))
+    result = _hops.all_reduce(marked, SCALED, axis, beside, residual, largest=~own_row)
+    waiting = jnp.where(is_live, 0, jnp.maximum(result.mean, 0))
+    lost = jnp.where(is_live, x - result.sent_leaf, jnp.where(waiting > 0, x, 0))
+    mean = jnp.where(is_live, result.mean, 0)
+    return mean, lost, waiting, jnp.where(own_row, result.lost, 0)
 
 
-def _to_scaled(x: jax.Array, kept: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _to_scaled(x: jax.Array, is_live: jax.Array) -> tuple[jax.Array, jax.Array]:
     # The paper takes the root mean square, but then errors can grow: for a one-hot
     # vector of 16 entries its squared error is 1.5 times the vector's square; with the
     # mean magnitude it is 0.94 times.
-    # A part in which all that is kept is 0 takes the scale of what is not.
-    counts = jnp.where(jnp.any(kept & (x != 0)), kept, x > 0)
-    count = jnp.maximum(jnp.sum(counts), 1).astype(x.dtype)
-    bits = jnp.packbits(jnp.where(kept, x >= 0, x > 0))
-    return bits, jnp.sum(jnp.abs(x), where=counts) / count
+    # A part in which all live entries are 0 takes the scale of the others.
+    is_counted = jnp.where(jnp.any(is_live & (x != 0)), is_live, x > 0)
+    count = jnp.maximum(jnp.sum(is_counted), 1).astype(x.dtype)
+    bits = jnp.packbits(jnp.where(is_live, x >= 0, x > 0))
+    return bits, jnp.sum(jnp.abs(x), where=is_counted) / count
 
 
 def _from_scaled(code: tuple[jax.Array, jax.Array], length: int) -> jax.Array:

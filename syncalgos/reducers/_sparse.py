@@ -13,7 +13,7 @@ from syncalgos._dtypes import wide_dtype, widen
 from syncalgos._keys import common_key, own_key
 from syncalgos.collectives import WORKERS, Axis, PyTree
 from syncalgos.reducers import _dense, _hops, _stacking
-from syncalgos.reducers._reducer import Draws, Reducer, leafwise, share_of
+from syncalgos.reducers._reducer import Draws, Reducer, count_share, leafwise
 from syncalgos.reducers._stacking import Layered
 from syncalgos.strategy import factory
 
@@ -54,41 +54,41 @@ def top_k(
     density = checks.density("top_k", density)
     layered = _stacking.check("top_k: layered", layered)
     seed = checks.seed(seed)
-    code = _hops.Code(lambda values, _: values, lambda sent, _: sent)
+    code = _hops.Code(lambda values, draws: values, lambda values, length: values)
     if bits is not None:
         _dense.check_bits("top_k", bits)
         code = _hops.Code(partial(_dense.encode, bits), partial(_dense.decode, bits))
 
-    def combine(x, draws: Any = None):
-        values, chosen = largest(x, density)
-        sent = code.encode(values if bits is None else widen(values), draws)
-        codes, indices = collectives.gather((sent, chosen), axis)
+    def combine(x: jax.Array, draws: Any = None) -> tuple[jax.Array, jax.Array]:
+        values, chosen = choose_largest(x, density)
+        own_code = code.encode(values if bits is None else widen(values), draws)
+        # (workers, chosen) each
+        codes, indices = collectives.gather((own_code, chosen), axis)
         zeros = jnp.zeros(x.size, wide_dtype(x.dtype))
 
-        def read(sent):
-            return widen(code.decode(sent, len(values)))
+        def decode(message: Any) -> jax.Array:
+            return widen(code.decode(message, len(values)))
 
-        # (workers, chosen) each
-        total = zeros.at[indices.astype(jnp.int32)].add(jax.vmap(read)(codes))
+        total = zeros.at[indices.astype(jnp.int32)].add(jax.vmap(decode)(codes))
         mean = (total / len(indices)).reshape(x.shape)
-        return mean, placed(read(sent), chosen, x)
+        return mean, place_values(decode(own_code), chosen, x)
 
     key = partial(own_key, seed, axis=axis)
-    draws = Draws(lambda x: share_of(density, x.size), key)
+    draws = Draws(lambda x: count_share(density, x.size), key)
     return leafwise(combine, layered, draws if bits else None)
 
 
-def largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
+def choose_largest(x: jax.Array, density: float) -> tuple[jax.Array, jax.Array]:
     """Chooses a share of a leaf's entries, the largest; returns them and their indices.
 
     They are (share of entries,); indices are as short as the leaf's size allows.
     """
     flat = x.reshape(-1)
-    _, chosen = jax.lax.top_k(jnp.abs(flat), share_of(density, x.size))
+    _, chosen = jax.lax.top_k(jnp.abs(flat), count_share(density, x.size))
     return flat[chosen], chosen.astype(_hops.index_dtype(x.size))
 
 
-def placed(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
+def place_values(values: jax.Array, indices: jax.Array, like: jax.Array) -> jax.Array:
     """A leaf in the shape of another: values at their indices, zeros elsewhere."""
     zeros = jnp.zeros(like.size, values.dtype)
     return zeros.at[indices].set(values).reshape(like.shape)
@@ -117,12 +117,12 @@ def random_k(density: float = 0.01, *, seed: int = 0, axis: Axis = WORKERS) -> R
     density = checks.density("random_k", density)
     seed = checks.seed(seed)
 
-    def combine(x, draws):
+    def combine(x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
         flat = x.reshape(-1)
         # The largest of uniform numbers, one for each entry: no entry is drawn twice.
-        _, chosen = jax.lax.top_k(draws, share_of(density, x.size))
+        _, chosen = jax.lax.top_k(draws, count_share(density, x.size))
         means = collectives.mean(flat[chosen], axis)
-        return placed(means, chosen, x), placed(flat[chosen], chosen, x)
+        return place_values(means, chosen, x), place_values(flat[chosen], chosen, x)
 
     return leafwise(combine, draws=Draws(lambda x: x.size, partial(common_key, seed)))
 
@@ -158,28 +158,33 @@ def row_sparse(
     Source: Caffe2's data_parallel_model, which gathers indices and values of sparse
     gradients.
     """
+    max_rows: int | dict[str, int]
     if isinstance(rows, Mapping):
-        most = {
+        max_rows = {
             name: checks.whole(f"row_sparse: rows[{name!r}]", count, least=1)
             for name, count in rows.items()
         }
     else:
-        most = checks.whole("row_sparse: rows", rows, least=1)
+        max_rows = checks.whole("row_sparse: rows", rows, least=1)
 
-    def combine(updates, state, step):
+    def combine(
+        updates: PyTree, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree, PyTree]:
         labels = checks.labels("row_sparse: tables", tables, updates)
         leaves, form = jax.tree.flatten(updates)
+        combined = list(leaves)
+        groups = _group_by_name(labels)
+        if isinstance(max_rows, dict):
+            _check_names(max_rows, [name for name in groups if name is not None])
         # One group at a time: its tables share row numbers, all other leaves a mean.
-        combined, groups = list(leaves), _grouped(labels)
-        if isinstance(most, Mapping):
-            _check_names(most, [label for label, _ in groups if label is not None])
-        for label, members in groups:
-            together = [leaves[i] for i in members]
-            if label is None:
-                means = collectives.mean(together, axis)
+        for name, members in groups.items():
+            group_leaves = [leaves[i] for i in members]
+            if name is None:
+                means = collectives.mean(group_leaves, axis)
+            elif isinstance(max_rows, dict):
+                means = _average_rows(group_leaves, max_rows[name], axis)
             else:
-                own = most[label] if isinstance(most, Mapping) else most
-                means = _mean_of_rows(together, own, axis)
+                means = _average_rows(group_leaves, max_rows, axis)
             for i, mean in zip(members, means, strict=True):
                 combined[i] = mean
         return form.unflatten(combined), updates, state
@@ -187,16 +192,18 @@ def row_sparse(
     return Reducer(combine)
 
 
-def _grouped(labels: list[Any]) -> list[tuple[Any, list[int]]]:
+def _group_by_name(labels: list[Any]) -> dict[Any, list[int]]:
     """Groups the leaves' numbers by table name; None stands for no table."""
     groups: dict[Any, list[int]] = {}
     for i, label in enumerate(labels):
         if not isinstance(label, bool | np.bool_ | str):
             raise ValueError(f"row_sparse: tables need booleans or names, got {label}")
-        # A table without a name is alone.
-        own = label if isinstance(label, str) else i
-        groups.setdefault(own if label else None, []).append(i)
-    return list(groups.items())
+        name = None
+        if label:
+            # A table without a name is alone.
+            name = label if isinstance(label, str) else i
+        groups.setdefault(name, []).append(i)
+    return groups
 
 
 def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
@@ -205,14 +212,16 @@ def _check_names(rows: Mapping[str, int], tables: list[Any]) -> None:
         if not isinstance(name, str):
             raise ValueError("row_sparse: rows by name need names in tables, got True")
         if name not in rows:
-            given = ", ".join(map(str, rows))
-            raise ValueError(f"row_sparse: rows lack {name!r} (they have: {given})")
+            names = ", ".join(map(str, rows))
+            raise ValueError(f"row_sparse: rows lack {name!r} (they have: {names})")
     for name in rows:
         checks.one_of("table in row_sparse's rows,", name, tables)
 
 
-def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Array]:
-    """The means of tables (rows, …), of which at most `most` common rows are not 0."""
+def _average_rows(
+    tables: list[jax.Array], max_rows: int, axis: Axis
+) -> list[jax.Array]:
+    """The means of tables (rows, …), of which `max_rows` common rows may not be 0."""
     shapes = [jnp.shape(x) for x in tables]
     if not all(shapes) or len({shape[0] for shape in shapes}) > 1:
         raise ValueError(
@@ -220,17 +229,22 @@ def _mean_of_rows(tables: list[jax.Array], most: int, axis: Axis) -> list[jax.Ar
             f"got shapes {shapes}"
         )
     size = shapes[0][0]
-    count = min(most, size)
-    touched = jnp.zeros(size, bool)
+    count = min(max_rows, size)
+    is_touched = jnp.zeros(size, bool)
     for x in tables:
-        touched |= jnp.any(x != 0, axis=tuple(range(1, x.ndim)))
-    [mine] = jnp.nonzero(touched, size=count, fill_value=size)
+        is_touched |= jnp.any(x != 0, axis=tuple(range(1, x.ndim)))
+    [own_numbers] = jnp.nonzero(is_touched, size=count, fill_value=size)
     # A worker with more rows than it can send sends NaN: without the other rows the
     # mean would be silently wrong.
-    spoil = jnp.where(jnp.sum(touched) > count, jnp.nan, 1.0)
-    found = [x.at[mine].get(mode="fill", fill_value=0) for x in tables]
-    found = [x * spoil.astype(x.dtype) for x in found]
-    numbers, values = collectives.gather((mine.astype(jnp.int32), found), axis)
+    spoiler = jnp.where(jnp.sum(is_touched) > count, jnp.nan, 1.0)
+    own_rows = []
+    for x in tables:
+        rows = x.at[own_numbers].get(mode="fill", fill_value=0)
+        own_rows.append(rows * spoiler.astype(x.dtype))
+    # (workers, count) and (workers, count, …)
+    numbers, values = collectives.gather(
+        (own_numbers.astype(jnp.int32), own_rows), axis
+    )
     means = []
     for x, rows in zip(tables, values, strict=True):
         zeros = jnp.zeros(x.shape, wide_dtype(x.dtype))

@@ -69,7 +69,7 @@ class Pieces(NamedTuple):
         """Joins the shards of `split`."""
         return x if self.cut is None else self.cut.join(x)
 
-    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def map(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Applies a function of one piece to all pieces at once.
 
         Args:
@@ -82,7 +82,7 @@ class Pieces(NamedTuple):
         # vmap maps collectives too, so no reducer has batch axes of its own.
         for _ in range(self.layers):
             function = jax.vmap(function)
-        return function if self.cut is None else self.cut.each(function)
+        return function if self.cut is None else self.cut.map(function)
 
     def leading(
         self, shape: tuple[int, ...]
@@ -90,8 +90,8 @@ class Pieces(NamedTuple):
         """Returns the axes that lead a list of pieces, and the shape of a piece."""
         if self.cut is None:
             return shape[: self.layers], shape[self.layers :]
-        part = self.cut.shape(shape)
-        return (self.cut.shards, *part[: self.layers]), part[self.layers :]
+        shard = self.cut.shape(shape)
+        return (self.cut.shards, *shard[: self.layers]), shard[self.layers :]
 
 
 def pieces(layered: Layered, tree: PyTree) -> list[Pieces]:
@@ -106,17 +106,21 @@ def pieces_like(layered: Layered, tree: PyTree) -> PyTree:
 
 
 def means(
-    owns: list[Pieces], lists: dict[int, jax.Array], axis: Axis
+    leaf_pieces: list[Pieces], arrays: dict[int, jax.Array], axis: Axis
 ) -> dict[int, jax.Array]:
     """Returns the means over the workers of arrays that lead with pieces.
 
     Args:
-        owns: the pieces of each leaf. Whole leaves are sent together; each shard is
-            sent by the device that holds it.
-        lists: arrays by the numbers of their leaves, in the order in which to send.
+        leaf_pieces: the pieces of each leaf. Whole leaves are sent together; each shard
+            is sent by the device that holds it.
+        arrays: arrays by the numbers of their leaves, in the order in which to send.
         axis: the mapped axis or axes over which the workers lie.
     """
     mean = partial(collectives.mean, axis=axis)
-    whole = [i for i in lists if owns[i].cut is None]
-    found = dict(zip(whole, mean([lists[i] for i in whole]), strict=True))
-    return {i: found[i] if i in found else owns[i].each(mean)(lists[i]) for i in lists}
+    whole_leaves = [i for i in arrays if leaf_pieces[i].cut is None]
+    whole_means = mean([arrays[i] for i in whole_leaves])
+    means_by_leaf = dict(zip(whole_leaves, whole_means, strict=True))
+    for i, x in arrays.items():
+        if i not in means_by_leaf:
+            means_by_leaf[i] = leaf_pieces[i].map(mean)(x)
+    return {i: means_by_leaf[i] for i in arrays}

@@ -37,7 +37,10 @@ class Cut(NamedTuple):
     @property
     def axes(self) -> tuple[str, ...]:
         """All axes that cut the array, those of the first dimension first."""
-        return tuple(name for names in self.names for name in names)
+        axes: list[str] = []
+        for names in self.names:
+            axes += names
+        return tuple(axes)
 
     @property
     def shards(self) -> int:
@@ -54,27 +57,30 @@ class Cut(NamedTuple):
         """The cut of an array that leads with the shards."""
         return PartitionSpec(self.axes)
 
-    def fits(self, shape: Sequence[int], whole: Sequence[int]) -> bool:
-        """Whether an array can be cut in the same way as one of shape `whole`."""
+    def fits(self, shape: Sequence[int], full_shape: Sequence[int]) -> bool:
+        """Whether an array can be cut in the same way as one of a full shape."""
         # An axis that is not cut may be shorter, as for some layers of a stack.
-        pairs = zip(self.names, shape, whole, strict=False)
-        return len(shape) == len(whole) and all(n == m for cut, n, m in pairs if cut)
+        if len(shape) != len(full_shape):
+            return False
+        sizes = zip(self.names, shape, full_shape, strict=False)
+        return all(n == full_n for names, n, full_n in sizes if names)
 
-    def shape(self, whole: Sequence[int]) -> tuple[int, ...]:
+    def shape(self, full_shape: Sequence[int]) -> tuple[int, ...]:
         """The shape of a shard."""
-        return tuple(n // parts for n, parts in zip(whole, self.sizes, strict=True))
+        sizes = zip(full_shape, self.sizes, strict=True)
+        return tuple(n // parts for n, parts in sizes)
 
     def split(self, x: jax.Array) -> jax.Array:
         """Lists the shards of an array: (shards, *shape of one)."""
         if self.is_mapped:
             return self.on_devices(lambda x: x[None], self.spec, self.of_shards)(x)
-        return parted(x, self.sizes)
+        return split_array(x, self.sizes)
 
     def join(self, shards: jax.Array) -> jax.Array:
         """Joins the shards of `split`."""
         if self.is_mapped:
             return self.on_devices(lambda x: x[0], self.of_shards, self.spec)(shards)
-        return joined(shards, self.sizes)
+        return join_array(shards, self.sizes)
 
     def placed(self, shards: jax.Array) -> jax.Array:
         """Makes the compiler keep each shard of an array on its own device."""
@@ -82,16 +88,16 @@ class Cut(NamedTuple):
             return shards
         return lax.with_sharding_constraint(shards, self.of_shards)
 
-    def each(self, function: Callable[..., Any]) -> Callable[..., Any]:
+    def map(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Maps a function over shards: its arguments and results lead with them."""
         if not self.is_mapped:
             return jax.vmap(function)
 
-        def on_device(*shards):
-            one = function(*jax.tree.map(lambda x: x[0], shards))
-            return jax.tree.map(lambda x: x[None], one)
+        def map_on_device(*shards: PyTree) -> PyTree:
+            result = function(*jax.tree.map(lambda x: x[0], shards))
+            return jax.tree.map(lambda x: x[None], result)
 
-        return self.on_devices(on_device, self.of_shards, self.of_shards)
+        return self.on_devices(map_on_device, self.of_shards, self.of_shards)
 
     @property
     def is_mapped(self) -> bool:
@@ -103,29 +109,35 @@ class Cut(NamedTuple):
         types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
         return bool(types) and all(types.get(x) == AxisType.Auto for x in self.axes)
 
-    def on_devices(self, function: Callable, given: Any, made: Any) -> Callable:
+    def on_devices(self, function: Callable, in_specs: Any, out_specs: Any) -> Callable:
         """Maps a function over a worker's devices, each of which sees its own shard."""
         # So XLA gathers nothing.
-        along: Any = {"axis_names": {*self.axes}, "check_vma": False}
-        return jax.shard_map(function, in_specs=given, out_specs=made, **along)
+        options: Any = {"axis_names": {*self.axes}, "check_vma": False}
+        return jax.shard_map(
+            function, in_specs=in_specs, out_specs=out_specs, **options
+        )
 
 
-def parted(x: jax.Array, counts: Sequence[int]) -> jax.Array:
+def split_array(x: jax.Array, counts: Sequence[int]) -> jax.Array:
     """Cuts an array into equal parts: (parts, *shape of one).
 
     Args:
         x: the array.
         counts: for each dimension, the number of parts, which divides its size.
     """
-    pairs, dimensions = zip(x.shape, counts, strict=True), len(counts)
-    x = x.reshape([n for size, count in pairs for n in (count, size // count)])
+    dimensions = len(counts)
+    split_shape: list[int] = []
+    for size, count in zip(x.shape, counts, strict=True):
+        split_shape += [count, size // count]
+    x = x.reshape(split_shape)
     x = jnp.moveaxis(x, range(0, 2 * dimensions, 2), range(dimensions))
     return x.reshape(math.prod(counts), *x.shape[dimensions:])
 
 
-def joined(parts: jax.Array, counts: Sequence[int]) -> jax.Array:
-    """Joins the parts of `parted`."""
-    shape, dimensions = parts.shape[1:], len(counts)
+def join_array(parts: jax.Array, counts: Sequence[int]) -> jax.Array:
+    """Joins the parts of `split_array`."""
+    shape = parts.shape[1:]
+    dimensions = len(counts)
     x = parts.reshape(*counts, *shape)
     x = jnp.moveaxis(x, range(dimensions), range(0, 2 * dimensions, 2))
     return x.reshape([n * count for n, count in zip(shape, counts, strict=True)])
@@ -157,7 +169,7 @@ class Sharding(NamedTuple):
     batch_axes: tuple[str, ...] = ()
     are_shards: bool = False
 
-    def of(self, path: Path, shape: Sequence[int]) -> Leaf | None:
+    def find_leaf(self, path: Path, shape: Sequence[int]) -> Leaf | None:
         """The leaf of params that an array belongs to, by the end of its path."""
         for leaf in self.leaves:
             fits = leaf.cut is None or leaf.cut.fits(shape, leaf.shape)
@@ -171,8 +183,9 @@ class Sharding(NamedTuple):
         It is cut like its leaf of params. An array of another shape that leads with
         the leaf's shards is cut into these. Any other is whole on each device.
         """
-        if (found := self.of(path, shape)) is not None:
-            return PartitionSpec() if found.cut is None else found.cut.spec
+        like = self.find_leaf(path, shape)
+        if like is not None:
+            return PartitionSpec() if like.cut is None else like.cut.spec
         for leaf in self.leaves:
             cut = leaf.cut
             if cut is not None and shape[:1] == (cut.shards,) and leaf.ends(path):
@@ -182,30 +195,35 @@ class Sharding(NamedTuple):
     def shard_of(self, tree: PyTree) -> PyTree:
         """Returns the shapes of one device's shards of a worker's arrays."""
 
-        def leaf(path, x):
-            found = self.of(path, x.shape)
-            cut = None if found is None else found.cut
-            shape = x.shape if cut is None else cut.shape(x.shape)
+        def take_shard(path: Path, x: Any) -> jax.ShapeDtypeStruct:
+            like = self.find_leaf(path, x.shape)
+            shape = x.shape
+            if like is not None and like.cut is not None:
+                shape = like.cut.shape(shape)
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
-        return jax.tree_util.tree_map_with_path(leaf, tree)
+        return jax.tree_util.tree_map_with_path(take_shard, tree)
 
 
-_NOW: Setting[Sharding | None] = Setting("sharding", None)
+_SHARDING: Setting[Sharding | None] = Setting("sharding", None)
 
 
 def known(sharding: Sharding | None) -> AbstractContextManager[None]:
     """Sets how a worker's arrays lie on its devices, for all code traced inside."""
-    return _NOW.set_to(sharding)
+    return _SHARDING.set_to(sharding)
 
 
 def cuts(tree: PyTree) -> list[Cut | None]:
     """Returns how each leaf is cut; None means that it is whole."""
-    now, leaves = _NOW.get(), jax.tree_util.tree_leaves_with_path(tree)
-    if now is None or now.are_shards:
+    sharding = _SHARDING.get()
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    if sharding is None or sharding.are_shards:
         return [None] * len(leaves)
-    found = [now.of(path, jnp.shape(x)) for path, x in leaves]
-    return [None if leaf is None else leaf.cut for leaf in found]
+    leaf_cuts = []
+    for path, x in leaves:
+        like = sharding.find_leaf(path, jnp.shape(x))
+        leaf_cuts.append(None if like is None else like.cut)
+    return leaf_cuts
 
 
 def whole_shapes(tree: PyTree) -> PyTree:
@@ -214,17 +232,17 @@ def whole_shapes(tree: PyTree) -> PyTree:
     Fragments of a model depend on the sizes of its leaves, and must not depend on the
     mesh.
     """
-    now = _NOW.get()
-    if now is None or not now.are_shards:
+    sharding = _SHARDING.get()
+    if sharding is None or not sharding.are_shards:
         return tree
 
-    def whole(path, x):
-        for leaf in now.leaves:
+    def find_full_shape(path: Path, x: Any) -> Any:
+        for leaf in sharding.leaves:
             if leaf.ends(path):
                 return jax.ShapeDtypeStruct(leaf.shape, jnp.result_type(x))
         return x
 
-    return jax.tree_util.tree_map_with_path(whole, tree)
+    return jax.tree_util.tree_map_with_path(find_full_shape, tree)
 
 
 def gathered(tree: PyTree, axis: Axis) -> PyTree:
@@ -233,35 +251,35 @@ def gathered(tree: PyTree, axis: Axis) -> PyTree:
 
     # XLA would first gather a leaf within the worker, and send all of it from each of
     # the worker's devices.
-    def leaf(x, cut):
+    def gather_leaf(x: jax.Array, cut: Cut | None) -> jax.Array:
         if cut is None or not cut.is_mapped:
             return gather(x)
         return cut.on_devices(gather, cut.spec, PartitionSpec(None, *cut.spec))(x)
 
     leaves, form = jax.tree.flatten(tree)
-    return form.unflatten(map(leaf, leaves, cuts(tree)))
+    return form.unflatten(map(gather_leaf, leaves, cuts(tree)))
 
 
 def kept(tree: PyTree) -> PyTree:
     """Makes the compiler keep each array of a worker's state in its place."""
-    now = _NOW.get()
-    if now is None or not _has_mesh():
+    sharding = _SHARDING.get()
+    if sharding is None or not _has_mesh():
         return tree
 
-    def leaf(path, x):
+    def keep_leaf(path: Path, x: jax.Array) -> jax.Array:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             return x
-        return lax.with_sharding_constraint(x, now.spec(path, x.shape))
+        return lax.with_sharding_constraint(x, sharding.spec(path, x.shape))
 
-    return jax.tree_util.tree_map_with_path(leaf, tree)
+    return jax.tree_util.tree_map_with_path(keep_leaf, tree)
 
 
 def spread(batch: PyTree) -> PyTree:
     """Makes the compiler cut a worker's batch over its devices."""
-    now = _NOW.get()
-    if now is None or not now.batch_axes or not _has_mesh():
+    sharding = _SHARDING.get()
+    if sharding is None or not sharding.batch_axes or not _has_mesh():
         return batch
-    spec = PartitionSpec(now.batch_axes)
+    spec = PartitionSpec(sharding.batch_axes)
     return jax.tree.map(lambda x: lax.with_sharding_constraint(x, spec), batch)
 
 

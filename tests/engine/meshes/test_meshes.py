@@ -25,7 +25,7 @@ import syncalgos
 from syncalgos import ALGORITHMS
 from syncalgos._held_parts import HeldPart
 from syncalgos.reducers import _stacking
-from syncalgos.reducers._reducer import Draws, _drawn
+from syncalgos.reducers._reducer import Draws, _draw_numbers
 from syncalgos.reducers._stacking.shards import Cut, Leaf, Sharding, known
 
 ROUNDING = 3e-6  # of float32 after 8 steps, summed in another order
@@ -233,7 +233,7 @@ def test_numbers_of_leaves_that_are_cut_otherwise_differ():
     updates = {"a": jnp.ones(8), "b": jnp.ones(4), "n": jnp.ones(4, jnp.int32)}
     draws = Draws(lambda x: x.size, jax.random.key)
     with known(Sharding(leaves)):
-        drawn = _drawn(draws, updates, _stacking.pieces_like(0, updates), 0)
+        drawn = _draw_numbers(draws, updates, _stacking.pieces_like(0, updates), 0)
     assert jax.tree.map(jnp.shape, drawn) == {"a": (2, 4), "b": (4,), "n": (0,)}
     assert len(np.unique(np.concatenate([*map(np.ravel, drawn.values())]))) == 12
 
@@ -257,7 +257,7 @@ def test_shards_are_those_of_the_array_and_join_to_it(spec):
     shards = cut.split(jnp.asarray(x))
     np.testing.assert_array_equal(shards, rows)
     np.testing.assert_array_equal(cut.join(shards), x)
-    np.testing.assert_array_equal(cut.each(jnp.sum)(shards), [y.sum() for y in rows])
+    np.testing.assert_array_equal(cut.map(jnp.sum)(shards), [y.sum() for y in rows])
 
 
 def test_the_longest_path_says_how_an_array_is_cut():

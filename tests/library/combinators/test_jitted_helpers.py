@@ -104,7 +104,7 @@ def a_sharding():
 SETTINGS = {
     "COUNTED": (COUNTED, sa.WORKERS),
     "AS_GLOO": (AS_GLOO, True),
-    "sharding": (shards._NOW, a_sharding()),
+    "sharding": (shards._SHARDING, a_sharding()),
     "an array's shape": (Setting("spec", None), {"w": PartitionSpec("model")}),
 }
 

@@ -25,7 +25,7 @@ from reducing import (
 )
 
 from syncalgos import reducers
-from syncalgos.reducers._reducer import share_of
+from syncalgos.reducers._reducer import count_share
 
 
 @pytest.mark.parametrize("name", REDUCERS)
@@ -141,7 +141,7 @@ def test_top_k_sends_as_many_of_equal_entries():
 )
 def test_share_of_the_entries_is_rounded_up(density, size, count):
     """In float64 0.07 · 100 is 7.000000000000001."""
-    assert share_of(density, size) == count
+    assert count_share(density, size) == count
 
 
 def test_entries_of_odd_sizes_are_packed_in_their_places():
