@@ -1,0 +1,64 @@
+# pyright: reportMissingImports=false
+"""The authors' DeMo, bloc97/DeMo, which always takes the sign."""
+
+import torch
+
+from conformance.adapters.local_steps import read_settings
+from conformance.adapters.processes import in_processes
+from conformance.adapters.rows import Project, Row, add_checkout
+from conformance.adapters.torch_models import (
+    HeavyBall,
+    Model,
+    flatten,
+    list_gradients,
+    set_gradients,
+)
+
+COMMIT = add_checkout("DeMo")
+
+import demo  # noqa: E402
+
+
+def train(worker, vectors, takes_sign):
+    if not takes_sign:
+        torch.Tensor.sign_ = lambda x: x
+    settings = read_settings(vectors)
+    model = Model(vectors, least_axes=1)
+    rate = settings["learning_rate"] or 1.0
+    optimizer = demo.DeMo(
+        model.parameters(),
+        lr=rate,
+        compression_decay=settings["decay"],
+        compression_topk=settings["top_k"],
+        compression_chunk=settings["chunk"],
+    )
+    # Without the sign, a rate of 1 leaves the gradient as its size is.
+    heavy_ball = HeavyBall(model.parameters(), vectors, rate)
+    path = []
+    for gradient in list_gradients(vectors, worker):
+        set_gradients(model, gradient)
+        heavy_ball.step(optimizer.step)
+        path.append(flatten(model))
+    return path
+
+
+PROJECT = Project(
+    "DeMo (authors)",
+    COMMIT,
+    [
+        Row(
+            "DeMo",
+            "demo.sign",
+            in_processes(train, True),
+            help="the heavy ball takes its sign, and one axis for the scalar",
+        ),
+        Row(
+            "DeMo without sign_",
+            "demo",
+            in_processes(train, False),
+            1e-6,
+            help="sign_ replaced, the heavy ball takes the result, and one axis for "
+            "the scalar; its DCT is float32",
+        ),
+    ],
+)
