@@ -68,7 +68,7 @@ SMALL = {
     ),
     "text": Small(
         {
-            "text": str(ROOT / "docs" / "design.md"),
+            "text": str(ROOT / "LICENSE"),
             "data_dir": ROOT / ".pytest_cache" / "d",  # where it keeps its tokens
             "vocabulary": 300,
             **{"context": CONTEXT, "width": 8, "layers": 2, "heads": 2},
