@@ -179,12 +179,19 @@ def _lines_of(path: Path) -> Lines:
 
 
 def _in_page(folder: Path, report: Report) -> list[Path]:
-    """Writes a study's tables between the atlas's marks for them; returns its page."""
-    page, tables = folder.with_name("atlas.md"), {folder.name: atlas.best(report)}
-    if all(x.seconds for x in report.curves):
-        tables[f"{folder.name}: time"] = atlas.after(report)
-    found = [atlas.written(page, mark, table) for mark, table in tables.items()]
-    return [page] if any(found) else []
+    """Writes a study's table between the atlas's mark for it, and its equal times.
+
+    Returns:
+        The files with a table.
+    """
+    page = folder.with_name("atlas.md")
+    if not atlas.written(page, folder.name, atlas.best(report)):
+        return []
+    if not all(curve.seconds for curve in report.curves):
+        return [page]
+    equal_time = folder / "equal-time.txt"
+    files.write(equal_time, "\n".join(atlas.after(report)) + "\n")
+    return [page, equal_time]
 
 
 def _drawn_again(report: Report, folder: Path, suffix: str) -> list[Path]:
