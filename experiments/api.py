@@ -24,7 +24,7 @@ from experiments.command.factories import OWN
 from experiments.command.flags import own_of
 from experiments.command.overlapping import Overlapping
 from experiments.command.words import as_words
-from experiments.one_run import opened, trained
+from experiments.one_run import opened
 from experiments.study import config as study_config
 from experiments.study import page, study
 from experiments.study.results import Report
@@ -34,6 +34,7 @@ from experiments.training.config import RunConfig
 from experiments.training.prepare import prepare
 from experiments.training.process_group import on_host
 from experiments.training.progress import Line
+from experiments.training.summary import summarize
 from experiments.training.trackers import Tracker
 from syncalgos import Replica, Strategy
 from syncalgos.checks import shown
@@ -123,11 +124,11 @@ def train(
     with opened(run, config.out, getattr(sys, "argv", []), started) as folder:
         run = folder.run  # frees the initial state
         tracked = folder.track(track)
-        outcome, summary = trained(folder, terminal.Report(), _never, on_evaluation)
-        missing = folder.finish(outcome, summary)
-        tracked.finish(summary)
+        outcome = folder.train(terminal.Report(), _never, on_evaluation)
+        summary, missing = folder.finish(outcome, summarize(run, outcome))
+        tracked.finish(summary.to_json())
     center = jax.tree.map(on_host, outcome.center)
-    result = Trained(summary, outcome.progress.lines, center)
+    result = Trained(summary.to_json(), outcome.progress.lines, center)
     if missing := [*missing, *tracked.failed]:
         raise Unwritten("; ".join(missing), result)
     return result

@@ -1,40 +1,41 @@
 """One run, from its config to its summary: the page to read first.
 
-A run is prepared (prepare.py). Its folder is opened, and the run restored if it is
-resumed. It is trained (loop.py), summed up, and its last files are written. The command
-(`make`) and `experiments.train` take the same steps.
+    plan, data = checked(config)     task, strategy, optimizer, engine; then the data
+    run = make_run(plan, data)       the model, the first state and the rounds
+    outcome = train(run, …)          the loop
+    summary = summarize(run, outcome)
+
+The task, the strategy and the inner optimizer follow from the config, and the engine
+from these (`training/plan.py`); the data come after all checks (`training/prepare.py`).
+A folder is opened around the loop, and the run restored if it is resumed. The command
+(`make`) and `experiments.train` take the same steps; a study makes a plan and a run
+itself, so that runs share programs.
 """
 
-import hashlib
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jax
-import numpy as np
-from safetensors import SafetensorError
-
-import syncalgos
 from experiments import files
 from experiments.checkpoint import lock
 from experiments.checkpoint.resume import FOLDER, Background, Finished, Saver, restore
 from experiments.command import stopping, terminal
 from experiments.command.flags import PROGRAM
 from experiments.command.stopping import keeping_results
-from experiments.tasks.task import Task
-from experiments.training import export, progress, remarks, run_folder, sends
-from experiments.training.config import SETTINGS, RunConfig, Settings
+from experiments.training import remarks, run_folder
+from experiments.training.config import SETTINGS, RunConfig
+from experiments.training.export import Export
 from experiments.training.loop import Outcome, Watch, train
-from experiments.training.prepare import ORIGIN, Run, check_files, prepare
-from experiments.training.process_group import ALONE, ProcessGroup, on_host
+from experiments.training.prepare import Run, check_files, checked, make_run
+from experiments.training.process_group import ALONE, ProcessGroup
 from experiments.training.progress import Line, Progress
+from experiments.training.summary import Summary, summarize
+from experiments.training.summary_text import show_summary
 from experiments.training.trackers import Tracked, Tracker, Tracking
-from syncalgos import Replica, Strategy, TrainState, network
+from syncalgos import Replica, TrainState
 
 
 def make(
@@ -61,7 +62,8 @@ def make(
         BadRequest: the run is not possible. No file is written before this error,
             unless it shows only in a dispatch or an evaluation.
     """
-    run = prepare(config, group)
+    plan, data = checked(config, group=group)
+    run = make_run(plan, data, group)
     out = config.out or run_folder.default_out(config.task, config.algo)
     try:
         with opened(run, out, [*PROGRAM.split(), *argv], started) as folder:
@@ -70,20 +72,20 @@ def make(
                 terminal.say(text)
             tracked = folder.track()
             with terminal.report(run.config.steps) as report:
-                outcome, summary = trained(folder, report, asked_to_stop)
-            missing = folder.finish(outcome, summary)
-            tracked.finish(summary)
+                outcome = folder.train(report, asked_to_stop)
+            summary, missing = folder.finish(outcome, summarize(run, outcome))
+            tracked.finish(summary.to_json())
             is_whole = not missing and not tracked.failed
             code = stopping.decide(_code(outcome) if is_whole else stopping.FAILED)
             if group.is_first:
-                terminal.show_summary(summary, out)
-            after = remarks.after(run, outcome, summary["center_step"])
+                show_summary(summary, out)
+            after = remarks.after(run, outcome, summary.center_step)
             for text in (*missing, *after):
                 terminal.say(text)
             return code
     except Finished as error:
         terminal.say(str(error))
-        return _shown(error.summary, run, out)
+        return _show_finished(Summary.from_json(error.summary), run, out)
 
 
 def _code(outcome: Outcome) -> int:
@@ -93,16 +95,16 @@ def _code(outcome: Outcome) -> int:
     return stopping.stopped_by(outcome.stopped) if outcome.stopped else stopping.DONE
 
 
-def _shown(found: dict[str, Any], run: Run, out: Path) -> int:
+def _show_finished(summary: Summary, run: Run, out: Path) -> int:
     """Shows the summary of a run that had finished before; returns the exit code."""
     if not run.group.is_first:
         return stopping.DONE
-    terminal.show_summary(found, out)
-    path, held = run.config.export, Path(found["export"] or "").absolute()
-    if path and not (path.absolute() == held and path.exists()):
+    show_summary(summary, out)
+    path, earlier_path = run.config.export, Path(summary.export or "").absolute()
+    if path and not (path.absolute() == earlier_path and path.exists()):
         terminal.say(f"no model was written to {path}: no checkpoint holds it")
         return stopping.FAILED
-    return stopping.DIVERGED if found["diverged"] else stopping.DONE
+    return stopping.DIVERGED if summary.diverged else stopping.DONE
 
 
 @contextmanager
@@ -160,6 +162,13 @@ class Folder:
         # Only the first process writes.
         self._own = path if run.group.is_first else None
         self._metrics = self._own and run_folder.Metrics(self._own, run.group.note)
+        self._export = Export(
+            path=run.config.export,
+            keep=run.config.keep,
+            planned_steps=run.config.evaluations,
+            origin=run.origin,
+            is_first=run.group.is_first,
+        )
 
     @property
     def seconds(self) -> float:
@@ -203,12 +212,53 @@ class Folder:
         )
         return self.tracked
 
+    def train(
+        self,
+        report: terminal.Report,
+        asked_to_stop: Callable[[], int],
+        on_evaluation: Callable[[Line], None] | None = None,
+        *,
+        evaluate_at_end_only: bool = False,
+    ) -> Outcome:
+        """Trains the run, and writes metrics.jsonl and checkpoints.
+
+        Args:
+            report: the display of the progress.
+            asked_to_stop: called before each dispatch.
+            on_evaluation: called with each line of metrics.jsonl, in the first process.
+            evaluate_at_end_only: as for `loop.train`.
+
+        Returns:
+            The outcome. The state of the run cannot be used afterwards.
+        """
+        run, progress, c = self.run, self.progress, self.run.config
+
+        def stepped() -> None:
+            has_trained()
+            report.step(progress.step, progress.losses[-1])
+
+        def evaluated(center: Replica) -> None:
+            line = progress.lines[-1]
+            report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
+            self.add(center)
+            if on_evaluation is not None and run.group.is_first:
+                on_evaluation(line)
+
+        with keeping_results() as has_trained:
+            watch = Watch(asked_to_stop, stepped, evaluated, self.save)
+            outcome = train(
+                run, progress, watch, evaluate_at_end_only=evaluate_at_end_only
+            )
+        if self.saver is not None:
+            self.saver.background.wait()
+        return outcome
+
     def add(self, center: Replica) -> None:
         """Records the last evaluation, and exports its model if it is the best."""
-        run, lines = self.run, self.progress.lines
+        lines = self.progress.lines
         if self._metrics is not None:
             self._metrics.add(lines)
-        if why := _export_if_best(run, center, lines):
+        if why := self._export.add(center, lines):
             terminal.say(why)
         self.tracked.log(lines[-1])
 
@@ -217,198 +267,44 @@ class Folder:
         if self.saver is not None:
             self.saver.save(state, self.seconds, last)
 
-    def finish(self, outcome: Outcome, summary: dict[str, Any]) -> list[str]:
-        """Writes the last files; returns a line for each output that is missing.
+    def finish(self, outcome: Outcome, summary: Summary) -> tuple[Summary, list[str]]:
+        """Writes the last files.
 
         Args:
             outcome: the outcome of the run.
-            summary: its summary; the exported file and the seconds are added to it.
+            summary: its summary.
+
+        Returns:
+            The summary with the exported file and the seconds, and a line for each
+            output that is missing.
         """
         run, out, path = self.run, self.path, self.run.config.export
         if out is None:
-            return []
+            return summary, []
         missing = remarks.unsaved(run.config.checkpoints, outcome)
         if path is not None:
-            line = _last_model(run, outcome)
-            why = _export_last(run, outcome.center, line)
-            if why and line is None and (summary["diverged"] or summary["stopped"]):
+            has_diverged = outcome.diverged_at is not None
+            line = self._export.find_line(
+                outcome.progress.lines, has_diverged=has_diverged
+            )
+            why = self._export.finish(outcome.center, line)
+            if why and line is None and (summary.diverged or summary.stopped):
                 terminal.say(why)  # as its code says: there was nothing to write
             elif why:
                 missing.append(why)
-            summary["export"] = None if why else str(path)
+            summary = replace(summary, export=None if why else str(path))
+        summary = replace(summary, total_seconds=round(self.seconds, 3))
         try:
-            self.close(summary)
+            self.write(summary)
         except OSError as error:  # the summary is still shown
             missing.append(f"--out {out}: {error.strerror}: its files are incomplete")
-        return missing
+        return summary, missing
 
-    def close(self, summary: dict[str, Any]) -> None:
-        """Writes the summary, to which the seconds are added.
+    def write(self, summary: Summary) -> None:
+        """Writes the summary, and the missing lines of metrics.jsonl.
 
         Raises:
             OSError: a file cannot be written.
         """
-        summary["total_seconds"] = round(self.seconds, 3)
         if self._own is not None:
-            run_folder.finish(self._own, summary, self.progress.lines)
-
-
-def trained(
-    folder: Folder,
-    report: terminal.Report,
-    asked_to_stop: Callable[[], int],
-    on_evaluation: Callable[[Line], None] | None = None,
-    *,
-    evaluate_at_end_only: bool = False,
-) -> tuple[Outcome, dict[str, Any]]:
-    """Trains the run of a folder, and writes metrics.jsonl and checkpoints.
-
-    Args:
-        folder: the folder of the run, whose state cannot be used afterwards.
-        report: the display of the progress.
-        asked_to_stop: called before each dispatch.
-        on_evaluation: called with each line of metrics.jsonl, in the first process.
-        evaluate_at_end_only: as for `loop.train`.
-
-    Returns:
-        The outcome, and the summary, which is not written yet.
-    """
-    run, progress, c = folder.run, folder.progress, folder.run.config
-
-    def stepped() -> None:
-        has_trained()
-        report.step(progress.step, progress.losses[-1])
-
-    def evaluated(center: Replica) -> None:
-        line = progress.lines[-1]
-        report.line(terminal.evaluation_line(line, c.steps, c.lr, c.validation))
-        folder.add(center)
-        if on_evaluation is not None and run.group.is_first:
-            on_evaluation(line)
-
-    with keeping_results() as has_trained:
-        watch = Watch(asked_to_stop, stepped, evaluated, folder.save)
-        outcome = train(run, progress, watch, evaluate_at_end_only=evaluate_at_end_only)
-    if folder.saver is not None:
-        folder.saver.background.wait()
-    return outcome, summary_of(run, outcome)
-
-
-def _export_if_best(run: Run, center: Replica, lines: Sequence[Line]) -> str:
-    """Exports the model of the last evaluation if --keep best asks for it.
-
-    Returns:
-        The reason why the model could not be written, or "".
-    """
-    is_kept = run.config.export and run.config.keep == "best"
-    is_best = is_kept and _best(run, lines) is lines[-1]
-    return _export(run, center, lines[-1]["step"]) if is_best else ""
-
-
-def _last_model(run: Run, outcome: Outcome) -> Line | None:
-    """Returns the evaluation whose model is to be exported; None if there is none."""
-    if run.config.keep == "best":
-        return _best(run, outcome.progress.lines)
-    return outcome.line if outcome.diverged_at is None else None
-
-
-def _export_last(run: Run, center: Replica, line: Line | None) -> str:
-    """Exports the model of `_last_model`, if not done before.
-
-    Returns:
-        The reason why the model is not in its file, or "".
-    """
-    path = run.config.export
-    if line is None or path is None:
-        return f"no model was written to {path}"
-    if run.config.keep == "last":
-        return _export(run, center, line["step"])
-    # The file was written at that evaluation.
-    if not run.group.is_first or export.facts(path) == _origin(run, line["step"]):
-        return ""
-    return (
-        f"--keep best: {path} does not hold the best model, that of step {line['step']}"
-    )
-
-
-def _best(run: Run, lines: Sequence[Line]) -> Line | None:
-    """Returns the best evaluation, but for the last one if a stop caused it."""
-    # Of a run that is resumed with other --steps, earlier ones may not be planned.
-    planned = lines[-1]["step"] in run.config.evaluations
-    return progress.best(lines if planned else lines[:-1])
-
-
-def _export(run: Run, center: Replica, step: int) -> str:
-    """Writes the center and its origin to a file; returns why it could not, or ""."""
-    center = jax.tree.map(on_host, center)  # all processes take part
-    path = run.config.export
-    if path is None or not run.group.is_first:
-        return ""
-    try:
-        export.save(path, center, _origin(run, step))
-    except (OSError, SafetensorError) as error:  # the run's files must still be written
-        return f"--export {path}: {getattr(error, 'strerror', None) or error}"
-    return ""
-
-
-def _origin(run: Run, step: int) -> dict[str, str]:
-    """Returns the header of an exported model: its run, and the step."""
-    found = {name: files.plain(run.facts[name]) for name in ORIGIN}
-    found |= {"steps": step, "syncalgos": syncalgos.__version__}
-    found |= run.data.preparation
-    return {name: json.dumps(x) for name, x in found.items()}
-
-
-def summary_of(run: Run, outcome: Outcome) -> dict[str, Any]:
-    """Returns summary.json, without the fields that its writer adds."""
-    progress, line, method = outcome.progress, outcome.line, run.plan.method
-    steps, seconds = line["step"], progress.seconds
-    syncs = moved = decided = None
-    # Syncs of other workers, before --resume-center, are in the bytes alone.
-    sent = None if progress.sent_since else run.rounds.sent(progress)
-    if sent is not None:
-        syncs = int((np.diff(sent.per_step[:steps], prepend=0.0) > 0).sum())
-        delay = delay_of_sends(run.config, run.task, method.algorithm)
-        moved = {**sends.to_json(network.sends(sent)), "delay": delay}
-    if not progress.sent_since and syncalgos.describe(method.strategy).decides:
-        decided = len({step for step, _ in progress.decided})
-    devices = run.config.worker_devices
-    return {
-        **run.facts,
-        **{name: line[name] for name in line if name != "step"},
-        "steps": steps,
-        "syncs": syncs,
-        "decided": decided,
-        "steps_per_second": steps / seconds if seconds else 0.0,
-        "params_sha256": params_sha256(outcome.center),
-        "temp_bytes": run.trainer.temp_bytes,
-        "device_bytes": sends.device_bytes(outcome.state),
-        "device_bytes_without_mesh": sends.device_bytes(outcome.state, in_mesh=False),
-        "bytes_per_device": sends.each_device(line["bytes_per_worker"], devices),
-        "lane_form": progress.lane_form,
-        "not_counted": run.task.sends or None,
-        "sends": moved,  # for modelling their time
-        "center_step": run.rounds.center_step(steps),
-        "export": None,
-        "diverged": outcome.diverged,
-        "diverged_at": outcome.diverged_at,
-        "not_finite_workers": outcome.not_finite,
-        "stopped": bool(outcome.stopped),
-        "resumed_at": progress.resumed_at,
-    }
-
-
-def delay_of_sends(config: Settings, task: Task, algorithm: Strategy) -> int:
-    """Returns how many local steps a message may take; 0 if the run waits for it."""
-    # An average of the optimizer's state, and shared tables, are used at once.
-    waits = config.opt_state_at_sync == "average" or task.kept == "shared"
-    return 0 if waits else algorithm.late
-
-
-def params_sha256(replica: Replica) -> str:
-    """Returns the SHA-256 of the params' leaves in order."""
-    # The same command gives the same hash: tests use it to show unchanged numbers.
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(replica.params):
-        digest.update(on_host(leaf).tobytes())
-    return digest.hexdigest()
+            run_folder.finish(self._own, summary.to_json(), self.progress.lines)

@@ -16,7 +16,6 @@ from experiments.aim import hlo, targets, times
 from experiments.aim.targets import Target
 from experiments.command.errors import refusing
 from experiments.data import feeding
-from experiments.one_run import delay_of_sends
 from experiments.tasks.task import Data
 from experiments.training import sends
 from experiments.training.config import RunConfig, Settings
@@ -24,6 +23,7 @@ from experiments.training.loop import dispatches
 from experiments.training.machine import versions
 from experiments.training.plan import Plan, check_data, make_plan
 from experiments.training.prepare import refused
+from experiments.training.summary import delay_of_sends
 from syncalgos import Lowered, TrainState, checks, network
 
 LEAVES = 8  # number of the largest leaves to list

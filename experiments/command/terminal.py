@@ -12,7 +12,7 @@ from rich.table import Column
 from rich.text import Text
 
 from experiments.command.stopping import printable, say
-from experiments.command.text_tables import definitions, terminal_width, wrapped
+from experiments.command.text_tables import wrapped
 
 MISSING = "–"
 # (columns of a terminal, from which on the bar has this width)
@@ -135,15 +135,31 @@ def measured(line: dict[str, Any], validation: float | None) -> dict[str, float 
     """Returns the training loss and the held-out measures of a line, by label.
 
     Args:
-        line: a line of metrics.jsonl, or a summary.
+        line: a line of metrics.jsonl.
+        validation: as for `label_measures`.
+    """
+    measures = {
+        name: x
+        for name, x in line.items()
+        if name == "train_loss" or name.startswith("test_")
+    }
+    return label_measures(measures, validation)
+
+
+def label_measures(
+    measures: Mapping[str, float | None], validation: float | None
+) -> dict[str, float | None]:
+    """Returns measures by label, such as "test loss".
+
+    Args:
+        measures: the measures by name, such as "test_loss".
         validation: the share of training data that was held out; None means that the
             test data was used.
     """
     held_out = "test" if validation is None else "validation"
     return {
         name.replace("test_", f"{held_out}_").replace("_", " "): x
-        for name, x in line.items()
-        if name == "train_loss" or name.startswith("test_")
+        for name, x in measures.items()
     }
 
 
@@ -192,84 +208,6 @@ def rate(x: float | None) -> str:
 def effective(x: float | None) -> str:
     """Formats an effective learning rate with its name."""
     return "no effective rate is defined" if x is None else f"{rate(x)} effective"
-
-
-def _describe_layout(summary: Mapping[str, Any]) -> str:
-    """Says where the workers were, as "8 workers on 2 cpu devices × 4 lanes"."""
-    workers = _count(summary["workers"], "worker")
-    mesh = summary["mesh"]
-    if mesh:
-        devices = _count(math.prod(mesh.values()), "device")
-        axes = ", ".join(f"{name} {size}" for name, size in mesh.items())
-        workers = f"{workers} of {devices} ({axes})"
-    devices = _count(summary["devices"], f"{summary['platform']} device")
-    return f"{workers} on {devices} × {_count(summary['lanes'], 'lane')}"
-
-
-def _count(number: int, noun: str) -> str:
-    """Returns a number with its noun, such as "1 lane" or "2 lanes"."""
-    if number == 1:
-        return f"1 {noun}"
-    return f"{number} {noun}s"
-
-
-def show_summary(summary: dict[str, Any], out: Any) -> None:
-    """Prints summary.json for a person, on stdout."""
-    s = summary
-    layout = _describe_layout(s)
-    if s["lanes"] > 1 and s.get("lane_form"):  # known after a dispatch
-        layout += f" {s['lane_form']}"
-    speed = s["steps_per_second"]
-    memory = "not known"
-    if s["temp_bytes"] is not None:
-        memory = f"{size(s['temp_bytes'])} of intermediate results on a device"
-    rates = f"{rate(s['lr'])} nominal, {effective(s['effective_lr'])}"
-    # Summaries of earlier releases lack it.
-    if (last := s.get("learning_rate", s["lr"])) != s["lr"]:
-        rates += f"; {last:.3g} nominal at the end"
-    rows = {
-        **{name: figure(x) for name, x in measured(s, s["validation"]).items()},
-        "learning rate": rates,
-        "most a worker sent": _sent_text(s),
-        "speed": f"{count(speed)} steps/s, {count(speed * s['workers'])} "
-        f"worker-steps/s, {count(speed * s['batch_size'])} examples/s",
-        "memory": memory,
-        **({"a device holds": _held_text(s)} if s["mesh"] else {}),
-        "layout": f"{layout}, backend {s['backend']}",
-        "time": f"{s['seconds']:.1f} s training, {s['total_seconds']:.1f} s in all",
-        "files": str(out),
-    }
-    if s["export"] is not None:
-        rows["model"] = s["export"]
-    width = terminal_width()
-    head = (
-        f"{s['algo']} on {s['task']}: {s['steps']} steps of batch {s['batch_size']}, "
-        f"seed {s['seed']}"
-    )
-    show("\n".join([*wrapped(head, width), *definitions(rows, width)]))
-
-
-def _sent_text(s: dict[str, Any]) -> str:
-    """Formats the bytes that a worker sent, and that each of its devices sent."""
-    if s["bytes_per_worker"] is None:
-        return "not counted"
-    text = size(s["bytes_per_worker"])
-    if s["syncs"] is not None:
-        text += f" in {s['syncs']} syncs"
-    if s["mesh"]:
-        text += f", each of its devices {size(s['bytes_per_device'])}"
-    if s["decided"] is not None:
-        text += f", {s['decided']} of them triggered by the data"
-    return text
-
-
-def _held_text(s: dict[str, Any]) -> str:
-    """Formats the bytes of the workers' state on a device, with and without a mesh."""
-    nouns = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
-    held, whole = s["device_bytes"], s["device_bytes_without_mesh"]
-    parts = ", ".join(f"{noun} {size(held[name])}" for name, noun in nouns.items())
-    total, without = sum(held.values()), sum(whole.values())
-    return f"{size(total)} of state ({parts}), without the mesh {size(without)}"
 
 
 def mesh_text(mesh: Mapping[str, int]) -> str:

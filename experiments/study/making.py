@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from rich.progress import Progress, TaskID
@@ -18,13 +19,14 @@ from experiments import files
 from experiments.checkpoint import lock
 from experiments.command import stopping, terminal
 from experiments.command.errors import BadRequest, in_one_line
-from experiments.one_run import Folder, trained
+from experiments.one_run import Folder
 from experiments.study.runs import Loader, RunSet, command_of, damage, is_done
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
 from experiments.training.loop import correct
 from experiments.training.plan import Programs
 from experiments.training.prepare import make_run
+from experiments.training.summary import Summary, summarize
 
 PAUSE = 0.1  # seconds between two reports of a step
 CHECKPOINTS = "checkpoints"  # the folder in that of a run
@@ -275,13 +277,15 @@ class Maker(Loader):
                 # Only the last evaluation decides between trials: 18 others took 30 %
                 # of a trial's time.
                 is_trial = config.validation is not None
-                outcome, summary = trained(
-                    own, shown, asked_to_stop, evaluate_at_end_only=is_trial
-                )
+                outcome = own.train(shown, asked_to_stop, evaluate_at_end_only=is_trial)
                 if outcome.stopped:
                     raise StopRequested
-                summary["correct"] = correct(run, outcome)
-                own.close(summary)
+                summary = replace(
+                    summarize(run, outcome),
+                    correct=correct(run, outcome),
+                    total_seconds=round(own.seconds, 3),
+                )
+                own.write(summary)
         except (StopRequested, OSError):
             raise
         # The other runs continue: one failure must not stop hundreds of runs.
@@ -350,17 +354,20 @@ def _rename(place: Path, folder: Path) -> None:
     files.sync_folder(folder.parent)
 
 
-def _results(summary: dict[str, Any]) -> str:
+def _results(summary: Summary) -> str:
     """Returns the results of a run as text, without its training loss."""
-    if summary["diverged"]:
-        step = summary["diverged_at"]  # None if only the test loss was not finite
+    if summary.diverged:
+        step = summary.diverged_at  # None if only the test loss was not finite
         return "diverged" if step is None else f"diverged at step {step}"
-    shown = terminal.measured(summary, summary["validation"])
-    loss, *others = [x for x in shown if x != "train loss" and shown[x] is not None]
-    # Only the first names its data, so that a line has room for its run's name.
-    names = {loss: loss, **{name: name.partition(" ")[2] for name in others}}
-    figures = [f"{names[x]} {terminal.figure(shown[x])}" for x in names]
-    return ", ".join([*figures, f"{summary['total_seconds']:.1f} s"])
+    measures = terminal.label_measures(summary.measures, summary.validation)
+    figures: list[str] = []
+    for name, value in measures.items():
+        if value is None:
+            continue
+        # Only the first names its data, so that a line has room for its run's name.
+        noun = name.partition(" ")[2] if figures else name
+        figures.append(f"{noun} {terminal.figure(value)}")
+    return ", ".join([*figures, f"{summary.total_seconds:.1f} s"])
 
 
 class StudyProgress:

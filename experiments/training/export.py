@@ -1,21 +1,116 @@
-"""Trained models as .safetensors files: only the center, without worker axes."""
+"""Trained models as .safetensors files: only the center, without worker axes.
+
+`Export` decides which model of a run its file holds.
+"""
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from safetensors import SafetensorError
 
 from experiments import files
 from experiments.command.errors import BadRequest
+from experiments.training import progress
+from experiments.training.process_group import on_host
+from experiments.training.progress import Line
 from syncalgos import Replica
 
+# The origin of a model, which its file names.
+ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
 BLANK = "0" * 64  # the checksum of a file from which it is computed
+
+
+class Export(NamedTuple):
+    """The exported model of a run (--export), which only the first process writes.
+
+    Attributes:
+        path: the file; None if none is asked for.
+        keep: which model to write, "last" or "best".
+        planned_steps: the local steps after which the run is evaluated.
+        origin: the content of the file's header, except for the step.
+        is_first: whether this is the first process.
+    """
+
+    path: Path | None
+    keep: str
+    planned_steps: Sequence[int]
+    origin: Mapping[str, Any]
+    is_first: bool
+
+    def add(self, center: Replica, lines: Sequence[Line]) -> str:
+        """Writes the model of the last evaluation if it is the best (--keep best).
+
+        Returns:
+            The reason why the model could not be written, or "".
+        """
+        if self.path is None or self.keep != "best":
+            return ""
+        last_line = lines[-1]
+        is_best = self._find_best(lines) is last_line
+        return self._write(center, last_line["step"]) if is_best else ""
+
+    def find_line(self, lines: Sequence[Line], *, has_diverged: bool) -> Line | None:
+        """Returns the evaluation whose model the file is to hold; None if none is.
+
+        Args:
+            lines: all evaluations of the run.
+            has_diverged: whether the run ended because it diverged.
+        """
+        if self.keep == "best":
+            return self._find_best(lines)
+        return None if has_diverged else lines[-1]
+
+    def finish(self, center: Replica, line: Line | None) -> str:
+        """Writes the model of the run's end, if it was not written before.
+
+        Args:
+            center: the model of the last evaluation.
+            line: the result of `find_line`.
+
+        Returns:
+            The reason why the model is not in its file, or "".
+        """
+        if line is None or self.path is None:
+            return f"no model was written to {self.path}"
+        step = line["step"]
+        if self.keep == "last":
+            return self._write(center, step)
+        # The file was written at that evaluation.
+        if not self.is_first or facts(self.path) == self._header(step):
+            return ""
+        return (
+            f"--keep best: {self.path} does not hold the best model, that of step "
+            f"{step}"
+        )
+
+    def _find_best(self, lines: Sequence[Line]) -> Line | None:
+        """Returns the best evaluation, but for the last one if a stop caused it."""
+        # Of a run that is resumed with other --steps, earlier ones may not be planned.
+        is_planned = lines[-1]["step"] in self.planned_steps
+        return progress.best(lines if is_planned else lines[:-1])
+
+    def _write(self, center: Replica, step: int) -> str:
+        """Writes the center and its origin; returns why it could not, or ""."""
+        center = jax.tree.map(on_host, center)  # all processes take part
+        if self.path is None or not self.is_first:
+            return ""
+        try:
+            save(self.path, center, self._header(step))
+        except (OSError, SafetensorError) as error:  # the run's files come after it
+            return f"--export {self.path}: {getattr(error, 'strerror', None) or error}"
+        return ""
+
+    def _header(self, step: int) -> dict[str, str]:
+        """Returns the header of a file: its run, and the step."""
+        content = {**self.origin, "steps": step}
+        return {name: json.dumps(x) for name, x in content.items()}
 
 
 def check(path: Path, overwrite: bool) -> None:
@@ -67,7 +162,6 @@ def _with_sorted_facts(content: bytes) -> bytes:
 
 def facts(path: Path) -> dict[str, str]:
     """Returns the header of a file; {} if it cannot be read, or was changed."""
-    from safetensors import SafetensorError
 
     try:
         return _header(path)
@@ -195,7 +289,6 @@ def start(path: Path, like: Replica) -> Replica:
         BadRequest: the file cannot be read, or holds another model, numbers that are
             not finite, or numbers that the run's dtypes cannot hold.
     """
-    from safetensors import SafetensorError
 
     try:
         files.open_regular(path).close()

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+import syncalgos
+from experiments import files
 from experiments.command import terminal
 from experiments.command.errors import STOPS, BadRequest, explain, named, refusing
 from experiments.command.factories import OWN
@@ -41,9 +43,7 @@ from experiments.training.rounds import Rounds, measured, planned
 from syncalgos import DataParallel, Replica, Strategy, TrainState, effective_rate
 from syncalgos.collectives import PyTree
 
-# The origin of a model, which is also written into exported models.
-ORIGIN = ("algo", "arguments", "task", "task_arguments", "seed", "workers")
-COMMON = (*ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
+COMMON = (*export.ORIGIN, "batch_size", "optimizer", "lr", "accumulate", "partition")
 COMMON += ("validation",)
 
 
@@ -80,6 +80,16 @@ class Run(NamedTuple):
         """The model, its data and its figures."""
         return self.plan.task
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """The content of an exported model's header, except for the step."""
+        origin = {name: files.plain(self.facts[name]) for name in export.ORIGIN}
+        return {
+            **origin,
+            "syncalgos": syncalgos.__version__,
+            **self.data.preparation,
+        }
+
 
 def prepare(
     config: RunConfig,
@@ -99,7 +109,8 @@ def prepare(
     Raises:
         BadRequest: the run cannot be made; one line says why.
     """
-    return make_run(*checked(config, None, group, task=task, strategy=strategy), group)
+    plan, data = checked(config, group=group, task=task, strategy=strategy)
+    return make_run(plan, data, group)
 
 
 def checked(

@@ -25,9 +25,9 @@ from commands import (
 )
 
 from experiments.data import sampling
-from experiments.one_run import params_sha256
 from experiments.training.config import parse
 from experiments.training.prepare import prepare
+from experiments.training.summary import params_sha256
 from syncalgos import ALGORITHMS
 
 UNEVEN = f"{BASE} --algo model_averaging --period 5 --workers 2"

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from experiments.command.terminal import Report
-from experiments.one_run import Folder, trained
+from experiments.one_run import Folder
 from experiments.tasks.task import Data, Task
 from experiments.training.config import parse
 from experiments.training.defaults import takes
 from experiments.training.prepare import checked, make_run, prepare
+from experiments.training.summary import summarize
 
 EXAMPLES, HELD_OUT, FROM = 40, 8, 1000
 WORKERS, OWN, STEPS = 2, 5, 16  # OWN examples of each worker a step
@@ -71,10 +72,11 @@ def finished(job):
     with tempfile.TemporaryDirectory() as folder:
         own = Folder(job, out := Path(folder) / "out", 0.0)
         own.record([])
-        outcome, summary = trained(own, Report(), lambda: False)
+        outcome = own.train(Report(), lambda: 0)
         config = json.loads((out / "config.json").read_text())
         text = (out / "metrics.jsonl").read_text()
     assert outcome.diverged_at is None
+    summary = summarize(job, outcome).to_json()
     return outcome, summary, config, [json.loads(line) for line in text.splitlines()]
 
 

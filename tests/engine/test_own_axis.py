@@ -18,8 +18,8 @@ from trees import assert_close
 
 import syncalgos
 from experiments.data import sampling
-from experiments.one_run import params_sha256
 from experiments.tasks.task import losses
+from experiments.training.summary import params_sha256
 from syncalgos import Replica, collectives
 
 WORKERS, STEPS = 3, 2 * PERIOD

@@ -71,15 +71,15 @@ def test_command_is_refused_before_it_touches_anything(main, words, tmp_path, ca
 def test_run_that_another_command_has_made_meanwhile_is_not_replaced(
     tmp_path, monkeypatch
 ):
-    out, prepare = tmp_path / "out", one_run.prepare
+    out, make_run = tmp_path / "out", one_run.make_run
 
-    def slow(*arguments, **named):
-        prepared = prepare(*arguments, **named)
+    def make_slowly(*arguments, **named):
+        made_run = make_run(*arguments, **named)
         out.mkdir()
         (out / "summary.json").write_text("{}")
-        return prepared
+        return made_run
 
-    monkeypatch.setattr(one_run, "prepare", slow)
+    monkeypatch.setattr(one_run, "make_run", make_slowly)
     ended = run(f"{TINY} --steps 4", out)
     assert ended.code == 2
     assert ended.stderr.startswith(f"error: --out {out} already holds a run (summary.")

@@ -19,10 +19,10 @@ from tiers import tiers
 from tiny_tasks import shared
 
 from experiments.checkpoint import shards
-from experiments.one_run import params_sha256
 from experiments.tasks.task import Task, check_axes
 from experiments.training.config import RunConfig, parse
 from experiments.training.export import load
+from experiments.training.summary import params_sha256
 
 TINY = "--task tiny_tasks:shared --optimizer adam --workers 2 --steps 11"
 TINY += " --batch-size 12 --eval-every 4 --checkpoint-every 3 --algo bmuf --period 4"

@@ -1,0 +1,100 @@
+"""The summary of a run as text, for a person."""
+
+import math
+from typing import Any
+
+from experiments.command.terminal import (
+    count,
+    effective,
+    figure,
+    label_measures,
+    rate,
+    show,
+    size,
+)
+from experiments.command.text_tables import definitions, terminal_width, wrapped
+from experiments.training.summary import Summary
+
+
+def show_summary(summary: Summary, out: Any) -> None:
+    """Prints summary.json for a person, on stdout."""
+    s = summary
+    layout = _describe_layout(s)
+    if s.lanes > 1 and s.lane_form:  # known after a dispatch
+        layout += f" {s.lane_form}"
+    speed = s.steps_per_second
+    memory = "not known"
+    if s.temp_bytes is not None:
+        memory = f"{size(s.temp_bytes)} of intermediate results on a device"
+    rates = f"{rate(s.lr)} nominal, {effective(s.effective_lr)}"
+    if s.learning_rate != s.lr:
+        rates += f"; {s.learning_rate:.3g} nominal at the end"
+    measures = {"train_loss": s.train_loss, **s.measures}
+    figures = {
+        name: figure(x) for name, x in label_measures(measures, s.validation).items()
+    }
+    rows = {
+        **figures,
+        "learning rate": rates,
+        "most a worker sent": _describe_sent(s),
+        "speed": (
+            f"{count(speed)} steps/s, {count(speed * s.workers)} worker-steps/s, "
+            f"{count(speed * s.batch_size)} examples/s"
+        ),
+        "memory": memory,
+    }
+    if s.mesh:
+        rows["a device holds"] = _describe_state(s)
+    rows["layout"] = f"{layout}, backend {s.backend}"
+    rows["time"] = f"{s.seconds:.1f} s training, {s.total_seconds or 0:.1f} s in all"
+    rows["files"] = str(out)
+    if s.export is not None:
+        rows["model"] = s.export
+    width = terminal_width()
+    head = (
+        f"{s.algo} on {s.task}: {s.steps} steps of batch {s.batch_size}, seed {s.seed}"
+    )
+    show("\n".join([*wrapped(head, width), *definitions(rows, width)]))
+
+
+def _describe_layout(summary: Summary) -> str:
+    """Says where the workers were, as "8 workers on 2 cpu devices × 4 lanes"."""
+    workers = _count(summary.workers, "worker")
+    mesh = summary.mesh
+    if mesh:
+        devices = _count(math.prod(mesh.values()), "device")
+        axes = ", ".join(f"{name} {size}" for name, size in mesh.items())
+        workers = f"{workers} of {devices} ({axes})"
+    devices = _count(summary.devices, f"{summary.platform} device")
+    return f"{workers} on {devices} × {_count(summary.lanes, 'lane')}"
+
+
+def _count(number: int, noun: str) -> str:
+    """Returns a number with its noun, such as "1 lane" or "2 lanes"."""
+    if number == 1:
+        return f"1 {noun}"
+    return f"{number} {noun}s"
+
+
+def _describe_sent(summary: Summary) -> str:
+    """Formats the bytes that a worker sent, and that each of its devices sent."""
+    if summary.bytes_per_worker is None:
+        return "not counted"
+    text = size(summary.bytes_per_worker)
+    if summary.syncs is not None:
+        text += f" in {summary.syncs} syncs"
+    if summary.mesh and summary.bytes_per_device is not None:
+        text += f", each of its devices {size(summary.bytes_per_device)}"
+    if summary.decided is not None:
+        text += f", {summary.decided} of them triggered by the data"
+    return text
+
+
+def _describe_state(summary: Summary) -> str:
+    """Formats the bytes of the workers' state on a device, with and without a mesh."""
+    nouns = {"params": "params", "opt_state": "optimizer", "sync": "strategy"}
+    bytes_by_part = summary.device_bytes
+    parts = ", ".join(f"{noun} {size(bytes_by_part[x])}" for x, noun in nouns.items())
+    total = size(sum(bytes_by_part.values()))
+    without = size(sum(summary.device_bytes_without_mesh.values()))
+    return f"{total} of state ({parts}), without the mesh {without}"
