@@ -17,6 +17,7 @@ CODE = {".py": "python", ".toml": "toml", ".sh": "sh"}
 COPIED = {
     "CHANGELOG.md": "_made/changelog.md",
     "CONTRIBUTING.md": "_made/contributing.md",
+    "conformance/README.md": "_made/conformance.md",
     "examples/README.md": "_made/examples.md",
 }
 
