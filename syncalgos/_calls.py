@@ -189,9 +189,11 @@ class _Short(reprlib.Repr):
     """A repr in which functions are names, and arrays dtypes and shapes."""
 
     def repr1(self, x: Any, level: int) -> str:
-        if isinstance(call := getattr(x, "call", None), Call):
+        call = getattr(x, "call", None)
+        if isinstance(call, Call):
             return repr(call)
-        if name := getattr(x, "__name__", None):
+        name = getattr(x, "__name__", None)
+        if name:
             return name
         if isinstance(x, functools.partial):
             return written("partial", (x.func, *x.args), x.keywords)
@@ -208,5 +210,7 @@ _SHORT.maxother = _SHORT.maxstring = 60
 
 def written(name: str, args: Iterable[Any], kwargs: Mapping[str, Any]) -> str:
     """Returns a call as a user writes it, each value on one short line."""
-    named = [f"{key}={_SHORT.repr(x)}" for key, x in kwargs.items()]
-    return " ".join(f"{name}({', '.join([*map(_SHORT.repr, args), *named])})".split())
+    arguments = [_SHORT.repr(x) for x in args]
+    arguments += [f"{key}={_SHORT.repr(x)}" for key, x in kwargs.items()]
+    # A value's own repr may have several lines.
+    return " ".join(f"{name}({', '.join(arguments)})".split())

@@ -317,12 +317,12 @@ def _find_exchanges(strategy: Strategy) -> Steps | None:
 
 def _find_own_exchanges(strategy: Strategy) -> Steps | None:
     """Returns the steps at which a strategy without members sends; None: not known."""
-    syncs_at = introspection.landing_steps(strategy)
+    landing_steps = introspection.landing_steps(strategy)
     if introspection.combination(strategy).is_silent:
-        syncs_at = NEVER
+        landing_steps = NEVER
     if not introspection.reduces(strategy):
-        return syncs_at
-    if syncs_at in (NEVER, ALWAYS):
+        return landing_steps
+    if landing_steps in (NEVER, ALWAYS):
         return ALWAYS
     # Its reduce may send at some steps alone, as that of zero_one_adam does.
     return None
@@ -366,7 +366,7 @@ def _find_periods(steps: Steps) -> set[int]:
         case sets.Shifted(steps=inner_steps) | sets.Complement(steps=inner_steps):
             return _find_periods(inner_steps)
         case sets.Union(parts=parts):
-            return {period for part in parts for period in _find_periods(part)}
+            return set().union(*map(_find_periods, parts))
         case sets.Intersection(left=left, right=right):
             return _find_periods(left) | _find_periods(right)
     return set()

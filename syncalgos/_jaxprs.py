@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Container, Iterator
+from itertools import product
 from typing import Any, NamedTuple
 
 import jax
@@ -10,11 +11,12 @@ from jax.extend import core
 
 # Collectives of jax: primitives that send along the axes that they name. Some are in
 # two parts, of which the second waits.
-_SENT = "psum pmax pmin all_gather reduce_scatter all_to_all ragged_all_to_all "
-_SENT += "ppermute pbroadcast psend precv preduced vary_unreduced_cast"
+_COLLECTIVES = "psum pmax pmin all_gather reduce_scatter all_to_all ragged_all_to_all "
+_COLLECTIVES += "ppermute pbroadcast psend precv preduced vary_unreduced_cast"
+_PREFIXES = "", "unreduced_"
 _KINDS = "", "_invariant", "_reduced", "_dynamic", "_p"
-_NAMES = {x + y + z for x in ("", "unreduced_") for y in _SENT.split() for z in _KINDS}
-SENDS = {name + part for name in _NAMES for part in ("", "_start", "_done")}
+_PHASES = "", "_start", "_done"
+SENDS = set(map("".join, product(_PREFIXES, _COLLECTIVES.split(), _KINDS, _PHASES)))
 
 # Primitives that name an axis, but send nothing along it.
 SILENT = {"axis_index", "pvary"}
@@ -39,22 +41,23 @@ _Runner = Callable[[Any, list[Any]], Runs]
 """(equation, a value for each of its operands) -> what the equation runs."""
 
 
-def _whole(equation: Any, values: list[Any]) -> Runs:
+def _run_call(equation: Any, values: list[Any]) -> Runs:
     return Runs([(inner(equation)[0], values)])
 
 
-def _solver(equation: Any, values: list[Any]) -> Runs:
-    jaxprs, consts = equation.params["jaxprs"], equation.params["const_lengths"]
-    first = consts.matvec + consts.vecmat
-    own = values[first : first + consts.solve]
-    return Runs([(jaxprs.solve, own + values[sum(consts) :])])
+def _run_solver(equation: Any, values: list[Any]) -> Runs:
+    jaxprs = equation.params["jaxprs"]
+    consts = equation.params["const_lengths"]
+    solve_start = consts.matvec + consts.vecmat
+    solve_consts = values[solve_start : solve_start + consts.solve]
+    return Runs([(jaxprs.solve, solve_consts + values[sum(consts) :])])
 
 
-def _one_of(equation: Any, values: list[Any]) -> Runs:
+def _run_branches(equation: Any, values: list[Any]) -> Runs:
     return Runs([(x, values[1:]) for x in equation.params["branches"]])
 
 
-def _scan(equation: Any, values: list[Any]) -> Runs:
+def _run_scan(equation: Any, values: list[Any]) -> Runs:
     params = equation.params
     numbers = [params.get("num_consts"), params.get("num_carry")]
     if "ft_in" in params:  # since jax 0.11: constants, carry and rows
@@ -63,26 +66,28 @@ def _scan(equation: Any, values: list[Any]) -> Runs:
     return Runs([(params["jaxpr"], values)], carry, params["length"])
 
 
-def _while(equation: Any, values: list[Any]) -> Runs:
-    params, tested = equation.params, equation.params["cond_nconsts"]
-    carry = slice(tested + params["body_nconsts"], None)
-    test = params["cond_jaxpr"], values[:tested] + values[carry]
-    return Runs([test, (params["body_jaxpr"], values[tested:])], carry, None)
+def _run_while(equation: Any, values: list[Any]) -> Runs:
+    params = equation.params
+    test_consts = params["cond_nconsts"]
+    carry = slice(test_consts + params["body_nconsts"], None)
+    test = params["cond_jaxpr"], values[:test_consts] + values[carry]
+    body = params["body_jaxpr"], values[test_consts:]
+    return Runs([test, body], carry, None)
 
 
 # Primitives that run one jaxpr once. Its results are theirs.
-_WHOLE = "jit call closed_call remat2 composite custom_jvp_call custom_vjp_call"
+_CALL_NAMES = "jit call closed_call remat2 composite custom_jvp_call custom_vjp_call"
 CALLS: dict[str, _Runner] = {
-    **dict.fromkeys(f"{_WHOLE} call_hi_primitive".split(), _whole),
-    "custom_linear_solve": _solver,
+    **dict.fromkeys(f"{_CALL_NAMES} call_hi_primitive".split(), _run_call),
+    "custom_linear_solve": _run_solver,
 }
 # All primitives whose jaxprs are run in a known way.
 RUNS: dict[str, _Runner] = {
     **CALLS,
-    **dict.fromkeys(("custom_vmap_call", "shard_map"), _whole),
-    "cond": _one_of,
-    "scan": _scan,
-    "while": _while,
+    **dict.fromkeys(("custom_vmap_call", "shard_map"), _run_call),
+    "cond": _run_branches,
+    "scan": _run_scan,
+    "while": _run_while,
 }
 
 # Jaxprs and functions of these combine single numbers, make keys, or return nothing;
@@ -113,16 +118,22 @@ def axes(equation: Any, mapped: Container[str] = ()) -> list[str]:
     # are the axes of an array.
     if equation.primitive.name in SILENT:
         return []
-    values = [(k, x) for k, v in equation.params.items() for x in jax.tree.leaves(v)]
-    texts = [(k, x) for k, x in values if isinstance(x, str)]
-    return [x for k, x in texts if k.startswith("ax") or (x in mapped and k != "name")]
+    names = []
+    for param, value in equation.params.items():
+        for x in jax.tree.leaves(value):
+            if not isinstance(x, str):
+                continue
+            if param.startswith("ax") or (param != "name" and x in mapped):
+                names.append(x)
+    return names
 
 
 def inner(equation: Any) -> list[Any]:
     """Returns the jaxprs in an equation's parameters, with their constants."""
-    if made := equation.params.get("_prim"):  # jnp.nonzero and others since jax 0.11
-        return [jax.make_jaxpr(made.expand)(*made.in_avals)]
-    return [x for x in _parts(equation) if _is_jaxpr(x)]
+    composite = equation.params.get("_prim")  # jnp.nonzero and others since jax 0.11
+    if composite:
+        return [jax.make_jaxpr(composite.expand)(*composite.in_avals)]
+    return [x for x in _find_parts(equation) if _is_jaxpr(x)]
 
 
 def hides(equation: Any) -> bool:
@@ -130,7 +141,9 @@ def hides(equation: Any) -> bool:
     name = equation.primitive.name
     if name in RUNS or name.startswith(_ARITHMETIC):
         return name in _OPAQUE
-    calls = [x for x in _parts(equation) if callable(x) and not isinstance(x, type)]
+    calls = [
+        x for x in _find_parts(equation) if callable(x) and not isinstance(x, type)
+    ]
     return name in _OPAQUE or bool(inner(equation) or calls)
 
 
@@ -141,12 +154,12 @@ def is_of_jax(primitive: core.Primitive) -> bool:
     Another's may send by its rules for several lanes and for compilers, which no jaxpr
     shows.
     """
-    of_jax = [x for x in [*sys.modules] if x.partition(".")[0] == "jax"]
-    return any(primitive is x for name in of_jax for x in _values(sys.modules[name]))
-
-
-def _values(module: Any) -> list[Any]:
-    return [*vars(module).values()]
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] != "jax":
+            continue
+        if any(primitive is value for value in [*vars(module).values()]):
+            return True
+    return False
 
 
 def within(equation: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
@@ -165,8 +178,10 @@ def equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
 
 def reads(jaxpr: Any, place: int) -> bool:
     """Whether a jaxpr uses or returns its input at a place."""
-    used = [v for e in jaxpr.eqns for v in e.invars]
-    return any(v is jaxpr.invars[place] for v in (*used, *jaxpr.outvars))
+    variables = [*jaxpr.outvars]
+    for equation in jaxpr.eqns:
+        variables += equation.invars
+    return any(variable is jaxpr.invars[place] for variable in variables)
 
 
 def follow(
@@ -199,7 +214,7 @@ def follow(
     return [*map(read, jaxpr.outvars)]
 
 
-def _parts(equation: Any) -> list[Any]:
+def _find_parts(equation: Any) -> list[Any]:
     """Returns everything in an equation's parameters, out of tuples and the like."""
     return jax.tree.leaves([*equation.params.values()], is_leaf=_is_jaxpr)
 

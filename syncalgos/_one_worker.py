@@ -106,12 +106,13 @@ def as_optimizer(
     def init(params: PyTree) -> OptimizerState:
         check_params(params)
         params = taken("params", params)
-        sync = alone(lambda: strong(strategy.init(params)), axis)
-        opt_state, step = inner.init(params), jnp.zeros((), jnp.int32)
+        sync = call_alone(lambda: strong(strategy.init(params)), axis)
+        opt_state = inner.init(params)
+        step = jnp.zeros((), jnp.int32)
         inner_fit.check_form("as_optimizer: inner", opt_state, but=GIVEN_LOSS)
         inner_fit.check_clock("as_optimizer: inner", opt_state, strategy)
         inner_fit.check_rate("as_optimizer: inner", inner, strategy, params)
-        return OptimizerState(opt_state, sync, step, _without_arrays(params))
+        return OptimizerState(opt_state, sync, step, _drop_arrays(params))
 
     def update(
         updates: PyTree, state: Any, params: PyTree = None, **extra: Any
@@ -124,20 +125,21 @@ def as_optimizer(
                 "params, value=loss)"
             )
 
-        updates, params = taken("updates", updates), taken("params", params)
+        updates = taken("updates", updates)
+        params = taken("params", params)
 
-        def stepped() -> tuple[Replica, PyTree]:
+        def step_and_sync() -> tuple[Replica, PyTree]:
             replica = seeing(strategy, Replica(params, state.inner), extra.get("value"))
             grads, sync = apply_reduce(
                 strategy, updates, replica, state.sync, state.step
             )
-            stepped, own = take_step(
+            new_params, opt_state = take_step(
                 "as_optimizer: inner", inner, grads, state.inner, params, **extra
             )
-            replica = replica._replace(params=stepped, opt_state=own)
+            replica = replica._replace(params=new_params, opt_state=opt_state)
             return apply_sync(strategy, replica, sync, state.step)
 
-        replica, sync = alone(stepped, axis)
+        replica, sync = call_alone(step_and_sync, axis)
         moves = jax.tree.map(jnp.subtract, replica.params, params)
         state = OptimizerState(replica.opt_state, sync, state.step + 1, state.seen)
         return moves, state
@@ -180,48 +182,56 @@ def center_of(strategy: Strategy, state: Any, params: PyTree) -> PyTree:
     def is_own(node: Any) -> bool:
         return isinstance(node, OptimizerState)
 
-    own = [x for x in jax.tree.leaves(state, is_leaf=is_own) if is_own(x)]
-    if len(own) != 1:
+    nodes = jax.tree.leaves(state, is_leaf=is_own)
+    own_states = [node for node in nodes if is_own(node)]
+    if len(own_states) != 1:
         raise ValueError(
             "center_of: state must hold the state of exactly one as_optimizer, got "
-            f"{len(own)} of them"
+            f"{len(own_states)} of them"
         )
 
     def is_leaf(node: Any) -> bool:
         return isinstance(node, optax.EmptyState | optax.MaskedNode)
 
-    def along(choose: Callable[..., Any], *trees: PyTree) -> PyTree:
-        def leaf(node: Any, *each: Any) -> Any:
-            return choose(isinstance(node, optax.EmptyState), *each)
+    [own_state] = own_states
 
-        return jax.tree.map(leaf, own[0].seen, *trees, is_leaf=is_leaf)
+    def map_leaves(choose: Callable[..., Any], *trees: PyTree) -> PyTree:
+        def choose_leaf(node: Any, *leaves: Any) -> Any:
+            return choose(isinstance(node, optax.EmptyState), *leaves)
+
+        return jax.tree.map(choose_leaf, own_state.seen, *trees, is_leaf=is_leaf)
 
     try:
-        part = along(lambda seen, x: x if seen else optax.MaskedNode(), params)
+        visible_params = map_leaves(
+            lambda is_seen, x: x if is_seen else optax.MaskedNode(), params
+        )
     except ValueError:
-        part = None
-    if jax.tree.structure(_without_arrays(part)) != jax.tree.structure(own[0].seen):
+        visible_params = None
+    seen_structure = jax.tree.structure(own_state.seen)
+    if jax.tree.structure(_drop_arrays(visible_params)) != seen_structure:
         raise ValueError(
             "center_of: params are not those that the optimizer saw: pass the loop's "
             "params, and use no optax.flatten around as_optimizer"
         )
-    center = alone(lambda: strategy.center(part, own[0].sync), axis_of(strategy))
-    return along(lambda seen, x, y: y if seen else x, params, center)
+    center = call_alone(
+        lambda: strategy.center(visible_params, own_state.sync), axis_of(strategy)
+    )
+    return map_leaves(lambda is_seen, x, y: y if is_seen else x, params, center)
 
 
-def _without_arrays(params: PyTree) -> PyTree:
+def _drop_arrays(params: PyTree) -> PyTree:
     return jax.tree.map(lambda _: optax.EmptyState(), params)
 
 
-def alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
+def call_alone(function: Callable[[], PyTree], axis: Axis) -> PyTree:
     """Returns the function's result with a single worker along the axis."""
     for name in mapped_names(axis):
-        function = partial(_along, name, function)
+        function = partial(_call_along, name, function)
     return function()
 
 
-def _along(name: str, function: Callable[[], PyTree]) -> PyTree:
+def _call_along(name: str, function: Callable[[], PyTree]) -> PyTree:
     """Returns the function's result with an axis of size 1 mapped around it."""
     # Closed-over values are not batched, so that a sync's lax.cond stays one.
-    found = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
-    return jax.tree.map(lambda x: x[0], found)
+    results = jax.vmap(lambda _: function(), axis_name=name)(jnp.zeros(1))
+    return jax.tree.map(lambda x: x[0], results)

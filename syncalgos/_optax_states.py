@@ -48,18 +48,20 @@ The last three leave out steps by the data, which matters for a schedule only.
 # Schedules of learning rates and weight decay, a plateau's memory, noise's count,
 # gradients in `apply_every`; and what optimizers that find their own rate have measured
 # since the start, with which their moments and counts belong together.
-_KEPT = (
+_CONTINUING_NAMES = (
     "AddNoiseState ApplyEvery COCOBState DAdaptAdamWState DoGState DoWGState "
     "MadgradState MomoAdamState MomoState ProdigyState ReduceLROnPlateauState "
     "ScaleByDistanceOverGradientsState ScaleByRpropState ScaleByScheduleState "
     "WeightDecaySchedule"
 )
-KEPT = frozenset(_KEPT.split())
+KEPT = frozenset(_CONTINUING_NAMES.split())
 """States that continue when the optimizer restarts."""
 
-_INNER = "ApplyIfFinite ConditionallyMask ConditionallyTransform InjectHyperparams"
+_WRAPPER_NAMES = (
+    "ApplyIfFinite ConditionallyMask ConditionallyTransform InjectHyperparams"
+)
 AROUND = {
-    **{f"{x}State": "inner_state" for x in _INNER.split()},
+    **{f"{x}State": "inner_state" for x in _WRAPPER_NAMES.split()},
     "InjectStatefulHyperparamsState": "inner_state",
     "MechanicState": "base_optimizer_state",
     "MultiStepsState": "inner_opt_state",
@@ -98,10 +100,11 @@ MOMENTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def named(opt_state: Any, names: Container[str]) -> list[str]:
+def find_state_names(opt_state: Any, names: Container[str]) -> list[str]:
     """Returns those of these class names that occur in an optimizer's state."""
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: type(x).__name__ in names)
-    return [name for x in nodes if (name := type(x).__name__) in names]
+    node_names = [type(x).__name__ for x in nodes]
+    return [name for name in node_names if name in names]
 
 
 def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any:
@@ -120,45 +123,50 @@ def map_moments(order: int, change: Callable[[Any], Any], opt_state: Any) -> Any
             beside one, arrays of which it is not known what they are.
     """
     check_mean(opt_state)
-    found = []
+    states_with_moments = []
 
-    def node(state):
+    def change_node(state: Any) -> Any:
         if not _is_known(state):
             return state
-        found.append(state)
+        states_with_moments.append(state)
         fields = MOMENTS[type(state).__name__][order - 1]
         return state._replace(**{f: change(getattr(state, f)) for f in fields})
 
-    changed = jax.tree.map(node, opt_state, is_leaf=_is_known)
-    if names := ", ".join(sorted(_names(_unknown(opt_state) if found else opt_state))):
+    changed = jax.tree.map(change_node, opt_state, is_leaf=_is_known)
+    unknown_state = opt_state
+    if states_with_moments:
+        unknown_state = _drop_known(opt_state)
+    names = sorted(_name_states(unknown_state))
+    if names:
         raise ValueError(
-            f"the optimizer's state ({names}) has no moments that can be averaged: use "
-            "adam, sgd with momentum, or another optimizer of optax"
+            f"the optimizer's state ({', '.join(names)}) has no moments that can be "
+            "averaged: use adam, sgd with momentum, or another optimizer of optax"
         )
     return changed
 
 
 def check_mean(opt_state: Any) -> None:
     """Raises a ValueError if a mean over the workers of the state has no meaning."""
-    for name in named(opt_state, IN_SUBSPACES):
+    for name in find_state_names(opt_state, IN_SUBSPACES):
         raise ValueError(
             f"the optimizer's state ({name}) has no mean over the workers: each finds "
             "a subspace of its own; reset it, or use an algorithm that leaves it alone"
         )
 
 
-def _unknown(state: Any) -> Any:
+def _drop_known(state: Any) -> Any:
     """Returns a state without what is known to be moments, or to be none."""
 
-    def is_leaf(x):
+    def is_known(x: Any) -> bool:
         return type(x).__name__ in {*MOMENTS, *KEPT, *AROUND}
 
-    def node(x):
-        if inside := AROUND.get(type(x).__name__):
-            return _unknown(getattr(x, inside))
-        return () if is_leaf(x) else x
+    def drop_node(x: Any) -> Any:
+        inner_field = AROUND.get(type(x).__name__)
+        if inner_field:
+            return _drop_known(getattr(x, inner_field))
+        return () if is_known(x) else x
 
-    return jax.tree.map(node, state, is_leaf=is_leaf)
+    return jax.tree.map(drop_node, state, is_leaf=is_known)
 
 
 def _is_known(state: Any) -> bool:
@@ -171,9 +179,9 @@ def _is_array_of_floats(x: Any) -> bool:
     return jnp.ndim(x) > 0 and jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
-def _names(state: Any) -> set[str]:
+def _name_states(state: Any) -> set[str]:
     """The names of the classes of states in a chain that hold arrays of floats."""
     if type(state) is tuple:
-        return set().union(*map(_names, state))
-    holds = any(map(_is_array_of_floats, jax.tree.leaves(state)))
-    return {type(state).__name__} if holds else set()
+        return set().union(*map(_name_states, state))
+    has_floats = any(map(_is_array_of_floats, jax.tree.leaves(state)))
+    return {type(state).__name__} if has_floats else set()

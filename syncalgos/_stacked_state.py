@@ -85,6 +85,77 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
         Array([1., 3.], dtype=float32)
         Array([2., 2.], dtype=float32)
     """
+    axis = _check_stackable(strategy, mesh)
+
+    def init_worker(params: PyTree, _: Any) -> PyTree:
+        return strong(strategy.init(params))
+
+    def reduce_worker(inputs: Any, step: Any) -> tuple[PyTree, PyTree]:
+        grads, replica, state = inputs
+        return apply_reduce(strategy, grads, replica, state, step)
+
+    def sync_worker(inputs: Any, step: Any) -> tuple[Replica, PyTree]:
+        replica, state = inputs
+        return apply_sync(strategy, replica, state, step)
+
+    def find_center(inputs: Any, _: Any) -> PyTree:
+        params, state = inputs
+        # As in the engine: workers' centers differ in a phase that is not active.
+        return collectives.agreed(strategy.center(params, state), axis)
+
+    map_workers = partial(_map_workers, axis, mesh)
+    init_workers = map_workers(init_worker)
+    reduce_workers = map_workers(reduce_worker)
+    sync_workers = map_workers(sync_worker)
+    find_common_center = map_workers(find_center, is_common=True)
+
+    def init(params: PyTree) -> PyTree:
+        state_shapes = jax.eval_shape(init_workers, params, 0)
+        shardings = _find_shardings(params, state_shapes, mesh, axis)
+        jitted = jax.jit(init_workers, out_shardings=shardings)
+        return jitted(taken("params", params), 0)
+
+    def reduce(
+        grads: PyTree, replica: Replica, state: PyTree, step: Any
+    ) -> tuple[PyTree, PyTree]:
+        if isinstance(state, Reduced):
+            raise ValueError("stacked: call reduce only once in a step, before sync")
+        if not has_reduce(strategy):
+            return grads, state
+        grads, state = reduce_workers((grads, with_loss(replica), state), step)
+        return grads, Reduced(state)
+
+    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
+        if has_reduce(strategy) != isinstance(state, Reduced):
+            raise ValueError(
+                "stacked: this strategy acts in reduce, too: call reduce(grads, "
+                "replica, state, step) before the optimizer's step, and pass its state "
+                "to sync"
+            )
+        state = state.state if isinstance(state, Reduced) else state
+        replica, state = sync_workers((with_loss(replica), state), step)
+        return replica._replace(loss=()), state
+
+    def with_loss(replica: Replica) -> Replica:
+        if strategy.sees_loss and isinstance(replica.loss, tuple):
+            raise ValueError(
+                "stacked: this strategy needs the loss: pass "
+                "replica._replace(loss=losses), with one loss for each worker"
+            )
+        return seeing(strategy, replica, replica.loss)
+
+    def center(params: PyTree, state: PyTree) -> PyTree:
+        return find_common_center((params, state), 0)
+
+    return strategy._replace(init=init, reduce=reduce, sync=sync, center=center)
+
+
+def _check_stackable(strategy: Strategy, mesh: Mesh | None) -> str:
+    """Returns the axis of a strategy that can run on stacked arrays.
+
+    Raises:
+        ValueError: the strategy or its mesh does not fit.
+    """
     check_strategy("stacked", strategy)
     check_mapped("stacked", strategy)
     axis = axis_of(strategy)
@@ -105,130 +176,103 @@ def stacked(strategy: Strategy, mesh: Mesh | None = None) -> Strategy:
                 "stacked: mesh must have axes of type Auto: jax.make_mesh(…, "
                 "axis_types=(jax.sharding.AxisType.Auto,) * n)"
             )
-
-    def common(own, _):
-        # As in the engine: workers' centers differ in a phase that is not active.
-        return collectives.agreed(strategy.center(*own), axis)
-
-    mapped = partial(_mapped, axis, mesh)
-    each_made = mapped(lambda own, _: strong(strategy.init(own)))
-    each_reduced = mapped(lambda own, step: apply_reduce(strategy, *own, step=step))
-    each_synced = mapped(lambda own, step: apply_sync(strategy, *own, step=step))
-    of_all = mapped(common, is_common=True)
-
-    def init(params: PyTree) -> PyTree:
-        shapes = jax.eval_shape(each_made, params, 0)
-        lying = _lying_as(params, shapes, mesh, axis)
-        return jax.jit(each_made, out_shardings=lying)(taken("params", params), 0)
-
-    def reduce(
-        grads: PyTree, replica: Replica, state: PyTree, step: Any
-    ) -> tuple[PyTree, PyTree]:
-        if isinstance(state, Reduced):
-            raise ValueError("stacked: call reduce only once in a step, before sync")
-        if not has_reduce(strategy):
-            return grads, state
-        grads, state = each_reduced((grads, seen(replica), state), step)
-        return grads, Reduced(state)
-
-    def sync(replica: Replica, state: PyTree, step: Any) -> tuple[Replica, PyTree]:
-        if has_reduce(strategy) != isinstance(state, Reduced):
-            raise ValueError(
-                "stacked: this strategy acts in reduce, too: call reduce(grads, "
-                "replica, state, step) before the optimizer's step, and pass its state "
-                "to sync"
-            )
-        state = state.state if isinstance(state, Reduced) else state
-        replica, state = each_synced((seen(replica), state), step)
-        return replica._replace(loss=()), state
-
-    def seen(replica: Replica) -> Replica:
-        if strategy.sees_loss and isinstance(replica.loss, tuple):
-            raise ValueError(
-                "stacked: this strategy needs the loss: pass "
-                "replica._replace(loss=losses), with one loss for each worker"
-            )
-        return seeing(strategy, replica, replica.loss)
-
-    def center(params: PyTree, state: PyTree) -> PyTree:
-        return of_all((params, state), 0)
-
-    return strategy._replace(init=init, reduce=reduce, sync=sync, center=center)
+    return axis
 
 
-def _mapped(
+def _map_workers(
     axis: str,
     mesh: Mesh | None,
-    one: Callable[[Any, Any], PyTree],
+    function: Callable[[Any, Any], PyTree],
     is_common: bool = False,
 ) -> Callable[[Any, Any], PyTree]:
-    """Maps one worker's (own, step) -> result over stacked arrays.
+    """Maps one worker's (inputs, step) -> result over stacked arrays.
 
     A common result is the same for all workers, and returned once.
     """
 
-    def on_device(own, step):
-        mine = one(jax.tree.map(lambda x: x[0], own), step)
-        return mine if is_common else jax.tree.map(lambda x: x[None], mine)
+    def map_on_device(inputs: PyTree, step: Any) -> PyTree:
+        result = function(jax.tree.map(lambda x: x[0], inputs), step)
+        if is_common:
+            return result
+        return jax.tree.map(lambda x: x[None], result)
 
     if mesh is None:
-        along: Any = {"axis_name": axis, "spmd_axis_name": axis}
-        axes = None if is_common else 0
-        program = jax.vmap(one, in_axes=(0, None), out_axes=axes, **along)
+        names: Any = {"axis_name": axis, "spmd_axis_name": axis}
+        out_axes = None if is_common else 0
+        program = jax.vmap(function, in_axes=(0, None), out_axes=out_axes, **names)
     else:
-        rows, same = PartitionSpec(axis), PartitionSpec()
+        stacked_spec = PartitionSpec(axis)
+        common_spec = PartitionSpec()
         program = jax.shard_map(
-            on_device,
+            map_on_device,
             mesh=mesh,
-            in_specs=(rows, same),
-            out_specs=same if is_common else rows,
+            in_specs=(stacked_spec, common_spec),
+            out_specs=common_spec if is_common else stacked_spec,
             axis_names={axis},
             check_vma=False,
         )
 
-    def checked(own, step):
-        leaves = checks.named_leaves("", own)
-        first = [*np.shape(leaves[0][1]), 0][0] if leaves else 0
-        workers = first if mesh is None else mesh.shape[axis]
+    def check_and_map(inputs: PyTree, step: Any) -> PyTree:
+        leaves = checks.named_leaves("", inputs)
+        workers = 0
+        if mesh is not None:
+            workers = mesh.shape[axis]
+        elif leaves and np.ndim(leaves[0][1]):
+            workers = np.shape(leaves[0][1])[0]
         for name, x in leaves:
             if np.shape(x)[:1] != (workers,):
                 raise ValueError(
                     f"stacked: there are {workers} workers along {axis!r}, but {name} "
                     f"has shape {np.shape(x)}"
                 )
-        return program(own, step)
+        return program(inputs, step)
 
-    jitted = jax.jit(checked)
+    jitted = jax.jit(check_and_map)
 
-    def call(own, step):
+    def call(inputs: PyTree, step: Any) -> PyTree:
         if COUNTED.get():
             raise ValueError(
                 "communication: a stacked strategy holds all workers: count the "
                 "strategy that was given to `stacked`"
             )
-        return jitted(taken("", own), taken("step", step))
+        return jitted(taken("", inputs), taken("step", step))
 
     return call
 
 
-def _lying_as(params: PyTree, state: PyTree, mesh: Mesh | None, axis: str) -> PyTree:
+def _find_shardings(
+    params: PyTree, state: PyTree, mesh: Mesh | None, axis: str
+) -> PyTree:
     """The shardings of a state: a leaf that belongs to a leaf of params is cut like it.
 
     Its path in the state ends in the path of the leaf of params. Without these
     shardings XLA would put zeros, such as a momentum, whole on each device.
     """
-    like = jax.tree_util.tree_leaves_with_path(params)
-    like.sort(key=lambda leaf: -len(leaf[0]))  # one path may end in another
-    given = [getattr(y, "sharding", None) for _, y in like]
-    meshes = [mesh, *(x.mesh for x in given if isinstance(x, NamedSharding))]
-    known = (x for x in meshes if x is not None and axis in x.axis_names)
-    rest = next((NamedSharding(x, PartitionSpec(axis)) for x in known), None)
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    leaves.sort(key=lambda leaf: -len(leaf[0]))  # one path may end in another
+    default = _find_default_sharding([x for _, x in leaves], mesh, axis)
 
-    def sharding(path, x):
-        for end, y in like:
-            if path[max(0, len(path) - len(end)) :] == end and x.shape == y.shape:
-                own = getattr(y, "sharding", None)
-                return own if isinstance(own, NamedSharding) else rest
-        return rest
+    def find_sharding(path: tuple[Any, ...], x: Any) -> NamedSharding | None:
+        for leaf_path, leaf in leaves:
+            path_end = path[max(0, len(path) - len(leaf_path)) :]
+            if path_end == leaf_path and x.shape == leaf.shape:
+                sharding = getattr(leaf, "sharding", None)
+                return sharding if isinstance(sharding, NamedSharding) else default
+        return default
 
-    return jax.tree_util.tree_map_with_path(sharding, state)
+    return jax.tree_util.tree_map_with_path(find_sharding, state)
+
+
+def _find_default_sharding(
+    leaves: list[Any], mesh: Mesh | None, axis: str
+) -> NamedSharding | None:
+    """The sharding over the workers alone, on the first mesh that has their axis."""
+    meshes: list[Any] = [mesh]
+    for x in leaves:
+        sharding = getattr(x, "sharding", None)
+        if isinstance(sharding, NamedSharding):
+            meshes.append(sharding.mesh)
+    for candidate in meshes:
+        if candidate is not None and axis in candidate.axis_names:
+            return NamedSharding(candidate, PartitionSpec(axis))
+    return None

@@ -5,6 +5,7 @@ Importing this file does not import jax, so the command line knows the names at 
 
 import math
 from collections.abc import Callable
+from itertools import product
 
 
 def powers(workers: int) -> list[int]:
@@ -20,21 +21,38 @@ def _torus(workers: int) -> list[tuple[int, int]]:
     """The edges of a grid, as square as possible, with opposite ends joined."""
     rows = max(d for d in range(1, math.isqrt(workers) + 1) if workers % d == 0)
     length = workers // rows
-    along = [
-        (r * length + i, r * length + j) for r in range(rows) for i, j in _ring(length)
-    ]
-    across = [
-        (i * length + c, j * length + c) for c in range(length) for i, j in _ring(rows)
-    ]
-    return along + across
+    edges = []
+    for row in range(rows):
+        start = row * length
+        edges += [(start + i, start + j) for i, j in _ring(length)]
+    for column in range(length):
+        edges += [(i * length + column, j * length + column) for i, j in _ring(rows)]
+    return edges
+
+
+def _hypercube(workers: int) -> list[tuple[int, int]]:
+    """The edges between workers whose numbers differ in one bit."""
+    bits = powers(workers)
+    return [(i, i ^ bit) for i, bit in product(range(workers), bits)]
+
+
+def _star(workers: int) -> list[tuple[int, int]]:
+    return [(0, i) for i in range(1, workers)]
+
+
+def _complete(workers: int) -> list[tuple[int, int]]:
+    edges = []
+    for i in range(workers):
+        edges += [(i, j) for j in range(i)]
+    return edges
 
 
 EDGES: dict[str, Callable[[int], list[tuple[int, int]]]] = {  # N -> pairs of neighbours
     "ring": _ring,
     "torus": _torus,
-    "hypercube": lambda n: [(i, i ^ by) for i in range(n) for by in powers(n)],
-    "star": lambda n: [(0, i) for i in range(1, n)],
-    "complete": lambda n: [(i, j) for i in range(n) for j in range(i)],
+    "hypercube": _hypercube,
+    "star": _star,
+    "complete": _complete,
 }
 
 SYMMETRIC = (*EDGES, "erdos_renyi")

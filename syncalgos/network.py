@@ -28,20 +28,23 @@ class Sends(NamedTuple):
 
 def sends(communication: "Communication") -> Sends:
     """Returns the sends at each step, with bytes rounded to thousandths."""
-    parts = communication.by_collective
+    by_collective = communication.by_collective
     # (1 + steps, collectives, 2); the first row, of zeros, sorts before all others.
-    table = np.zeros((1 + len(communication.per_step), len(parts), 2))
-    for i, part in enumerate(parts.values()):
+    table = np.zeros((1 + len(communication.per_step), len(by_collective), 2))
+    for i, counts in enumerate(by_collective.values()):
         # Running totals have rounding errors, by which equal steps would differ.
-        table[1:, i, 0] = np.round(np.diff(part.per_step, prepend=0.0), 3)
-        table[1:, i, 1] = np.diff(part.calls_per_step, prepend=0)
-    rows, kind = np.unique(table, axis=0, return_inverse=True)
+        table[1:, i, 0] = np.round(np.diff(counts.per_step, prepend=0.0), 3)
+        table[1:, i, 1] = np.diff(counts.calls_per_step, prepend=0)
+    rows, kind_of_step = np.unique(table, axis=0, return_inverse=True)
 
-    def sent(row):
-        pairs = zip(parts, row, strict=True)
-        return {name: (float(size), int(n)) for name, (size, n) in pairs if size or n}
-
-    return Sends([*map(sent, rows)], kind.reshape(-1)[1:].tolist())
+    kinds = []
+    for row in rows:
+        step_sends = {}
+        for name, (size, calls) in zip(by_collective, row, strict=True):
+            if size or calls:
+                step_sends[name] = (float(size), int(calls))
+        kinds.append(step_sends)
+    return Sends(kinds, kind_of_step.reshape(-1)[1:].tolist())
 
 
 class Network(NamedTuple):
@@ -80,13 +83,13 @@ PRESETS = {
 
 # Before gloo sends a message, its receiver has to say that it is ready: a hop was
 # measured to take two latencies of the link (docs/measured.md, "A real slow link").
-GLOO, LATENCIES = "gloo", 2
+GLOO = "gloo"
+GLOO_LATENCIES = 2
 
-_BYTES_PER_SECOND = {
-    f"{prefix}{unit}": 1000.0**i / per_byte
-    for unit, per_byte in (("bit/s", 8), ("B/s", 1))
-    for i, prefix in enumerate(("", "k", "M", "G", "T"))
-}
+_BYTES_PER_SECOND: dict[str, float] = {}
+for _unit, _per_byte in (("bit/s", 8), ("B/s", 1)):
+    for _i, _prefix in enumerate(("", "k", "M", "G", "T")):
+        _BYTES_PER_SECOND[f"{_prefix}{_unit}"] = 1000.0**_i / _per_byte
 _PER_SECOND = {"ns": 1e9, "us": 1e6, "µs": 1e6, "μs": 1e6, "ms": 1e3, "s": 1.0}  # 2 μ
 _QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII)
 
@@ -109,39 +112,45 @@ def parse(text: str) -> Network:
     parts = [part.strip() for part in text.split(",")]
     if parts[-1].lower() == GLOO and parts[1:]:
         link = parse(",".join(parts[:-1]))
-        hop = LATENCIES * link.latency
+        hop = GLOO_LATENCIES * link.latency
         return link._replace(name=f"{link.name}, {GLOO}", latency=hop)
-    found = [_quantity(text, part) for part in parts]
-    latencies = [x / _PER_SECOND[u] for x, u in found if u in _PER_SECOND]
-    rates = [x * _BYTES_PER_SECOND[u] for x, u in found if u in _BYTES_PER_SECOND]
+    quantities = [_read_quantity(text, part) for part in parts]
+    latencies = []
+    rates = []
+    for number, unit in quantities:
+        if unit in _PER_SECOND:
+            latencies.append(number / _PER_SECOND[unit])
+        else:
+            rates.append(number * _BYTES_PER_SECOND[unit])
     if len(latencies) > 1:
-        raise _refused(text, "two latencies")
+        raise _make_error(text, "two latencies")
     if len(rates) > 1:
-        raise _refused(text, "two bandwidths")
+        raise _make_error(text, "two bandwidths")
     if not rates:
-        raise _refused(text, "no bandwidth")
+        raise _make_error(text, "no bandwidth")
     if not 0 < rates[0] < math.inf:
-        raise _refused(text, "the bandwidth must be above 0 and finite")
-    shown = ", ".join(f"{number:.15g} {unit}" for number, unit in found)
-    return Network(shown, rates[0], sum(latencies, 0.0))
+        raise _make_error(text, "the bandwidth must be above 0 and finite")
+    link_name = ", ".join(f"{number:.15g} {unit}" for number, unit in quantities)
+    return Network(link_name, rates[0], sum(latencies, 0.0))
 
 
-def _quantity(text: str, part: str) -> tuple[float, str]:
+def _read_quantity(text: str, part: str) -> tuple[float, str]:
     """Returns the number and the unit of a part."""
-    found = _QUANTITY.fullmatch(part)
-    if not found:
-        raise _refused(text, f"{part!r} is neither a preset nor a number", part)
-    number, unit = float(found[1]), found[2]
+    match = _QUANTITY.fullmatch(part)
+    if not match:
+        raise _make_error(text, f"{part!r} is neither a preset nor a number", part)
+    number = float(match[1])
+    unit = match[2]
     if not unit:
-        raise _refused(text, f"{found[1]} has no unit", part)
+        raise _make_error(text, f"{match[1]} has no unit", part)
     if unit not in _BYTES_PER_SECOND and unit not in _PER_SECOND:
-        raise _refused(text, f"unknown unit {unit!r}", part, unit)
+        raise _make_error(text, f"unknown unit {unit!r}", part, unit)
     if number < 0 or math.isinf(number):
-        raise _refused(text, f"{part} must be at least 0 and finite")
+        raise _make_error(text, f"{part} must be at least 0 and finite")
     return number, unit
 
 
-def _refused(text: str, reason: str, part: str = "", unit: str = "") -> ValueError:
+def _make_error(text: str, reason: str, part: str = "", unit: str = "") -> ValueError:
     """Returns the error: the reason, all possible forms, and the nearest name."""
     units = [*_BYTES_PER_SECOND, *_PER_SECOND]
     suggestion = checks.nearest(part.lower(), PRESETS) or checks.nearest(unit, units)
@@ -244,17 +253,18 @@ def wall_clock(
         step_seconds, delay, since: as in `modelled_seconds`.
     """
     clock = free = 0.0  # the ends of the step and of the link's last message
-    arrived, ended = [], []
+    arrivals = []
+    step_ends = []
     for step, seconds in enumerate(costs):
         clock += step_seconds
         if 0 < delay <= step:
-            clock = max(clock, arrived[step - delay])
+            clock = max(clock, arrivals[step - delay])
         free = max(clock, free) + seconds
-        arrived.append(free)
+        arrivals.append(free)
         if not delay or step < since:
             clock = free
-        ended.append(clock)
-    return np.array(ended, float)
+        step_ends.append(clock)
+    return np.array(step_ends, float)
 
 
 def smallest_period(
@@ -284,15 +294,16 @@ def smallest_period(
     """
     # Only the later half of the rounds counts: the first ones may differ.
     rounds = max(1, len(costs) // period // 2)
-    late = costs[-rounds * period :]
+    late_costs = costs[-rounds * period :]
     hides_all = delay >= period
-    least = 0.0 if hides_all or period == 1 else min(late)
+    least_seconds = 0.0 if hides_all or period == 1 else min(late_costs)
     # The sends of every step remain, however long the period.
-    left = share / (1 - share) * step_seconds - every - least
-    if not any(late) or left <= 0:
+    allowed_seconds = share / (1 - share) * step_seconds
+    left_seconds = allowed_seconds - every - least_seconds
+    if not any(late_costs) or left_seconds <= 0:
         return None
-    enough = max(late) / (step_seconds + left) if hides_all else 0.0
+    smallest = max(late_costs) / (step_seconds + left_seconds) if hides_all else 0.0
     if not (hides_all and grows):
-        waited = sum(max(0.0, x - least - delay * step_seconds) for x in late) / rounds
-        enough = max(enough, waited / left)
-    return max(1, math.ceil(enough))
+        waits = [max(0.0, x - least_seconds - delay * step_seconds) for x in late_costs]
+        smallest = max(smallest, sum(waits) / rounds / left_seconds)
+    return max(1, math.ceil(smallest))

@@ -144,7 +144,7 @@ def check_plateau(opt_state: PyTree) -> None:
     """Raises a ValueError if each worker would lower its rate by its own loss."""
     # Such rates drift apart and never rise again. A worker's loss may rise because
     # other workers differ from it; that worker would soon stop training.
-    if _optax_states.named(opt_state, _optax_states.FOLLOWS_LOSS):
+    if _optax_states.find_state_names(opt_state, _optax_states.FOLLOWS_LOSS):
         raise ValueError(
             "optimizer: reduce_on_plateau would follow each worker's own loss, so "
             "learning rates would differ between workers: use a schedule of the step, "

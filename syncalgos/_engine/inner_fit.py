@@ -10,7 +10,7 @@ import optax
 
 from syncalgos import checks
 from syncalgos._combinators import introspection
-from syncalgos._optax_states import CLOCKS, REFUSED, named
+from syncalgos._optax_states import CLOCKS, REFUSED, find_state_names
 from syncalgos.collectives import PyTree
 from syncalgos.strategy import Strategy
 
@@ -28,7 +28,7 @@ def check_form(label: str, opt_state: PyTree, but: Set[str] = frozenset()) -> No
         opt_state: the optimizer's state.
         but: names of states that are allowed here.
     """
-    for name in named(opt_state, REFUSED.keys() - but):
+    for name in find_state_names(opt_state, REFUSED.keys() - but):
         raise ValueError(f"{label}: {REFUSED[name]}")
 
 
@@ -45,7 +45,7 @@ def check_clock(label: str, opt_state: PyTree, strategy: Strategy) -> None:
     """
     rates = [x.learning_rate for x in told(strategy)]
     names = [*CLOCKS] if any(map(callable, rates)) else [*CLOCKS][:2]
-    for name in named(opt_state, names) if rates else ():
+    for name in find_state_names(opt_state, names) if rates else ():
         raise ValueError(
             f"{label}: optax.{CLOCKS[name]} does not update params at every local "
             "step, but the strategy's learning_rate is that of each local step: use "

@@ -18,7 +18,7 @@ from syncalgos._calls import suggest_arguments
 from syncalgos._combinators import decided
 from syncalgos._combinators.introspection import axis_of
 from syncalgos._dtypes import weak_floats
-from syncalgos._ledger.traced import ASKED, Branches, Walk, add_up
+from syncalgos._ledger.traced import REQUEST, Branches, Walk, add_up
 from syncalgos.collectives import PyTree
 from syncalgos.collectives._axes import ANALYZED, COUNTED, mapped_names
 from syncalgos.strategy import (
@@ -96,7 +96,7 @@ class Communication(NamedTuple):
         )
 
 
-class Sends(NamedTuple):
+class StepTraffic(NamedTuple):
     """A worker's traffic in a step, by (kind of collective, "bytes" or "calls").
 
     Attributes:
@@ -189,29 +189,29 @@ def counter(
     counted_layout = (workers, *[1] * inner_axes)
     layout = layout or (*[1] * inner_axes, workers)
     trace = partial(_trace, make, hyperparams, replica)
-    of_counted = _steps_of(trace(counted_layout), steps)
-    of_run = None
+    count_kinds = _add_up_steps(trace(counted_layout), steps)
+    count_run_kinds = None
     if layout != counted_layout:
         # Bytes are those between devices of one worker each. The program that runs may
         # be another, if the strategy looks at the layout.
         with _explained_layout():
-            of_run = _steps_of(trace(layout, counts=False), steps)
+            count_run_kinds = _add_up_steps(trace(layout, counts=False), steps)
 
-    def count(taken: ArrayLike | None, hyperparams: PyTree) -> Communication:
-        kinds, kind_of_step = of_counted(taken, hyperparams)
-        if of_run is not None:
+    def count(decisions: ArrayLike | None, hyperparams: PyTree) -> Communication:
+        kinds, kind_of_step = count_kinds(decisions, hyperparams)
+        if count_run_kinds is not None:
             with _explained_layout():
-                run_kinds, run_kind_of_step = of_run(taken, hyperparams)
+                run_kinds, run_kind_of_step = count_run_kinds(decisions, hyperparams)
             pairs = np.stack([kind_of_step, run_kind_of_step], axis=1)
             for kind, run_kind in np.unique(pairs, axis=0):
                 if _requests(kinds[kind]) != _requests(run_kinds[run_kind]):
-                    raise ValueError(_OF_LAYOUT)
+                    raise ValueError(_LAYOUT_ERROR)
         return _tally(kinds, kind_of_step)
 
     return count
 
 
-_OF_LAYOUT = (
+_LAYOUT_ERROR = (
     "communication: what this strategy sends depends on how its workers lie on "
     "devices, as by jax.lax.axis_size('lanes'): use syncalgos.collectives, and "
     "collectives.size() for the number of workers"
@@ -224,15 +224,15 @@ def _explained_layout() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(_OF_LAYOUT) from error
+        raise ValueError(_LAYOUT_ERROR) from error
 
 
-def _requests(sent: Counter) -> Counter:
+def _requests(notes: Counter) -> Counter:
     """What a step asks for, without the bytes."""
-    return Counter({key: count for key, count in sent.items() if key[1] == ASKED})
+    return Counter({key: count for key, count in notes.items() if key[1] == REQUEST})
 
 
-def _steps_of(
+def _add_up_steps(
     walk: Walk, steps: int
 ) -> Callable[[ArrayLike | None, PyTree], tuple[list[Counter], np.ndarray]]:
     """Makes a function of decisions and numbers that adds up a walk's notes.
@@ -245,23 +245,33 @@ def _steps_of(
     # decisions alone; then one step of each kind, with the same branches, is counted.
     numbers = np.arange(steps, dtype=np.int32)
 
-    def branches_at(step, taken, hyperparams):
-        walk.take(step, hyperparams, [jnp.where(acts, step, -1) for acts in taken])
+    def find_branches(
+        step: jax.Array, step_decisions: jax.Array, hyperparams: list[Any]
+    ) -> jax.Array:
+        decisions = [jnp.where(acts, step, -1) for acts in step_decisions]
+        walk.take(step, hyperparams, decisions)
         return jnp.stack([jnp.int32(0), *walk.choices])
 
-    of_all = jax.jit(jax.vmap(branches_at, (0, 0, None)))
+    find_all_branches = jax.jit(jax.vmap(find_branches, (0, 0, None)))
 
-    def add_up_steps(taken, hyperparams):
-        decisions = _checked(taken, steps, len(walk.places))
-        branches = of_all(numbers, decisions, jax.tree.leaves(hyperparams))
+    def add_up_steps(
+        decisions: ArrayLike | None, hyperparams: PyTree
+    ) -> tuple[list[Counter], np.ndarray]:
+        checked_decisions = _check_decisions(decisions, steps, len(walk.places))
+        # (steps, 1 + branches)
+        branches = find_all_branches(
+            numbers, checked_decisions, jax.tree.leaves(hyperparams)
+        )
         kinds, kind_of_step = np.unique(branches, axis=0, return_inverse=True)
-        sent = [add_up(walk.notes, kind[1:]) for kind in kinds]
-        return sent, kind_of_step.reshape(-1)
+        notes_of_kinds = [add_up(walk.notes, kind[1:]) for kind in kinds]
+        return notes_of_kinds, kind_of_step.reshape(-1)
 
     return add_up_steps
 
 
-def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> Sends:
+def of_branches(
+    strategy: Strategy, replica: Replica | PyTree, workers: int
+) -> StepTraffic:
     """Counts what a worker sends in a step, with each of its branches taken once.
 
     Args:
@@ -278,28 +288,30 @@ def of_branches(strategy: Strategy, replica: Replica | PyTree, workers: int) -> 
     walk.take(jnp.int32(0), [], [jnp.int32(0)] * len(walk.places))
     always = [note for note in walk.notes if not isinstance(note, Branches)]
     branched = [note for note in walk.notes if isinstance(note, Branches)]
-    return Sends(_traffic(add_up(always, None)), _traffic(add_up(branched, None)))
+    return StepTraffic(_traffic(add_up(always, None)), _traffic(add_up(branched, None)))
 
 
-def _traffic(sent: Counter[Any]) -> Counter[Any]:
+def _traffic(notes: Counter[Any]) -> Counter[Any]:
     """The bytes and calls of a step, without what it asks for."""
-    return Counter({key: count for key, count in sent.items() if key[1] != ASKED})
+    return Counter({key: count for key, count in notes.items() if key[1] != REQUEST})
 
 
-def _checked(taken: Any, steps: int, decisions: int) -> np.ndarray:
+def _check_decisions(decisions: Any, steps: int, num_decisions: int) -> np.ndarray:
     """Returns the decisions of each step, (steps, decisions) booleans."""
-    if taken is None and decisions:
+    if decisions is None and num_decisions:
         raise ValueError(
             "the traffic of this strategy depends on more than the step: pass a run's "
             "decisions, metrics['decided'], as `taken`"
         )
-    taken = np.zeros((steps, 0), bool) if taken is None else np.asarray(taken, bool)
-    if taken.shape != (steps, decisions):
+    if decisions is None:
+        return np.zeros((steps, 0), bool)
+    table = np.asarray(decisions, bool)
+    if table.shape != (steps, num_decisions):
         raise ValueError(
-            f"taken: {steps} steps need {(steps, decisions)} booleans, got shape "
-            f"{taken.shape}"
+            f"taken: {steps} steps need {(steps, num_decisions)} booleans, got shape "
+            f"{table.shape}"
         )
-    return taken
+    return table
 
 
 def _trace(
@@ -312,29 +324,31 @@ def _trace(
     """Traces a step in a layout, from shapes alone."""
     strategy = make(hyperparams)
     replica = replica if isinstance(replica, Replica) else Replica(replica)
-    replica = jax.tree.map(_shape_of, replica)
+    replica = jax.tree.map(_find_shape, replica)
     check_params(replica.params)
     replica = seeing(strategy, replica)
     names = mapped_names(axis_of(strategy))
     sizes = dict(zip(names, layout, strict=True))
     trace = {"axis_env": list(sizes.items()), "return_shape": True}
 
-    def program(step, hyperparams, replica, state):
+    def program(
+        step: jax.Array, hyperparams: PyTree, replica: Replica, state: PyTree
+    ) -> tuple[Replica, PyTree]:
         strategy = make(weak_floats(hyperparams))
-        known = decided.found(state).values()
+        decisions = decided.found(state).values()
         _, state = apply_reduce(strategy, replica.params, replica, state, step)
-        # A phase that starts with a new state must keep the known decisions.
-        return apply_sync(strategy, replica, decided.put(state, known), step)
+        # A phase that starts with a new state must keep the recorded decisions.
+        return apply_sync(strategy, replica, decided.put(state, decisions), step)
 
     step = jax.ShapeDtypeStruct((), jnp.int32)
     try:
         counted_names = names if math.prod(layout) > 1 else ()
         with ANALYZED.set_to(True), COUNTED.set_to(counted_names):
             _, state = jax.make_jaxpr(strategy.init, **trace)(replica.params)
-            given = hyperparams, replica, state
-            jaxpr, _ = jax.make_jaxpr(program, **trace)(step, *given)
-        before = 1 + len(jax.tree.leaves(given[:2]))
-        places = [before + place for place in decided.found(state)]
+            inputs = step, hyperparams, replica, state
+            jaxpr, _ = jax.make_jaxpr(program, **trace)(*inputs)
+        state_start = len(jax.tree.leaves((step, hyperparams, replica)))
+        places = [state_start + place for place in decided.found(state)]
         return Walk(jaxpr, places, sizes, counts)
     except NameError as error:  # from jax, for an axis that is not mapped
         raise ValueError(
@@ -343,33 +357,43 @@ def _trace(
         ) from None
 
 
-def _shape_of(x: Any) -> jax.ShapeDtypeStruct:
+def _find_shape(x: Any) -> jax.ShapeDtypeStruct:
     """Returns the shape and dtype of an array, without a weak type."""
-    kind = jax.typeof(x) if not isinstance(x, jax.ShapeDtypeStruct) else x
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype)
+    array_type = x
+    if not isinstance(x, jax.ShapeDtypeStruct):
+        array_type = jax.typeof(x)
+    return jax.ShapeDtypeStruct(array_type.shape, array_type.dtype)
 
 
 def _tally(kinds: list[Counter], kind_of_step: np.ndarray) -> Communication:
     """Adds up a run from the traffic of each kind of step."""
 
-    def tally(names):
-        sent = [sum((k[name, "bytes"] for name in names), Fraction()) for k in kinds]
-        calls = np.array([sum(k[name, "calls"] for name in names) for k in kinds])
+    def tally(names: list[str]) -> Communication:
+        kind_bytes = []
+        kind_calls = []
+        for kind in kinds:
+            kind_bytes.append(sum((kind[name, "bytes"] for name in names), Fraction()))
+            kind_calls.append(sum(kind[name, "calls"] for name in names))
         # Integers in units of the common denominator: exact until the division.
-        unit = math.lcm(*(x.denominator for x in sent))
-        whole = [int(x * unit) for x in sent]
-        fits = max(whole) * len(kind_of_step) < 2**63
-        parts = np.array(whole, np.int64 if fits else object)[kind_of_step]
-        per_step = (np.cumsum(parts) / unit).astype(np.float64)
-        calls_per_step = np.cumsum(calls[kind_of_step], dtype=np.int64)
+        unit = math.lcm(*(x.denominator for x in kind_bytes))
+        kind_units = [int(x * unit) for x in kind_bytes]
+        fits_int64 = max(kind_units) * len(kind_of_step) < 2**63
+        dtype = np.int64 if fits_int64 else object
+        step_units = np.array(kind_units, dtype)[kind_of_step]  # (steps,)
+        per_step = (np.cumsum(step_units) / unit).astype(np.float64)
+        step_calls = np.array(kind_calls)[kind_of_step]
+        calls_per_step = np.cumsum(step_calls, dtype=np.int64)
         return Communication(
             bytes_per_worker=float(per_step[-1]),
             calls=int(calls_per_step[-1]),
-            syncs=int((parts > 0).sum()),
+            syncs=int((step_units > 0).sum()),
             per_step=per_step,
             by_collective={},
             calls_per_step=calls_per_step,
         )
 
-    names = sorted({name for kind in kinds for name, _ in _traffic(kind)})
-    return tally(names)._replace(by_collective={n: tally([n]) for n in names})
+    names: set[str] = set()
+    for kind in kinds:
+        names |= {name for name, _ in _traffic(kind)}
+    by_collective = {name: tally([name]) for name in sorted(names)}
+    return tally(sorted(names))._replace(by_collective=by_collective)

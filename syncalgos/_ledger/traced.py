@@ -35,7 +35,7 @@ COLLECTIVES: dict[str, tuple[str, Callable[[int], Any]]] = {
     "ppermute": ("permute", lambda n: Fraction(1)),
 }
 
-ASKED = "asked"
+REQUEST = "request"
 """Marks the numbers of requests for collectives, which no layout changes."""
 
 
@@ -49,7 +49,8 @@ class Branches(NamedTuple):
 class Walk:
     """A walk through a step that evaluates known values and notes what is sent.
 
-    A note is a Counter of (kind, "bytes" or "calls") and (request, ASKED), or Branches.
+    A note is a Counter of (kind, "bytes" or "calls") and (request, REQUEST), or it is
+    Branches.
     A value is known if it follows from the step, the hyperparameters and the decisions
     alone. Traffic that depends on another value is refused, not guessed.
 
@@ -82,26 +83,26 @@ class Walk:
         self, step: jax.Array, hyperparams: list[Any], decisions: list[Any]
     ) -> None:
         """Walks through the step of this number, with these decisions."""
-        known = [step, *hyperparams]
-        inputs: list[Any] = [
-            *known,
-            *[None] * (len(self.jaxpr.jaxpr.invars) - len(known)),
-        ]
+        inputs: list[Any] = [None] * len(self.jaxpr.jaxpr.invars)
+        inputs[: 1 + len(hyperparams)] = [step, *hyperparams]
         for place, decision in zip(self.places, decisions, strict=True):
             inputs[place] = decision
         self.choices.clear()
-        self.notes = self.sent_by(self.jaxpr, inputs)
+        self.notes = self.note_sends(self.jaxpr, inputs)
 
-    def sent_by(self, jaxpr: Any, inputs: list[Any]) -> list[Any]:
+    def note_sends(self, jaxpr: Any, inputs: list[Any]) -> list[Any]:
         """Returns the notes of a jaxpr, given its inputs, None for unknown values."""
-        before, self.notes = self.notes, []
+        outer_notes = self.notes
+        self.notes = []
         follow(jaxpr, inputs, self.equation)
-        sent, self.notes = self.notes, before
-        return sent
+        notes = self.notes
+        self.notes = outer_notes
+        return notes
 
     def equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """Notes what an equation sends; returns its results, None for unknown ones."""
-        name, unknown = equation.primitive.name, [None] * len(equation.outvars)
+        name = equation.primitive.name
+        unknown = [None] * len(equation.outvars)
         # A vote is not known; its second argument is the recorded decision.
         if equation.primitive is BY_DATA:
             return inputs[1:]
@@ -109,24 +110,24 @@ class Walk:
             mark = mark_of(equation)
             if mark is None or self._is_in_mark:
                 return follow(*runs(equation, inputs).arms[0], self.equation)
-            self.notes.append(Counter({(mark, ASKED): 1}))
+            self.notes.append(Counter({(mark, REQUEST): 1}))
             self._is_in_mark = True
             results = follow(*runs(equation, inputs).arms[0], self.equation)
             self._is_in_mark = False
             return results
-        is_of_others = not is_of_jax(equation.primitive)
-        if is_of_others or axes(equation, self.sizes) or hides(equation):
+        is_foreign = not is_of_jax(equation.primitive)
+        if is_foreign or axes(equation, self.sizes) or hides(equation):
             self.notes += self.collective(equation)
             return unknown
         if name == "cond":
-            sent = self.cond(runs(equation, inputs), inputs[0])
+            notes = self.cond(runs(equation, inputs), inputs[0])
         else:
-            sent = self.loop(runs(equation, [None] * len(inputs)))
-        self.notes += sent
-        if sent or any(x is None for x in inputs) or _needs_an_axis(equation):
+            notes = self.loop(runs(equation, [None] * len(inputs)))
+        self.notes += notes
+        if notes or any(x is None for x in inputs) or _needs_an_axis(equation):
             return unknown
-        found = equation.primitive.bind(*inputs, **equation.params)
-        return found if equation.primitive.multiple_results else [found]
+        results = equation.primitive.bind(*inputs, **equation.params)
+        return results if equation.primitive.multiple_results else [results]
 
     def collective(self, equation: Any) -> list[Counter[Any]]:
         """Returns the note of a collective; a single worker sends nothing.
@@ -134,7 +135,8 @@ class Walk:
         Raises:
             ValueError: its traffic is not known.
         """
-        name, names = equation.primitive.name, axes(equation, self.sizes)
+        name = equation.primitive.name
+        names = axes(equation, self.sizes)
         if math.prod(self.sizes.values()) == 1:
             return []
         if self._is_in_mark and not self.counts:
@@ -157,15 +159,15 @@ class Walk:
         kind, share = COLLECTIVES[name]
         size = sum(v.aval.size * v.aval.dtype.itemsize for v in equation.invars)
         calls = len(equation.invars)
-        sent = Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})
+        note = Counter({(kind, "bytes"): share(n) * size, (kind, "calls"): calls})
         if not self._is_in_mark:
             shapes = [v.aval.str_short() for v in equation.invars]
-            sent[f"{name} of {n}: {shapes}", ASKED] = 1
-        return [sent]
+            note[f"{name} of {n}: {shapes}", REQUEST] = 1
+        return [note]
 
-    def cond(self, ran: Runs, choice: jax.Array | None) -> list[Branches]:
+    def cond(self, branch_runs: Runs, choice: jax.Array | None) -> list[Branches]:
         """Returns the note of a branch; none if no arm sends anything."""
-        notes = [self.sent_by(*arm) for arm in ran.arms]
+        notes = [self.note_sends(*arm) for arm in branch_runs.arms]
         if not any(notes):
             return []
         if choice is None:
@@ -176,15 +178,17 @@ class Walk:
         self.choices.append(choice.astype(jnp.int32))
         return [Branches(len(self.choices) - 1, notes)]
 
-    def loop(self, ran: Runs) -> list[Any]:
+    def loop(self, loop_runs: Runs) -> list[Any]:
         """Returns the notes of a scan, once per pass; other loops must not send."""
-        notes = [note for arm in ran.arms for note in self.sent_by(*arm)]
-        if notes and ran.passes is None:
+        notes = []
+        for arm in loop_runs.arms:
+            notes += self.note_sends(*arm)
+        if notes and loop_runs.passes is None:
             raise ValueError(
                 "this strategy sends inside a loop of unknown length, so its traffic "
                 "cannot be counted"
             )
-        return notes * (ran.passes or 0)
+        return notes * (loop_runs.passes or 0)
 
 
 def _needs_an_axis(equation: Any) -> bool:
@@ -200,14 +204,16 @@ def add_up(notes: list[Any], choices: np.ndarray | None) -> Counter[Any]:
         choices: the branch that each choice takes; None: every branch, once.
 
     Returns:
-        A Counter of (kind, "bytes" or "calls") and (request, ASKED).
+        A Counter of (kind, "bytes" or "calls") and (request, REQUEST).
     """
     total: Counter[Any] = Counter()
     for note in notes:
         if not isinstance(note, Branches):
             total.update(note)
             continue
-        taken = note.notes if choices is None else [note.notes[choices[note.choice]]]
-        for branch in taken:
+        branches = note.notes
+        if choices is not None:
+            branches = [note.notes[choices[note.choice]]]
+        for branch in branches:
             total.update(add_up(branch, choices))
     return total
