@@ -11,14 +11,14 @@ import sys
 from pathlib import Path
 
 from experiments.command.errors import BadRequest, guarded
-from experiments.command.stopping import Stopped
+from experiments.command.stopping import ReadSignal
 
 
 def main(argv: list[str] | None = None) -> int:
     """Converts the model that two arguments name; returns the exit code."""
     asked = [*map(Path, sys.argv[1:] if argv is None else argv)]
 
-    def program(stopped: Stopped) -> int:
+    def program(stopped: ReadSignal) -> int:
         convert(*(asked or (Path("model.safetensors"), Path("gpt2"))))
         return 0
 

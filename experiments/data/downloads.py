@@ -51,7 +51,8 @@ PINS = {path: File(path, **pin) for path, pin in _PINNED.items()}
 
 def folder(data_dir: Path | None = None) -> Path:
     """Returns data_dir, else $SYNCALGOS_DATA, else the user's cache folder."""
-    if chosen := data_dir or os.environ.get("SYNCALGOS_DATA"):
+    chosen = data_dir or os.environ.get("SYNCALGOS_DATA")
+    if chosen:
         return Path(chosen).expanduser()
     return user_cache()
 
@@ -81,14 +82,14 @@ def find(
     path = folder(data_dir) / file.path
     with reading(path):
         try:
-            found = sha256(path)
+            digest = sha256(path)
         except FileNotFoundError:
             _download(file, path, convert)
             return path
         size = path.stat().st_size
-    if found != file.sha256:
+    if digest != file.sha256:
         raise ValueError(
-            f"{path} is altered or incomplete: its SHA-256 is {found} ({size} bytes), "
+            f"{path} is altered or incomplete: its SHA-256 is {digest} ({size} bytes), "
             f"not {file.sha256} ({file.size} bytes). Remove it to download it again"
         )
     return path
@@ -171,8 +172,8 @@ def _making(path: Path) -> Iterator[None]:
     A signal ends this at once.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    held = path.with_name(f".{path.name}.lock")
-    lock = FileLock(held)
+    lock_path = path.with_name(f".{path.name}.lock")
+    lock = FileLock(lock_path)
     with handling(_stop, left=(None, signal.SIG_IGN)):
         with suppress(OSError):  # not all file systems have locks
             lock.acquire()
@@ -180,7 +181,7 @@ def _making(path: Path) -> Iterator[None]:
             yield
         finally:
             with suppress(OSError):  # the folder may be read-only
-                held.unlink(missing_ok=True)
+                lock_path.unlink(missing_ok=True)
             lock.release()
 
 
@@ -218,17 +219,20 @@ def _make(file: File, path: Path, url: str, convert: Convert | None) -> str:
     return ""
 
 
-def _receive(url: str, out: BinaryIO, most: int, total: int | None) -> None:
+def _receive(url: str, out: BinaryIO, max_bytes: int, total: int | None) -> None:
     """Downloads at most `most` bytes; a ValueError says why it failed."""
     import requests
 
     try:
-        with requests.get(url, stream=True, timeout=TIMEOUT) as sent, bar(total) as add:
-            sent.raise_for_status()
-            for chunk in sent.iter_content(1 << 16):
+        with (
+            requests.get(url, stream=True, timeout=TIMEOUT) as response,
+            bar(total) as add,
+        ):
+            response.raise_for_status()
+            for chunk in response.iter_content(1 << 16):
                 add(out.write(chunk))
-                if out.tell() > most:
-                    raise ValueError(f"it sends more than {most} bytes")
+                if out.tell() > max_bytes:
+                    raise ValueError(f"it sends more than {max_bytes} bytes")
     except requests.RequestException as error:
         raise ValueError(_reason(error)) from error
     out.flush()
@@ -263,8 +267,10 @@ def _reason(error: Any) -> str:
         exceptions.ConnectionError: "the connection failed",
         exceptions.ChunkedEncodingError: "the connection broke off",
     }
-    known = (text for kind, text in reasons.items() if isinstance(error, kind))
-    return next(known, type(error).__name__)
+    matching_reasons = (
+        text for kind, text in reasons.items() if isinstance(error, kind)
+    )
+    return next(matching_reasons, type(error).__name__)
 
 
 def _stop(number: int, frame: Any) -> NoReturn:

@@ -20,7 +20,8 @@ from syncalgos import checks
 
 Arrays = dict[str, np.ndarray]
 WEIGHT = "weight"  # the name of an example's weight in an evaluation
-THREADS, AHEAD = 2, 2  # reading threads, and dispatches read in advance
+THREADS = 2
+AHEAD = 2  # reading threads, and dispatches read in advance
 MOST_ON_DEVICE = 2**30  # bytes of training data, of which each device has a copy
 
 
@@ -126,10 +127,10 @@ def _row_digests(part: Arrays) -> Iterator[bytes]:
         yield digest.digest()
 
 
-def must(holds: bool, rule: str, found: Any) -> None:
+def must(holds: bool, rule: str, value: Any) -> None:
     """Raises a ValueError with a rule and the value found, unless the rule holds."""
     if not holds:
-        raise ValueError(f"{rule}, got {checks.shown(found)}")
+        raise ValueError(f"{rule}, got {checks.shown(value)}")
 
 
 def check_data(data: Any) -> None:
@@ -154,11 +155,11 @@ def check_data(data: Any) -> None:
     if WEIGHT in data.test:
         raise ValueError(f"{WEIGHT!r} is a name that evaluation adds: use another name")
     for name, group in data.groups.items():
-        found = np.asarray(group)
-        if found.dtype.kind not in "iu" or found.shape != (data.examples,):
+        numbers = np.asarray(group)
+        if numbers.dtype.kind not in "iu" or numbers.shape != (data.examples,):
             raise ValueError(
                 f"groups must hold whole numbers ({data.examples},), one for each "
-                f"training example, got {name!r} of {found.dtype} {found.shape}"
+                f"training example, got {name!r} of {numbers.dtype} {numbers.shape}"
             )
     checks.whole("overlapping", data.overlapping, least=0)
     checks.whole("covering", data.covering, least=1)
@@ -211,24 +212,28 @@ def split(data: Data, share: float) -> Data:
     share = checks.real("the share of validation data", share, above=0, below=1)
     examples = data.examples
     count = round(share * examples)
-    left = examples - count - data.overlapping
-    if count < 1 or left < 1:
+    num_left = examples - count - data.overlapping
+    if count < 1 or num_left < 1:
         raise ValueError(
             f"validation data: a share of {share:g} of {examples} training examples "
-            f"leaves {max(left, 0)} to train on and {count} to validate on"
+            f"leaves {max(num_left, 0)} to train on and {count} to validate on"
         )
     if data.overlapping:
-        kept = np.arange(left)
-        held = np.arange(examples - count, examples)[:: data.covering]
+        training_rows = np.arange(num_left)
+        validation_rows = np.arange(examples - count, examples)[:: data.covering]
     else:
-        held = _drawn(data.groups.get("label"), examples, count)
-        kept = np.setdiff1d(np.arange(examples), held)
+        validation_rows = _drawn(data.groups.get("label"), examples, count)
+        training_rows = np.setdiff1d(np.arange(examples), validation_rows)
     train = data.train
     return data._replace(
-        train=gather(train, kept) if isinstance(train, dict) else Part(train, kept),
-        test=gather(train, held),
-        groups={name: group[kept] for name, group in data.groups.items()},
-        part_of=(train, kept.astype(np.int32)) if isinstance(train, dict) else None,
+        train=gather(train, training_rows)
+        if isinstance(train, dict)
+        else Part(train, training_rows),
+        test=gather(train, validation_rows),
+        groups={name: group[training_rows] for name, group in data.groups.items()},
+        part_of=(train, training_rows.astype(np.int32))
+        if isinstance(train, dict)
+        else None,
         num_test=len(next(iter(data.test.values()))),
     )
 
@@ -237,7 +242,8 @@ class Part:
     """A part of a source, whose examples are read one by one."""
 
     def __init__(self, source: Source, numbers: np.ndarray):
-        self.source, self.numbers = source, numbers
+        self.source = source
+        self.numbers = numbers
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -294,7 +300,7 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
         return {name: x[rows] for name, x in train.items()}
     numbers = rows.reshape(-1).tolist()
     examples = [read(train, number) for number in numbers]
-    forms = [{name: np.shape(x) for name, x in each.items()} for each in examples]
+    forms = [{name: np.shape(x) for name, x in example.items()} for example in examples]
     if any(form != forms[0] for form in forms):
         usual = max(forms, key=forms.count)
         odd = next(i for i, form in enumerate(forms) if form != usual)
@@ -302,8 +308,12 @@ def gather(train: Arrays | Source, rows: np.ndarray) -> Arrays:
             f"training example {numbers[odd]} has shapes {forms[odd]}, but example "
             f"{numbers[forms.index(usual)]} has {usual}"
         )
-    found = {name: np.stack([each[name] for each in examples]) for name in forms[0]}
-    return {name: x.reshape(*rows.shape, *x.shape[1:]) for name, x in found.items()}
+    stacked_arrays = {
+        name: np.stack([example[name] for example in examples]) for name in forms[0]
+    }
+    return {
+        name: x.reshape(*rows.shape, *x.shape[1:]) for name, x in stacked_arrays.items()
+    }
 
 
 def read(source: Source, number: int) -> Mapping[str, np.ndarray]:

@@ -88,7 +88,8 @@ def _there(file: File, data_dir: Path | None) -> Path | None:
     expected |= {name.replace("-idx", ".idx"): x for name, x in file.members.items()}
     for place, name in product(FOLDERS[Path(file.path).parent.name], expected):
         with suppress(OSError):
-            if sha256(path := folder(data_dir) / place / name) == expected[name]:
+            path = folder(data_dir) / place / name
+            if sha256(path) == expected[name]:
                 return path
     return None
 
@@ -150,10 +151,10 @@ def read_cifar(path: Path) -> tuple[Arrays, Arrays]:
     Raises:
         ValueError: a member asks for other objects than arrays.
     """
-    found = members(path, CIFAR_BYTES, str(path))
+    contents_by_name = members(path, CIFAR_BYTES, str(path))
     batches = {
-        name: _batch(found[name], f"{path}: {name}")
-        for name in sorted(found)
+        name: _batch(contents_by_name[name], f"{path}: {name}")
+        for name in sorted(contents_by_name)
         if name.startswith((f"{FOLDER}data_batch_", f"{FOLDER}test_batch"))
     }
     test = batches.pop(f"{FOLDER}test_batch")
@@ -224,8 +225,8 @@ def recordings(data_dir: Path | None = None) -> list[Recording]:
     """
     is_served = (folder(data_dir) / TAR_GZ.path).exists()
     path = find(TAR_GZ, data_dir) if is_served else find(TAR, data_dir, pack)
-    found = members(path, SPEECH_BYTES, str(path))
-    return [_recording(name, wav) for name, wav in found.items()]
+    contents_by_name = members(path, SPEECH_BYTES, str(path))
+    return [_recording(name, wav) for name, wav in contents_by_name.items()]
 
 
 def pack(path: Path) -> bytes:
@@ -235,8 +236,12 @@ def pack(path: Path) -> bytes:
         ValueError: the archive cannot be read.
     """
     # The archive cannot be pinned, because its bytes depend on the server's gzip.
-    found = members(path, SPEECH_BYTES, "the archive")
-    wavs = {m[1]: wav for name, wav in found.items() if (m := NAME.fullmatch(name))}
+    contents_by_name = members(path, SPEECH_BYTES, "the archive")
+    wavs = {
+        m[1]: wav
+        for name, wav in contents_by_name.items()
+        if (m := NAME.fullmatch(name))
+    }
     packed = BytesIO()
     with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name in sorted(wavs):
@@ -261,8 +266,11 @@ def _triangles() -> np.ndarray:
     # Perceived pitch in mel, and back (O'Shaughnessy, 1987; the formula of HTK).
     highest = 2595 * np.log10(1 + bins[-1, 0] / 700)
     ends = 700 * (10 ** (np.linspace(0, highest, BANDS + 2) / 2595) - 1)
-    low, middle, high = ends[:-2], ends[1:-1], ends[2:]
-    rising, falling = (bins - low) / (middle - low), (high - bins) / (high - middle)
+    low = ends[:-2]
+    middle = ends[1:-1]
+    high = ends[2:]
+    rising = (bins - low) / (middle - low)
+    falling = (high - bins) / (high - middle)
     return np.maximum(np.minimum(rising, falling), 0).astype(np.float32)
 
 
@@ -311,9 +319,12 @@ def spoken_digits(
     features = [log_mel(recording.samples)[:frames] for recording in loaded]
     # The first takes of each digit and speaker.
     held_out = np.array([recording.take < 5 for recording in loaded])
-    own = np.concatenate([f for f, h in zip(features, held_out, strict=True) if not h])
+    training_features = np.concatenate(
+        [f for f, h in zip(features, held_out, strict=True) if not h]
+    )
     # From training recordings only: held-out ones must not influence their own test.
-    mean, deviation = own.mean(0, np.float64), own.std(0, np.float64)
+    mean = training_features.mean(0, np.float64)
+    deviation = training_features.std(0, np.float64)
     x = np.zeros((len(loaded), frames, BANDS), np.float32)
     for row, feature in zip(x, features, strict=True):
         row[: len(feature)] = (feature - mean) / deviation

@@ -32,8 +32,8 @@ def rows(seed: int, first: int, steps: int, batch: int, examples: int) -> np.nda
     # Batches depend on seed and step only, so that they are the same for any split into
     # dispatches, any algorithm and a resumed run.
     epoch = partial(_epoch, seed, examples)
-    found = _stretch(first * batch, steps * batch, examples, epoch)
-    return found.astype(np.int32).reshape(steps, batch)
+    row_numbers = _stretch(first * batch, steps * batch, examples, epoch)
+    return row_numbers.astype(np.int32).reshape(steps, batch)
 
 
 def rows_of_shards(
@@ -56,14 +56,14 @@ def rows_of_shards(
         Numbers of examples, (steps, batch).
     """
     workers = len(shards)
-    own = batch // workers
+    worker_batch = batch // workers
     order = _orders(seed, workers)
-    slices = np.empty((steps, workers, own), np.int32)
+    slices = np.empty((steps, workers, worker_batch), np.int32)
     for worker, shard in enumerate(shards):
         length = _epochs_at_once(len(shard)) * len(shard)
         part = partial(order, worker, len(shard))
-        places = _stretch(first * own, steps * own, length, part)
-        slices[:, worker] = shard[places].reshape(steps, own)
+        places = _stretch(first * worker_batch, steps * worker_batch, length, part)
+        slices[:, worker] = shard[places].reshape(steps, worker_batch)
     return slices.reshape(steps, batch)
 
 
@@ -144,15 +144,15 @@ def shards(
     "Measuring the effects of non-identical data distribution for federated visual
     classification", 2019, which draws labels of each worker.
     """
-    alpha = alpha_of(kind)
+    alpha = find_alpha(kind)
     if kind == "iid":
         return None
     needed = kind if alpha is None else "label"
     if needed not in groups:
-        known = ["iid", *groups, *(["dirichlet:ALPHA"] if "label" in groups else [])]
+        kinds = ["iid", *groups, *(["dirichlet:ALPHA"] if "label" in groups else [])]
         raise ValueError(
             f"--partition {kind}: these examples are not grouped by {needed}"
-            f"{checks.nearest(needed, known)} (possible here: {', '.join(known)})"
+            f"{checks.nearest(needed, kinds)} (possible here: {', '.join(kinds)})"
         )
     least = 1 if alpha is None else LEAST
     if examples < least * workers:
@@ -191,7 +191,7 @@ def _dirichlet(
     )
 
 
-def alpha_of(kind: str) -> float | None:
+def find_alpha(kind: str) -> float | None:
     """Returns the ALPHA of a Dirichlet partition, and None for others.
 
     Args:

@@ -67,13 +67,14 @@ class Documents:
     @cached_property
     def key(self) -> list[Any]:
         """A key made from the contents of the files, not their names."""
-        files, held = self.files, []
+        files = self.files
+        held_files = []
         if self.hub:  # a dataset may be a local folder
             files = sorted(x for x in Path(self.hub[0]).rglob("*") if x.is_file())
         for path in files:
             with reading(path):
-                held.append((_builder(path), sha256(path)))
-        return [self.hub, held, self.column]
+                held_files.append((_builder(path), sha256(path)))
+        return [self.hub, held_files, self.column]
 
     def pieces(self) -> Iterator[tuple[str, bool]]:
         """Yields text, and whether a document ends with it.
@@ -85,7 +86,8 @@ class Documents:
             name, config, split = self.hub
             yield from self._texts(name, split, name=config)
         for path in self.files:
-            if not (builder := _builder(path)):
+            builder = _builder(path)
+            if not builder:
                 yield from _plain_text(path)
             elif path.stat().st_size:  # datasets refuses an empty file
                 yield from self._texts(builder, data_files=glob.escape(str(path)))
@@ -162,23 +164,26 @@ def _builder(path: Path) -> str | None:
 
 def _plain_text(path: Path) -> Iterator[tuple[str, bool]]:
     """Yields a document from a file, in pieces that end with a line if possible."""
-    rest, is_empty = "", True
+    unread_text = ""
+    is_empty = True
     for text in _decoded(path):
-        held, is_empty = rest + text, is_empty and not text
+        pending_text = unread_text + text
+        is_empty = is_empty and not text
         # The end of a line is usually also the end of a token.
-        end = held.rfind("\n") + 1 or len(held)
+        end = pending_text.rfind("\n") + 1 or len(pending_text)
         if end:
-            yield held[:end], False
-        rest = held[end:]
-    if rest:
-        yield rest, False
+            yield pending_text[:end], False
+        unread_text = pending_text[end:]
+    if unread_text:
+        yield unread_text, False
     if not is_empty:
         yield "", True
 
 
 def _decoded(path: Path) -> Iterator[str]:
     """Yields the text of a file as it is read."""
-    decoder, end = codecs.getincrementaldecoder("utf-8")(), 0
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    end = 0
     with reading(path), open_regular(path) as file:
         for read in chain(iter(partial(file.read, PIECE), b""), [b""]):
             start = end - len(decoder.getstate()[0])
@@ -252,18 +257,18 @@ def trained(documents: Documents, size: int, end: str, folder: Path) -> "Tokeniz
 
     def write(part: BinaryIO) -> None:
         say(f"training a tokenizer of {size} tokens: {path}")
-        made = package.Tokenizer(package.models.BPE())
+        tokenizer = package.Tokenizer(package.models.BPE())
         level = package.pre_tokenizers.ByteLevel
-        made.pre_tokenizer = level(add_prefix_space=False)
-        made.decoder = package.decoders.ByteLevel()
+        tokenizer.pre_tokenizer = level(add_prefix_space=False)
+        tokenizer.decoder = package.decoders.ByteLevel()
         trainer = package.trainers.BpeTrainer(
             vocab_size=size,
             special_tokens=[end],
             initial_alphabet=level.alphabet(),
             show_progress=Console(stderr=True).is_terminal,
         )
-        made.train_from_iterator(_beginning(documents), trainer)
-        part.write(made.to_str().encode())
+        tokenizer.train_from_iterator(_beginning(documents), trainer)
+        part.write(tokenizer.to_str().encode())
 
     make_once(path, write)
     try:
@@ -292,18 +297,20 @@ def tokenized(
         ValueError: a file cannot be read or written, or the text is empty.
     """
     name = _digest("tokens", documents.key, tokenizer.to_str(), end, limit)
-    path, note = folder / f"{name}.tokens", folder / f"{name}.json"
+    path = folder / f"{name}.tokens"
+    note = folder / f"{name}.json"
     dtype = np.dtype(np.uint16 if size_of(tokenizer) <= 2**16 else np.uint32)
 
     def write(part: BinaryIO) -> None:
         say(f"tokenizing {documents.where.partition(' ')[2]}: {path}")
-        count, digest = 0, hashlib.sha256()
+        count = 0
+        digest = hashlib.sha256()
         with replacing(path) as out:
-            for made in _encoded(documents, tokenizer, end, limit):
-                values = np.array(made, dtype).tobytes()
+            for token_block in _encoded(documents, tokenizer, end, limit):
+                values = np.array(token_block, dtype).tobytes()
                 out.write(values)
                 digest.update(values)
-                count += len(made)
+                count += len(token_block)
             if not count:
                 raise ValueError(f"{documents.where}: it holds no text")
         part.write(json.dumps({"tokens": count, "sha256": digest.hexdigest()}).encode())
@@ -311,17 +318,17 @@ def tokenized(
     # The note is written last, so a file with a note is complete.
     make_once(note, write)
     try:
-        found = json.loads(read_bytes(note))
+        stored_note = json.loads(read_bytes(note))
         # At each start it would read all of a large file.
-        held = path.stat()
-        is_dated = held.st_mtime_ns == note.stat().st_mtime_ns
-        is_whole = held.st_size == found["tokens"] * dtype.itemsize
-        if not (is_whole and (is_dated or sha256(path) == found["sha256"])):
+        file_status = path.stat()
+        is_dated = file_status.st_mtime_ns == note.stat().st_mtime_ns
+        is_whole = file_status.st_size == stored_note["tokens"] * dtype.itemsize
+        if not (is_whole and (is_dated or sha256(path) == stored_note["sha256"])):
             raise damaged(path)
         # By this time a change of the file is seen.
         with suppress(OSError):  # it may be read-only: then each start checks the file
-            os.utime(note, ns=(held.st_mtime_ns, held.st_mtime_ns))
-        return Tokens(np.memmap(path, dtype, "r"), found["sha256"])
+            os.utime(note, ns=(file_status.st_mtime_ns, file_status.st_mtime_ns))
+        return Tokens(np.memmap(path, dtype, "r"), stored_note["sha256"])
     except (FileNotFoundError, KeyError, TypeError, ValueError):
         raise damaged(path) from None
 
@@ -366,23 +373,25 @@ def _package(name: str) -> Any:
 
 def _beginning(documents: Documents) -> Iterator[str]:
     """Yields the text that a tokenizer is trained on."""
-    left = TRAINED_ON
+    num_characters_left = TRAINED_ON
     for text, _ in documents.pieces():
-        yield text[:left]
-        left -= len(text)
-        if left <= 0:
+        yield text[:num_characters_left]
+        num_characters_left -= len(text)
+        if num_characters_left <= 0:
             return
 
 
 def _batches(documents: Documents) -> Iterator[list[tuple[str, bool]]]:
     """Yields some pieces at a time."""
-    batch, size = [], 0
+    batch = []
+    size = 0
     for piece in documents.pieces():
         batch.append(piece)
         size += len(piece[0])
         if size >= BATCH:
             yield batch
-            batch, size = [], 0
+            batch = []
+            size = 0
     if batch:
         yield batch
 
@@ -391,16 +400,17 @@ def _encoded(
     documents: Documents, tokenizer: "Tokenizer", end: str, limit: int | None
 ) -> Iterator[list[Any]]:
     """Yields the tokens of a text, with a progress bar on a terminal."""
-    count, last = 0, [tokenizer.token_to_id(end)]
+    count = 0
+    last_tokens = [tokenizer.token_to_id(end)]
     with bar(documents.bytes) as advance:
         for batch in _batches(documents):
             texts = [text for text, _ in batch]
-            found = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-            pairs = zip(found, batch, strict=True)
-            parts = (x.ids + last * is_end for x, (_, is_end) in pairs)
-            made = [*chain(*parts)][: None if limit is None else limit - count]
-            yield made
-            count += len(made)
+            encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            pairs = zip(encodings, batch, strict=True)
+            parts = (x.ids + last_tokens * is_end for x, (_, is_end) in pairs)
+            token_ids = [*chain(*parts)][: None if limit is None else limit - count]
+            yield token_ids
+            count += len(token_ids)
             advance(sum(len(x.encode()) for x in texts))
             if count == limit:
                 return
@@ -442,11 +452,11 @@ def words(text: str) -> tuple[np.ndarray, list[str]]:
         Codes, (n,) int32, and the vocabulary, sorted by frequency and then by name:
         word i has code i.
     """
-    found = re.findall(r"[a-z']+", text.lower())
-    counts = Counter(found)
+    words = re.findall(r"[a-z']+", text.lower())
+    counts = Counter(words)
     vocabulary = sorted(counts, key=lambda word: (-counts[word], word))
     code = {word: i for i, word in enumerate(vocabulary)}
-    return np.array([code[word] for word in found], np.int32), vocabulary
+    return np.array([code[word] for word in words], np.int32), vocabulary
 
 
 def split(codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -234,7 +234,7 @@ class RunConfig:
         if self.partition != "iid":
             from experiments.data import sampling  # imports NumPy
 
-            sampling.alpha_of(self.partition)
+            sampling.find_alpha(self.partition)
         if (self.resume or self.resume_center) and self.overwrite:
             raise ValueError(
                 "--resume continues a run, --overwrite starts it anew: use one of them"

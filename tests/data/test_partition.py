@@ -106,7 +106,7 @@ def test_a_dirichlet_leaves_every_worker_ten_examples(seed):
 
 @pytest.mark.parametrize("kind", ["iid", "label", "speaker", "author", *KINDS])
 def test_well_written_kinds_pass_before_data_is_loaded(kind):
-    sampling.alpha_of(kind)
+    sampling.find_alpha(kind)
 
 
 # Unlike sizes: of many epochs in a part, of one, and a single example.
