@@ -177,7 +177,8 @@ def _connect(
         client_context.check_hostname = True
         client_context.hostname_checks_common_name = False
 
-    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    to_client = ssl.MemoryBIO()
+    to_server = ssl.MemoryBIO()
     client = client_context.wrap_bio(to_client, to_server, server_hostname=host)
     server = server_context.wrap_bio(to_server, to_client, server_side=True)
     for _ in range(TURNS):

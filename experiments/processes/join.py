@@ -33,11 +33,11 @@ LINGERING = 3.0
 SLACK = 30.0  # seconds that jax waits longer than we do: it aborts at its time limit
 LOOK = 0.1  # seconds between two checks for a signal
 LOST_AFTER = 20  # seconds without a sign of life before jax counts a process as lost
-SHOWN = 3  # the number of differences that a message names
+MAX_SHOWN = 3  # the number of differences that a message names
 
 # jax has no error type for a lost process, and each backend has its own text. Errors of
 # a user's callback have jax's type, too, with the user's text.
-_GONE = re.compile(
+_LOSS_MESSAGE = re.compile(
     "(?!.*callback error).*(?:gloo|nccl|coordination|broken pipe|socket closed|"
     "connection (?:reset|closed|refused)|unavailable|deadline_exceeded|timed out)",
     re.IGNORECASE,
@@ -84,7 +84,8 @@ class Member:
     def __init__(
         self, group: ProcessGroup, read_signal: stopping.ReadSignal, has_starter: bool
     ):
-        self._group, self._has_starter = group, has_starter
+        self._group = group
+        self._has_starter = has_starter
         self._read_signal = read_signal
         self._errors = stopping.sole_output(group.is_first)
         self._ending = threading.Lock()
@@ -116,7 +117,8 @@ class Member:
     def _run(self, config: RunConfig, train: Train) -> int:
         number = self._group.process
         hellos = join(config, self._group, self._say)
-        if line := difference(hellos):
+        line = difference(hellos)
+        if line:
             # All together: otherwise jax would report the first that leaves as lost.
             jax.distributed.shutdown()
             self._end(stopping.UNCONNECTED, line)
@@ -128,10 +130,12 @@ class Member:
         hosts = [tuple(hello.host) for hello in hellos]
         local, sharing = place_on_host(hosts, number)
         if sharing > 1:  # it takes its own GPUs, before jax looks for devices
-            each = config.mesh_devices(len(hellos)) or 1
-            own = ",".join(str(local * each + i) for i in range(each))
+            devices_each = config.mesh_devices(len(hellos)) or 1
+            own_devices = ",".join(
+                str(local * devices_each + i) for i in range(devices_each)
+            )
             for kind in ("cuda", "rocm"):
-                jax.config.update(f"jax_{kind}_visible_devices", own)
+                jax.config.update(f"jax_{kind}_visible_devices", own_devices)
         if number and not self._has_starter:
             self._say(
                 f"process {number} of {len(hellos)} has joined; process 0 shows the "
@@ -148,7 +152,8 @@ class Member:
 
     def _refuse(self, text: str, code: int) -> NoReturn:
         """Ends this process, and thereby the run; tells the others why."""
-        if (store := _store()) is not None:
+        store = _store()
+        if store is not None:
             with suppress(RuntimeError):  # the service itself is gone
                 reason = json.dumps([code, text])
                 store.key_value_set(f"refusal/{self._group.process}", reason)
@@ -254,7 +259,8 @@ def join(
         BadRequest: jax cannot use the given certificates.
     """
     check_tls(group)
-    where, seconds = group.coordinator, config.init_timeout
+    where = group.coordinator
+    seconds = config.init_timeout
     if group.is_first:
         _check_port(where, log)
     # If process 0 never listened, jax would abort in C++ without a reason.
@@ -361,7 +367,8 @@ def _exchange(config: RunConfig, group: ProcessGroup) -> list[Hello]:
     hello = Hello([*network.host()], facts, str(out))
     # Not by a collective: it uses the devices of all processes, and hangs if the
     # processes disagree on their number.
-    store, milliseconds = _store(), max(1000, round(config.init_timeout * 1000))
+    store = _store()
+    milliseconds = max(1000, round(config.init_timeout * 1000))
     store.key_value_set(f"hello/{group.process}", json.dumps(hello))
     names = [f"hello/{i}" for i in range(group.processes)]
     texts = [store.blocking_key_value_get(name, milliseconds) for name in names]
@@ -383,10 +390,10 @@ def difference(hellos: Sequence[Hello]) -> str | None:
         return None
     names = [*(first_facts | other_facts)]
     names = [x for x in names if other_facts.get(x) != first_facts.get(x)]
-    other_text = _format_facts(names[:SHOWN], other_facts)
-    first_text = _format_facts(names[:SHOWN], first_facts)
-    if len(names) > SHOWN:
-        first_text = f"{first_text} ({len(names) - SHOWN} more differ)"
+    other_text = _format_facts(names[:MAX_SHOWN], other_facts)
+    first_text = _format_facts(names[:MAX_SHOWN], first_facts)
+    if len(names) > MAX_SHOWN:
+        first_text = f"{first_text} ({len(names) - MAX_SHOWN} more differ)"
     numbers = [str(i) for i, hello in enumerate(hellos) if hello.facts == other_facts]
     if len(numbers) == 1:
         return f"process {numbers[0]} has {other_text}, but process 0 has {first_text}"
@@ -426,7 +433,7 @@ def tells_of_loss(error: Exception) -> bool:
     # Where a call begins, jax raises a runtime's error as a ValueError.
     kinds = jax.errors.JaxRuntimeError, ValueError
     is_of_jax = isinstance(error, kinds) and not place(error)
-    return is_of_jax and _GONE.match(named(error)) is not None
+    return is_of_jax and _LOSS_MESSAGE.match(named(error)) is not None
 
 
 def check_tls(group: ProcessGroup) -> None:

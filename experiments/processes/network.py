@@ -15,7 +15,7 @@ from typing import Any
 from experiments.command.errors import named
 from experiments.training.process_group import ProcessGroup
 
-HERE = "127.0.0.1"
+LOCALHOST = "127.0.0.1"
 ATTEMPT = 3.0  # seconds for one attempt to connect
 PAUSE = 0.25  # seconds between two
 
@@ -56,13 +56,13 @@ def own_address(host: str) -> str | None:
         device.
     """
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     # The text comes from the user and may not be a valid name.
     except (OSError, UnicodeError):
         return None
     # Many systems list their own name as 127.0.1.1 in /etc/hosts.
     is_name = not is_address(host) and not host.startswith("localhost")
-    for meant in (str(place[0]) for *_, place in found):
+    for meant in (str(place[0]) for *_, place in addresses):
         if is_name and ipaddress.ip_address(meant).is_loopback:
             continue
         with suppress(OSError):  # listening there is the only sure test
@@ -126,7 +126,7 @@ def listen(host: str | None, port: int) -> socket.socket:
 
 def free_port() -> int:
     """Returns a port that is free now at this machine's own address."""
-    with listen(HERE, 0) as sock:
+    with listen(LOCALHOST, 0) as sock:
         return sock.getsockname()[1]
 
 
@@ -149,9 +149,13 @@ def detected(seconds: float) -> ProcessGroup:
     Raises:
         ValueError: the variables are missing or have wrong values.
     """
-    there = {name for name, value in os.environ.items() if value.split()}
-    given = [names for names in (TORCH, SKYPILOT) if there.issuperset(names[:3])]
-    number, count, where = _by_variables(*given[0]) if given else _by_jax(seconds)
+    variables = {name for name, value in os.environ.items() if value.split()}
+    schedulers = [
+        names for names in (TORCH, SKYPILOT) if variables.issuperset(names[:3])
+    ]
+    number, count, where = (
+        _by_variables(*schedulers[0]) if schedulers else _by_jax(seconds)
+    )
     if not 0 <= number < count:
         raise ValueError(
             f"--distributed auto: the number of this process must be 0 to {count - 1} "
@@ -165,11 +169,13 @@ def _by_variables(rank: str, size: str, hosts: str, port: str) -> tuple[int, int
     """Returns what the variables of these names say, in the order of ProcessGroup."""
     # torchrun itself listens at its port; we take the next one.
     shift = rank == TORCH[0] and "TORCHELASTIC_RUN_ID" in os.environ
-    where = joined_address(os.environ[hosts].split()[0], _whole(port, "9999") + shift)
-    return _whole(rank), _whole(size), where
+    where = joined_address(
+        os.environ[hosts].split()[0], _read_whole_number(port, "9999") + shift
+    )
+    return _read_whole_number(rank), _read_whole_number(size), where
 
 
-def _whole(name: str, default: str = "") -> int:
+def _read_whole_number(name: str, default: str = "") -> int:
     """Reads a variable; a ValueError if it holds no whole number."""
     text = os.environ.get(name) or default
     if not text.isdecimal():
@@ -227,10 +233,10 @@ def listen_towards(coordinator: str) -> str | None:
     # By default gloo uses the address of the host's own name. Many systems list that
     # name as 127.0.1.1 in /etc/hosts, which other hosts cannot reach. jax (0.10 to
     # 0.12) has no public setting for the address.
-    inner: Any = importlib.import_module("jaxlib._jax")
+    runtime: Any = importlib.import_module("jaxlib._jax")
     host, port = address(coordinator)
-    inner.make_gloo_tcp_collectives = partial(
-        inner.make_gloo_tcp_collectives, hostname=_address_towards(host, port)
+    runtime.make_gloo_tcp_collectives = partial(
+        runtime.make_gloo_tcp_collectives, hostname=_address_towards(host, port)
     )
     meant = own_address(host)
     return None if meant is None else joined_address(meant, port)

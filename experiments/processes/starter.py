@@ -21,7 +21,7 @@ from experiments import files
 from experiments.command import stopping
 from experiments.command.stopping import DONE, FAILED, TERMINATED, UNCONNECTED, say
 from experiments.command.words import without
-from experiments.processes.network import HERE, free_port, listen
+from experiments.processes.network import LOCALHOST, free_port, listen
 from experiments.training.config import RunConfig
 from experiments.training.run_folder import default_out
 
@@ -48,7 +48,8 @@ def start(config: RunConfig, argv: list[str]) -> int:
     again = [*without(words, ("overwrite", "resume")), "--resume"]
     received: list[int] = []
     with stopping.handling(lambda number, _: received.append(number)):
-        code, before = DONE, None
+        code = DONE
+        earlier_step = None
         for restarts in range(config.max_restarts + 1):
             if restarts:
                 say(f"restart {restarts} of {config.max_restarts}")
@@ -56,12 +57,12 @@ def start(config: RunConfig, argv: list[str]) -> int:
             code, is_killed = _attempt(flags, argv, config.processes, received)
             if code != TERMINATED or received:
                 break
-            here = None if is_killed else _reached(out)
-            if here is not None and here == before:
+            reached_step = None if is_killed else _reached(out)
+            if reached_step is not None and reached_step == earlier_step:
                 say("it ended at the same step as before: no restart")
                 code = FAILED
                 break
-            before = here
+            earlier_step = reached_step
         return stopping.decide(code)
 
 
@@ -84,7 +85,7 @@ def _attempt(
     """
     port = free_port()
     command = [sys.executable, "-m", "experiments.run", *words]
-    command += ["--coordinator", f"{HERE}:{port}", "--num-processes", str(count)]
+    command += ["--coordinator", f"{LOCALHOST}:{port}", "--num-processes", str(count)]
     # Their stdin closes when this command ends in any way; Ctrl-C reaches only it.
     begin = partial(
         subprocess.Popen,
@@ -95,8 +96,10 @@ def _attempt(
     with ExitStack() as stack:
         children = []
         for number in range(count):
-            own = [*command, "--process-id", str(number)]
-            child = begin(own, stdout=subprocess.DEVNULL if number else None)
+            process_command = [*command, "--process-id", str(number)]
+            child = begin(
+                process_command, stdout=subprocess.DEVNULL if number else None
+            )
             children.append(stack.enter_context(child))
         code = watch(children, received)
     # Another program may have taken the port before process 0 listened there.
@@ -118,26 +121,27 @@ def watch(children: Sequence[subprocess.Popen[bytes]], received: list[int]) -> i
         received: the signals that this command has received so far. The first is passed
             on, and a second ends all processes at once.
     """
-    asked, last = 0, math.inf
+    signal_number = 0
+    deadline = math.inf
     while None in (codes := [child.poll() for child in children]):
         now = time.monotonic()
-        if received and not asked:
-            asked = received[0]
+        if received and not signal_number:
+            signal_number = received[0]
             # Unlike SIGINT, it ends a process quietly that has no handler yet.
             for child in children:
                 child.send_signal(signal.SIGTERM)
-        if not {*codes} <= {None, *_expected(asked)}:
-            last = min(last, now + GRACE)
-        if received[1:] or _killed(codes, asked) or codes[0] == UNCONNECTED:
-            last = now
-        if now >= last:
+        if not {*codes} <= {None, *_expected(signal_number)}:
+            deadline = min(deadline, now + GRACE)
+        if received[1:] or _killed(codes, signal_number) or codes[0] == UNCONNECTED:
+            deadline = now
+        if now >= deadline:
             break
         time.sleep(TICK)
-    expected = _expected(asked)
+    expected = _expected(signal_number)
     _kill([x for x, code in zip(children, codes, strict=True) if code not in expected])
     if received[1:] and None in codes:
         return stopping.stopped_by(received[0])
-    code, lines = verdict(codes, [child.pid for child in children], asked)
+    code, lines = verdict(codes, [child.pid for child in children], signal_number)
     for line in lines:
         say(line)
     return code
@@ -154,7 +158,7 @@ def _kill(children: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def verdict(
-    codes: Sequence[int | None], pids: Sequence[int], asked: int
+    codes: Sequence[int | None], pids: Sequence[int], signal_number: int
 ) -> tuple[int, list[str]]:
     """Returns the exit code of a run, and a line about each process that was lost.
 
@@ -163,8 +167,8 @@ def verdict(
         pids: their process ids.
         asked: the signal that asked the run to stop, or 0.
     """
-    stop_code = stopping.stopped_by(asked) if asked else TERMINATED
-    signals = _killed(codes, asked)
+    stop_code = stopping.stopped_by(signal_number) if signal_number else TERMINATED
+    signals = _killed(codes, signal_number)
     error_codes = [code for code in codes if code and 0 < code != TERMINATED]
     frozen_processes = [i for i, code in enumerate(codes) if code is None]
     if not signals and error_codes:
@@ -186,22 +190,26 @@ def verdict(
     ]
 
 
-def _expected(asked: int) -> tuple[int, ...]:
+def _expected(signal_number: int) -> tuple[int, ...]:
     """Returns exit codes that do not tell of a loss."""
-    return (DONE, stopping.DIVERGED, *((TERMINATED, -signal.SIGTERM) if asked else ()))
+    return (
+        DONE,
+        stopping.DIVERGED,
+        *((TERMINATED, -signal.SIGTERM) if signal_number else ()),
+    )
 
 
-def _killed(codes: Sequence[int | None], asked: int) -> dict[int, int]:
+def _killed(codes: Sequence[int | None], signal_number: int) -> dict[int, int]:
     """Returns the signals that killed processes, without those that follow a loss."""
     # jax aborts a process that has lost another one.
-    expected = (-signal.SIGABRT, *_expected(asked))
+    expected = (-signal.SIGABRT, *_expected(signal_number))
     return {i: -x for i, x in enumerate(codes) if x and x < 0 and x not in expected}
 
 
 def _is_taken(port: int) -> bool:
     """Whether a program listens at a port."""
     try:
-        listen(HERE, port).close()
+        listen(LOCALHOST, port).close()
     except OSError:
         return True
     return False
@@ -213,7 +221,8 @@ def given_to_starter() -> list[str] | None:
     From then on this process ends with its starter. Call it once, early.
     """
     # Removed, so that programs started by this process do not inherit it.
-    if (words := os.environ.pop(VARIABLE, None)) is None:
+    words = os.environ.pop(VARIABLE, None)
+    if words is None:
         return None
     threading.Thread(target=_end_with_starter, daemon=True).start()
     return json.loads(words)

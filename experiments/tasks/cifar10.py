@@ -12,7 +12,8 @@ from experiments.tasks.task import Task
 from syncalgos.collectives import WORKERS, Axis
 
 SHAPE = (32, 32, 3)
-MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+MEAN = (0.4914, 0.4822, 0.4465)
+DEVIATION = (0.2470, 0.2435, 0.2616)
 BORDER = 4  # zeros around an image, before it is cropped
 
 
@@ -69,8 +70,8 @@ def augmented(key: jax.Array, x: jax.Array) -> jax.Array:
     draws = jax.random.randint(key, (len(x), 3), 0, bounds)
     padded = jnp.pad(x, [(0, 0), (BORDER, BORDER), (BORDER, BORDER), (0, 0)])
 
-    def one(padded, draw):
+    def crop_one(padded, draw):
         shifted = jax.lax.dynamic_slice(padded, (draw[0], draw[1], 0), x.shape[1:])
         return jnp.where(draw[2], shifted[:, ::-1], shifted)
 
-    return jax.vmap(one)(padded, draws)
+    return jax.vmap(crop_one)(padded, draws)

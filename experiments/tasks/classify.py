@@ -87,7 +87,8 @@ def network(
         ValueError: the model does not support these arguments.
     """
     if model in RESNETS:
-        spec, is_global = RESNETS[model], batch_norm == "global"
+        spec = RESNETS[model]
+        is_global = batch_norm == "global"
         return Network(
             init=lambda key: resnet.init(key, spec, classes, shape[-1]),
             apply=lambda params, buffers, x, train: resnet.apply(
@@ -97,8 +98,8 @@ def network(
             sends="batch statistics of every layer" if is_global else "",
         )
     # Not ignored: a flag without effect would silently spoil a comparison.
-    for flag, asked in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
-        if asked:
+    for flag, is_set in (("--remat", remat), ("--batch-norm", batch_norm == "global")):
+        if is_set:
             raise ValueError(
                 f"{flag}: model {model!r} has no blocks with batch normalisation: use "
                 "resnet20"
@@ -168,12 +169,12 @@ def muon_axes(params: PyTree) -> PyTree:
     """
     # optax only counts axes: it would treat stacked biases as matrices, and not treat
     # stacked matrices as matrices.
-    last = str(len(params) - 1) if isinstance(params, list) else None
+    last_layer = str(len(params) - 1) if isinstance(params, list) else None
 
-    def of(path, x):
+    def find_axes(path, x):
         names = checks.leaf_name(path).split("/")
-        if names[-1] not in MATRICES or names[0] in {*HEADS, last}:
+        if names[-1] not in MATRICES or names[0] in {*HEADS, last_layer}:
             return None
         return CONVOLUTION if x.ndim >= 4 else DENSE
 
-    return jax.tree_util.tree_map_with_path(of, params)
+    return jax.tree_util.tree_map_with_path(find_axes, params)

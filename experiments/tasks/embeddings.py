@@ -65,14 +65,16 @@ def embeddings(
     read = partial(lookup, axis=axis) if sharded else ngram.rows
 
     def apply(params, buffers, batch, key, train):
-        contexts, targets = batch["ngram"][:, :-1], batch["ngram"][:, -1]
+        contexts = batch["ngram"][:, :-1]
+        targets = batch["ngram"][:, -1]
         if train and negatives:
-            drawn, log_q = _draw(key, negatives), jnp.asarray(LOG_Q, jnp.float32)
+            drawn = _draw(key, negatives)
+            log_q = jnp.asarray(LOG_Q, jnp.float32)
             loss = ngram.sampled_loss(params, contexts, targets, drawn, log_q, read)
             return {"loss": loss}, buffers
         # The full softmax reads all rows: only evaluations need this communication.
-        whole = _whole(params, axis) if sharded else params
-        return values(ngram.logits(whole, contexts), targets), buffers
+        whole_params = _gather_table(params, axis) if sharded else params
+        return values(ngram.logits(whole_params, contexts), targets), buffers
 
     def init(key):
         drawn = ngram.init(key, WORDS, width, order)
@@ -115,7 +117,7 @@ def _padded(params, parts: int):
     return {name: pad(x) if name in TABLES else x for name, x in params.items()}
 
 
-def _whole(params, axis: Axis):
+def _gather_table(params, axis: Axis):
     """Gathers the tables from the workers' parts, without their padding."""
 
     def join(part):

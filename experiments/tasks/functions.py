@@ -94,7 +94,8 @@ def _task(
     checks.real("--noise", noise, least=0)
 
     def apply(params, buffers, batch, key, train):
-        x, count = params["x"], len(batch["number"])
+        x = params["x"]
+        count = len(batch["number"])
         height = jnp.broadcast_to(value(x), (count,))
         if train and noise:
             draws = noise * jax.random.normal(key, (count, x.size), x.dtype)

@@ -68,7 +68,10 @@ class Pictures:
     """Examples generated on demand, determined by seed and number."""
 
     def __init__(self, size: int, classes: int, first: int, examples: int, seed: int):
-        self.size, self.first, self.examples, self.seed = size, first, examples, seed
+        self.size = size
+        self.first = first
+        self.examples = examples
+        self.seed = seed
         tiles = np.random.default_rng([seed]).integers(
             0, 256, (classes, TILES, TILES, 3)
         )

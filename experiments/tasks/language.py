@@ -21,7 +21,8 @@ CHARACTERS = 65
 # would need as many copies of the text, on every device, as a window is long.
 OVERLAP = 8
 OCCURRING = 64  # tokens, so that the loss falls within a short run
-EXAMPLES, HELD_OUT = 4096, 32
+EXAMPLES = 4096
+HELD_OUT = 32
 # Fields of a Task.
 TRAINING: dict[str, Any] = {
     "optimizer": "adamw",

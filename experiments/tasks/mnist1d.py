@@ -46,25 +46,26 @@ def mnist1d(
 
 
 def _load(test_seed: int | None) -> Data:
-    train, test = _made()
-    return labelled(train, test if test_seed is None else _made(test_seed)[1])
+    train, test = _make_data()
+    return labelled(train, test if test_seed is None else _make_data(test_seed)[1])
 
 
-def _made(seed: int | None = None) -> tuple[Arrays, Arrays]:
+def _make_data(seed: int | None = None) -> tuple[Arrays, Arrays]:
     """Makes the curves to train on and to test on; None is the package's own seed."""
     # This imports matplotlib and scipy, which takes a second.
     from mnist1d.data import get_dataset_args, make_dataset
 
-    asked = get_dataset_args()
+    arguments = get_dataset_args()
     if seed is not None:
-        vars(asked)["seed"] = seed
+        vars(arguments)["seed"] = seed
     # `make_dataset` seeds the global generators of the process.
-    before = random.getstate(), np.random.get_state()
+    random_states = random.getstate(), np.random.get_state()
     try:
-        made = make_dataset(asked)
+        dataset = make_dataset(arguments)
     finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-    x, y = partial(np.asarray, dtype=np.float32), partial(np.asarray, dtype=np.int32)
-    train = {"x": x(made["x"]), "y": y(made["y"])}
-    return train, {"x": x(made["x_test"]), "y": y(made["y_test"])}
+        random.setstate(random_states[0])
+        np.random.set_state(random_states[1])
+    x = partial(np.asarray, dtype=np.float32)
+    y = partial(np.asarray, dtype=np.int32)
+    train = {"x": x(dataset["x"]), "y": y(dataset["y"])}
+    return train, {"x": x(dataset["x_test"]), "y": y(dataset["y_test"])}

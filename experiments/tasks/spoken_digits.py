@@ -77,8 +77,8 @@ def mean_output(outputs, length):
         (batch, classes).
     """
     # `where`, not a product: 0 × inf would be NaN.
-    own = jnp.arange(outputs.shape[1]) < length[:, None]  # (batch, frames)
-    return jnp.where(own[..., None], outputs, 0).sum(1) / length[:, None]
+    is_frame = jnp.arange(outputs.shape[1]) < length[:, None]  # (batch, frames)
+    return jnp.where(is_frame[..., None], outputs, 0).sum(1) / length[:, None]
 
 
 def _load(data_dir: Path | None, frames: int) -> Data:

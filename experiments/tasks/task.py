@@ -28,7 +28,7 @@ _OUT_OF_BOUNDS = re.compile(
     r"index (-?\d+) is out of bounds for axis \d+ with size (\d+)"
 )
 
-Kept = Literal["replicated", "shared", "sharded"]
+TablePlacement = Literal["replicated", "shared", "sharded"]
 Shardings = Callable[[str, tuple[int, ...], Mapping[str, int]], PartitionSpec]
 
 
@@ -51,7 +51,7 @@ class Tables(NamedTuple):
 
     names: PyTree
     rows: Callable[[int], dict[str, int]]
-    kept: Kept = "replicated"
+    kept: TablePlacement = "replicated"
 
 
 class Task(NamedTuple):
@@ -171,19 +171,24 @@ def check_task(task: Any) -> None:
     rule = "the factory must return an experiments.tasks.task.Task"
     must(isinstance(task, Task), rule, task)
     for name in ("init", "apply", "load", *OPTIONAL):
-        found = getattr(task, name)
-        is_left_out = name in OPTIONAL and found is None
-        must(callable(found) or is_left_out, f"{name} must be a function", found)
+        field_value = getattr(task, name)
+        is_left_out = name in OPTIONAL and field_value is None
+        must(
+            callable(field_value) or is_left_out,
+            f"{name} must be a function",
+            field_value,
+        )
     for name in ("batch_size", "steps", "dispatch_steps", "eval_batch"):
         checks.whole(name, getattr(task, name), least=1)
     for name, bounds in BOUNDS.items():
-        if (value := getattr(task, name)) is not None:
+        value = getattr(task, name)
+        if value is not None:
             checks.real(name, value, **bounds)
     checks.one_of("schedule", task.schedule, get_args(Schedule))
     if checks.real("warmup", task.warmup, least=0) > 1:
         raise ValueError(f"warmup must be at most 1, got {task.warmup!r}")
     must(isinstance(task.tables, Tables | None), "tables must be Tables", task.tables)
-    checks.one_of("way of keeping tables", task.kept, get_args(Kept))
+    checks.one_of("way of keeping tables", task.kept, get_args(TablePlacement))
     if not checks.is_function(task.layered):
         for layer_axes in jax.tree.leaves(task.layered):
             checks.whole("layered", layer_axes, least=0)
@@ -194,29 +199,29 @@ def check_task(task: Any) -> None:
     for name, figure in dict(task.figures).items():
         if not callable(figure):
             raise ValueError(f"figures[{name!r}] must be a function of the loss")
-        found = 1.0
+        figure_value = 1.0
         # A figure may be undefined for this loss.
         with suppress(ArithmeticError, ValueError):
-            found = figure(1.0)
-        number(name, found)
+            figure_value = figure(1.0)
+        number(name, figure_value)
 
 
-def number(name: str, found: Any) -> float:
+def number(name: str, value: Any) -> float:
     """Returns the value of a figure; raises a ValueError if it is not a number."""
-    if isinstance(found, str | bytes) or found is None or np.ndim(found):
-        got = checks.shown(found)
-        raise ValueError(f"figures[{name!r}] must return a number, got {got}")
-    return float(found)
+    if isinstance(value, str | bytes) or value is None or np.ndim(value):
+        shown_value = checks.shown(value)
+        raise ValueError(f"figures[{name!r}] must return a number, got {shown_value}")
+    return float(value)
 
 
 def check_model(task: Task, seed: int) -> tuple[PyTree, PyTree]:
     """Returns params and buffers of the task's init, or raises a ValueError."""
-    made = task.init(jax.random.key(seed))
-    if not isinstance(made, tuple | list) or len(made) != 2:
+    model = task.init(jax.random.key(seed))
+    if not isinstance(model, tuple | list) or len(model) != 2:
         raise ValueError(
-            f"init must return (params, buffers), got {checks.shown(made)}"
+            f"init must return (params, buffers), got {checks.shown(model)}"
         )
-    params, buffers = made
+    params, buffers = model
     parts_of(params, task.layered)  # refuses leaves with fewer axes
     return params, buffers
 
@@ -235,12 +240,12 @@ def check_axes(name: str, task: Task, mesh: Mapping[str, int]) -> None:
             "digits, table, spoken_digits, shakespeare, text, gpt2_synthetic, those "
             "with --model mlp, and your own with Task(shardings=…)"
         )
-    known = getattr(task.shardings, "axes", tuple(mesh))
+    mesh_axes = getattr(task.shardings, "axes", tuple(mesh))
     for axis in mesh:
-        if axis not in known:
+        if axis not in mesh_axes:
             raise ValueError(
-                f"--mesh: task {name} has rules for {' and '.join(known)}, not for "
-                f"{axis}{checks.nearest(axis, known)}"
+                f"--mesh: task {name} has rules for {' and '.join(mesh_axes)}, not for "
+                f"{axis}{checks.nearest(axis, mesh_axes)}"
             )
 
 
@@ -251,27 +256,27 @@ def over_workers(program: Callable[..., Any], in_axes: Any = 0) -> Callable[...,
     return program
 
 
-def values_of(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
+def make_value_function(task: Task, train: bool) -> Callable[..., dict[str, jax.Array]]:
     """Returns a function of (params, buffers, batch): the values of apply.
 
     They have the engine's axes: a loss may use them, as for global batch statistics.
     """
 
     def on_one_worker(lane, params, buffers, batch):
-        made = task.apply(params, buffers, batch, jax.random.key(0), train=train)
-        is_pair = isinstance(made, tuple | list) and len(made) == 2
-        if is_pair and isinstance(made[0], Mapping):
-            return dict(made[0])
+        outputs = task.apply(params, buffers, batch, jax.random.key(0), train=train)
+        is_pair = isinstance(outputs, tuple | list) and len(outputs) == 2
+        if is_pair and isinstance(outputs[0], Mapping):
+            return dict(outputs[0])
         raise ValueError(
             "apply must return (values, buffers), with values such as {'loss': "
-            f"(batch,)}}, got {checks.shown(made)}"
+            f"(batch,)}}, got {checks.shown(outputs)}"
         )
 
     mapped = over_workers(on_one_worker, (0, None, None, None))
     return partial(mapped, jnp.zeros((1, 1)))
 
 
-def _two_of(test: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
+def _shape_two_examples(test: Arrays) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of a batch of two examples.
 
     With one, a mean that keeps its axis would look like a value.
@@ -291,9 +296,9 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
     Raises:
         ValueError: it returns no loss per example.
     """
-    given = params, buffers, _two_of(test)
-    training = jax.eval_shape(values_of(task, True), *given)
-    evaluation = jax.eval_shape(values_of(task, False), *given)
+    arguments = params, buffers, _shape_two_examples(test)
+    training = jax.eval_shape(make_value_function(task, True), *arguments)
+    evaluation = jax.eval_shape(make_value_function(task, False), *arguments)
     for values in (training, evaluation):
         shapes = {name: x.shape[2:] for name, x in values.items()}
         if "loss" not in shapes or any(shape != (2,) for shape in shapes.values()):
@@ -301,9 +306,11 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
                 "apply must give values per example, {'loss': (batch,), …}; for a "
                 f"batch of 2 it gave {shapes}"
             )
-    if ours := training.keys() & {DECISIONS, WORKER_LOSSES}:
+    ours = training.keys() & {DECISIONS, WORKER_LOSSES}
+    if ours:
         raise ValueError(f"apply gives {min(ours)!r}, a reserved name: use another")
-    if twice := evaluation.keys() & {*task.figures, *task.mean_figures}:
+    twice = evaluation.keys() & {*task.figures, *task.mean_figures}
+    if twice:
         raise ValueError(
             f"{min(twice)!r} is both a value of apply and a figure: rename one"
         )
@@ -312,7 +319,9 @@ def check_apply(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> se
 
 def convolves(task: Task, params: PyTree, buffers: PyTree, test: Arrays) -> bool:
     """Whether the model has a convolution of XLA, found by tracing on shapes."""
-    traced = jax.make_jaxpr(values_of(task, train=True))(params, buffers, _two_of(test))
+    traced = jax.make_jaxpr(make_value_function(task, train=True))(
+        params, buffers, _shape_two_examples(test)
+    )
     return "conv_general_dilated" in str(traced)
 
 
@@ -322,27 +331,30 @@ def check_indices(task: Task, params: PyTree, buffers: PyTree, data: Data) -> No
     Such an index reads NaN, so that the loss is NaN. Only the smallest and the largest
     whole numbers of the data are tried, and only their results are computed.
     """
-    values = values_of(task, train=False)
+    values = make_value_function(task, train=False)
 
-    def loss(*given):
-        return values(*given)["loss"]
+    def loss(*arguments):
+        return values(*arguments)["loss"]
 
     checked = checkify.checkify(loss, errors=checkify.index_checks)
     # The losses are dropped here, so that XLA leaves out the model.
-    errors = jax.jit(lambda *given: checked(*given)[0])
+    errors = jax.jit(lambda *arguments: checked(*arguments)[0])
     # A source may be large: only its groups are looked at.
     of_train = data.train if isinstance(data.train, dict) else data.groups
     for part, arrays in {"train": of_train, "test": data.test}.items():
         rows = _extremes(arrays)
         batch = gather(getattr(data, part), rows)
         try:
-            told = errors(params, buffers, batch).get()
+            message = errors(params, buffers, batch).get()
         except Exception:  # code that checkify does not support is not checked
             return
-        found = _OUT_OF_BOUNDS.search(told or "")
+        out_of_bounds = _OUT_OF_BOUNDS.search(message or "")
         # A task may allow reads and writes beyond an end on purpose.
-        if found and not np.isfinite(jax.jit(loss)(params, buffers, batch)).all():
-            index, size = map(int, found.groups())
+        if (
+            out_of_bounds
+            and not np.isfinite(jax.jit(loss)(params, buffers, batch)).all()
+        ):
+            index, size = map(int, out_of_bounds.groups())
             raise ValueError(_misfit(part, batch, rows, index, size))
 
 
@@ -351,8 +363,8 @@ def _extremes(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     rows = {0}
     for x in map(np.asarray, arrays.values()):
         if x.size and x.dtype.kind in "iu":
-            each = x.size // len(x)
-            rows |= {int(x.argmin()) // each, int(x.argmax()) // each}
+            row_size = x.size // len(x)
+            rows |= {int(x.argmin()) // row_size, int(x.argmax()) // row_size}
     return np.array(sorted(rows))
 
 
@@ -360,10 +372,11 @@ def _misfit(part: str, batch: Arrays, rows: np.ndarray, index: int, size: int) -
     """Returns an error that names the example with a number out of range."""
     for name, x in batch.items():
         # jax adds the size to a negative index.
-        at = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
-        if x.dtype.kind in "iu" and len(at):
+        places = np.argwhere((x == index) | ((x < 0) & (x + size == index)))
+        if x.dtype.kind in "iu" and len(places):
+            place = places[0]
             return (
-                f"{part}[{name!r}][{rows[at[0][0]]}] holds {x[tuple(at[0])]}, but the "
+                f"{part}[{name!r}][{rows[place[0]]}] holds {x[tuple(place)]}, but the "
                 f"array that it indexes has size {size}: use 0 to {size - 1}"
             )
     return (

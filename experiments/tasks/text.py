@@ -156,7 +156,10 @@ class Windows:
     def __init__(
         self, row: np.ndarray, context: int, size: int, counts: np.ndarray | None
     ):
-        self.row, self.context, self.size, self.counts = row, context, size, counts
+        self.row = row
+        self.context = context
+        self.size = size
+        self.counts = counts
 
     def __len__(self) -> int:
         return (len(self.row) - 1) // self.context

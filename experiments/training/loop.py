@@ -22,8 +22,8 @@ from experiments.tasks.task import (
     WORKER_LOSSES,
     Task,
     held_out,
+    make_value_function,
     number,
-    values_of,
 )
 from experiments.training import rounds
 from experiments.training.optimizers import in_force
@@ -366,7 +366,7 @@ def correct(run: Run, outcome: Outcome) -> str | None:
 
         def of_rows(model, data, rows):
             batch = {name: x[rows] for name, x in data.items()}
-            values = values_of(task, train=False)
+            values = make_value_function(task, train=False)
             return values(model.params, model.buffers, batch)["accuracy"]
 
         programs.hits = jax.jit(
