@@ -4,7 +4,7 @@ import argparse
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,10 +15,10 @@ from experiments.command import flags
 from experiments.command.errors import BadRequest, refusing
 from experiments.command.factories import ALGORITHM
 from experiments.command.settings import Group, checked, count, flag, settings_of
-from experiments.command.words import cleaned, flag_groups
+from experiments.command.words import Words, cleaned, flag_groups
 from experiments.files import needed, read_bytes, try_to_write
-from experiments.study import variants
-from experiments.study.variants import Given, Variant, Words
+from experiments.study.command_line import VariantWords, parse_variants
+from experiments.study.variants import at
 from experiments.training import config as training
 from syncalgos import network
 from syncalgos.network import Network
@@ -57,7 +57,7 @@ class Job(NamedTuple):
     """
 
     target: Target
-    variant: Variant
+    variant: VariantWords
     argv: Words
     config: training.RunConfig
 
@@ -144,14 +144,20 @@ class AimConfig:
         return tuple(dict.fromkeys(map(network.parse, self.network)))
 
     @cached_property
-    def variants(self) -> tuple[Variant, ...]:
+    def variants(self) -> tuple[VariantWords, ...]:
         """The algorithms, with the flags that their runs accept."""
         text = ",".join(ALGORITHM.files) if self.algos == "all" else self.algos
-        return variants.resolved(text, self._given, SETTINGS)
+        return self._parse_variants(text)
 
-    @property
-    def _given(self) -> Given:
-        return Given(self.task, self.shared, taken=TAKEN, added=())
+    def _parse_variants(self, text: str) -> tuple[VariantWords, ...]:
+        return parse_variants(
+            text,
+            task=self.task,
+            shared=self.shared,
+            own_names=SETTINGS,
+            taken=TAKEN,
+            added=(),
+        )
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
@@ -162,14 +168,14 @@ class AimConfig:
         """
         variants = self.variants
         if not any(is_baseline(variant) for variant in variants):
-            variants += (Variant(BASELINE, BASELINE).taking(self._given),)
+            variants += self._parse_variants(BASELINE)
         return tuple(_job(each, x) for each in self.targets for x in variants)
 
 
 SETTINGS = settings_of(AimConfig)
 
 
-def is_baseline(variant: Variant) -> bool:
+def is_baseline(variant: VariantWords) -> bool:
     """Whether a variant is synchronous SGD without flags of its own."""
     return variant.algo == BASELINE and not variant.words
 
@@ -237,7 +243,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def _job(target: Target, variant: Variant) -> Job:
+def _job(target: Target, variant: VariantWords) -> Job:
     """Returns the run of a variant on all chips of a target.
 
     Raises:
@@ -267,4 +273,4 @@ def _job(target: Target, variant: Variant) -> Job:
             f"{target.text}: leave out --workers, or use a multiple of {places}"
         )
     argv += ("--backend", "shard_map")
-    return Job(target, variant, argv, replace(config, backend="shard_map"))
+    return Job(target, variant, argv, at(config, {"backend": "shard_map"}))

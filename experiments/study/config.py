@@ -23,9 +23,16 @@ from experiments.command.settings import (
     flag,
     settings_of,
 )
-from experiments.command.words import as_words, cleaned, flag_groups, parameter
-from experiments.study import presets, variants
-from experiments.study.variants import MOST_RUNS, Range, Variant, Words, read_range
+from experiments.command.words import (
+    Words,
+    as_words,
+    cleaned,
+    flag_groups,
+    parameter,
+)
+from experiments.study import presets
+from experiments.study.command_line import VariantWords, parse_axis, parse_variants
+from experiments.study.variants import MOST_RUNS, Axis, Variant, at
 from experiments.training import config as training
 from experiments.training.config import RunConfig
 from syncalgos import checks, network
@@ -148,11 +155,25 @@ class StudyConfig:
         checked(SETTINGS, self)
 
     @cached_property
+    def variant_words(self) -> tuple[VariantWords, ...]:
+        """The algorithms, with the flags that their runs accept, as words."""
+        return parse_variants(
+            self.algos,
+            task=self.task,
+            shared=self.shared,
+            own_names=SETTINGS,
+            tuned=self.tuned,
+            swept=[self.swept] if self.swept else [],
+        )
+
+    @cached_property
     def variants(self) -> tuple[Variant, ...]:
-        """The algorithms, with the flags that their runs accept."""
-        swept = [self.swept] if self.swept else []
-        given = variants.Given(self.task, self.shared, self.tuned, swept)
-        return variants.resolved(self.algos, given, SETTINGS)
+        """The algorithms, with the configs of their runs.
+
+        Raises:
+            BadRequest: a run does not accept its flags.
+        """
+        return tuple(words.parse() for words in self.variant_words)
 
     @cached_property
     def points(self) -> dict[str, dict[str, RunConfig]]:
@@ -164,19 +185,19 @@ class StudyConfig:
         return {variant.label: variant.configs() for variant in self.variants}
 
     @cached_property
-    def swept(self) -> Range | None:
+    def swept(self) -> Axis | None:
         """The swept flag and its values; None without a sweep."""
-        return None if self.sweep is None else read_range("--sweep", self.sweep)
+        return None if self.sweep is None else parse_axis("--sweep", self.sweep)
 
     @cached_property
-    def tuned(self) -> tuple[Range, ...]:
+    def tuned(self) -> tuple[Axis, ...]:
         """The tuned flags and their values.
 
         The study without flags tunes the rates, so that it compares algorithms.
         """
         decisive = all(getattr(self, x) == SETTINGS[x].default for x in DECISIVE)
         by_default = (TUNED,) if decisive and not self.shared else ()
-        return tuple(read_range("--tune", text) for text in self.tune or by_default)
+        return tuple(parse_axis("--tune", text) for text in self.tune or by_default)
 
     @cached_property
     def networks(self) -> tuple[Network, ...]:
@@ -196,7 +217,7 @@ class StudyConfig:
         devices = self.devices_per_job
         return {
             **({} if devices is None else {"devices_per_job": devices}),
-            "entries": [[v.label, v.algo, list(v.words)] for v in self.variants],
+            "entries": [[v.label, v.algo, list(v.words)] for v in self.variant_words],
             "task": self.task,
             "words": sorted((list(g) for g in self.shared), key=lambda words: words[0]),
             "sweep": self.swept and [self.swept.flag, *self.swept.values],
@@ -210,12 +231,12 @@ class StudyConfig:
     @property
     def compared_to(self) -> str:
         """The label of the baseline."""
-        return self.baseline or self.variants[0].label
+        return self.baseline or self.variant_words[0].label
 
     @property
     def factories(self) -> tuple[str, ...]:
         """The names of the task and of the algorithms; some may be the user's."""
-        return self.task, *(variant.algo for variant in self.variants)
+        return self.task, *(variant.algo for variant in self.variant_words)
 
     @property
     def is_parallel(self) -> bool:
@@ -246,7 +267,7 @@ def read(argv: list[str]) -> StudyConfig:
     for line in _conflicts(config):
         raise BadRequest(line)
     with refusing():
-        labels = [variant.label for variant in config.variants]
+        labels = [variant.label for variant in config.variant_words]
         checks.one_of("--baseline", config.compared_to, labels)
         _ = config.networks
     _check_runs(config)
@@ -295,7 +316,7 @@ def _conflicts(config: StudyConfig) -> Iterator[str]:
     """Yields lines about flags that exclude each other, or that need Dask in vain."""
     set_parameters = set[str]()
     own_parameters = set[str]()
-    for variant in config.variants:
+    for variant in config.variant_words:
         set_parameters |= variant.parameters
         own_parameters |= {parameter(words[0]) for words in variant.own_flags}
     if config.tuned and config.seeds > FIRST_TUNING_SEED:
@@ -335,10 +356,13 @@ def _check_runs(config: StudyConfig) -> None:
     for variant in config.variants:
         trials = [*variant.decisive_trials()]
         for run, trial in product(config.points[variant.label].values(), trials):
-            variant.varied(run, trial)
+            at(run, variant.read(trial))
 
 
 def count_runs(config: StudyConfig) -> int:
     """Returns the number of runs, without planning them."""
-    each = [(len(x.points), x.trials) for x in config.variants]
-    return sum(n * (trials * config.tune_seeds + config.seeds) for n, trials in each)
+    num_runs = 0
+    for variant in config.variant_words:
+        runs_of_point = variant.num_trials * config.tune_seeds + config.seeds
+        num_runs += variant.num_points * runs_of_point
+    return num_runs

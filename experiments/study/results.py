@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from experiments.study.runs import Tuning
 from experiments.study.statistics import ROUNDING, Band, Difference, Measure, Spread
-from experiments.study.variants import at
+from experiments.study.variants import name_at
 from syncalgos.network import Network
 
 # The terms of a comparison whose learning rates were not tuned.
@@ -148,7 +148,7 @@ class Row(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return at(self.label, self.point)
+        return name_at(self.label, self.point)
 
 
 class Ranking(NamedTuple):

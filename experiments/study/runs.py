@@ -20,7 +20,7 @@ from experiments.data.downloads import sha256
 from experiments.files import Damaged
 from experiments.study.config import FIRST_TUNING_SEED, TUNE_SHARE, StudyConfig
 from experiments.study.statistics import LOSS, MIN_SEEDS, Measure, is_fine, measure
-from experiments.study.variants import Variant, at, combinations, named, replaced
+from experiments.study.variants import Variant, at, combinations, name_at, named
 from experiments.tasks.task import Data
 from experiments.training import run_folder
 from experiments.training.config import RunConfig
@@ -67,7 +67,7 @@ class RunSet(NamedTuple):
     @property
     def name(self) -> str:
         """The variant, and the value of the sweep if there is one."""
-        return at(self.variant.label, self.point)
+        return name_at(self.variant.label, self.point)
 
     @property
     def trial(self) -> str:
@@ -279,7 +279,7 @@ def _same_samples(
     first = None
     for point, run in points.items():
         if study.worker_batch is not None:
-            run = replaced(run, batch_size=study.worker_batch * run.workers)
+            run = at(run, {"batch_size": study.worker_batch * run.workers})
         task = make_task(run)
         own = resolved(run, task, declaring(run, task))
         first = first or own
@@ -287,10 +287,10 @@ def _same_samples(
         is_other = own.batch_size != first.batch_size
         if is_other and own.steps == first.steps:
             steps = first.steps * first.batch_size / own.batch_size
-            run = replaced(run, steps=max(1, round(steps)))
+            run = at(run, {"steps": max(1, round(steps))})
         if is_other and study.worker_batch is not None:
             rate = first.lr * own.batch_size / first.batch_size
-            run = replaced(run, lr=float(f"{rate:.6g}"))
+            run = at(run, {"lr": float(f"{rate:.6g}")})
         yield point, run
 
 
@@ -298,11 +298,11 @@ def trial(study: StudyConfig, made: RunSet, values: Mapping[str, str]) -> RunSet
     """Returns the runs that try values, on held-out training data."""
     # The held-out part of the training data is the same for all seeds and variants.
     # The reported runs train on all of the training data.
-    held_out = replaced(made.common, validation=TUNE_SHARE)
+    held_out = at(made.common, {"validation": TUNE_SHARE})
     return made._replace(
         seeds=range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + study.tune_seeds),
         values=values,
-        common=made.variant.varied(held_out, values),
+        common=at(held_out, made.variant.read(values)),
     )
 
 
@@ -344,7 +344,7 @@ def further(study: StudyConfig, loader: Loader, made: RunSet) -> Iterator[list[R
 
     All variants follow one rule: a best value at an end of a range is followed beyond
     it, with all values of the other flags, and then values near the best one are tried.
-    See `Range`.
+    See `Axis`.
     """
     ranges, trials = made.variant.tuned, [*made.trials]
     near = [x for x in ranges if x.near]
@@ -387,7 +387,7 @@ def chosen(made: RunSet, measure_key: str | None) -> RunSet | None:
         return made
     if (best := _best(made.trials, measure_key)) is None:
         return None
-    common = made.variant.varied(made.common, best.values)
+    common = at(made.common, made.variant.read(best.values))
     return made._replace(values=best.values, common=common)
 
 

@@ -19,7 +19,7 @@ import syncalgos as sa
 from experiments.aim import config, tables, times
 from experiments.aim.targets import parse
 from experiments.command.errors import BadRequest
-from experiments.study.variants import Variant
+from experiments.study.command_line import VariantWords
 from experiments.training.config import RunConfig
 from syncalgos.network import Network
 
@@ -308,7 +308,7 @@ def modelled(rows, period=None, network=None, seconds=1.0, own=None, **others):
     """The times of a program's findings, of 8 steps, by an algorithm's period."""
     record = {**RECORD, "traffic": rows, **others}
     run = RunConfig(arguments=({"period": period} if period else {}) | (own or {}))
-    job = config.Job(TPU, Variant("bmuf", "bmuf"), (), run)
+    job = config.Job(TPU, VariantWords("bmuf", "bmuf"), (), run)
     told = times.modelled(record, job, network, seconds)
     assert told is not None
     return told

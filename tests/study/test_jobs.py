@@ -107,7 +107,7 @@ def planned(folder, variants=2, seeds=3, trials=2):
     """Run sets with trials, in an empty folder."""
 
     def run_set(number, **changes):
-        variant = Variant(f"v{number}", "sync_sgd")
+        variant = Variant(f"v{number}", "sync_sgd", RunConfig())
         own = RunSet(variant, number, "", RunConfig(), folder, range(seeds))
         return own._replace(**changes)
 

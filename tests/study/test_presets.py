@@ -56,10 +56,10 @@ def test_papers_values_are_taken_for_own_flags(name):
 
 def test_papers_values_may_be_compared_with_defaults():
     three = config.read(["--algos", "bmuf, diloco, published=diloco --preset paper"])
-    runs = [parse(variant.argv).arguments for variant in three.variants]
+    runs = [variant.config.arguments for variant in three.variants]
     assert [run["period"] for run in runs] == [16, 16, 500]
     published = config.read(["--preset", "paper", "--algos", "bmuf, diloco"])
-    runs = [parse(x.argv).arguments for x in published.variants]
+    runs = [variant.config.arguments for variant in published.variants]
     assert [run["period"] for run in runs] == [16, 500]
 
 
@@ -109,7 +109,7 @@ def test_smallest_cell_of_a_study_runs(name, tmp_path):
     swept = [decided.swept] if decided.swept else []
     words = [f"--sweep={each.flag}={each.values[0]}" for each in swept]
     words += [f"--tune={each.flag}={each.values[0]}" for each in decided.tuned]
-    runs = [parse(x.argv) for x in decided.variants]
+    runs = [variant.config for variant in decided.variants]
     period = max(run.arguments.get("period", 1) for run in runs)
     steps = max(4 * period, *(run.warmup_steps or 0 for run in runs))
     short = f"--steps={steps} --eval-every={2 * period} --dispatch-steps={period}"
@@ -155,7 +155,8 @@ def test_a_users_flags_replace_the_presets_of_that_name():
     assert ("--period", "16") in plain.shared
     periods = [g for g in changed.shared if parameter(g[0]) == "period"]
     assert periods == [("--period=3",)]
-    assert [x[:3] for x in changed.variants] == [x[:3] for x in plain.variants]
+    names = [x[:3] for x in changed.variant_words]
+    assert names == [x[:3] for x in plain.variant_words]
     assert changed.tune == plain.tune
 
 

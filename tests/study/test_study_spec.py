@@ -11,7 +11,7 @@ from test_study_analysis import write
 
 from experiments.command.flags import words_of
 from experiments.command.words import as_words, flag_groups, parameter
-from experiments.study import config, runs, variants
+from experiments.study import command_line, config, runs, variants
 from experiments.study.runs import Loader, RunSet
 from experiments.training.config import RunConfig, parse
 from experiments.training.run_folder import default_out
@@ -52,7 +52,10 @@ def planned(loader, *argv):
     ],
 )
 def test_algorithms_may_have_flags_and_labels(text, expected):
-    shown = [f"{x.label}: {' '.join([x.algo, *x.words])}" for x in variants.read(text)]
+    shown = [
+        f"{x.label}: {' '.join([x.algo, *x.words])}"
+        for x in command_line.read_algorithms(text)
+    ]
     assert "; ".join(shown) == expected
 
 
@@ -79,7 +82,7 @@ def test_a_command_line_is_cut_before_each_flag_which_sets_a_parameter():
     ],
 )
 def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
-    found = variants.read_range("--tune", text)
+    found = command_line.parse_axis("--tune", text)
     numbers = [float(value) for value in found.values]
     np.testing.assert_allclose(numbers, expected, rtol=5e-3)  # three digits
     assert (numbers[0], numbers[-1]) == (expected[0], expected[-1])
@@ -88,24 +91,24 @@ def test_a_range_is_evenly_spaced_with_both_ends(text, expected):
 
 def test_whole_values_of_a_range_are_written_as_whole_numbers():
     """As --period reads them, however large they are."""
-    found = variants.read_range("--sweep", "period=256:4096:log:5")
+    found = command_line.parse_axis("--sweep", "period=256:4096:log:5")
     assert found.values == ("256", "512", "1024", "2048", "4096")
 
 
 def test_a_list_is_taken_as_it_is_written():
-    found = variants.read_range("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
-    assert found == variants.Range("outer_lr", ("0.70", "1e-2", "x"), None)
-    assert variants.read_range("--sweep", "outer-lr=1").flag == "outer_lr"
+    found = command_line.parse_axis("--sweep", " --outer_lr = 0.70, 1e-2 ,x")
+    assert found == variants.Axis("outer_lr", ("0.70", "1e-2", "x"), None)
+    assert command_line.parse_axis("--sweep", "outer-lr=1").flag == "outer_lr"
 
 
 def test_values_of_a_narrow_range_differ():
     """Else fewer are tried than the report says."""
-    found = variants.read_range("--tune", "momentum=0.99:0.999:linear:28")
+    found = command_line.parse_axis("--tune", "momentum=0.99:0.999:linear:28")
     assert len(set(found.values)) == 28
 
 
 def test_values_beyond_an_end_and_near_the_best_follow_a_range():
-    found = variants.read_range("--tune", "lr=0.1:0.4:log:3+4")
+    found = command_line.parse_axis("--tune", "lr=0.1:0.4:log:3+4")
     assert (found.values, found.near) == (("0.1", "0.2", "0.4"), 4)
     tried = {"0.1", "0.2", "0.4"}
     ends = [found.more(tried, best, False) for best in ("0.1", "0.2", "0.4")]
@@ -114,7 +117,7 @@ def test_values_beyond_an_end_and_near_the_best_follow_a_range():
     near = ("0.139", "0.167", "0.24", "0.288")
     assert found.more(tried, "0.2", True) == near
     assert found.more({*tried, "0.240"}, "0.2", True) == (*near[:2], near[3])
-    whole = variants.read_range("--tune", "period=2:8:log:3+3")
+    whole = command_line.parse_axis("--tune", "period=2:8:log:3+3")
     assert whole.more(whole.values, "8", False) == ("16",)
     assert whole.more(whole.values, "4", True) == ("3", "5", "6")
 
@@ -129,10 +132,9 @@ def test_a_shared_flag_goes_to_those_that_have_it():
     )
     taken = {}
     for variant in decided.variants:
-        parsed = parse(variant.argv)
-        taken[variant.algo] = parsed.arguments
-        assert parsed.lr == 0.1
-        assert parsed.displacements
+        taken[variant.algo] = variant.config.arguments
+        assert variant.config.lr == 0.1
+        assert variant.config.displacements
     assert "period" not in taken["sync_sgd"]
     assert taken["bmuf"]["period"] == 2  # its own, which wins
     assert taken["bmuf"]["block_lr"] == 0.5
@@ -150,7 +152,7 @@ def test_a_flag_applies_to_the_algorithms_that_take_it():
     }
     decided = config_of("--algos=sync_sgd,bmuf,diloco")
     for flag, own in takers.items():
-        found = [v.algo for v in decided.variants if flag in v.known]
+        found = [x.algo for x in decided.variant_words if flag in x.readers]
         assert " ".join(found) == own, flag
 
 
@@ -162,7 +164,9 @@ OUTER = "outer-lr=0.1:1:linear:5"
 def test_all_algorithms_try_the_same_values_of_the_flags_that_they_have():
     tune = "momentum=0.1,0.5", "lr=0.01:1:log:3", OUTER, "weight-decay=0.001:0.1:log:2"
     decided = config_of("--algos=sync_sgd,diloco", *(f"--tune={x}" for x in tune))
-    given = {x.flag: x for x in (variants.read_range("--tune", each) for each in tune)}
+    given = {
+        x.flag: x for x in (command_line.parse_axis("--tune", each) for each in tune)
+    }
     sync, diloco = decided.variants
     assert diloco.tuned == [*given.values()]
     assert sync.tuned == [x for name, x in given.items() if name != "outer_lr"]
@@ -271,9 +275,9 @@ def test_one_range_may_have_a_name_and_values_for_each_algorithm(loader):
     tried = {x.algo: x.tuned[1:] for x in decided.variants}
     assert tried == {
         "sync_sgd": [],
-        "bmuf": [variants.Range("block_momentum", ("0.5", "0.9"))],
-        "slowmo": [variants.Range("slow_momentum", ("0.5", "0.9"))],
-        "powersgd": [variants.Range("rank", ("1", "4"))],
+        "bmuf": [variants.Axis("block_momentum", ("0.5", "0.9"))],
+        "slowmo": [variants.Axis("slow_momentum", ("0.5", "0.9"))],
+        "powersgd": [variants.Axis("rank", ("1", "4"))],
     }
     for point in runs.run_sets(decided, loader):
         is_plain = point.variant.algo == "sync_sgd"
@@ -322,7 +326,9 @@ def test_labels_that_look_alike_as_folders_are_kept_apart(loader):
 
 def test_a_run_set_knows_which_of_its_runs_are_done(tmp_path):
     common = RunConfig(data_dir=Path("my data"))
-    runs = RunSet(variants.Variant("a", "bmuf"), 1, "", common, tmp_path, range(3))
+    runs = RunSet(
+        variants.Variant("a", "bmuf", common), 1, "", common, tmp_path, range(3)
+    )
     assert runs.missing() == [0, 1, 2] and runs.read().summaries == {}
     for seed in (0, 2):
         write(runs.run(seed), "bmuf", (0.1, 0.2, 0.3), seed=seed)
@@ -391,10 +397,11 @@ def test_runs_are_those_of_their_command(loader):
     ],
 )
 def test_a_swept_value_is_what_the_words_of_a_run_say(sweep):
-    variant = config_of("--algos=bmuf", f"--sweep={sweep}").variants[0]
+    study = config_of("--algos=bmuf", f"--sweep={sweep}")
+    [variant], [words] = study.variants, study.variant_words
     for name, run in variant.configs().items():
-        words = as_words(variant.points[name])
-        assert run == parse([*variant.argv, *words]), words
+        point = as_words(variant.points[name])
+        assert run == parse([*words.argv, *point]), point
 
 
 def test_trials_and_points_need_no_parsers_of_their_own(monkeypatch):
@@ -462,6 +469,75 @@ def test_data_that_follows_the_seed_is_that_of_each_seed(loader):
 
 
 # What two studies of one folder must agree on.
+
+
+RATES = ["lr", "0.0125", "0.025", "0.05", "0.1", "0.2", "0.4", "0.8", "1.6"]
+
+
+@pytest.mark.parametrize(
+    ("words", "stored_settings"),
+    [
+        pytest.param(
+            "--seeds 3",
+            {
+                "entries": [
+                    ["sync_sgd", "sync_sgd", []],
+                    ["model_averaging", "model_averaging", []],
+                    ["bmuf", "bmuf", []],
+                ],
+                "task": "digits",
+                "words": [],
+                "sweep": None,
+                "tune": [RATES],
+                "worker_batch": None,
+                "scale_lr": "none",
+                "tune_seeds": 1,
+                "share": 0.1,
+            },
+            id="the default study, of 0.3 and 0.4",
+        ),
+        pytest.param(
+            "--algos bmuf,diloco --tune lr=0.0125:1.6:log:8 --tune momentum=0.5,0.90 "
+            "--tune-seeds 2 --devices-per-job 2",
+            {
+                "devices_per_job": 2,
+                "entries": [["bmuf", "bmuf", []], ["diloco", "diloco", []]],
+                "task": "digits",
+                "words": [],
+                "sweep": None,
+                "tune": [RATES, ["momentum", "0.5", "0.90"]],
+                "worker_batch": None,
+                "scale_lr": "none",
+                "tune_seeds": 2,
+                "share": 0.1,
+            },
+            id="two tuned flags, of 0.3 and 0.4",
+        ),
+        pytest.param(
+            "--algos 'sync_sgd, NBM=bmuf --nesterov, slow=diloco --period=64' --lr 0.1 "
+            "--sweep workers=2,4 --worker-batch 8",
+            {
+                "entries": [
+                    ["sync_sgd", "sync_sgd", []],
+                    ["NBM", "bmuf", ["--nesterov"]],
+                    ["slow", "diloco", ["--period=64"]],
+                ],
+                "task": "digits",
+                "words": [["--lr", "0.1"]],
+                "sweep": ["workers", "2", "4"],
+                "tune": [],
+                "worker_batch": 8,
+                "scale_lr": "linear",
+                "tune_seeds": None,
+                "share": None,
+            },
+            id="labels and a sweep, of 0.4",
+        ),
+    ],
+)
+def test_studies_of_earlier_releases_go_on(words, stored_settings):
+    """As their study.json has it."""
+    assert config_of(*shlex.split(words)).identity == stored_settings
 
 
 def test_the_order_of_shared_flags_is_no_other_study():

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.command.words import parameter
-from experiments.study.variants import Words, read_range
+from experiments.command.words import Words, parameter
+from experiments.study.command_line import parse_axis
 
 FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.toml")}
 NAMES = tuple(sorted(FILES))
@@ -53,5 +53,5 @@ def under(name: str, given: Sequence[Words]) -> dict[str, Any]:
 def _sets(flag: str, value: Any) -> set[str]:
     """Returns the parameters that a flag sets: its own, and those that it varies."""
     name = parameter(flag)
-    varied = read_range(f"--{name}", value).flags if name in ("tune", "sweep") else ()
+    varied = parse_axis(f"--{name}", value).flags if name in ("tune", "sweep") else ()
     return {name, *varied}
