@@ -3,7 +3,9 @@
 python -m pages.table
 """
 
+import csv
 import inspect
+import io
 import re
 import textwrap
 from collections.abc import Iterable
@@ -15,6 +17,7 @@ from pages.traffic import LEARNING_RATE, needs_rate
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "algorithms.md"
+TABLE = ROOT / "docs" / "tables" / "algorithms.csv"
 COUNTING_PAGES = (ROOT / "README.md", ROOT / "docs" / "studies.md")
 # In the phrases "implements 57 algorithms" and "45 of the 57 algorithms" (were tuned).
 COUNT = re.compile(r"(\bimplements\s+|\b45\s+of\s+the\s+)(\d+)(?=\s+algorithms\b)")
@@ -35,7 +38,8 @@ PAPER = re.compile(r'([^";]+), "[^"]+",? [^;]*?(\d{4})')
 
 
 def write_pages() -> None:
-    """Writes docs/algorithms.md and the number of algorithms in other pages."""
+    """Writes the table, the lists of docs/algorithms.md, and the numbers in prose."""
+    TABLE.write_text(format_table())
     PAGE.write_text(filled(PAGE.read_text()))
     for page in COUNTING_PAGES:
         page.write_text(fill_count(page.read_text()))
@@ -47,10 +51,9 @@ def fill_count(page: str) -> str:
 
 
 def filled(page: str) -> str:
-    """Returns the text of the page with the table and the lists between their marks."""
+    """Returns the text of the page with the lists between their marks."""
     page = CENTER_LIST.sub(format_list(find_without_own_center()), page)
-    page = LAYERED_LIST.sub(format_list(find_layered()), page)
-    return fill_table(page)
+    return LAYERED_LIST.sub(format_list(find_layered()), page)
 
 
 def find_without_own_center() -> list[str]:
@@ -80,12 +83,14 @@ def format_list(names: Iterable[str]) -> str:
     return textwrap.fill(sentence, width=120) + "\n"
 
 
-def fill_table(page: str) -> str:
-    """Returns the text of the page with the table between its marks."""
-    docs = {name: parsed(make) for name, make in syncalgos.ALGORITHMS.items()}
-    cells = [HEAD, ["---"] * len(HEAD), *(row(name, docs[name]) for name in docs)]
-    lines = [f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in cells]
-    return MARKED.sub(lambda _: "".join(lines), page)
+def format_table() -> str:
+    """Returns the table of all algorithms as text of a CSV file, in Markdown."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(HEAD)
+    for name, factory in syncalgos.ALGORITHMS.items():
+        writer.writerow(row(name, parsed(factory)))
+    return text.getvalue()
 
 
 def row(name: str, doc: Docstring) -> list[str]:
@@ -96,14 +101,13 @@ def row(name: str, doc: Docstring) -> list[str]:
         raise ValueError(f"{name}: a docstring without formula, state, sends or source")
     sends = returns[2].partition(":")[0]
     factor = FACTOR.search(joined(" ".join(doc.notes)))
-    cells = [
+    return [
         f"`{name}`",
         "; or: ".join(map(in_a_line, formulas(doc))),
         re.sub(r"^(?:A|Each) (\w+) sends ", r"\1: ", sends),
         factor[1] if factor else "",
         "; ".join(f"{first_of(authors)}, {year}" for authors, year in papers),
     ]
-    return [cell.replace("|", r"\|") for cell in cells]
 
 
 def in_a_line(formula: str) -> str:

@@ -53,7 +53,7 @@ def bmuf(
     A steady drift moves the center ζ / (1 - μ) times as far as plain averaging. With
     nesterov, a block's update is measured from the look-ahead point; if measured from
     w, the recursion diverges for μ ≥ 1/2. Published code differs: see
-    docs/algorithms.md.
+    docs/differences.toml.
 
     Example:
         >>> import jax.numpy as jnp

@@ -72,7 +72,7 @@ def co2(
     Source: Sun et al., "CO2: efficient distributed training with full
     communication-computation overlap", ICLR 2024, algorithm 1. Λ, with norms over all
     params, is this library's reading of the staleness gap penalty: see
-    docs/algorithms.md.
+    docs/differences.toml.
 
     Family: Late arrivals.
     """

@@ -1,5 +1,6 @@
-"""The effective rates of docs/algorithms.md, against what a steady drift shows."""
+"""The effective rates of the table of algorithms, against what a steady drift shows."""
 
+import csv
 import inspect
 import re
 from pathlib import Path
@@ -12,9 +13,11 @@ from tiers import tiers
 import syncalgos as sa
 
 WORKERS, LR = 4, 0.02
-PAGE = (Path(__file__).parents[3] / "docs/algorithms.md").read_text()
-ROWS = [re.split(r" ?(?<!\\)\| ?", x) for x in PAGE.splitlines() if x[:3] == "| `"]
-CELLS = {row[1].strip("`"): row[4].strip() for row in ROWS if len(row) == 7}
+TABLE = (Path(__file__).parents[3] / "docs/tables/algorithms.csv").read_text("utf-8")
+CELLS = {
+    row["name"].strip("`"): row["effective rate"]
+    for row in csv.DictReader(TABLE.splitlines())
+}
 # Values of symbols that no argument gives.
 KNOWN = {"N": WORKERS, "lr": LR, "speed": 0.75, "period": 16, "H": 16}
 OF = {
