@@ -106,14 +106,14 @@ def explain(where: str, error: BaseException) -> BadRequest:
 
     A ValueError of ours explains itself, and gets no file and line.
     """
-    at = place(error)
+    place_text = place(error)
     # Those of jax, about frames that it left out, begin with a line of dashes.
     notes = [x for x in getattr(error, "__notes__", []) if not x.startswith("-")]
-    reason = "; ".join([named(error), *notes]) + at
-    if isinstance(error, ValueError) and not at:
+    reason = "; ".join([named(error), *notes]) + place_text
+    if isinstance(error, ValueError) and not place_text:
         reason = text_of(error).partition("\n")[0]
     elif isinstance(error, OSError) and error.filename:
-        reason = described(error) + at
+        reason = described(error) + place_text
     return BadRequest(f"{where}: {reason}")
 
 

@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import syncalgos
 from experiments import tasks
 from experiments.command.errors import STOPS, BadRequest, explained, in_one_line, place
-from experiments.command.words import literal, number, one_of, or_none, whole
+from experiments.command.words import (
+    literal,
+    number,
+    one_of,
+    or_none,
+    read_whole_number,
+)
 from syncalgos import ALIASES, checks
 
 OWN = "your own"  # the name of an object that Python code passed
@@ -153,10 +159,11 @@ class Factory(NamedTuple):
         """
         group = parser.add_argument_group(f"flags of {self.name}", self.summary or None)
         texts = argument_texts(self.doc)
-        taken = parser._option_string_actions
+        flag_actions = parser._option_string_actions
         for name, parameter in self.flags.items():
-            flag, default = name.replace("_", "-"), parameter.default
-            if f"--{flag}" in taken or f"--no-{flag}" in taken:
+            flag = name.replace("_", "-")
+            default = parameter.default
+            if f"--{flag}" in flag_actions or f"--no-{flag}" in flag_actions:
                 raise self._named_as_flag(name)
             text = texts.get(parameter.name, "").replace("%", "%%")
             if default not in (EMPTY, ""):
@@ -335,10 +342,14 @@ def call(
         factory = named(kind, name)
         spelled = spellings(inspect.signature(factory).parameters)
         names = {flag: name for name, flag in spelled.items()}
-        given = {names.get(flag, flag): x for flag, x in arguments.items()}
-        made = factory(**given, **passed_arguments(kind, factory, offered))
-        check(made)
-    return made
+        arguments_by_parameter = {
+            names.get(flag, flag): x for flag, x in arguments.items()
+        }
+        built = factory(
+            **arguments_by_parameter, **passed_arguments(kind, factory, offered)
+        )
+        check(built)
+    return built
 
 
 def _known(kind: Kind, name: str) -> str:
@@ -377,8 +388,8 @@ def _functions(path: Path) -> list[str]:
         nodes = ast.parse(path.read_bytes()).body
     except (OSError, SyntaxError, ValueError):
         return []
-    found = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
-    return [name for name in found if not name.startswith("_")]
+    function_names = [node.name for node in nodes if isinstance(node, ast.FunctionDef)]
+    return [name for name in function_names if not name.startswith("_")]
 
 
 def _import(kind: Kind, name: str) -> Callable[..., Any]:
@@ -426,11 +437,12 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
     may_be_none = types.NoneType in options
     if bool in options:
         return {"action": argparse.BooleanOptionalAction}
-    if literals := [x for x in options if typing.get_origin(x) is typing.Literal]:
+    literals = [x for x in options if typing.get_origin(x) is typing.Literal]
+    if literals:
         values = {str(x): x for x in typing.get_args(literals[0])}
         values |= {"none": None} if may_be_none else {}
         return {"type": one_of(values), "metavar": f"{{{','.join(values)}}}"}
-    kinds = {float: (number, "X"), int: (whole, "N"), str: (str, "TEXT")}
+    kinds = {float: (number, "X"), int: (read_whole_number, "N"), str: (str, "TEXT")}
     chosen = [kinds[kind] for kind in kinds if kind in options]
     convert, metavar = chosen[0] if chosen else (literal, "VALUE")
     return {"type": or_none(convert) if may_be_none else convert, "metavar": metavar}
@@ -439,7 +451,8 @@ def flag_kind(parameter: inspect.Parameter) -> dict[str, Any]:
 def argument_texts(doc: str) -> dict[str, str]:
     """Returns the texts of a Google docstring's arguments by name, one line each."""
     heading = r"^(?:Args|Attributes):\n((?:[ ]+.*\n?|\n)*)"
-    if not (section := re.search(heading, doc, re.MULTILINE)):
+    section = re.search(heading, doc, re.MULTILINE)
+    if not section:
         return {}
     entries = re.findall(
         r"^    (\w+)(?: \([^)]*\))?: (.*(?:\n     +.*)*)", section[1], re.MULTILINE

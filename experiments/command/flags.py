@@ -65,19 +65,26 @@ def parse(argv: Sequence[str], config: type[Config], basic: Collection[str]) -> 
     Raises:
         BadRequest: one line says what was wrong and what is possible.
     """
-    words, settings = cleaned(argv), settings_of(config)
-    own = _own_of(words, settings)
+    words = cleaned(argv)
+    settings = settings_of(config)
+    own_factories = _own_of(words, settings)
     if {"-h", "--help", "--help-all"} & {*words}:
-        own = [each for each in own if _named(words, each.kind.flag)]
-        shown = settings if "--help-all" in words else shortened(settings, basic)
-        parser_of(shown, own).parse_args(["--help"])
-    parser = parser_of(settings, own)
+        own_factories = [
+            each for each in own_factories if _named(words, each.kind.flag)
+        ]
+        shown_settings = (
+            settings if "--help-all" in words else shortened(settings, basic)
+        )
+        parser_of(shown_settings, own_factories).parse_args(["--help"])
+    parser = parser_of(settings, own_factories)
     namespace, unknown = parser.parse_known_args(words)
     if unknown:
-        raise BadRequest(_explain_unknown(unknown[0], own, parser))
-    known = vars(namespace)
-    algorithm, task = ({name: known.pop(name) for name in each.flags} for each in own)
-    return made(config, known, {"arguments": algorithm, "task_arguments": task})
+        raise BadRequest(_explain_unknown(unknown[0], own_factories, parser))
+    values = vars(namespace)
+    algorithm, task = (
+        {name: values.pop(name) for name in each.flags} for each in own_factories
+    )
+    return made(config, values, {"arguments": algorithm, "task_arguments": task})
 
 
 def words_of(config: Any) -> list[str]:
@@ -85,29 +92,29 @@ def words_of(config: Any) -> list[str]:
 
     Flags at their defaults are left out, except for the algorithm and the task.
     """
-    said = {
+    changed_values = {
         name: value
         for name, each in settings_of(type(config)).items()
         if (value := getattr(config, name)) != each.default
         or name in (ALGORITHM.flag, TASK.flag)
     }
-    said.pop("seed", None)
-    given = config.arguments, config.task_arguments
-    named = own_of(config.algo, config.task, config.preset)
-    for own, values in zip(named, given, strict=True):
+    changed_values.pop("seed", None)
+    arguments = config.arguments, config.task_arguments
+    factories = own_of(config.algo, config.task, config.preset)
+    for own, values in zip(factories, arguments, strict=True):
         usual = own.defaults.items()
-        said |= {k: x for k, x in values.items() if (k, x) not in usual}
-    return as_words(said)
+        changed_values |= {k: x for k, x in values.items() if (k, x) not in usual}
+    return as_words(changed_values)
 
 
 def _named(words: Sequence[str], flag: str) -> str | None:
     """Returns the word of a flag that decides which other flags exist, if given."""
-    found = None
-    for word, after in pairwise([*words, "--"]):
+    flag_value = None
+    for word, next_word in pairwise([*words, "--"]):
         name, equals, value = word.partition("=")
-        if name == f"--{flag}" and (equals or not after.startswith("--")):
-            found = value if equals else after
-    return found
+        if name == f"--{flag}" and (equals or not next_word.startswith("--")):
+            flag_value = value if equals else next_word
+    return flag_value
 
 
 def shortened(
@@ -162,7 +169,7 @@ def complete(parser_of: Callable[[list[str]], argparse.ArgumentParser]) -> None:
 
 
 def made(
-    config: type[Config], values: Mapping[str, Any], own: Mapping[str, Any]
+    config: type[Config], values: Mapping[str, Any], own_arguments: Mapping[str, Any]
 ) -> Config:
     """Returns a config with a parser's values.
 
@@ -176,13 +183,15 @@ def made(
     """
     fields = {name: values[name] for name in settings_of(config) if name in values}
     with refusing():
-        return config(**fields, **own)
+        return config(**fields, **own_arguments)
 
 
-def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> Parser:
-    """Returns the parser of all flags, those of `own` included."""
+def parser_of(
+    settings: Mapping[str, Setting], own_factories: Sequence[Factory] = ()
+) -> Parser:
+    """Returns the parser of all flags, those of own_factories included."""
     see_also = None
-    if not own:
+    if not own_factories:
         see_also = (
             "Flags of an algorithm: --algo NAME --help; of a task: --task NAME --help"
         )
@@ -200,7 +209,7 @@ def parser_of(settings: Mapping[str, Setting], own: Sequence[Factory] = ()) -> P
     )
     add_settings(parser, settings.values())
     # A custom factory comes last, so that a clash of names is reported as its error.
-    for factory in sorted(own, key=lambda factory: ":" in factory.name):
+    for factory in sorted(own_factories, key=lambda factory: ":" in factory.name):
         factory.add_to(parser)
     return parser
 
@@ -238,16 +247,20 @@ def command_parser(
 def add_settings(parser: argparse.ArgumentParser, settings: Iterable[Setting]) -> None:
     """Adds flags in their groups."""
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
-    for each in settings:
-        title = each.group.title if each.group else ""
+    for setting in settings:
+        title = setting.group.title if setting.group else ""
         if title not in groups:
             groups[title] = parser.add_argument_group(title)
-        if each.read is None:
+        if setting.read is None:
             kind: dict[str, Any] = {"action": "store_true"}
         else:
-            kind = {"type": each.read, "default": each.default, "metavar": each.shown}
-            kind |= {"action": "append", "default": []} if each.is_repeated else {}
-        groups[title].add_argument(f"--{each.name}", help=each.help, **kind)
+            kind = {
+                "type": setting.read,
+                "default": setting.default,
+                "metavar": setting.shown,
+            }
+            kind |= {"action": "append", "default": []} if setting.is_repeated else {}
+        groups[title].add_argument(f"--{setting.name}", help=setting.help, **kind)
 
 
 def catalogue() -> str:
@@ -267,14 +280,19 @@ def catalogue() -> str:
     return "\n".join(lines)
 
 
-def _explain_unknown(word: str, own: Sequence[Factory], parser: Parser) -> str:
+def _explain_unknown(
+    word: str, own_factories: Sequence[Factory], parser: Parser
+) -> str:
     flag = word.partition("=")[0]
     if not flag.startswith("--"):
         return f"unexpected argument {word!r}"
     parameter = flag.removeprefix("--no-").removeprefix("--").replace("-", "_")
-    for each in own:
-        if owners := owners_of(each.kind, parameter):
-            return f"{each.name} has no flag {flag}: it belongs to {', '.join(owners)}"
+    for factory in own_factories:
+        owners = owners_of(factory.kind, parameter)
+        if owners:
+            return (
+                f"{factory.name} has no flag {flag}: it belongs to {', '.join(owners)}"
+            )
     options = [option for action in parser._actions for option in action.option_strings]
     return f"unknown flag {flag!r}{nearest_flag(flag, options)} (see --help-all)"
 

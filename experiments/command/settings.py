@@ -14,7 +14,13 @@ from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, NamedTuple
 
-from experiments.command.words import axes, check_axes, indices, number, whole
+from experiments.command.words import (
+    axes,
+    check_axes,
+    indices,
+    number,
+    read_whole_number,
+)
 from syncalgos import checks
 
 Scope = Literal["run", "start", "process"]
@@ -22,13 +28,18 @@ Scope = Literal["run", "start", "process"]
 # The function that reads the word of a flag, by the type of its field. None means a
 # switch, which takes no word.
 READERS: dict[Any, Callable[[str], Any] | None] = {
-    **{int: whole, float: number, str: str, Path: Path, bool: None},
+    **{int: read_whole_number, float: number, str: str, Path: Path, bool: None},
     **{tuple[int, ...]: indices, Mapping[str, int]: axes},
     **{tuple[str, ...]: str, tuple[Path, ...]: Path},
 }
 REPEATED = tuple[str, ...], tuple[Path, ...]
 MOST_CHOICES = 9  # in the placeholder of a flag
-METAVARS: dict[Any, str] = {whole: "N", number: "X", Path: "PATH", axes: "AXIS=N,…"}
+METAVARS: dict[Any, str] = {
+    read_whole_number: "N",
+    number: "X",
+    Path: "PATH",
+    axes: "AXIS=N,…",
+}
 
 
 class Group(NamedTuple):
@@ -108,7 +119,8 @@ class Setting(NamedTuple):
         """Raises a ValueError unless the setting can have this value, or it is None."""
         if value is None:
             return
-        label, kind = f"--{self.name}", bool if self.read is None else self.read
+        label = f"--{self.name}"
+        kind = bool if self.read is None else self.read
         if isinstance(kind, type) and not isinstance(value, kind):
             raise ValueError(
                 f"{label} must be a {kind.__name__.lower()}, got {checks.shown(value)}"
@@ -116,14 +128,16 @@ class Setting(NamedTuple):
         bounds = {"least": self.least, "above": self.above, "below": self.below}
         if self.choices:
             checks.one_of(label, value, self.choices)
-        elif self.read is whole:
+        elif self.read is read_whole_number:
             checks.whole(label, value, least=self.least or 0)
         elif self.read is axes:
             check_axes(label, value)
         elif self.read is indices:
             for index in value:
                 checks.whole(label, index, least=0)
-        if self.read is number or (self.read is whole and self.below is not None):
+        if self.read is number or (
+            self.read is read_whole_number and self.below is not None
+        ):
             checks.real(label, value, **bounds)
 
 
@@ -139,15 +153,17 @@ count = partial(flag, least=1)
 
 def settings_of(config: type) -> dict[str, Setting]:
     """Returns the settings of a config by the names of its fields, in their order."""
-    found, group = {}, Group()
+    settings = {}
+    group = Group()
     for each in dataclasses.fields(config):
-        if (setting := each.metadata.get("setting")) is None:
+        setting = each.metadata.get("setting")
+        if setting is None:
             continue
         is_union = typing.get_origin(each.type) in (typing.Union, UnionType)
         kind = typing.get_args(each.type)[0] if is_union else each.type
         is_literal = typing.get_origin(kind) is Literal
         group = setting.group or group
-        found[each.name] = setting._replace(
+        settings[each.name] = setting._replace(
             group=group,
             choices=typing.get_args(kind) if is_literal else setting.choices,
             scope=setting.scope or group.scope,
@@ -155,7 +171,7 @@ def settings_of(config: type) -> dict[str, Setting]:
             read=str if is_literal else READERS[kind],
             is_repeated=kind in REPEATED,
         )
-    return found
+    return settings
 
 
 def plain(value: Any) -> Any:

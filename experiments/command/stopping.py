@@ -15,7 +15,11 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from types import FrameType
 from typing import Any, NoReturn, TextIO
 
-DONE, FAILED, BAD_REQUEST, DIVERGED, UNCONNECTED = 0, 1, 2, 3, 4
+DONE = 0
+FAILED = 1
+BAD_REQUEST = 2
+DIVERGED = 3
+UNCONNECTED = 4
 
 # EX_TEMPFAIL of sysexits.h: schedulers read it as "queue the job again".
 TERMINATED = 75
@@ -94,16 +98,16 @@ def handling(
     """
     # Python raises a ValueError in any other thread.
     is_main = threading.current_thread() is threading.main_thread()
-    before = {}
+    earlier_handlers = {}
     for number in SIGNALS if is_main else ():
         handler = signal.getsignal(number)
         is_nohup = number.name == "SIGHUP" and handler == signal.SIG_IGN
         if handler not in left and not is_nohup:
-            before[number] = signal.signal(number, take)
+            earlier_handlers[number] = signal.signal(number, take)
     try:
         yield
     finally:
-        for number, handler in () if _decided else before.items():
+        for number, handler in () if _decided else earlier_handlers.items():
             signal.signal(number, handler)
 
 
@@ -126,7 +130,8 @@ class Stop:
 
     def __init__(self, has_starter: bool):
         self._received: list[int] = []
-        self._looks, self._has_starter = False, has_starter
+        self._looks = False
+        self._has_starter = has_starter
 
     def __call__(self) -> int:
         self._looks = True
@@ -233,7 +238,7 @@ def unfailing_output() -> Iterator[None]:
     A pipe may be broken, a disk full, or the stream closed: a run must still be able to
     write its checkpoint.
     """
-    before = sys.stdout, sys.stderr
+    streams = sys.stdout, sys.stderr
     # Closed descriptors are filled first. Otherwise the next files to be opened get
     # their numbers, and libraries print into these files.
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -246,7 +251,7 @@ def unfailing_output() -> Iterator[None]:
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
                 stream.flush()
-        sys.stdout, sys.stderr = before
+        sys.stdout, sys.stderr = streams
 
 
 def _unfailing(stream: Any, descriptor: int) -> Any:
@@ -280,7 +285,8 @@ def sole_output(is_first: bool) -> TextIO:
         The stream for notes and tracebacks, from any process.
     """
     errors = unfailing(2, sys.stderr.encoding)
-    sys.stdout, sys.stderr = unfailing(os.dup(1), sys.stdout.encoding), errors
+    sys.stdout = unfailing(os.dup(1), sys.stdout.encoding)
+    sys.stderr = errors
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if not is_first:
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115

@@ -61,8 +61,10 @@ def report(steps: int) -> Iterator[Report]:
     count = progress.MofNCompleteColumn(table_column=Column(no_wrap=True))
     time_left = progress.TimeRemainingColumn(table_column=Column(no_wrap=True))
     loss = "{task.fields[loss]}"
-    with bar(count, "steps", loss, elapsed_time(), "+", time_left, "left") as shown:
-        yield _Bar(shown, steps)
+    with bar(
+        count, "steps", loss, elapsed_time(), "+", time_left, "left"
+    ) as progress_bar:
+        yield _Bar(progress_bar, steps)
 
 
 class _Description(progress.ProgressColumn):
@@ -83,7 +85,8 @@ def bar(*columns: str | progress.ProgressColumn) -> progress.Progress:
             must not wrap, or they are the ones that get shorter.
     """
     # stdout holds only the summary, so that it can be piped.
-    console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
+    console = Console(stderr=True)
+    is_hidden = not sys.stderr.isatty()
     return progress.Progress(
         _Description(),
         bar_column(console),
@@ -126,8 +129,9 @@ def evaluation_line(
 ) -> str:
     """Formats one evaluation, with the learning rate if it differs from `lr`."""
     figures = [f"{name} {figure(x)}" for name, x in measured(line, validation).items()]
-    if (now := line["learning_rate"]) != lr:
-        figures.append(f"lr {now:.3g}")
+    new_lr = line["learning_rate"]
+    if new_lr != lr:
+        figures.append(f"lr {new_lr:.3g}")
     return "  ".join([f"step {line['step']:>{len(str(steps))}}/{steps}", *figures])
 
 

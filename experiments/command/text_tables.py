@@ -99,8 +99,8 @@ def table(rows: Sequence[Row], columns: Columns, width: int | None) -> list[str]
     possible = [x for x in columns.optional if x in names] if columns.elsewhere else []
     for count in range(len(possible) + 1):
         left_out = possible[:count]
-        kept = [name for name in names if name not in left_out]
-        widths = _fit(rows, kept, columns.text, width)
+        kept_names = [name for name in names if name not in left_out]
+        widths = _fit(rows, kept_names, columns.text, width)
         if widths is not None:
             lines = _lines(rows, widths)
             if left_out:
@@ -145,8 +145,8 @@ def _stacked(rows: Sequence[Row], width: int) -> list[str]:
     """Returns each row as its name and, below it, its other columns."""
     lines = []
     for row in rows:
-        (_, label), *others = row.items()
-        for line in [*wrapped(label, width), *definitions(dict(others), width)]:
+        (_, label), *other_cells = row.items()
+        for line in [*wrapped(label, width), *definitions(dict(other_cells), width)]:
             # Labels are the user's: one word may be wider than the terminal.
             lines += chop_cells(line, width) or [line]
     return lines
@@ -169,27 +169,27 @@ def _fit(
     """Returns widths at which the columns fit the terminal; None if there are none."""
     widths = {name: _natural(rows, name) for name in names}
     # To these the headings wrap, and no cell does.
-    whole = {}
+    whole_widths = {}
     least = {}
     for name in names:
         cells = [row[name] for row in rows]
         heading = _widest_word(name)
-        whole[name] = max(heading, *map(cell_len, cells))
-        least[name] = whole[name]
+        whole_widths[name] = max(heading, *map(cell_len, cells))
+        least[name] = whole_widths[name]
         if name in text:
             word = max(heading, *map(_widest_word, cells))
-            least[name] = max(word, min(whole[name], LEAST_TEXT))
+            least[name] = max(word, min(whole_widths[name], LEAST_TEXT))
     room = width - GAP * (len(names) - 1)
     if sum(least.values()) > room:
         return None
     while sum(widths.values()) > room:
-        wide = max(names, key=lambda name: widths[name] - whole[name])
-        if widths[wide] == whole[wide]:
+        widest_name = max(names, key=lambda name: widths[name] - whole_widths[name])
+        if widths[widest_name] == whole_widths[widest_name]:
             # No heading can give way: the widest column of text does.
             shrinking = [name for name in names if widths[name] > least[name]]
-            wide = max(shrinking, key=lambda name: widths[name])
-            whole[wide] -= 1
-        widths[wide] -= 1
+            widest_name = max(shrinking, key=lambda name: widths[name])
+            whole_widths[widest_name] -= 1
+        widths[widest_name] -= 1
     return widths
 
 

@@ -15,7 +15,8 @@ OF_WORKERS = ("devices", "lanes")  # the engine's axes; --mesh may not use these
 
 # What to use in place of other programs' flags, and of those that a study sets itself.
 _TEXTS = tomllib.loads(Path(__file__).with_name("instead.toml").read_text("utf-8"))
-INSTEAD, TAKEN = _TEXTS["instead"], _TEXTS["taken"]
+INSTEAD = _TEXTS["instead"]
+TAKEN = _TEXTS["taken"]
 RENAMED = _TEXTS["renamed"]  # ALGORITHM.ARGUMENT, as in files of 0.3
 
 
@@ -99,7 +100,7 @@ def or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text.lower() == "none" else read(text)
 
 
-whole = _reader(int, "a whole number")
+read_whole_number = _reader(int, "a whole number")
 number = _reader(float, "a number")
 indices = _reader(
     lambda text: tuple(int(part) for part in text.split(",")),
@@ -109,10 +110,10 @@ indices = _reader(
 
 def _axes(text: str) -> dict[str, int]:
     pairs = [part.partition("=") for part in text.split(",")]
-    found = {name.strip(): int(size) for name, _, size in pairs}
-    if len(found) < len(pairs) or not all(name.isidentifier() for name in found):
+    sizes = {name.strip(): int(size) for name, _, size in pairs}
+    if len(sizes) < len(pairs) or not all(name.isidentifier() for name in sizes):
         raise ValueError
-    return found
+    return sizes
 
 
 axes = _reader(

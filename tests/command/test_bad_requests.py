@@ -14,7 +14,13 @@ from commands import ROOT
 from experiments.aim.config import SETTINGS as OF_AIM
 from experiments.command import factories
 from experiments.command.factories import ALGORITHM, TASK
-from experiments.command.words import INSTEAD, TAKEN, number, parameter, whole
+from experiments.command.words import (
+    INSTEAD,
+    TAKEN,
+    number,
+    parameter,
+    read_whole_number,
+)
 from experiments.study.config import SETTINGS as OF_COMPARE
 from experiments.tasks import TASKS
 from experiments.training.config import SETTINGS
@@ -28,7 +34,7 @@ def impossible(setting):
     """Words that a setting refuses, as its row in the table says."""
     if setting.choices:
         return ["nonsense"]
-    if setting.read is whole:
+    if setting.read is read_whole_number:
         most = setting.below or 2**31
         return [str(setting.least - 1), "1.5", str(most), str(2**31), str(10**30)]
     bounds = [setting.above, setting.below]

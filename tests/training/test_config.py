@@ -12,7 +12,7 @@ import pytest
 from experiments import files
 from experiments.checkpoint.resume import check_config, check_settings
 from experiments.command.errors import BadRequest
-from experiments.command.words import number, whole
+from experiments.command.words import number, read_whole_number
 from experiments.one_run import Folder
 from experiments.training import trackers
 from experiments.training.config import SETTINGS, RunConfig, parse
@@ -39,7 +39,7 @@ def other_word(name):
         return next(x for x in setting.choices if x != setting.default)
     if setting.read is Path:
         return "elsewhere.safetensors"
-    return {whole: "4", number: "0.5"}[setting.read]
+    return {read_whole_number: "4", number: "0.5"}[setting.read]
 
 
 def parsed(name):
