@@ -78,7 +78,8 @@ html_theme_options = {
 }
 # Pages that are folded below another in the sidebar.
 CHILDREN = {
-    "frameworks": "from-flax-and-optax own-loop stacked-state orbax hyperparameters",
+    "frameworks": "from-flax-and-optax own-loop process-group stacked-state orbax "
+    "hyperparameters",
     "strategies": "adding-an-algorithm adding-a-part",
     "comparing": "trackers dask-cluster",
     "studies": "studies/*",

@@ -31,9 +31,9 @@ HostFunction = Callable[..., Sequence[np.ndarray]]
 class Transport(Protocol):
     """Processes that exchange NumPy arrays; each makes the same calls in one order.
 
-    All arrays are flat, contiguous and not empty, and must not be changed. Small arrays
-    arrive joined. A transport waits for its peers, and raises an error when it has
-    waited for too long.
+    All arrays are flat, contiguous and not empty, and the transport may change them.
+    Small arrays arrive joined. A transport waits for its peers, and raises an error
+    when it has waited for too long.
 
     It may also have `send_receive(arrays, to, source)`: it sends arrays to process
     `to`, and returns as many of the same sizes and dtypes from process `source`, which

@@ -174,9 +174,11 @@ def together(commands, cwd=ROOT, timeout=TIMEOUT):
     return [(x.returncode, *texts) for x, texts in zip(started, said, strict=True)]
 
 
-def members(module, processes, folder, seconds, **environ):
-    """Has processes that jax.distributed connects call the function `work` of a module.
+def members(module, processes, folder, seconds, by_jax=True, killed=(), **environ):
+    """Has processes call the function `work` of a module.
 
+    jax.distributed connects them, unless `by_jax` is false. Those whose numbers are in
+    `killed` must kill themselves.
     All must end with 0; their output goes to FOLDER/NUMBER.txt.
     """
     program = f"import commands, {module}; commands.take_part({module}.work)"
@@ -193,7 +195,7 @@ def members(module, processes, folder, seconds, **environ):
     deadline, at = time.monotonic() + seconds, free_address()
     try:
         for i, path in enumerate(outputs):
-            arguments = map(str, (i, processes, at, folder))
+            arguments = map(str, (i, processes, at if by_jax else "", folder))
             with path.open("wb") as out:
                 process = subprocess.Popen(
                     [*words, *arguments],
@@ -205,7 +207,9 @@ def members(module, processes, folder, seconds, **environ):
                 )
             started.append(process)
         while None in (codes := [process.poll() for process in started]):
-            if any(codes):  # those that wait for the one that failed fail in turn
+            if any(
+                x for i, x in enumerate(codes) if i not in killed
+            ):  # those that wait for the one that failed fail in turn
                 deadline = min(deadline, time.monotonic() + 10)
             if time.monotonic() > deadline:
                 break
@@ -215,7 +219,8 @@ def members(module, processes, folder, seconds, **environ):
             process.kill()
             process.wait()
     said = "\n".join(f"{path.name}: {path.read_text()}" for path in outputs)
-    assert codes == [0] * processes, f"ended with {codes}\n{said}"
+    expected = [-signal.SIGKILL if i in killed else 0 for i in range(processes)]
+    assert codes == expected, f"ended with {codes}\n{said}"
 
 
 def take_part(work):
@@ -226,11 +231,12 @@ def take_part(work):
     import jax
 
     process, processes = map(int, sys.argv[1:3])
+    is_connected = processes > 1 and sys.argv[3] != ""
     try:
-        if processes > 1:
+        if is_connected:
             jax.distributed.initialize(sys.argv[3], processes, process)
         work(process, processes, Path(sys.argv[4]))
-        if processes > 1:
+        if is_connected:
             jax.distributed.shutdown()
     except BaseException:
         traceback.print_exc()

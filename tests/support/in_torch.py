@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""Two processes of torch and of jax, which train by examples/torch_loop.py."""
+"""Two processes of a torch process group, which train by examples/torch_loop.py."""
 
 import io
 import json
@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import syncalgos
-from examples.torch_loop import Synced
+from examples.torch_loop import Synced, TorchGroup
 
 STEPS, BROKEN, PERIOD, LR, MOMENTUM = 22, 10, 4, 0.05, 0.9
 WORKERS, BATCH, INPUTS, HIDDEN = 2, 16, 6, 8
@@ -89,16 +89,16 @@ def sharded(model):
     return model
 
 
-def refused(number):
+def refused(number, peers):
     """The errors of strategies and models that the loop cannot serve."""
-    axis = {"axis": "workers"}
+    axis = {"axis": peers}
 
     def see(replica, state, step):
         return replica, state
 
     averaging = syncalgos.model_averaging(1, **axis)
     cases = {
-        "loss": syncalgos.Strategy(sync=see, sees_loss=True, axis="workers"),
+        "loss": syncalgos.Strategy(sync=see, sees_loss=True, **axis),
         "rate": syncalgos.slowmo(2, learning_rate=LR, **axis),
         "steps": syncalgos.zero_one_adam(learning_rate=LR, **axis),
         "moments": syncalgos.des_loc(1, **axis),
@@ -125,9 +125,10 @@ def work(process, processes, folder):
     store = f"file://{folder / 'store'}"
     torch.distributed.init_process_group("gloo", store, rank=process, world_size=2)
     found = {}
-    for name, strategy in strategies(axis="workers").items():
+    peers = syncalgos.Peers(TorchGroup())
+    for name, strategy in strategies(axis=peers).items():
         for part, arrays in ended(strategy, process).items():
             found |= {f"{name} {part} {key}": x for key, x in arrays.items()}
     np.savez(folder / f"{process}.npz", **found)
-    (folder / f"{process}.json").write_text(json.dumps(refused(process)))
+    (folder / f"{process}.json").write_text(json.dumps(refused(process, peers)))
     torch.distributed.destroy_process_group()

@@ -1,6 +1,5 @@
 """Workers that are Peers: a transport over threads, a problem, and the reference."""
 
-import functools
 import inspect
 import threading
 from collections import defaultdict
@@ -173,6 +172,17 @@ def make_step(strategy: syncalgos.Strategy, optimizer: Any) -> Any:
     return take_step
 
 
+def compile_first(transport: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """Compiles a worker's function, and waits until all workers have.
+
+    In one process, the callbacks of some workers would block the threads with which XLA
+    compiles the program of another.
+    """
+    compiled = jax.jit(lambda *args: function(*args)).lower(*args).compile()
+    transport.meet()
+    return compiled
+
+
 def train_over(
     transport: Any, make: Callable[..., syncalgos.Strategy], dtype: Any = np.float32
 ) -> Run:
@@ -184,14 +194,9 @@ def train_over(
     replica = syncalgos.Replica(params, optimizer.init(params))
     state = strategy.init(params)
     batches = make_batches(transport.size)
-    take_step = make_step(strategy, optimizer)
-    # In one process, the callbacks of some workers would block the threads with which
-    # XLA compiles the step of another.
     example = replica, state, np.int32(0), batches[0, 0]
-    take_step = take_step.lower(*example).compile()
-    center_of = jax.jit(functools.partial(strategy.center))
-    center_of = center_of.lower(params, state).compile()
-    transport.meet()
+    take_step = compile_first(transport, make_step(strategy, optimizer), *example)
+    center_of = compile_first(transport, strategy.center, params, state)
     sent_bytes = []
     for step in range(STEPS):
         batch = batches[step, transport.rank]
