@@ -139,7 +139,7 @@ def measured(
         [5.0, 5.0, 0.0, 5.0]
     """
     check_strategy("measured", strategy)
-    layered = _stacking.check("measured: layered", layered)
+    layered = _stacking.check_layered("measured: layered", layered)
     again = partial(measured, by_leaf=by_leaf, layered=layered, ends=ends, only=only)
     is_moved = rules.KINDS["paced"](strategy) or rules.KINDS["pulled"](strategy)
     if is_moved and introspection.combination(strategy).clock:

@@ -189,12 +189,12 @@ def plan(
     collective communication operations in MPICH", 2005.
     """
     check_strategy("plan", strategy)
-    num_workers = checks.whole("plan: workers", workers, least=2)
+    workers = checks.whole("plan: workers", workers, least=2)
     step_seconds = checks.real("plan: step_seconds", step_seconds, above=0)
     share = checks.real("plan: share", share, above=0, below=1)
     link = network if isinstance(network, Network) else net.parse(network)
-    workload = _Workload(replica, num_workers, step_seconds, link, fused, taken)
-    period_argument = _get_period_argument(strategy)
+    workload = _Workload(replica, workers, step_seconds, link, fused, taken)
+    period_argument = _find_period_argument(strategy)
     own_period = period_argument if isinstance(period_argument, int) else None
 
     if steps is None:
@@ -225,7 +225,7 @@ def plan(
     if enough and own_period is not None:
         enough = _round_up_period(enough, strategy, own_period)
     return Plan(
-        workers=num_workers,
+        workers=workers,
         network=link,
         step_seconds=step_seconds,
         steps=num_steps,
@@ -248,14 +248,14 @@ class _Workload:
 
     Attributes:
         replica, fused: as for `plan`.
-        num_workers: N, the number of workers.
+        workers: N, the number of workers.
         step_seconds: seconds of computation of one local step.
         network: the link between any two workers.
         decisions: the decisions of a run, as for `communication`.
     """
 
     replica: Replica | PyTree
-    num_workers: int
+    workers: int
     step_seconds: float
     network: Network
     fused: bool | None
@@ -267,7 +267,7 @@ class _Workload:
             return communication(
                 strategy,
                 self.replica,
-                workers=self.num_workers,
+                workers=self.workers,
                 steps=steps,
                 taken=self.decisions,
             )
@@ -293,7 +293,7 @@ class _Workload:
                 if fused is None:
                     fused = collective == "all_reduce" and not self._uses_gloo
                 kind_costs[i] += net.cost(
-                    {collective: bytes_and_calls}, link, self.num_workers, fused
+                    {collective: bytes_and_calls}, link, self.workers, fused
                 )
         return kind_costs[kind_of_step]
 
@@ -422,7 +422,7 @@ def _lasting_seconds(
     return workload.seconds_per_step(counts)[-window:]
 
 
-def _get_period_argument(strategy: Strategy) -> Any:
+def _find_period_argument(strategy: Strategy) -> Any:
     """Returns the `period` that the strategy's call was given, if any."""
     if strategy.call is None:
         return None

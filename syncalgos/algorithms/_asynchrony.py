@@ -29,7 +29,7 @@ UNIT = 1024
 """The speed of the fastest worker; other speeds are smaller whole numbers."""
 
 
-class Clock(NamedTuple):
+class CommonClock(NamedTuple):
     """A common clock, which tells at which steps each worker trains or ends a round.
 
     The fastest worker makes a local step at each step of the clock. A worker of speed s
@@ -69,7 +69,7 @@ class Clock(NamedTuple):
         return (next_local_step * UNIT + speeds - 1) // speeds - 1 - clock_step
 
 
-def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock:
+def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> CommonClock:
     """Makes a clock whose speeds fall evenly from 1 to that of the slowest worker.
 
     Args:
@@ -89,12 +89,12 @@ def even_speeds(workers: int, slowest: float, period: int, paced: bool) -> Clock
 
     slowdown = UNIT - rounded(slowest * UNIT, 1)
     speeds = [UNIT - slowdown * i // max(workers - 1, 1) for i in range(workers)]
-    return Clock(tuple(speeds), tuple(map(scale_period, speeds)))
+    return CommonClock(tuple(speeds), tuple(map(scale_period, speeds)))
 
 
 def even_clocks(
     where: str, period: int, slowest: float, paced: bool = False
-) -> Callable[[int], Clock]:
+) -> Callable[[int], CommonClock]:
     """Returns a function, workers -> the clock of `even_speeds`, after checks.
 
     Args:
@@ -131,7 +131,7 @@ def asynchronous(
     where: str,
     init_server: Callable[[PyTree], Any],
     push: Callable[[Any, PyTree, jax.Array], Any],
-    make_clock: Callable[[int], Clock],
+    make_clock: Callable[[int], CommonClock],
     optimizer: optax.GradientTransformation | None,
     axis: Axis,
     read_model: Callable[[Any, jax.Array], PyTree] = lambda server, _: server.params,
@@ -142,7 +142,7 @@ def asynchronous(
 
     Args:
         where: the algorithm, for error messages.
-        serve: params -> the server, whose attribute `params` is the model.
+        init_server: params -> the server, whose attribute `params` is the model.
         push: (server, update, worker) -> the server after an update, start - end of a
             round, has arrived from the worker with this index.
         make_clock: workers -> the clock of their local steps and rounds.
@@ -188,7 +188,7 @@ def asynchronous(
 def at_own_speeds(
     where: str,
     strategy: Strategy,
-    make_clock: Callable[[int], Clock],
+    make_clock: Callable[[int], CommonClock],
     optimizer: optax.GradientTransformation | None,
 ) -> Strategy:
     """Lets each worker make local steps at its own speed.
@@ -225,7 +225,7 @@ def at_own_speeds(
 def _rest_between_steps(
     where: str,
     strategy: Strategy,
-    make_clock: Callable[[int], Clock],
+    make_clock: Callable[[int], CommonClock],
     optimizer: optax.GradientTransformation | None,
 ) -> Strategy:
     """Makes workers rest at the steps of the clock at which they make no local step.
@@ -243,7 +243,7 @@ def _rest_between_steps(
         return AsyncState(server, start, (widen(params), opt_state))
 
     # At the start of a step: strategies chained behind this one have acted by then.
-    def keep_replica(
+    def store_replica(
         grads: PyTree, replica: Replica, state: AsyncState, step: Any
     ) -> tuple[PyTree, AsyncState]:
         opt_state = () if optimizer is None else replica.opt_state
@@ -266,7 +266,7 @@ def _rest_between_steps(
 
     # It acts at every step to hold slower workers back; results land only on arrivals.
     resting = replace(introspection.combination(strategy), call=sync, is_steady=True)
-    return strategy._replace(init=init, reduce=OwnGrads(keep_replica), sync=resting)
+    return strategy._replace(init=init, reduce=OwnGrads(store_replica), sync=resting)
 
 
 def require_inner(where: str, old_values: PyTree, new_values: PyTree) -> None:

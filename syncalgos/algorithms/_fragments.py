@@ -14,7 +14,7 @@ from syncalgos.reducers._stacking import Layered, shards
 
 CUTS = ("leaves", "bytes", "layers")
 
-Cut = str | checks.ByLeaf
+CutRule = str | checks.ByLeaf
 """One of CUTS, or a function that gives the number of each leaf's fragment, from 0:
 (the leaf's path, its shape) -> number, or params -> a tree of numbers."""
 
@@ -22,7 +22,7 @@ Owners = list[np.ndarray]
 """For each leaf the fragments of its rows along the first axis, or its one fragment."""
 
 
-def check(cut: Cut) -> Cut:
+def check_cut(cut: CutRule) -> CutRule:
     """Returns a known way to cut.
 
     Raises:
@@ -54,7 +54,7 @@ def steps_between(period: int, fragments: int, delay: int) -> int:
 
 
 def mask(
-    number: int, fragments: int, cut: Cut, layered: Layered, params: PyTree
+    number: int, fragments: int, cut: CutRule, layered: Layered, params: PyTree
 ) -> PyTree:
     """Returns the mask of a fragment, for `masked`.
 

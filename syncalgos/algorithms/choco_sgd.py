@@ -86,7 +86,7 @@ def choco_sgd(
     gamma = min(1.0, 2 * density) if consensus is None else consensus
     gamma = checks.share("choco_sgd: consensus", gamma)
     graph = peers.check("choco_sgd", topology, fixed=True, symmetric=True)
-    layered = _stacking.check("choco_sgd: layered", layered)
+    layered = _stacking.check_layered("choco_sgd: layered", layered)
 
     # From 0 the params themselves would have to be sent first.
     def init(params: PyTree) -> ChocoState:

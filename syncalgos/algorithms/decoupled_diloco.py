@@ -16,7 +16,7 @@ from syncalgos._combinators.primitives import outer_step
 from syncalgos._combinators.schedule import when
 from syncalgos._dtypes import norm
 from syncalgos.algorithms import _fragments as cuts
-from syncalgos.algorithms._asynchrony import Clock, at_own_speeds, even_clocks
+from syncalgos.algorithms._asynchrony import CommonClock, at_own_speeds, even_clocks
 from syncalgos.reducers import _stacking
 from syncalgos.reducers._reducer import Reducer
 from syncalgos.strategy import WORKERS, Axis, PyTree, Strategy, factory
@@ -102,7 +102,7 @@ def decoupled_diloco(
     quorum = checks.whole("decoupled_diloco: quorum", quorum, least=1)
     grace = checks.whole("decoupled_diloco: grace", grace, least=0)
     gap = cuts.steps_between(period, fragments, delay=0)
-    _stacking.check("decoupled_diloco: layered", layered)
+    _stacking.check_layered("decoupled_diloco: layered", layered)
 
     def make_fragment(number: int) -> Strategy:
         first_step = (number + 1) * gap - 1
@@ -132,7 +132,7 @@ class Syncer(NamedTuple):
         axis: the mapped axis or axes over which the workers lie.
     """
 
-    make_clock: Callable[[int], Clock]
+    make_clock: Callable[[int], CommonClock]
     first_step: int
     period: int
     quorum: int
@@ -161,7 +161,7 @@ class Syncer(NamedTuple):
         steps = jnp.where(has_answered, steps, 0)  # (workers,)
         return steps / jnp.sum(steps)
 
-    def _clock(self) -> Clock:
+    def _clock(self) -> CommonClock:
         return self.make_clock(collectives.size(self.axis))
 
     def _wait(self, question: Any) -> jax.Array:

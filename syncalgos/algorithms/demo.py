@@ -80,7 +80,7 @@ def demo(
     decay = checks.real("demo: decay", decay, least=0, below=1)
     chunk = checks.whole("demo: chunk", chunk, least=1)
     top_k = checks.whole("demo: top_k", top_k, least=1)
-    layered = _stacking.check("demo: layered", layered)
+    layered = _stacking.check_layered("demo: layered", layered)
     rate = 1.0 if learning_rate is None else learning_rate
     rate = checks.learning_rate("demo", rate)
     fast = _dct.largest_components(chunk, top_k, layered, axis)

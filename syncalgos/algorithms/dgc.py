@@ -85,7 +85,7 @@ def dgc(
     if local_clip is not None:
         local_clip = checks.real("dgc: local_clip", local_clip, above=0)
     dense_steps = checks.whole("dgc: dense_steps", dense_steps, least=0)
-    layered = _stacking.check("dgc: layered", layered)
+    layered = _stacking.check_layered("dgc: layered", layered)
     densities = {density}
     if dense_steps:
         densities |= {max(density, 4.0**-i) for i in range(1, 5)}

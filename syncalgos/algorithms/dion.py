@@ -92,7 +92,7 @@ def dion(
     checks.untraced("dion: rank_fraction", rank_fraction)
     rank_fraction = checks.share("dion: rank_fraction", rank_fraction)
     mu = checks.real("dion: local_momentum", local_momentum, least=0, below=1)
-    layered = _stacking.check("dion: layered", layered)
+    layered = _stacking.check_layered("dion: layered", layered)
     reducer = _low_rank.orthonormal_steps(
         rank_fraction, checks.seed(seed), layered, axis
     )

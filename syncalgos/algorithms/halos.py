@@ -41,7 +41,7 @@ class Levels(NamedTuple):
         """The global model x."""
         return self.top.params
 
-    def get_region(self, index: jax.Array) -> Region:
+    def select_region(self, index: jax.Array) -> Region:
         """A region by its index."""
         chosen = self.regions[0]
         for i, region in enumerate(self.regions):
@@ -149,7 +149,7 @@ def halos(
             members = int(sizes[0])
         else:
             members = jnp.array(sizes, jnp.int32)[index]
-        region = levels.get_region(index)
+        region = levels.select_region(index)
         server = Nesterov(*region_rates, members).step(region.server, update)
         exchanges = region.arrived + 1 == updates
         move = jax.tree.map(jnp.subtract, region.merged, server.params)
@@ -173,7 +173,7 @@ def halos(
         return if_finite(update, new_levels, levels)
 
     def read_model(levels: Levels, worker: jax.Array) -> PyTree:
-        return levels.get_region(find_region(worker)).server.params
+        return levels.select_region(find_region(worker)).server.params
 
     @Where
     def exchanges(step: Any) -> jax.Array:

@@ -20,7 +20,7 @@ SHRINK_CAP = 0.5  # b, table 3
 DOUBT = 3.0  # κ, table 3
 
 
-class Server(NamedTuple):
+class MomentumServer(NamedTuple):
     """The server: the model x, and the momentum m, a mean of updates."""
 
     params: PyTree
@@ -106,10 +106,12 @@ def heloco(
     shrink = checks.real("heloco: shrink", shrink, least=0)
     turn = checks.real("heloco: turn", turn, least=0)
 
-    def init_server(params: PyTree) -> Server:
-        return Server(widen(params), zeros(params))
+    def init_server(params: PyTree) -> MomentumServer:
+        return MomentumServer(widen(params), zeros(params))
 
-    def push(server: Server, update: PyTree, worker: jax.Array) -> Server:
+    def push(
+        server: MomentumServer, update: PyTree, worker: jax.Array
+    ) -> MomentumServer:
         weight = arrival_weight
         if weight is None:
             weight = collectives.size(axis) ** -0.5
@@ -123,7 +125,7 @@ def heloco(
             m = momentum * m + (1 - momentum) * u
             return x - lr * (u + momentum * m), m
 
-        new_server = Server(*over_leaves(step_leaf, 2, *server, update))
+        new_server = MomentumServer(*over_leaves(step_leaf, 2, *server, update))
         return if_finite(update, narrow(new_server, server), server)
 
     def turn_update(x: jax.Array, m: jax.Array) -> jax.Array:
@@ -142,7 +144,7 @@ def heloco(
         return jnp.where(is_unchanged, x, jnp.where(cosine < 0, shrunk, rotated))
 
     # A look-ahead: the worker starts from where the momentum alone would lead.
-    def read_model(server: Server, worker: jax.Array) -> PyTree:
+    def read_model(server: MomentumServer, worker: jax.Array) -> PyTree:
         return jax.tree.map(lambda x, m: x - lr * momentum * m, *server)
 
     return asynchronous(

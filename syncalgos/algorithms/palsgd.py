@@ -119,7 +119,7 @@ def palsgd(
             inner_state = synced.init(widen(params))
             return PalsgdState(inner_state, keep_values(params, opt_state))
 
-        def keep_replica(
+        def store_replica(
             grads: PyTree, replica: Replica, state: PalsgdState, step: Any
         ) -> tuple[PyTree, PalsgdState]:
             unrounded, _ = state.before
@@ -160,7 +160,7 @@ def palsgd(
 
         return synced._replace(
             init=init,
-            reduce=OwnGrads(keep_replica),
+            reduce=OwnGrads(store_replica),
             sync=Combination(sync, (synced,), pull_around, clock=Clock(pulls=True)),
             center=inner_center(synced),
             acts=None,

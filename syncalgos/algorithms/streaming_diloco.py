@@ -87,8 +87,8 @@ def streaming_diloco(
     fragments = checks.whole("streaming_diloco: fragments", fragments, least=1)
     delay = checks.whole("streaming_diloco: delay", delay, least=0)
     gap = cuts.steps_between(period, fragments, delay)
-    cut_rule = cuts.check("leaves" if cut is None else cut)
-    _stacking.check("streaming_diloco: layered", layered)
+    cut_rule = cuts.check_cut("leaves" if cut is None else cut)
+    _stacking.check_layered("streaming_diloco: layered", layered)
 
     # One outer optimizer each: torchft's example shares one, which moves them all.
     def make_fragment(number: int) -> Strategy:

@@ -59,7 +59,7 @@ def chunked_top_k(
     """
     density = checks.density("chunked_top_k", density)
     chunk = checks.whole("chunked_top_k: chunk", chunk, least=1)
-    layered = _stacking.check("chunked_top_k: layered", layered)
+    layered = _stacking.check_layered("chunked_top_k: layered", layered)
     if bits is not None:
         _dense.check_bits("chunked_top_k", bits)
 

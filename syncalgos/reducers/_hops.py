@@ -54,9 +54,9 @@ def part_size(size: int, axis: Axis = WORKERS) -> int:
 def split_into_parts(x: jax.Array, axis: Axis = WORKERS) -> jax.Array:
     """Cuts a leaf into the workers' parts: (workers, part), zeros at the end."""
     workers = collectives.size(axis)
-    part = part_size(x.size, axis)
-    padded = jnp.pad(x.reshape(-1), (0, workers * part - x.size))
-    return padded.reshape(workers, part)
+    length = part_size(x.size, axis)
+    padded = jnp.pad(x.reshape(-1), (0, workers * length - x.size))
+    return padded.reshape(workers, length)
 
 
 def init_part(tree: PyTree, axis: Axis = WORKERS) -> PyTree:
@@ -78,10 +78,10 @@ def all_reduce(
     x: jax.Array,
     code: Code,
     axis: Axis = WORKERS,
-    beside: jax.Array | None = None,
+    extras: jax.Array | None = None,
     residual: jax.Array | float = 0.0,
-    second: Code | None = None,
-    largest: jax.Array | bool = False,
+    second_code: Code | None = None,
+    takes_largest: jax.Array | bool = False,
 ) -> Combined:
     """Averages coded leaves: each worker averages a part, codes it, sends it to all.
 
@@ -89,13 +89,13 @@ def all_reduce(
         x: this worker's leaf, of floats.
         code: the code of the first hop.
         axis: the mapped axis or axes over which the workers lie.
-        beside: extra numbers for `encode`, such as draws, (workers + 1) · part: first
+        extras: extra numbers for `encode`, such as draws, (workers + 1) · part: first
             those for each worker's part of x, then those for the mean of this worker's
             part.
         residual: added to the mean of this worker's part before it is coded, (part,).
-        second: the code of the second hop; None means the code of the first.
-        largest: entries of this worker's part, (part,) booleans, whose largest value is
-            sent in place of the mean.
+        second_code: the code of the second hop; None means the code of the first.
+        takes_largest: entries of this worker's part, (part,) booleans, whose largest
+            value is sent in place of the mean.
 
     Returns:
         The mean, this worker's leaf as sent, and the loss of the second hop. Each
@@ -106,17 +106,17 @@ def all_reduce(
     # array: from 8 workers on, 8-bit codes then take more than float32 in a ring. Two
     # hops send 2 (N - 1)/N times the array at any N.
     rows = split_into_parts(x.astype(wide_dtype(x.dtype)), axis)  # (workers, part)
-    part = rows.shape[1]
-    mean_code = second or code
+    part_length = rows.shape[1]
+    mean_code = second_code or code
     row_extras = None
     mean_extras = None
-    if beside is not None:
-        beside = beside.reshape(len(rows) + 1, part)
-        row_extras = beside[:-1]  # (workers, part)
-        mean_extras = beside[-1]
+    if extras is not None:
+        part_extras = extras.reshape(len(rows) + 1, part_length)
+        row_extras = part_extras[:-1]  # (workers, part)
+        mean_extras = part_extras[-1]
 
     def decode_rows(code: Code, messages: Any) -> jax.Array:  # (workers, part)
-        decode = jax.vmap(lambda message: code.decode(message, part))
+        decode = jax.vmap(lambda message: code.decode(message, part_length))
         return decode(messages).astype(rows.dtype)
 
     messages = jax.vmap(code.encode)(rows, row_extras)
@@ -126,15 +126,15 @@ def all_reduce(
     # One after the other: XLA on CPU takes 10 times as long to sum over a leading axis.
     def add(carry: Any, message: Any) -> tuple[Any, None]:
         total, maximum = carry
-        value = code.decode(message, part).astype(rows.dtype)
+        value = code.decode(message, part_length).astype(rows.dtype)
         return (total + value, jnp.maximum(maximum, value)), None
 
-    zero = jnp.zeros(part, rows.dtype)
+    zero = jnp.zeros(part_length, rows.dtype)
     (total, maximum), _ = jax.lax.scan(add, (zero, zero - jnp.inf), arrived)
-    owed = jnp.where(largest, maximum, total / len(rows) + residual)
+    owed = jnp.where(takes_largest, maximum, total / len(rows) + residual)
     message = mean_code.encode(owed, mean_extras)
     means = decode_rows(mean_code, collectives.gather(message, axis))
-    lost = owed - mean_code.decode(message, part).astype(owed.dtype)
+    lost = owed - mean_code.decode(message, part_length).astype(owed.dtype)
     decoded_rows = decode_rows(code, messages)
     return Combined(join_parts(means, x), join_parts(decoded_rows, x), lost)
 
@@ -144,7 +144,7 @@ def drawn(code: Code, seed: int, axis: Axis, second: Code | None = None) -> Redu
     seed = checks.seed(seed)
 
     def combine(x: jax.Array, draws: jax.Array) -> tuple[jax.Array, jax.Array]:
-        result = all_reduce(x, code, axis, draws, second=second)
+        result = all_reduce(x, code, axis, draws, second_code=second)
         return result.mean, result.sent_leaf
 
     # One draw for each entry of all parts, and for each entry of this worker's mean.

@@ -60,7 +60,7 @@ def power_sgd(
     seed = checks.seed(seed)
     checks.untraced("power_sgd: min_rate", min_rate)
     min_rate = checks.real("power_sgd: min_rate", min_rate, least=0)
-    layered = _stacking.check("power_sgd: layered", layered)
+    layered = _stacking.check_layered("power_sgd: layered", layered)
 
     def find_rank(rows: int, columns: int) -> int:
         r = min(rank, rows, columns)

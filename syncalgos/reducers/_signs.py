@@ -43,7 +43,7 @@ def sign(
     Source: scaled: Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019,
     algorithm 1; majority: Bernstein et al., "signSGD", ICML 2018, algorithm 3.
     """
-    layered = _stacking.check("sign: layered", layered)
+    layered = _stacking.check_layered("sign: layered", layered)
     if majority:
         return _hops.drawn(BITS, seed, axis)
     checks.seed(seed)
@@ -141,9 +141,11 @@ def mean_of_signs(
         return x, x, x, residual
     rows = _hops.split_into_parts(is_live, axis)  # (workers, part)
     own_row = rows[collectives.index(axis)]
-    beside = jnp.concatenate([rows, own_row[None]])
+    extras = jnp.concatenate([rows, own_row[None]])  # (workers + 1, part)
     marked = jnp.where(is_live, x, jnp.where(x == 0, -1, jnp.abs(x)))
-    result = _hops.all_reduce(marked, SCALED, axis, beside, residual, largest=~own_row)
+    result = _hops.all_reduce(
+        marked, SCALED, axis, extras, residual, takes_largest=~own_row
+    )
     waiting = jnp.where(is_live, 0, jnp.maximum(result.mean, 0))
     lost = jnp.where(is_live, x - result.sent_leaf, jnp.where(waiting > 0, x, 0))
     mean = jnp.where(is_live, result.mean, 0)

@@ -52,7 +52,7 @@ def top_k(
     EMNLP 2017.
     """
     density = checks.density("top_k", density)
-    layered = _stacking.check("top_k: layered", layered)
+    layered = _stacking.check_layered("top_k: layered", layered)
     seed = checks.seed(seed)
     code = _hops.Code(lambda values, draws: values, lambda values, length: values)
     if bits is not None:

@@ -2,7 +2,7 @@
 
 from syncalgos.reducers._stacking.pieces import Layered as Layered
 from syncalgos.reducers._stacking.pieces import Pieces as Pieces
-from syncalgos.reducers._stacking.pieces import check as check
+from syncalgos.reducers._stacking.pieces import check_layered as check_layered
 from syncalgos.reducers._stacking.pieces import counts as counts
 from syncalgos.reducers._stacking.pieces import means as means
 from syncalgos.reducers._stacking.pieces import pieces as pieces

@@ -21,7 +21,7 @@ like params, in which one number may stand for a whole subtree; or a function of
 leaf's path, such as "blocks/up/w", and its shape. Each layer is compressed alone."""
 
 
-def check(label: str, layered: Layered) -> Layered:
+def check_layered(label: str, layered: Layered) -> Layered:
     """Returns `layered`, or raises a ValueError that begins with a label."""
     if not checks.is_function(layered):
         for count in jax.tree.leaves(layered):
